@@ -1,0 +1,51 @@
+# make test | demo | lint | bench | clean. Needs make and a Python >= 3.11 that has venv; everything else goes to .venv.
+
+PYTHON ?= python3
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+# Written last: an environment without it was interrupted half way, and is built anew. It holds the path of the checkout,
+# because a virtual environment that was copied or moved along with its checkout still points to the old one.
+STAMP := $(VENV)/complete
+
+.PHONY: test demo lint bench clean
+
+test: lint
+	$(PY) -m pytest
+
+demo: $(STAMP)
+	$(VENV)/bin/saferun --nproc_per_node 2 examples/train_ddp.py --epochs 3
+
+lint: $(STAMP)
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+# measure.py is what the benchmarks share.
+bench: $(STAMP)
+	@set -e; for script in $(filter-out benchmarks/measure.py,$(wildcard benchmarks/*.py)); do \
+	  echo "== $$script"; $(PY) "$$script"; \
+	done
+
+clean:
+	rm -rf $(VENV) build dist saferun_runs .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find saferun tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+ifneq ($(file < $(STAMP)),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "saferun: Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1)" >&2; \
+	  echo "hint: name a newer one, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@if [ "$$(cat $@ 2>/dev/null)" != '$(CURDIR)' ]; then \
+	  echo "building $(VENV) with $$($(PYTHON) --version) (a minute or two)"; \
+	  $(PYTHON) -m venv --clear $(VENV); \
+	else \
+	  echo "pyproject.toml has changed: updating $(VENV)"; \
+	fi
+	@rm -f $@
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@printf '%s\n' '$(CURDIR)' > $@

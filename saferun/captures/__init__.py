@@ -1,0 +1,1 @@
+"""What is looked at before a rank is signalled: one file a capture, failures returned as values."""

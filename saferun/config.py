@@ -1,0 +1,395 @@
+"""The options of saferun, each in one place, and the settings of a launch once all of them are resolved."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["str", "int", "float", "flag", "list"]
+Origin = Literal["default", "profile", "file", "environment", "flag"]
+
+
+class Option(NamedTuple):
+    """One option of the command line.
+
+    ``pet``: whether ``PET_<DEST>`` in the environment gives the default, as torchrun has it.
+    ``group`` is the heading in ``--help``; options of torchrun keep torchrun's names, defaults and choices.
+    """
+
+    flags: tuple[str, ...]
+    dest: str
+    kind: Kind
+    default: str | int | float | bool | tuple[str, ...] | None
+    help: str
+    group: str
+    choices: tuple[str, ...] | None = None
+    pet: bool = True
+    metavar: str | None = None
+
+
+PLACE = "ranks and hosts"
+RENDEZVOUS = "rendezvous"
+WORKERS = "the training script"
+OUTPUT = "output"
+LIFE = "failures and signals"
+
+# torch 2.13's torchrun, option by option; tests/test_torchrun_parity.py holds this to the installed torch.
+TORCHRUN_OPTIONS: tuple[Option, ...] = (
+    Option(
+        ("--nnodes",),
+        "nnodes",
+        "str",
+        "1:1",
+        "number of hosts, or MIN:MAX for an elastic job (several hosts are not built yet)",
+        PLACE,
+        metavar="N[:M]",
+    ),
+    Option(
+        ("--nproc-per-node", "--nproc_per_node"),
+        "nproc_per_node",
+        "str",
+        "1",
+        "ranks on this host: a number, auto, cpu, gpu or xpu",
+        PLACE,
+        metavar="N",
+    ),
+    Option(("--node-rank", "--node_rank"), "node_rank", "int", 0, "rank of this host, for static rendezvous", PLACE),
+    Option(
+        ("--rdzv-backend", "--rdzv_backend"),
+        "rdzv_backend",
+        "str",
+        "static",
+        "rendezvous backend: static or c10d",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--rdzv-endpoint", "--rdzv_endpoint"),
+        "rdzv_endpoint",
+        "str",
+        "",
+        "where the hosts meet, HOST[:PORT]",
+        RENDEZVOUS,
+    ),
+    Option(("--rdzv-id", "--rdzv_id"), "rdzv_id", "str", "none", "name of the job", RENDEZVOUS),
+    Option(
+        ("--rdzv-conf", "--rdzv_conf"),
+        "rdzv_conf",
+        "str",
+        "",
+        "more settings of the rendezvous: KEY=VALUE,KEY=VALUE",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--standalone",),
+        "standalone",
+        "flag",
+        False,
+        "one host, a free port and a name of its own; other rendezvous options are ignored",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--master-addr", "--master_addr"),
+        "master_addr",
+        "str",
+        "127.0.0.1",
+        "address of the host with rank 0, for static rendezvous",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--master-port", "--master_port"),
+        "master_port",
+        "int",
+        None,
+        "port of the store on the host with rank 0; without it, on one host, the kernel chooses a free one",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--local-addr", "--local_addr"),
+        "local_addr",
+        "str",
+        None,
+        "address of this host that the others should use",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--max-restarts", "--max_restarts"),
+        "max_restarts",
+        "int",
+        0,
+        "how often the ranks are started again after a failure",
+        LIFE,
+        metavar="N",
+    ),
+    Option(
+        ("--monitor-interval", "--monitor_interval"),
+        "monitor_interval",
+        "float",
+        0.1,
+        "accepted for torchrun's sake: saferun is told of every exit by the kernel at once and polls nothing",
+        LIFE,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--start-method", "--start_method"),
+        "start_method",
+        "str",
+        "spawn",
+        "accepted for torchrun's sake: with --run-path ranks are always new processes, as with spawn",
+        WORKERS,
+        choices=("spawn", "fork", "forkserver"),
+    ),
+    Option(
+        ("--event-log-handler", "--event_log_handler"),
+        "event_log_handler",
+        "str",
+        "null",
+        "name of a torch.distributed.elastic event handler that gets torchrun's events",
+        OUTPUT,
+        metavar="NAME",
+    ),
+    Option(("--role",), "role", "str", "default", "role of the ranks of this host", PLACE),
+    Option(("-m", "--module"), "module", "flag", False, "the script is a Python module, as with python -m", WORKERS),
+    Option(
+        ("--no-python", "--no_python"),
+        "no_python",
+        "flag",
+        False,
+        "run the script itself, without python before it",
+        WORKERS,
+    ),
+    Option(
+        ("--run-path", "--run_path"),
+        "run_path",
+        "flag",
+        False,
+        "run the script by runpy.run_path, with exceptions recorded; wins over --no-python",
+        WORKERS,
+    ),
+    Option(
+        ("--log-dir", "--log_dir"),
+        "log_dir",
+        "str",
+        None,
+        "base directory for log files in torchrun's layout",
+        OUTPUT,
+        metavar="DIR",
+    ),
+    Option(
+        ("-r", "--redirects"),
+        "redirects",
+        "str",
+        "0",
+        "streams that go to log files only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:N,LOCAL_RANK:N",
+        OUTPUT,
+    ),
+    Option(
+        ("-t", "--tee"),
+        "tee",
+        "str",
+        "0",
+        "streams that go to log files and the console, in the format of --redirects",
+        OUTPUT,
+    ),
+    Option(
+        ("--local-ranks-filter", "--local_ranks_filter"),
+        "local_ranks_filter",
+        "str",
+        "",
+        "only these local ranks appear on the console, as 0,1,2",
+        OUTPUT,
+        metavar="RANKS",
+    ),
+    Option(
+        ("--duplicate-stdout-filters", "--duplicate_stdout_filters"),
+        "duplicate_stdout_filters",
+        "list",
+        (),
+        "lines of teed stdout with one of these texts also go to filtered_stdout.log; a comma in a text is written ,,",
+        OUTPUT,
+        metavar="TEXT,TEXT",
+    ),
+    Option(
+        ("--duplicate-stderr-filters", "--duplicate_stderr_filters"),
+        "duplicate_stderr_filters",
+        "list",
+        (),
+        "the same for stderr and filtered_stderr.log",
+        OUTPUT,
+        metavar="TEXT,TEXT",
+    ),
+    Option(
+        ("--logs-specs", "--logs_specs"),
+        "logs_specs",
+        "str",
+        None,
+        "entry point in the group torchrun.logs_specs that decides where logs go",
+        OUTPUT,
+        pet=False,
+        metavar="NAME",
+    ),
+    Option(
+        ("--numa-binding", "--numa_binding"),
+        "numa_binding",
+        "str",
+        None,
+        "bind each rank to the CPUs near its GPU, as torch.numa.binding has it",
+        WORKERS,
+        choices=("node", "socket", "exclusive", "core-complex"),
+        pet=False,
+    ),
+    Option(
+        ("--signals-to-handle", "--signals_to_handle"),
+        "signals_to_handle",
+        "str",
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "signals that stop the job: each is passed on to the ranks",
+        LIFE,
+        metavar="NAMES",
+    ),
+    Option(
+        ("--shutdown-timeout", "--shutdown_timeout"),
+        "shutdown_timeout",
+        "int",
+        None,
+        "seconds between the signal that stops a rank and SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)",
+        LIFE,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--virtual-local-rank", "--virtual_local_rank"),
+        "virtual_local_rank",
+        "flag",
+        False,
+        "every rank has LOCAL_RANK=0 and sees one GPU, its own",
+        WORKERS,
+    ),
+)
+
+SAFERUN_OPTIONS: tuple[Option, ...] = (
+    Option(
+        ("--run-dir", "--run_dir"),
+        "run_dir",
+        "str",
+        None,
+        "where this run's files go (default: saferun_runs/<time>-<id>); none: no files",
+        OUTPUT,
+        pet=False,
+        metavar="DIR",
+    ),
+    Option(
+        ("--prefix",),
+        "prefix",
+        "str",
+        None,
+        "what stands before every line, from {host} {host_digits} {rank} {local_rank} {role}; none: nothing "
+        "(default: '[{host}:{rank}] ')",
+        OUTPUT,
+        pet=False,
+        metavar="TEMPLATE",
+    ),
+    Option(
+        ("--pty",),
+        "pty",
+        "str",
+        "auto",
+        "give the ranks pseudo-terminals; auto: where saferun itself writes to a terminal",
+        OUTPUT,
+        choices=("auto", "on", "off"),
+        pet=False,
+    ),
+    Option(
+        ("--color",),
+        "color",
+        "str",
+        "auto",
+        "colour the prefixes by rank; auto: on a terminal, unless NO_COLOR is set",
+        OUTPUT,
+        choices=("auto", "always", "never"),
+        pet=False,
+    ),
+)
+
+OPTIONS: tuple[Option, ...] = TORCHRUN_OPTIONS + SAFERUN_OPTIONS
+
+DEFAULT_PREFIX = "[{host}:{rank}] "
+DEFAULT_SHUTDOWN_TIMEOUT_S = 30
+KEEP_NO_FILES = "none"
+
+
+class Command(NamedTuple):
+    """What each rank runs.
+
+    ``argv[0]`` is taken as it is; in the rest ``$local_rank`` is replaced. With ``run_path`` argv is the script and
+    its arguments, run by saferun's own entry point in the rank.
+    """
+
+    argv: tuple[str, ...]
+    run_path: bool
+    name: str
+
+
+class RendezvousConfig(NamedTuple):
+    """How the hosts of the job meet.
+
+    ``master_addr`` None: this host's own name. ``master_port`` None: the kernel chooses.
+    ``agent_store``: whether the launcher serves the store (the ranks are told by TORCHELASTIC_USE_AGENT_STORE).
+    """
+
+    backend: str
+    run_id: str
+    master_addr: str | None
+    master_port: int | None
+    local_addr: str | None
+    agent_store: bool = True
+
+
+class LogConfig(NamedTuple):
+    """torchrun's options about streams. ``redirects`` and ``tee``: one mask (1 stdout, 2 stderr) a local rank."""
+
+    log_dir: str | None
+    redirects: tuple[int, ...]
+    tee: tuple[int, ...]
+    local_ranks_filter: frozenset[int]
+    duplicate_stdout_filters: tuple[str, ...]
+    duplicate_stderr_filters: tuple[str, ...]
+    logs_specs: str | None
+
+
+class OutputConfig(NamedTuple):
+    """saferun's options about streams.
+
+    ``run_dir`` None: the default place; ``keep_files`` False: no run directory at all.
+    ``prefix`` None: no prefix. ``legacy_template``: torchrun's TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.
+    """
+
+    run_dir: str | None
+    keep_files: bool
+    prefix: str | None
+    legacy_template: str | None
+    pty: Literal["auto", "on", "off"]
+    color: Literal["auto", "always", "never"]
+
+
+class Setting(NamedTuple):
+    """The value of an option, and where it comes from."""
+
+    value: object
+    origin: Origin
+
+
+class LaunchConfig(NamedTuple):
+    """Everything that one launch was asked to do."""
+
+    nproc_per_node: int
+    role: str
+    command: Command
+    rendezvous: RendezvousConfig
+    logs: LogConfig
+    output: OutputConfig
+    max_restarts: int
+    shutdown_timeout_s: float
+    signals: tuple[int, ...]
+    numa_binding: str | None
+    virtual_local_rank: bool
+    event_log_handler: str
+    settings: dict[str, Setting]
+    argv: tuple[str, ...]

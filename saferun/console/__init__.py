@@ -1,0 +1,1 @@
+"""Output: splits, prefixes, writes."""

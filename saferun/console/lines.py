@@ -1,0 +1,95 @@
+"""Chunks of bytes -> whole lines, prefixed. Pure; works on whole chunks, never line by line in the usual case."""
+
+from __future__ import annotations
+
+# A line longer than this is passed on in pieces, so that a stream without line ends cannot fill the memory.
+LONGEST_LINE_BYTES = 1 << 20
+
+
+class LineAssembler:
+    """Cuts one stream into whole lines, however its bytes are split into chunks.
+
+    What has no line end yet is ``unfinished``. Of a line that overwrites itself (a progress bar's ``\\r``) only the
+    newest state is kept: it is all that a reader would see.
+    """
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The whole lines that the chunk completes; empty where it completes none.
+
+        The result ends with a line feed, save where a line is too long and goes out in pieces.
+        """
+        end = chunk.rfind(b"\n") + 1
+        if end == 0:
+            self._hold(chunk)
+            return self.take() if self._size > LONGEST_LINE_BYTES else b""
+        if self._pieces:
+            self._pieces.append(chunk[:end])
+            text = b"".join(self._pieces)
+            self._pieces.clear()
+            self._size = 0
+        else:
+            text = chunk if end == len(chunk) else chunk[:end]
+        if end < len(chunk):
+            self._hold(chunk[end:])
+        return newest_states(text) if b"\r" in text else text
+
+    def take(self) -> bytes:
+        """What is unfinished, which is then forgotten."""
+        text = b"".join(self._pieces)
+        self._pieces.clear()
+        self._size = 0
+        return newest_state(text) if b"\r" in text else text
+
+    @property
+    def unfinished(self) -> bytes:
+        """The line that has no end yet."""
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        return newest_state(self._pieces[0]) if self._pieces else b""
+
+    def __bool__(self) -> bool:
+        """Whether there is an unfinished line."""
+        return self._size > 0
+
+    def _hold(self, rest: bytes) -> None:
+        if b"\r" in rest:
+            # Everything before the last state has been overwritten. A trailing \r may belong to a \r\n.
+            self._pieces.append(rest)
+            rest = b"".join(self._pieces)
+            body = rest.rstrip(b"\r")
+            rest = rest[body.rfind(b"\r") + 1 :]
+            self._pieces.clear()
+            self._size = 0
+        self._pieces.append(rest)
+        self._size += len(rest)
+
+
+def newest_state(line: bytes) -> bytes:
+    """What a terminal shows of a line that overwrites itself: the text after its last carriage return."""
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+
+
+def newest_states(text: bytes) -> bytes:
+    """The same for whole lines. Lines that merely end with ``\\r\\n`` are left as they are."""
+    if text.count(b"\r") == text.count(b"\r\n"):
+        return text
+    return b"".join(
+        line if line.count(b"\r") == line.endswith(b"\r\n") else newest_state(line.rstrip(b"\r\n")) + b"\n"
+        # Not splitlines: it would also split at the carriage returns.
+        for line in (part + b"\n" for part in text.removesuffix(b"\n").split(b"\n"))
+    )
+
+
+def prefixed(prefix: bytes, text: bytes) -> bytes:
+    """Every line of ``text`` behind the prefix; a missing line feed at the end is added."""
+    if text.endswith(b"\n"):
+        text = text[:-1]
+    if not prefix:
+        return text + b"\n"
+    return prefix + text.replace(b"\n", b"\n" + prefix) + b"\n"

@@ -1,0 +1,160 @@
+"""One stream of one rank on its way from the pipe to the files and the console."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from saferun.console.lines import LineAssembler, prefixed
+from saferun.console.screen import ConsoleStream
+
+READ_BYTES = 256 << 10
+_LAST_BYTES = 16 << 10
+
+
+class FileSink:
+    """A file that gets a copy of a stream. A file that cannot be written any more is given up, with one warning.
+
+    Args:
+        path: the file; made anew.
+        warn: told why, once, when writing fails.
+        append: keep what the file holds.
+    """
+
+    def __init__(self, path: str, warn: Callable[[str], None], *, append: bool = False) -> None:
+        self.path = path
+        self._warn = warn
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (0 if append else os.O_TRUNC)
+        self._fd = -1
+        try:
+            self._fd = os.open(path, flags, 0o666)
+        except OSError as error:
+            warn(f"{path}: {error.strerror}")
+
+    def write(self, chunk: bytes) -> None:
+        """Write it all, or give the file up."""
+        if self._fd < 0:
+            return
+        try:
+            written = os.write(self._fd, chunk)
+            while written < len(chunk):
+                chunk = chunk[written:]
+                written = os.write(self._fd, chunk)
+        except OSError as error:
+            self._warn(f"{self.path}: {error.strerror}")
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; writing to it afterwards does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LineFilter:
+    """Copies the lines that hold one of some texts to a file (torchrun's ``--duplicate-*-filters``)."""
+
+    def __init__(self, sink: FileSink, needles: tuple[str, ...], header: str) -> None:
+        self._sink = sink
+        self._needles = tuple(needle.encode() for needle in needles)
+        self._header = header.encode()
+        self._lines = LineAssembler()
+
+    def feed(self, chunk: bytes) -> None:
+        """More bytes of the stream."""
+        text = self._lines.feed(chunk)
+        if text and any(needle in text for needle in self._needles):
+            self._copy(text)
+
+    def close(self) -> None:
+        """The stream has ended."""
+        rest = self._lines.take()
+        if rest:
+            self._copy(rest)
+
+    def _copy(self, text: bytes) -> None:
+        lines = text.removesuffix(b"\n").split(b"\n")
+        kept = [line for line in lines if any(needle in line for needle in self._needles)]
+        if kept:
+            self._sink.write(prefixed(self._header, b"\n".join(kept)))
+
+
+class RankStream:
+    """The reading end of a rank's stdout or stderr.
+
+    Args:
+        fd: the pipe's reading end or the pseudo-terminal's master, non-blocking.
+        local_rank: whose stream it is.
+        is_stderr: which one.
+        files: what gets the raw bytes.
+        console: where lines go, if anywhere.
+        line_filter: torchrun's filter file, if any.
+    """
+
+    __slots__ = ("_console", "_files", "_last", "_line_filter", "bytes_read", "fd", "is_stderr", "local_rank")
+
+    def __init__(
+        self,
+        fd: int,
+        local_rank: int,
+        *,
+        is_stderr: bool,
+        files: tuple[FileSink, ...],
+        console: ConsoleStream | None,
+        line_filter: LineFilter | None,
+    ) -> None:
+        self.fd = fd
+        self.local_rank = local_rank
+        self.is_stderr = is_stderr
+        self.bytes_read = 0
+        self._files = files
+        self._console = console
+        self._line_filter = line_filter
+        self._last = b""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it should not be read for now, because its console is slow and no file keeps a copy."""
+        return self._console is not None and self._console.is_full
+
+    def read(self, now: float) -> int:
+        """Take one chunk and pass it on.
+
+        Returns:
+            How many bytes it was; 0 at the end of the stream, -1 when there is nothing to be read now.
+        """
+        try:
+            chunk = os.read(self.fd, READ_BYTES)
+        except BlockingIOError:
+            return -1
+        except OSError:
+            # EIO: the last process that had the pseudo-terminal open is gone.
+            chunk = b""
+        if not chunk:
+            return 0
+        for file in self._files:
+            file.write(chunk)
+        if self._console is not None:
+            self._console.feed(chunk, now)
+        if self._line_filter is not None:
+            self._line_filter.feed(chunk)
+        size = len(chunk)
+        self.bytes_read += size
+        self._last = chunk[-_LAST_BYTES:] if size >= _LAST_BYTES else (self._last + chunk)[-_LAST_BYTES:]
+        return size
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        """The last lines that are not blank, decoded for display."""
+        text = self._last.decode(errors="replace").replace("\r", "\n")
+        lines = [line.rstrip() for line in text.split("\n") if line.strip()]
+        return tuple(lines[-count:])
+
+    def close(self) -> None:
+        """Finish what is unfinished and close everything that belongs to this stream alone."""
+        if self._console is not None:
+            self._console.close()
+        if self._line_filter is not None:
+            self._line_filter.close()
+        for file in self._files:
+            file.close()
+        os.close(self.fd)

@@ -1,0 +1,28 @@
+"""The coordinator process: ``python -P …/coordinator/__main__.py SOCKET_FD LISTEN_FD WHOLE_TORCH``.
+
+Started by the supervisor beside the ranks. It serves torch's TCPStore on the descriptor that the supervisor listens
+on, and answers what needs torch. It never outlives the supervisor (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Serve until the supervisor says goodbye or is gone."""
+    # The package, wherever it lies, without putting the current directory on the path.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    # Ctrl-C and the scheduler's signals are the supervisor's to handle.
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+    from saferun.coordinator.service import serve
+
+    socket_fd, listen_fd, whole_torch = (int(argument) for argument in sys.argv[1:4])
+    serve(socket_fd, listen_fd, whole_torch=bool(whole_torch))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The rank's own entry point for ``--run-path``: ``runpy.run_path`` with exceptions recorded, as torchrun does it.
+
+It runs in the rank, not in the coordinator; it lives here because it imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+
+def main() -> None:
+    """Run ``sys.argv[1]`` as ``__main__`` with the arguments that follow."""
+    # The script sees the path that it would see under torchrun: no directory of ours in front.
+    if sys.path and os.path.abspath(sys.path[0] or ".") == os.path.dirname(os.path.abspath(__file__)):
+        sys.path[0] = ""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    script, *arguments = sys.argv[1:]
+    # torchrun's ranks of this kind are multiprocessing children, whose stdin is closed.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+    def run_script() -> None:
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+
+    record(run_script)()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Parts of torchrun that are torch's own and stay so: numa binding, logs specs, event handlers."""
+
+from __future__ import annotations
+
+import socket
+from importlib import metadata
+from typing import Any
+
+
+def prepare(message: dict[str, Any]) -> dict[str, Any]:
+    """Everything about an attempt that only torch knows, or the reason why it cannot be had."""
+    try:
+        reply: dict[str, Any] = {"op": "prepared"}
+        if message["numa"]:
+            reply["numactl"] = [numactl_prefix(message["numa"], i) for i in range(message["nproc"])]
+        if message["logs"]:
+            reply["logs"], reply["environs"] = log_destinations(message["logs"], message["environs"])
+    except Exception as error:  # noqa: BLE001 - whatever a plug-in raises is the user's to read
+        return {"op": "failed", "what": f"{type(error).__name__}: {error}"}
+    return reply
+
+
+def numactl_prefix(mode: str, local_rank: int) -> list[str]:
+    """The command that binds a rank to the CPUs near its GPU.
+
+    Raises:
+        Exception: the binding is not possible; torch says why.
+    """
+    from torch.numa.binding import AffinityMode, NumaOptions, _maybe_wrap_command_args_with_numa_binding
+
+    options = NumaOptions(affinity_mode=AffinityMode(mode))
+    wrapped = _maybe_wrap_command_args_with_numa_binding(("rank",), gpu_index=local_rank, numa_options=options)
+    return list(wrapped[:-1])
+
+
+def log_destinations(
+    settings: dict[str, Any], environs: list[dict[str, str]]
+) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Ask a ``torchrun.logs_specs`` entry point where the streams of an attempt go.
+
+    Raises:
+        ValueError: there is no such entry point.
+    """
+    from torch.distributed.elastic.multiprocessing import Std
+
+    name = settings["name"]
+    matching = metadata.entry_points(group="torchrun.logs_specs", name=name)
+    if not matching:
+        raise ValueError(f"there is no entry point {name!r} in the group torchrun.logs_specs")
+    specs_class = next(iter(matching)).load()
+    # An instance lives as long as the launch, as under torchrun: it may remember its directory between attempts.
+    specs = _SPECS.get(name)
+    if specs is None:
+        specs = _SPECS[name] = specs_class(
+            log_dir=settings["log_dir"],
+            redirects={i: Std(mask) for i, mask in enumerate(settings["redirects"])},
+            tee={i: Std(mask) for i, mask in enumerate(settings["tee"])},
+            local_ranks_filter=set(settings["local_ranks_filter"]) or None,
+        )
+    by_rank = dict(enumerate(environs))
+    found = specs.reify(by_rank)
+    count = len(environs)
+    return {
+        "stdouts": [found.stdouts[i] for i in range(count)],
+        "stderrs": [found.stderrs[i] for i in range(count)],
+        "tee_stdouts": sorted(found.tee_stdouts),
+        "tee_stderrs": sorted(found.tee_stderrs),
+        "error_files": [found.error_files[i] for i in range(count)],
+        "filtered_stdout": found.filtered_stdout,
+        "filtered_stderr": found.filtered_stderr,
+    }, [by_rank[i] for i in range(count)]
+
+
+_SPECS: dict[str, Any] = {}
+
+
+def record_event(message: dict[str, Any]) -> None:
+    """Hand one of torchrun's events to the handler that the user named."""
+    from torch.distributed.elastic import events
+
+    fields = {"hostname": socket.getfqdn(socket.gethostname()), **message["metadata"]}
+    state = fields["state"]
+    source = events.EventSource[message["source"]]
+    events.record(events.Event(f"torchelastic.worker.status.{state}", source, metadata=fields), message["handler"])

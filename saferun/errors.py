@@ -1,0 +1,35 @@
+"""Errors meant for the person at the terminal: what happened, then what to do about it."""
+
+from __future__ import annotations
+
+
+class SaferunError(Exception):
+    """Something the user can act on.
+
+    Args:
+        what: what happened, one line, without a final full stop.
+        hint: what to do, one line.
+        exit_code: the exit code of saferun when this ends a launch.
+    """
+
+    def __init__(self, what: str, hint: str, exit_code: int = 1) -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        """The two lines as they are printed."""
+        return f"saferun: {_one_line(self.what)}\nhint: {_one_line(self.hint)}"
+
+
+class UsageError(SaferunError):
+    """Bad input: a wrong option, a missing script, a malformed file. Exit code 2."""
+
+    def __init__(self, what: str, hint: str, exit_code: int = 2) -> None:
+        super().__init__(what, hint, exit_code)
+
+
+def _one_line(text: str) -> str:
+    # What the message quotes comes from outside and may hold line breaks or escape sequences.
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

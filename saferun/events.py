@@ -1,0 +1,231 @@
+"""Events and actions: all that goes into the supervisor and all that comes out of it.
+
+Every event carries ``at`` (monotonic seconds) and the attempt that it belongs to.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from saferun.model import Diagnosis, ExitStatus, Placement, ProcessState
+
+# --------------------------------------------------------------------------------------------------------------------
+# Events: something happened.
+
+
+class LaunchRequested(NamedTuple):
+    """The launcher is ready; nothing has been started yet."""
+
+    at: float
+    attempt: int
+
+
+class ChecksPassed(NamedTuple):
+    """What can be known before the hosts meet is in order; the store's port is bound."""
+
+    at: float
+    attempt: int
+
+
+class HostsJoined(NamedTuple):
+    """All hosts of the job have met, and this host knows its place."""
+
+    at: float
+    attempt: int
+    placement: Placement
+
+
+class RanksStarted(NamedTuple):
+    """Every rank of this host runs; ``pids`` are in order of local rank."""
+
+    at: float
+    attempt: int
+    pids: tuple[int, ...]
+
+
+class StartFailed(NamedTuple):
+    """The attempt could not be started. ``exit_code`` is what saferun ends with for it."""
+
+    at: float
+    attempt: int
+    what: str
+    hint: str
+    exit_code: int
+
+
+class RankExited(NamedTuple):
+    """A rank has ended, for whatever reason."""
+
+    at: float
+    attempt: int
+    local_rank: int
+    status: ExitStatus
+
+
+class StoreServed(NamedTuple):
+    """The coordinator serves the store of this attempt."""
+
+    at: float
+    attempt: int
+
+
+class StoreMissed(NamedTuple):
+    """A rank asks for the store, and there is nobody to serve it."""
+
+    at: float
+    attempt: int
+    what: str
+    hint: str
+
+
+class SignalReceived(NamedTuple):
+    """The user or the scheduler sent saferun a signal."""
+
+    at: float
+    attempt: int
+    signum: int
+
+
+class EvidenceCaptured(NamedTuple):
+    """The survivors have been looked at."""
+
+    at: float
+    attempt: int
+    survivors: tuple[ProcessState, ...]
+
+
+class LeftoversGone(NamedTuple):
+    """No process of the attempt is left but the ranks that were given up; ``pids`` had to be ended."""
+
+    at: float
+    attempt: int
+    pids: tuple[int, ...]
+
+
+class Diagnosed(NamedTuple):
+    """The failed attempt has a diagnosis."""
+
+    at: float
+    attempt: int
+    diagnosis: Diagnosis
+
+
+class DeadlineExpired(NamedTuple):
+    """The phase has lasted as long as it may."""
+
+    at: float
+    attempt: int
+
+
+Event = (
+    LaunchRequested
+    | ChecksPassed
+    | HostsJoined
+    | RanksStarted
+    | StartFailed
+    | RankExited
+    | StoreServed
+    | StoreMissed
+    | SignalReceived
+    | EvidenceCaptured
+    | LeftoversGone
+    | Diagnosed
+    | DeadlineExpired
+)
+
+# --------------------------------------------------------------------------------------------------------------------
+# Actions: the supervisor wants something done.
+
+
+class RunChecks(NamedTuple):
+    """Check what can be checked alone and bind the store's port; answer ChecksPassed or StartFailed."""
+
+    attempt: int
+
+
+class JoinHosts(NamedTuple):
+    """Meet the other hosts and take away what the attempt before left in the store; answer HostsJoined."""
+
+    attempt: int
+
+
+class StartRanks(NamedTuple):
+    """Start every rank of this host; answer RanksStarted or StartFailed."""
+
+    attempt: int
+    placement: Placement
+
+
+class ServeStore(NamedTuple):
+    """Have the coordinator serve the store of this attempt."""
+
+    attempt: int
+
+
+class CaptureEvidence(NamedTuple):
+    """Look at the ranks that still run, before any of them is signalled; answer EvidenceCaptured."""
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+    budget_s: float
+
+
+class SignalRanks(NamedTuple):
+    """Send a signal to the process groups of these ranks."""
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+    signum: int
+
+
+class SweepLeftovers(NamedTuple):
+    """End what the ranks left behind; answer LeftoversGone. ``term_s``: seconds between SIGTERM and SIGKILL."""
+
+    attempt: int
+    term_s: float
+
+
+class Diagnose(NamedTuple):
+    """Find the cause of a failed attempt; answer Diagnosed."""
+
+    attempt: int
+    stop_signum: int | None
+    abandoned: tuple[int, ...]
+    trouble: str
+    trouble_hint: str
+
+
+class ReportFailure(NamedTuple):
+    """Tell the user why the attempt failed, and what happens next."""
+
+    attempt: int
+    diagnosis: Diagnosis
+    restarting: bool
+
+
+class Say(NamedTuple):
+    """One line for the user."""
+
+    text: str
+
+
+class Finish(NamedTuple):
+    """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code."""
+
+    exit_code: int
+    reraise: int | None = None
+
+
+Action = (
+    RunChecks
+    | JoinHosts
+    | StartRanks
+    | ServeStore
+    | CaptureEvidence
+    | SignalRanks
+    | SweepLeftovers
+    | Diagnose
+    | ReportFailure
+    | Say
+    | Finish
+)

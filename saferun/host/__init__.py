@@ -1,0 +1,1 @@
+"""What touches Linux: processes, signals, /proc, the network, limits."""

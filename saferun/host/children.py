@@ -1,0 +1,200 @@
+"""Starting processes and learning how they ended.
+
+``subprocess`` is not used: the supervisor needs PR_SET_PDEATHSIG between fork and exec, a pidfd, and one place that
+reaps, and it must not pay for the import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from saferun.host.prctl import die_with_parent
+from saferun.model import ExitStatus
+
+_ALL_SIGNALS = signal.valid_signals()
+# Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class Child(NamedTuple):
+    """A process of ours. ``pidfd`` is -1 where the kernel has none (before Linux 5.3)."""
+
+    pid: int
+    pidfd: int
+
+
+class SpawnError(Exception):
+    """A program could not be started. ``errno`` is that of the call that failed; ``where`` names it."""
+
+    def __init__(self, errno: int, where: str) -> None:
+        super().__init__(f"{where}: {os.strerror(errno)}")
+        self.errno = errno
+        self.where = where
+
+
+def spawn(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    stdin: int = 0,
+    stdout: int = 1,
+    stderr: int = 2,
+    keep: Sequence[int] = (),
+) -> Child:
+    """Start a program as leader of a session of its own that does not outlive the calling thread.
+
+    Args:
+        argv: the program (looked up in the PATH of ``environ`` unless it holds a slash) and its arguments.
+        environ: its whole environment.
+        stdin: descriptor that becomes its standard input; ``stdout`` and ``stderr`` likewise.
+        keep: further descriptors that it inherits under their own numbers. All others are closed.
+
+    Raises:
+        SpawnError: the program cannot be started; no process is left.
+    """
+    error_read, error_write = os.pipe()
+    parent_pid = os.getpid()
+    # With signals blocked, none can run a Python handler, or write to the wake-up pipe that the child shares with us,
+    # before the child has put the default dispositions back.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(argv, environ, (stdin, stdout, stderr), keep, error_write, mask, parent_pid)
+    except OSError as error:
+        os.close(error_read)
+        os.close(error_write)
+        raise SpawnError(error.errno, "fork") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os.close(error_write)
+    try:
+        report = os.read(error_read, 64)
+    finally:
+        os.close(error_read)
+    if report:
+        os.waitpid(pid, 0)
+        errno, _, where = report.decode().partition(" ")
+        raise SpawnError(int(errno), where)
+    return Child(pid, open_pidfd(pid))
+
+
+def _become(  # noqa: PLR0913 - everything the child needs, which can ask nobody any more
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    streams: tuple[int, int, int],
+    keep: Sequence[int],
+    error_write: int,
+    mask: set[signal.Signals],
+    parent_pid: int,
+) -> None:
+    """Turn the forked child into the program. Never returns."""
+    where = "setsid"
+    try:
+        die_with_parent(parent_pid)
+        reset_signals(mask)
+        os.setsid()
+        where = "dup2"
+        # Numbers above the standard ones first, so that no stream is overwritten before it has been copied.
+        lifted = [os.dup(fd) if fd <= 2 else fd for fd in streams]  # noqa: PLR2004
+        for target, fd in enumerate(lifted):
+            os.dup2(fd, target, inheritable=True)
+        kept = sorted({error_write, *keep})
+        for fd in keep:
+            os.set_inheritable(fd, True)  # noqa: FBT003
+        low = 3
+        for fd in kept:
+            os.closerange(low, fd)
+            low = fd + 1
+        os.closerange(low, 1 << 20)
+        where = "exec"
+        os.execvpe(argv[0], argv, environ)
+    except OSError as error:
+        os.write(error_write, f"{error.errno} {where}".encode())
+    except BaseException:
+        os.write(error_write, f"22 {where}".encode())
+    finally:
+        os._exit(127)
+
+
+def reset_signals(mask: set[signal.Signals]) -> None:
+    """In a forked child: Python's handlers off, the defaults that programs expect on, and the mask as it was."""
+    signal.set_wakeup_fd(-1)
+    for signum in _ALL_SIGNALS:
+        if callable(signal.getsignal(signum)):
+            with suppress(OSError, ValueError):
+                signal.signal(signum, signal.SIG_DFL)
+    for signum in _IGNORED_BY_PYTHON:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def fork(run: Callable[[], None]) -> int:
+    """Fork a helper that runs ``run`` in this interpreter, in a session of its own, and ends. Returns its pid.
+
+    The helper does not die with its parent.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                reset_signals(mask)
+                run()
+            finally:
+                os._exit(0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def open_pidfd(pid: int) -> int:
+    """A pidfd that becomes readable when the process ends, or -1."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return -1
+
+
+def signal_child(child: Child, signum: int) -> None:
+    """Send a signal to a child that has not been reaped; one that is gone is left alone."""
+    with suppress(ProcessLookupError, PermissionError):
+        if child.pidfd >= 0:
+            signal.pidfd_send_signal(child.pidfd, signum)
+        else:
+            os.kill(child.pid, signum)
+
+
+def signal_group(child: Child, signum: int) -> None:
+    """Send a signal to the process group that a child of ours leads, as torchrun does.
+
+    Call it only while the child has not been reaped: until then its number can belong to nobody else.
+    """
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signum)
+
+
+def reap() -> list[tuple[int, ExitStatus]]:
+    """Collect every child that has ended: ranks, helpers, and orphans that were handed to this process."""
+    ended: list[tuple[int, ExitStatus]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == 0:
+            break
+        ended.append((pid, exit_status(status)))
+    return ended
+
+
+def exit_status(status: int) -> ExitStatus:
+    """A wait status as a value. Source: wait(2)."""
+    if os.WIFSIGNALED(status):
+        return ExitStatus(None, os.WTERMSIG(status), os.WCOREDUMP(status))
+    return ExitStatus(os.WEXITSTATUS(status), None)

@@ -1,0 +1,113 @@
+"""The store's listening socket, this host's name, and who holds a port."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from saferun.errors import SaferunError
+
+_BACKLOG = 4096
+
+
+def listen(port: int | None) -> socket.socket:
+    """Bind and listen on a TCP port of all addresses, IPv6 and IPv4, as torch's TCPStore does.
+
+    Args:
+        port: the port; None or 0: the kernel chooses a free one.
+
+    Raises:
+        SaferunError: the port is taken (the message names the process that holds it, where it can be seen), or may
+            not be used.
+    """
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port or 0))  # noqa: S104 - as torch's store does
+        sock.listen(_BACKLOG)
+    except OverflowError:
+        sock.close()
+        raise SaferunError(f"--master-port {port} is not a port", "use a number from 0 to 65535", 2) from None
+    except OSError as error:
+        sock.close()
+        raise _explain(error, port or 0) from None
+    return sock
+
+
+def _explain(error: OSError, port: int) -> SaferunError:
+    host = short_host_name()
+    if error.errno == errno.EADDRINUSE:
+        return SaferunError(
+            f"port {port} on {host} is in use by {_holder(port)}",
+            "stop that process, or pass another --master-port (without one, a free port is chosen)",
+        )
+    if error.errno == errno.EACCES:
+        return SaferunError(f"port {port} on {host} may not be used by this user", "pass a --master-port above 1023")
+    return SaferunError(f"cannot listen on port {port} of {host}: {error.strerror}", "pass another --master-port")
+
+
+def _holder(port: int) -> str:
+    """Who listens on the port, as ``pid 4711 (train.py)``; the honest unknown where it cannot be seen."""
+    import psutil
+
+    unseen = "a process that this user cannot see"
+    try:
+        for connection in psutil.net_connections(kind="tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                process = psutil.Process(connection.pid)
+                return f"pid {connection.pid} ({_program(process.cmdline()) or process.name()})"
+    except (psutil.Error, OSError):
+        return unseen
+    return unseen
+
+
+def _program(cmdline: list[str]) -> str:
+    """The script of an interpreter's command line, else the program."""
+    names = [part.rsplit("/", 1)[-1] for part in cmdline]
+    if names and names[0].startswith("python"):
+        return next((name for name in names[1:] if name.endswith(".py")), names[0])
+    return names[0] if names else ""
+
+
+def short_host_name() -> str:
+    """This host's name up to the first dot."""
+    return socket.gethostname().split(".", 1)[0] or "localhost"
+
+
+def address_for_ranks() -> str:
+    """The name under which ranks find this host's store: torchrun's ``getfqdn()``, where that can be resolved.
+
+    A name service that is not in order gives names that lead nowhere (an address in ``ip6.arpa``, a host name that
+    nobody can resolve). On one host the loopback address always leads home.
+    """
+    name = socket.getfqdn()
+    try:
+        # As bytes: text would import the IDNA codec.
+        infos = socket.getaddrinfo(name.encode(), None, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError):
+        return "127.0.0.1"
+    return name if any(_is_own(family, str(address[0])) for family, _, _, _, address in infos) else "127.0.0.1"
+
+
+def _is_own(family: int, address: str) -> bool:
+    """Whether an address belongs to this host: only then can a socket be bound to it."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a host name or address leads to this host."""
+    if name in {"localhost", socket.gethostname()}:
+        return True
+    try:
+        infos = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError):
+        return False
+    return any(_is_own(family, str(address[0])) for family, _, _, _, address in infos)

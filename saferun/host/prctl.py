@@ -1,0 +1,43 @@
+"""The four prctl(2) calls that saferun needs, by ctypes: no package with a compiler for five lines of C."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# Bound once: looking a symbol up between fork and exec would take the loader's lock.
+_prctl = _libc.prctl
+_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+_prctl.restype = ctypes.c_int
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel send this process SIGKILL when its parent *thread* ends.
+
+    Call it in the child between fork and exec. Where the parent is gone already, the process ends here.
+
+    Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(127)
+
+
+def become_subreaper() -> bool:
+    """Have orphaned descendants become children of this process. False where the kernel refuses.
+
+    Source: prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def set_name(name: str) -> None:
+    """Name this process in ``ps`` and ``top`` (at most 15 bytes are kept)."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(buffer), 0, 0, 0)

@@ -1,0 +1,116 @@
+"""What /proc tells about processes. Processes come and go meanwhile: a missing one is no error."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from saferun.model import ProcessState
+
+_RUN_ID = b"SAFERUN_RUN_ID="
+_OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/PID/stat that are used here. Source: proc(5)."""
+
+    state: str
+    ppid: int
+    start_ticks: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """State, parent and start time (clock ticks since boot) of a process; None where it is gone."""
+    content = _read(f"/proc/{pid}/stat")
+    # The name stands in parentheses and may itself hold spaces and parentheses.
+    fields = content[content.rfind(b")") + 2 :].split()
+    try:
+        return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+    except (IndexError, ValueError):
+        return None
+
+
+def read_process_state(local_rank: int, pid: int) -> ProcessState:
+    """The state of a rank's process. Never blocks, also on one in an uninterruptible sleep."""
+    state, threads = "?", 0
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"State:"):
+            state = line.split()[1].decode()
+        elif line.startswith(b"Threads:"):
+            threads = int(line.split()[1])
+    return ProcessState(local_rank, pid, state, _read(f"/proc/{pid}/wchan").decode(errors="replace"), threads)
+
+
+def children_of(pid: int) -> list[int]:
+    """Direct children of all threads of a process."""
+    children: list[int] = []
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return children
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                children.extend(map(int, file.read().split()))
+        except FileNotFoundError:
+            if task == tasks[0] and not os.path.exists("/proc/thread-self/children"):
+                return _children_by_scan(pid)
+        except OSError:
+            continue
+    return children
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    # Kernels without CONFIG_PROC_CHILDREN have no list of children.
+    return [other for other in _all_pids() if (stat := read_stat(other)) is not None and stat.ppid == pid]
+
+
+def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[int]:
+    """All living descendants of a process, those of ``leave_out`` and below apart. Zombies do not count."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        for child in children_of(waiting.pop()):
+            if child in leave_out or child in found:
+                continue
+            stat = read_stat(child)
+            if stat is None or stat.state in "ZX":
+                continue
+            found.append(child)
+            waiting.append(child)
+    return found
+
+
+def processes_of_run(run_id: str) -> list[int]:
+    """Processes anywhere on this host whose environment says that they belong to the run, this one apart."""
+    mine = os.getpid()
+    found = []
+    for pid in _all_pids():
+        if pid != mine and _belongs(_read(f"/proc/{pid}/environ"), run_id.encode()):
+            stat = read_stat(pid)
+            if stat is not None and stat.state not in "ZX":
+                found.append(pid)
+    return found
+
+
+def _belongs(environ: bytes, run_id: bytes) -> bool:
+    if run_id not in environ:
+        return False
+    for entry in environ.split(b"\0"):
+        if entry.startswith(_RUN_ID) and entry[len(_RUN_ID) :] == run_id:
+            return True
+        if entry.startswith(_OUTER_RUNS) and run_id in entry[len(_OUTER_RUNS) :].split(b":"):
+            return True
+    return False
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

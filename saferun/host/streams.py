@@ -1,0 +1,75 @@
+"""Pipes and pseudo-terminals for the ranks' streams."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from contextlib import suppress
+
+_F_SETPIPE_SZ = 1031
+_DEFAULT_PIPE_BYTES = 64 << 10
+_LARGEST_PIPE_BYTES = 1 << 20
+# A user without privileges may hold 64 MiB in pipes; beyond that, new pipes of all his processes shrink to 8 KiB.
+_ALL_PIPES_BYTES = 32 << 20
+
+
+def open_pipe(streams: int) -> tuple[int, int]:
+    """A pipe for a rank's stream: (reading end, non-blocking; writing end).
+
+    Args:
+        streams: how many such pipes this launch opens; decides how large each may be.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    size = min(_LARGEST_PIPE_BYTES, _ALL_PIPES_BYTES // max(streams, 1))
+    if size > _DEFAULT_PIPE_BYTES:
+        # A larger pipe means fewer wake-ups; one that is refused costs nothing.
+        with suppress(OSError):
+            fcntl.fcntl(write_end, _F_SETPIPE_SZ, size)
+    return read_end, write_end
+
+
+def open_terminal(columns: int, rows: int) -> tuple[int, int]:
+    """A pseudo-terminal for a rank's stream: (master, non-blocking; slave). Output passes through it unchanged.
+
+    Raises:
+        OSError: there is no pseudo-terminal to be had.
+    """
+    import termios
+
+    master, slave = os.openpty()
+    attributes = termios.tcgetattr(slave)
+    attributes[1] &= ~termios.OPOST
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    os.set_blocking(master, False)
+    resize_terminal(master, columns, rows)
+    return master, slave
+
+
+def resize_terminal(master: int, columns: int, rows: int) -> None:
+    """Tell the programs on a pseudo-terminal its size."""
+    import termios
+
+    with suppress(OSError):
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", max(rows, 1), max(columns, 1), 0, 0))
+
+
+def terminal_size(fd: int) -> tuple[int, int]:
+    """Columns and rows of the terminal behind a descriptor; 80 x 24 where it does not say."""
+    try:
+        columns, rows = os.get_terminal_size(fd)
+    except OSError:
+        return 80, 24
+    return columns or 80, rows or 24
+
+
+def ensure_standard_descriptors() -> None:
+    """Open /dev/null for every standard stream that is closed, so that no other file takes its number."""
+    while True:
+        fd = os.open(os.devnull, os.O_RDWR)
+        if fd > 2:  # noqa: PLR2004
+            os.close(fd)
+            return
+        os.set_inheritable(fd, True)  # noqa: FBT003

@@ -1,0 +1,90 @@
+"""Wires everything for one launch; errors become exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from saferun.config import LaunchConfig
+from saferun.console.screen import Screen
+from saferun.events import Finish
+from saferun.host.net import short_host_name
+from saferun.host.prctl import become_subreaper
+from saferun.host.procfs import children_of
+from saferun.host.reaper import Reaper
+from saferun.host.run_dir import RunDirectory
+from saferun.host.streams import ensure_standard_descriptors
+from saferun.policy import RestartPolicy
+from saferun.runtime import Runtime
+from saferun.supervisor import Limits, Supervisor
+
+
+def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
+    """Carry out one launch on this host.
+
+    Returns:
+        saferun's exit code. Where a signal ended the launch before anything ran, this does not return.
+    """
+    ensure_standard_descriptors()
+    run_id = os.urandom(8).hex()
+    host = short_host_name()
+    # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
+    not_ours = frozenset(children_of(os.getpid()))
+    become_subreaper()
+    reaper = Reaper(run_id)
+    try:
+        finish = _run(config, environ, run_id=run_id, host=host, not_ours=not_ours | {reaper.pid})
+    finally:
+        reaper.dismiss()
+    if finish.reraise is not None:
+        signal.signal(finish.reraise, signal.SIG_DFL)
+        os.kill(os.getpid(), finish.reraise)
+    return finish.exit_code
+
+
+def _run(
+    config: LaunchConfig, environ: Mapping[str, str], *, run_id: str, host: str, not_ours: frozenset[int]
+) -> Finish:
+    warnings: list[str] = []
+    output = config.output
+    run_dir = RunDirectory(
+        output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warnings.append
+    )
+    try:
+        screen = Screen(
+            1,
+            2,
+            skipping=output.keep_files,
+            where=f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
+        )
+        for warning in warnings:
+            screen.say(f"saferun: {warning}")
+        runtime = Runtime(
+            config,
+            environ,
+            Supervisor(
+                config.nproc_per_node,
+                RestartPolicy(config.max_restarts),
+                Limits(grace_s=config.shutdown_timeout_s),
+            ),
+            screen=screen,
+            run_dir=run_dir,
+            host=host,
+            run_id=run_id,
+            not_ours=not_ours,
+        )
+        runtime.write_run_json()
+        return runtime.run()
+    finally:
+        run_dir.close()
+
+
+def leave(exit_code: int) -> None:
+    """End the process without the interpreter's shutdown, which a supervisor has no use for."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(exit_code)

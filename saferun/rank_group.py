@@ -1,0 +1,303 @@
+"""The ranks of one attempt on this host: their processes, their streams, their ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.config import LaunchConfig
+from saferun.console.prefix import colored, render_legacy, render_template
+from saferun.console.rank_stream import FileSink, LineFilter, RankStream
+from saferun.console.screen import ConsoleStream, Screen
+from saferun.errors import SaferunError
+from saferun.host.children import Child, SpawnError, signal_group, spawn
+from saferun.host.run_dir import RunDirectory
+from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
+from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace
+from saferun.topology import rank_environ, substitute_local_rank
+
+_RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
+# A rank that ends while something of its family goes on writing is not waited for beyond this.
+_MOST_CHUNKS_AT_EXIT = 256
+
+
+class AttemptPlan(NamedTuple):
+    """What the ranks of an attempt are started with.
+
+    ``environs`` and ``command_prefixes`` are in order of local rank.
+    """
+
+    attempt: int
+    placement: Placement
+    destinations: LogDestinations
+    environs: tuple[dict[str, str], ...]
+    command_prefixes: tuple[tuple[str, ...], ...]
+
+
+class Rank:
+    """A started rank."""
+
+    __slots__ = ("child", "end", "place", "signalled", "stderr_path", "streams")
+
+    def __init__(self, place: RankPlace, child: Child, streams: list[RankStream], stderr_path: str) -> None:
+        self.place = place
+        self.child = child
+        self.streams = streams
+        self.stderr_path = stderr_path
+        self.signalled = False
+        self.end: RankEnd | None = None
+
+    @property
+    def stderr(self) -> RankStream | None:
+        """The stream its errors went to, if it was captured."""
+        return next((stream for stream in self.streams if stream.is_stderr), None)
+
+
+class RankGroup:
+    """All ranks of an attempt on this host.
+
+    Args:
+        config: the launch.
+        plan: what the ranks are started with.
+        screen: where their lines go.
+        run_dir: where their bytes go.
+        host: the host's name for prefixes.
+        warn: told what could not be written.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        config: LaunchConfig,
+        plan: AttemptPlan,
+        *,
+        screen: Screen,
+        run_dir: RunDirectory,
+        host: str,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._screen = screen
+        self._run_dir = run_dir
+        self._host = host
+        self._warn = warn
+        self._filters = self._open_filters()
+        self.ranks: list[Rank] = []
+        self.by_pid: dict[int, Rank] = {}
+
+    def start(self) -> None:
+        """Start every rank in order of local rank.
+
+        Raises:
+            SaferunError: one could not be started; those before it run.
+        """
+        for place in self._plan.placement.ranks:
+            self._start(place)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _start(self, place: RankPlace) -> None:
+        environ = self._plan.environs[place.local_rank]
+        argv = [*self._plan.command_prefixes[place.local_rank], *self._argv(place.local_rank)]
+        opened: list[int] = []
+        streams: list[RankStream] = []
+        stderr_path = ""
+        try:
+            targets = []
+            for is_stderr in (False, True):
+                stream, target, path = self._open_stream(place, is_stderr=is_stderr)
+                if target > 2:  # noqa: PLR2004
+                    opened.append(target)
+                if stream is not None:
+                    streams.append(stream)
+                if is_stderr:
+                    stderr_path = path
+                targets.append(target)
+            child = spawn(argv, environ, stdout=targets[0], stderr=targets[1])
+        except SpawnError as error:
+            for stream in streams:
+                stream.close()
+            raise SaferunError(
+                f"rank {place.rank} cannot be started: {argv[0]}: {error}",
+                "check that the program exists and may be executed"
+                if error.where == "exec"
+                else "look at the limits on processes (ulimit -u) and memory",
+            ) from None
+        except OSError as error:
+            raise SaferunError(
+                f"rank {place.rank} cannot be started: {error}", "look at the limits on open files (ulimit -n)"
+            ) from None
+        finally:
+            for fd in opened:
+                os.close(fd)
+        rank = Rank(place, child, streams, stderr_path)
+        self.ranks.append(rank)
+        self.by_pid[child.pid] = rank
+
+    def _argv(self, local_rank: int) -> list[str]:
+        command = self._config.command
+        if command.run_path:
+            return [sys.executable, _RUN_PATH_PROGRAM, *substitute_local_rank(command.argv, local_rank)]
+        return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
+
+    def _open_stream(self, place: RankPlace, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
+        """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
+        destinations = self._plan.destinations
+        i = place.local_rank
+        path = (destinations.stderrs if is_stderr else destinations.stdouts)[i]
+        teed = i in (destinations.tee_stderrs if is_stderr else destinations.tee_stdouts)
+        on_console = teed or path == ""
+        paths = [path] if path not in {"", os.devnull} else []
+        if self._run_dir.host_path is not None:
+            name = "stderr.log" if is_stderr else "stdout.log"
+            own = os.path.join(self._run_dir.rank_path(self._plan.attempt, place.rank), name)
+            if own not in paths:
+                paths.append(own)
+        shown_path = paths[-1] if paths else ""
+        if not paths:
+            if not on_console:
+                return None, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), ""
+            if self._config.output.prefix is None and self._config.output.legacy_template is None and not teed:
+                return None, 2 if is_stderr else 1, ""
+        read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
+        files = tuple(FileSink(path, self._warn) for path in paths)
+        console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
+        line_filter = None
+        if teed and (shared := self._filters[is_stderr]) is not None:
+            needles, sink = shared
+            line_filter = LineFilter(sink, needles, self._filter_header(place))
+        stream = RankStream(
+            read_end, i, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter
+        )
+        return stream, write_end, shown_path
+
+    def _open_ends(self, place: RankPlace, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
+        pane = self._screen.err if is_stderr else self._screen.out
+        wanted = self._config.output.pty == "on" or (self._config.output.pty == "auto" and pane.target.is_terminal)
+        if wanted and on_console:
+            try:
+                columns, rows = terminal_size(pane.target.fd)
+                return open_terminal(columns - len(self._prefix(place)), rows)
+            except OSError as error:
+                self._warn(f"no pseudo-terminal for rank {place.rank}: {error.strerror}; it gets a pipe")
+        return open_pipe(2 * len(self._plan.placement.ranks))
+
+    def resize(self) -> None:
+        """The terminal has another size: tell the ranks on pseudo-terminals."""
+        for rank in self.ranks:
+            for stream in rank.streams:
+                if os.isatty(stream.fd):
+                    pane = self._screen.err if stream.is_stderr else self._screen.out
+                    columns, rows = terminal_size(pane.target.fd)
+                    resize_terminal(stream.fd, columns - len(self._prefix(rank.place)), rows)
+
+    def _prefix(self, place: RankPlace) -> str:
+        output = self._config.output
+        if output.prefix is not None:
+            return render_template(
+                output.prefix, host=self._host, rank=place.rank, local_rank=place.local_rank, role=self._config.role
+            )
+        if output.legacy_template is not None:
+            return self._legacy_prefix(output.legacy_template, place)
+        return ""
+
+    def _legacy_prefix(self, template: str, place: RankPlace) -> str:
+        return render_legacy(template, rank=place.rank, local_rank=place.local_rank, role=self._config.role)
+
+    def _filter_header(self, place: RankPlace) -> str:
+        template = self._config.output.legacy_template
+        if template:
+            return self._legacy_prefix(template, place)
+        return f"[{self._config.role}{place.local_rank}]:"
+
+    def _console_stream(self, place: RankPlace, *, is_stderr: bool) -> ConsoleStream:
+        pane = self._screen.err if is_stderr else self._screen.out
+        prefix = self._prefix(place)
+        color = self._config.output.color
+        if color == "always" or (color == "auto" and pane.target.is_terminal and not os.environ.get("NO_COLOR")):
+            prefix = colored(prefix, place.rank)
+        return ConsoleStream(pane, prefix.encode(errors="backslashreplace"))
+
+    def _open_filters(self) -> tuple[tuple[tuple[str, ...], FileSink] | None, tuple[tuple[str, ...], FileSink] | None]:
+        logs, destinations = self._config.logs, self._plan.destinations
+        out = err = None
+        if logs.duplicate_stdout_filters:
+            out = (logs.duplicate_stdout_filters, FileSink(destinations.filtered_stdout, self._warn))
+        if logs.duplicate_stderr_filters:
+            err = (logs.duplicate_stderr_filters, FileSink(destinations.filtered_stderr, self._warn))
+        return out, err
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def signal(self, local_ranks: Sequence[int], signum: int) -> None:
+        """Send a signal to the process groups of ranks that have not ended."""
+        for rank in self.ranks:
+            if rank.place.local_rank in local_ranks and rank.end is None:
+                rank.signalled = True
+                signal_group(rank.child, signum)
+
+    def note_exit(self, pid: int, status: ExitStatus, *, at: float, time: float) -> Rank | None:
+        """Remember how a rank ended; None when the process was none of ours. Its last output is taken in first."""
+        rank = self.by_pid.pop(pid, None)
+        if rank is None:
+            return None
+        if rank.child.pidfd >= 0:
+            os.close(rank.child.pidfd)
+        for stream in rank.streams:
+            for _ in range(_MOST_CHUNKS_AT_EXIT):
+                if stream.read(at) <= 0:
+                    break
+        place = rank.place
+        rank.end = RankEnd(
+            place.local_rank, place.rank, pid, status, at=at, time=time, stopped_by_us=rank.signalled
+        )
+        return rank
+
+    def error_file(self, local_rank: int) -> str:
+        """Where ``@record`` in that rank writes."""
+        return self._plan.destinations.error_files[local_rank]
+
+    def close(self, at: float) -> None:
+        """The attempt is over: take in what is left in the pipes and close everything."""
+        for rank in self.ranks:
+            for stream in rank.streams:
+                for _ in range(_MOST_CHUNKS_AT_EXIT):
+                    if stream.read(at) <= 0:
+                        break
+                stream.close()
+            rank.streams.clear()
+        for shared in self._filters:
+            if shared is not None:
+                shared[1].close()
+
+
+def plan_environs(  # noqa: PLR0913
+    config: LaunchConfig,
+    placement: Placement,
+    attempt: int,
+    destinations: LogDestinations | None,
+    environ: Mapping[str, str],
+    extra: Mapping[str, str],
+) -> tuple[dict[str, str], ...]:
+    """The whole environment of each rank of this host.
+
+    Args:
+        config: the launch.
+        placement: this host's place in the job.
+        attempt: 0 for the first.
+        destinations: gives TORCHELASTIC_ERROR_FILE; None leaves it out.
+        environ: what the ranks inherit.
+        extra: saferun's own variables.
+
+    Raises:
+        UsageError: the environment and the options contradict each other.
+    """
+    environs = []
+    for place in placement.ranks:
+        whole = {**environ, **rank_environ(config, placement, place, attempt, environ), **extra}
+        if destinations is not None:
+            whole["TORCHELASTIC_ERROR_FILE"] = destinations.error_files[place.local_rank]
+        environs.append(whole)
+    return tuple(environs)

@@ -1,0 +1,1 @@
+"""Attempts and diagnoses as text."""

@@ -1,0 +1,313 @@
+"""The state machine of one host's share of a launch. Pure: events in, actions out; it does nothing itself.
+
+ARCHITECTURE.md draws the machine; the arrows stand here as comments where they are taken.
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum
+from typing import NamedTuple
+
+from saferun.events import (
+    Action,
+    CaptureEvidence,
+    ChecksPassed,
+    DeadlineExpired,
+    Diagnose,
+    Diagnosed,
+    Event,
+    EvidenceCaptured,
+    Finish,
+    HostsJoined,
+    JoinHosts,
+    LaunchRequested,
+    LeftoversGone,
+    RankExited,
+    RanksStarted,
+    ReportFailure,
+    RunChecks,
+    Say,
+    ServeStore,
+    SignalRanks,
+    SignalReceived,
+    StartFailed,
+    StartRanks,
+    StoreMissed,
+    SweepLeftovers,
+)
+from saferun.model import signal_name
+from saferun.policy import RestartPolicy
+
+
+class State(Enum):
+    """Where the launch stands."""
+
+    NEW = "new"
+    CHECKING = "checking"
+    JOINING = "joining"
+    STARTING = "starting"
+    RUNNING = "running"
+    CAPTURING = "capturing"
+    STOPPING = "stopping"
+    DIAGNOSING = "diagnosing"
+    BACKOFF = "backoff"
+    DONE = "done"
+
+
+class Stage(Enum):
+    """How far STOPPING has come."""
+
+    ASKED = "asked"  # the ranks have been told to stop and have their grace
+    KILLED = "killed"  # they have been sent SIGKILL
+    SWEEPING = "sweeping"  # they are gone; what they left behind is being ended
+
+
+class Limits(NamedTuple):
+    """How long each phase may last, in seconds. RUNNING alone lasts as long as its ranks."""
+
+    checks_s: float = 60.0
+    join_s: float = 600.0
+    start_s: float = 120.0
+    capture_s: float = 20.0
+    grace_s: float = 30.0
+    kill_s: float = 10.0
+    sweep_term_s: float = 2.0
+    sweep_s: float = 10.0
+    diagnose_s: float = 10.0
+
+
+class Supervisor:
+    """One host's share of a launch.
+
+    ``handle`` takes an event and returns the actions to be carried out, in order. ``deadline`` is the moment
+    (monotonic seconds) at which a DeadlineExpired is due, or None.
+    """
+
+    def __init__(self, local_ranks: int, policy: RestartPolicy, limits: Limits) -> None:
+        self.state = State.NEW
+        self.attempt = 0
+        self.deadline: float | None = None
+        self._local_ranks = local_ranks
+        self._policy = policy
+        self._limits = limits
+        self._stop_signum: int | None = None  # the user's or scheduler's, once there was one
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self._running: set[int] = set()
+        self._stage = Stage.ASKED
+        self._failed = False
+        self._abandoned: tuple[int, ...] = ()
+        self._trouble = ""
+        self._trouble_hint = ""
+        self._trouble_exit_code = 1
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Action]:  # noqa: PLR0911, C901 - one flat table of the machine's inputs
+        """React to an event. Events of an attempt that is over are dropped here, and only here."""
+        if event.attempt != self.attempt or self.state is State.DONE:
+            return []
+        match event:
+            case SignalReceived():
+                return self._on_signal(event)
+            case RankExited():
+                return self._on_rank_exited(event)
+            case DeadlineExpired():
+                return self._on_deadline(event)
+            case StartFailed():
+                return self._on_start_failed(event)
+            case LaunchRequested() if self.state is State.NEW:
+                # NEW -> CHECKING
+                self._enter(State.CHECKING, event.at + self._limits.checks_s)
+                return [RunChecks(self.attempt)]
+            case ChecksPassed() if self.state is State.CHECKING:
+                # CHECKING -> JOINING
+                self._enter(State.JOINING, event.at + self._limits.join_s)
+                return [JoinHosts(self.attempt)]
+            case HostsJoined() if self.state is State.JOINING:
+                # JOINING -> STARTING. The ranks first: they import torch while the coordinator does.
+                self._enter(State.STARTING, event.at + self._limits.start_s)
+                self._running = set(range(self._local_ranks))
+                return [StartRanks(self.attempt, event.placement), ServeStore(self.attempt)]
+            case RanksStarted() if self.state is State.STARTING:
+                # STARTING -> RUNNING
+                self._enter(State.RUNNING, None)
+                return []
+            case StoreMissed() if self.state is State.RUNNING:
+                self._trouble, self._trouble_hint = event.what, event.hint
+                return self._fail(event.at)
+            case EvidenceCaptured() if self.state is State.CAPTURING:
+                return self._stop(event.at, self._stop_signum or signal.SIGTERM)
+            case LeftoversGone() if self.state is State.STOPPING:
+                return self._after_sweep(event.at)
+            case Diagnosed() if self.state is State.DIAGNOSING:
+                return self._on_diagnosed(event)
+        return []
+
+    def _enter(self, state: State, deadline: float | None) -> None:
+        self.state = state
+        self.deadline = deadline
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _on_rank_exited(self, event: RankExited) -> list[Action]:
+        self._running.discard(event.local_rank)
+        if self.state is State.STARTING:
+            # Ranks that end before the last one runs: judged in RUNNING's terms, which begin with the first rank.
+            self.state, self.deadline = State.RUNNING, None
+        if self.state is State.RUNNING:
+            if not event.status.ok:
+                return self._fail(event.at)
+            if not self._running:
+                # RUNNING -> STOPPING: every rank is done; only what they left behind is to be ended.
+                return self._sweep(event.at)
+        elif self.state is State.CAPTURING and not self._running:
+            # CAPTURING -> STOPPING: nobody is left to be looked at.
+            return self._sweep(event.at)
+        elif self.state is State.STOPPING and self._stage is not Stage.SWEEPING and not self._running:
+            return self._sweep(event.at)
+        return []
+
+    def _fail(self, at: float) -> list[Action]:
+        """A rank failed, or the ranks cannot go on. Evidence comes before signals."""
+        self._failed = True
+        if not self._running:
+            return self._sweep(at)
+        return self._capture(at)
+
+    def _capture(self, at: float) -> list[Action]:
+        # RUNNING -> CAPTURING
+        self._enter(State.CAPTURING, at + self._limits.capture_s)
+        return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), self._limits.capture_s)]
+
+    def _stop(self, at: float, signum: int) -> list[Action]:
+        # RUNNING | CAPTURING -> STOPPING
+        if not self._running:
+            return self._sweep(at)
+        self._enter(State.STOPPING, at + self._limits.grace_s)
+        self._stage = Stage.ASKED
+        return [SignalRanks(self.attempt, tuple(sorted(self._running)), signum)]
+
+    def _kill(self, at: float) -> list[Action]:
+        self._enter(State.STOPPING, at + self._limits.kill_s)
+        self._stage = Stage.KILLED
+        return [SignalRanks(self.attempt, tuple(sorted(self._running)), signal.SIGKILL)]
+
+    def _sweep(self, at: float) -> list[Action]:
+        self._enter(State.STOPPING, at + self._limits.sweep_s)
+        self._stage = Stage.SWEEPING
+        return [SweepLeftovers(self.attempt, self._limits.sweep_term_s)]
+
+    def _after_sweep(self, at: float) -> list[Action]:
+        if self._stage is not Stage.SWEEPING:
+            return []
+        if not self._failed and self._stop_signum is None:
+            # STOPPING -> DONE: every rank ended with exit code 0.
+            return self._finish(0)
+        # STOPPING -> DIAGNOSING
+        self._enter(State.DIAGNOSING, at + self._limits.diagnose_s)
+        return [Diagnose(self.attempt, self._stop_signum, self._abandoned, self._trouble, self._trouble_hint)]
+
+    def _on_diagnosed(self, event: Diagnosed) -> list[Action]:
+        wait_s = None if self._stop_signum is not None else self._policy.next_attempt_after_s(self.attempt)
+        report = ReportFailure(self.attempt, event.diagnosis, restarting=wait_s is not None)
+        if wait_s is None:
+            # DIAGNOSING -> DONE
+            return [report, *self._finish(self._trouble_exit_code)]
+        # DIAGNOSING -> BACKOFF
+        self._enter(State.BACKOFF, event.at + wait_s)
+        return [report]
+
+    def _finish(self, exit_code: int, reraise: int | None = None) -> list[Action]:
+        self._enter(State.DONE, None)
+        return [Finish(exit_code, reraise)]
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _on_start_failed(self, event: StartFailed) -> list[Action]:
+        if self.state not in {State.CHECKING, State.JOINING, State.STARTING, State.RUNNING}:
+            return []
+        # CHECKING | JOINING | STARTING -> STOPPING: what had been started ends; there is no retry of bad input.
+        self._failed = True
+        self._policy = RestartPolicy(0)
+        self._trouble, self._trouble_hint, self._trouble_exit_code = event.what, event.hint, event.exit_code
+        if self.state in {State.STARTING, State.RUNNING} and self._running:
+            # Ranks that were never started never exit: only a kill and the sweep end this.
+            actions = self._kill(event.at)
+            self._running.clear()
+            return [*actions, *self._sweep(event.at)]
+        self._enter(State.DIAGNOSING, event.at + self._limits.diagnose_s)
+        return [Diagnose(self.attempt, self._stop_signum, (), event.what, event.hint)]
+
+    def _on_signal(self, event: SignalReceived) -> list[Action]:
+        if self._stop_signum is not None:
+            if event.signum == signal.SIGINT and self.state in {State.CAPTURING, State.STOPPING}:
+                return self._impatient(event.at)
+            return []
+        if self.state is State.STOPPING and self._stage is Stage.SWEEPING and not self._failed:
+            return []  # every rank is done and well; there is nothing left to stop
+        self._stop_signum = event.signum
+        name = signal_name(event.signum)
+        match self.state:
+            case State.NEW | State.CHECKING | State.JOINING:
+                # -> DONE: nothing runs yet, so the signal ends saferun as it would end any program.
+                return self._finish(1, reraise=event.signum)
+            case State.STARTING | State.RUNNING:
+                say = Say(f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {self._limits.grace_s:g} s")
+                if event.signum == signal.SIGINT:
+                    # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
+                    return [say, *self._stop(event.at, event.signum)]
+                return [say, *self._capture(event.at)]
+            case State.BACKOFF:
+                # BACKOFF -> DONE
+                return self._finish(1)
+        # CAPTURING, STOPPING, DIAGNOSING: already on the way out; what follows sees the signal and does not restart.
+        if event.signum == signal.SIGINT and self.state in {State.CAPTURING, State.STOPPING}:
+            return self._impatient(event.at) if self._failed else []
+        return []
+
+    def _impatient(self, at: float) -> list[Action]:
+        """A second Ctrl-C, or one while saferun is stopping the ranks already: no more grace."""
+        if self._stage is Stage.SWEEPING and self.state is State.STOPPING:
+            return [SweepLeftovers(self.attempt, 0.0)]
+        return [Say(f"SIGINT: killing {_ranks(len(self._running))}"), *self._kill(at)]
+
+    def _on_deadline(self, event: DeadlineExpired) -> list[Action]:
+        match self.state:
+            case State.CHECKING | State.JOINING | State.STARTING:
+                return self._on_start_failed(
+                    StartFailed(
+                        event.at,
+                        event.attempt,
+                        f"{self.state.value} took longer than it may",
+                        "look at events.jsonl in the run directory for the last thing that happened",
+                        1,
+                    )
+                )
+            case State.CAPTURING:
+                # CAPTURING -> STOPPING: whatever is not there by now is not waited for.
+                return self._stop(event.at, self._stop_signum or signal.SIGTERM)
+            case State.STOPPING if self._stage is Stage.ASKED:
+                return self._kill(event.at)
+            case State.STOPPING if self._stage is Stage.KILLED:
+                # A process in an uninterruptible sleep cannot be killed: name it and leave it.
+                self._abandoned = tuple(sorted(self._running))
+                self._failed = True
+                return self._sweep(event.at)
+            case State.STOPPING:
+                return self._after_sweep(event.at)
+            case State.DIAGNOSING:
+                return self._finish(self._trouble_exit_code)
+            case State.BACKOFF:
+                # BACKOFF -> JOINING: the store's port stays bound from attempt to attempt.
+                self.attempt += 1
+                self._begin_attempt()
+                self._enter(State.JOINING, event.at + self._limits.join_s)
+                return [JoinHosts(self.attempt)]
+        return []
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

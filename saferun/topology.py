@@ -1,0 +1,87 @@
+"""Hosts and local world sizes -> ranks, and the environment and arguments of each rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from saferun.config import LaunchConfig
+from saferun.errors import UsageError
+from saferun.model import Placement, RankPlace
+
+
+def single_host(nproc_per_node: int, master_addr: str, master_port: int, run_id: str) -> Placement:
+    """The placement of a job that has one host."""
+    return Placement(
+        group_rank=0,
+        group_world_size=1,
+        world_size=nproc_per_node,
+        role_world_size=nproc_per_node,
+        ranks=tuple(RankPlace(i, i, i) for i in range(nproc_per_node)),
+        master_addr=master_addr,
+        master_port=master_port,
+        run_id=run_id,
+    )
+
+
+def rank_environ(
+    config: LaunchConfig, placement: Placement, place: RankPlace, attempt: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What torchrun adds to the environment of a rank (TORCHELASTIC_ERROR_FILE apart).
+
+    Args:
+        config: the launch.
+        placement: this host's place in the job.
+        place: the rank's place.
+        attempt: 0 for the first start, then counting up.
+        environ: the environment that the rank inherits.
+
+    Raises:
+        UsageError: ``--virtual-local-rank`` with fewer GPUs in CUDA_VISIBLE_DEVICES than ranks.
+    """
+    added = {
+        "RANK": str(place.rank),
+        "GROUP_RANK": str(placement.group_rank),
+        "ROLE_RANK": str(place.role_rank),
+        "ROLE_NAME": config.role,
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(len(placement.ranks)),
+        "WORLD_SIZE": str(placement.world_size),
+        "GROUP_WORLD_SIZE": str(placement.group_world_size),
+        "ROLE_WORLD_SIZE": str(placement.role_world_size),
+        "MASTER_ADDR": placement.master_addr,
+        "MASTER_PORT": str(placement.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
+        "TORCHELASTIC_RUN_ID": placement.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(config.rendezvous.agent_store),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": str(config.settings["signals_to_handle"].value),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if len(placement.ranks) > 1 and "OMP_NUM_THREADS" not in environ:
+        added["OMP_NUM_THREADS"] = "1"
+    if config.virtual_local_rank:
+        added["LOCAL_RANK"] = "0"
+        added["CUDA_VISIBLE_DEVICES"] = _visible_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
+    return added
+
+
+def _visible_device(local_rank: int, visible: str | None) -> str:
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    if local_rank >= len(devices):
+        raise UsageError(
+            f"--virtual-local-rank: local rank {local_rank} has no GPU in CUDA_VISIBLE_DEVICES={visible}",
+            "lower --nproc-per-node, or list one GPU a rank",
+        )
+    return devices[local_rank].strip()
+
+
+def substitute_local_rank(arguments: Sequence[str], local_rank: int) -> list[str]:
+    """Arguments with ``$local_rank`` and ``${local_rank}`` replaced and ``$$`` made ``$``, as torchrun does it."""
+    if not any("$" in argument for argument in arguments):
+        return list(arguments)
+    # Only command lines with a dollar pay for the import.
+    from string import Template
+
+    return [Template(argument).safe_substitute(local_rank=str(local_rank)) for argument in arguments]
