@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NoReturn, cast
 
 from saferun import __version__
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         exit_code = launch(config, dict(os.environ))
     except SaferunError as error:
-        print(error, file=sys.stderr)
+        _tell(error)
         exit_code = error.exit_code
     except KeyboardInterrupt:
         exit_code = 130
@@ -53,6 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         leave(exit_code)
     return exit_code
+
+
+def _tell(words: object) -> None:
+    """Words of saferun's own, before there is a console."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{words}\n")
 
 
 def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
@@ -76,12 +83,12 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
-        print(UsageError(message, _SEE_HELP), file=sys.stderr)
+        _tell(UsageError(message, _SEE_HELP))
         raise SystemExit(2)
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         # An abbreviation that torchrun understands must not become ambiguous by an option that torchrun lacks.
-        matches = super()._get_option_tuples(option_string)  # type: ignore[misc]
+        matches = super()._get_option_tuples(option_string)
         torchruns = [match for match in matches if match[0].dest in _TORCHRUN_DESTS]
         return torchruns or cast("list[Any]", matches)
 
@@ -138,7 +145,7 @@ _TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "list": comma_
 
 
 def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noqa: ANN401 - argparse's is private
-    default: Any = list(option.default) if option.kind == "list" else option.default  # type: ignore[call-overload]
+    default: Any = list(option.default) if isinstance(option.default, tuple) else option.default
     variable = f"PET_{option.dest.upper()}"
     given = environ.get(variable) if option.pet else None
     marked = option.help.replace("%", "%%") + (" *" if option.pet else "")
@@ -250,7 +257,8 @@ def _check_script(script: str) -> None:
             pass
     except FileNotFoundError:
         raise UsageError(
-            f"there is no script {script} in {os.getcwd()}", "check the path; use -m for a module, --no-python for a program"
+            f"there is no script {script} in {os.getcwd()}",
+            "check the path; use -m for a module, --no-python for a program",
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -276,7 +284,9 @@ def _nproc_per_node(value: str, environ: Mapping[str, str]) -> int:
 
         return resolve_nproc_per_node(value, environ.get("PYTHON_EXEC", sys.executable), environ)
     if not 1 <= count <= _MOST_RANKS:
-        raise UsageError(f"--nproc-per-node {value} is not between 1 and {_MOST_RANKS}", "one rank for each GPU is usual")
+        raise UsageError(
+            f"--nproc-per-node {value} is not between 1 and {_MOST_RANKS}", "one rank for each GPU is usual"
+        )
     return count
 
 
@@ -436,9 +446,9 @@ def _signals(text: str) -> tuple[int, ...]:
     for name in text.split(","):
         signum = getattr(signal, name.strip(), None)
         if not isinstance(signum, signal.Signals):
-            print(f"saferun: --signals-to-handle: there is no signal {name.strip()!r}; it is left out", file=sys.stderr)
+            _tell(f"saferun: --signals-to-handle: there is no signal {name.strip()!r}; it is left out")
         elif signum in {signal.SIGKILL, signal.SIGSTOP}:
-            print(f"saferun: --signals-to-handle: {signum.name} cannot be handled; it is left out", file=sys.stderr)
+            _tell(f"saferun: --signals-to-handle: {signum.name} cannot be handled; it is left out")
         else:
             signums.append(int(signum))
     return tuple(signums)

@@ -50,9 +50,7 @@ def _run(
 ) -> Finish:
     warnings: list[str] = []
     output = config.output
-    run_dir = RunDirectory(
-        output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warnings.append
-    )
+    run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warnings.append)
     try:
         screen = Screen(
             1,
@@ -62,7 +60,7 @@ def _run(
         )
         for warning in warnings:
             screen.say(f"saferun: {warning}")
-        runtime = Runtime(
+        return Runtime(
             config,
             environ,
             Supervisor(
@@ -75,9 +73,7 @@ def _run(
             host=host,
             run_id=run_id,
             not_ours=not_ours,
-        )
-        runtime.write_run_json()
-        return runtime.run()
+        ).run()
     finally:
         run_dir.close()
 

@@ -13,9 +13,10 @@ from saferun.console.rank_stream import FileSink, LineFilter, RankStream
 from saferun.console.screen import ConsoleStream, Screen
 from saferun.errors import SaferunError
 from saferun.host.children import Child, SpawnError, signal_group, spawn
+from saferun.host.error_files import read_error_file
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
-from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace
+from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankOutput, RankPlace
 from saferun.topology import rank_environ, substitute_local_rank
 
 _RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
@@ -49,11 +50,6 @@ class Rank:
         self.signalled = False
         self.end: RankEnd | None = None
 
-    @property
-    def stderr(self) -> RankStream | None:
-        """The stream its errors went to, if it was captured."""
-        return next((stream for stream in self.streams if stream.is_stderr), None)
-
 
 class RankGroup:
     """All ranks of an attempt on this host.
@@ -67,7 +63,7 @@ class RankGroup:
         warn: told what could not be written.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         config: LaunchConfig,
         plan: AttemptPlan,
@@ -84,6 +80,7 @@ class RankGroup:
         self._host = host
         self._warn = warn
         self._filters = self._open_filters()
+        self.is_closed = False
         self.ranks: list[Rank] = []
         self.by_pid: dict[int, Rank] = {}
 
@@ -168,9 +165,7 @@ class RankGroup:
         if teed and (shared := self._filters[is_stderr]) is not None:
             needles, sink = shared
             line_filter = LineFilter(sink, needles, self._filter_header(place))
-        stream = RankStream(
-            read_end, i, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter
-        )
+        stream = RankStream(read_end, i, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter)
         return stream, write_end, shown_path
 
     def _open_ends(self, place: RankPlace, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
@@ -238,42 +233,69 @@ class RankGroup:
                 rank.signalled = True
                 signal_group(rank.child, signum)
 
-    def note_exit(self, pid: int, status: ExitStatus, *, at: float, time: float) -> Rank | None:
-        """Remember how a rank ended; None when the process was none of ours. Its last output is taken in first."""
-        rank = self.by_pid.pop(pid, None)
-        if rank is None:
-            return None
+    def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
+        """Remember how a rank ended, after taking in its last output.
+
+        Args:
+            rank: the rank, whose process has been reaped.
+            status: how it ended.
+            at: when, in monotonic seconds.
+            time: when, in seconds since the epoch.
+        """
+        del self.by_pid[rank.child.pid]
         if rank.child.pidfd >= 0:
             os.close(rank.child.pidfd)
-        for stream in rank.streams:
-            for _ in range(_MOST_CHUNKS_AT_EXIT):
-                if stream.read(at) <= 0:
-                    break
+        _take_in(rank, at)
         place = rank.place
         rank.end = RankEnd(
-            place.local_rank, place.rank, pid, status, at=at, time=time, stopped_by_us=rank.signalled
+            place.local_rank, place.rank, rank.child.pid, status, at=at, time=time, stopped_by_us=rank.signalled
         )
-        return rank
 
-    def error_file(self, local_rank: int) -> str:
-        """Where ``@record`` in that rank writes."""
-        return self._plan.destinations.error_files[local_rank]
+    def close(self, at: float, last_lines: int) -> tuple[RankOutput, ...]:
+        """The attempt is over: take in what is left in the pipes and close everything.
 
-    def close(self, at: float) -> None:
-        """The attempt is over: take in what is left in the pipes and close everything."""
+        Args:
+            at: monotonic seconds.
+            last_lines: how many lines of each rank's stderr are wanted.
+
+        Returns:
+            What each rank left behind, in order of local rank.
+        """
+        self.is_closed = True
+        outputs = []
         for rank in self.ranks:
+            _take_in(rank, at)
+            outputs.append(self._output_of(rank, last_lines))
             for stream in rank.streams:
-                for _ in range(_MOST_CHUNKS_AT_EXIT):
-                    if stream.read(at) <= 0:
-                        break
                 stream.close()
             rank.streams.clear()
         for shared in self._filters:
             if shared is not None:
                 shared[1].close()
+        return tuple(outputs)
+
+    def _output_of(self, rank: Rank, last_lines: int) -> RankOutput:
+        stderr = next((stream for stream in rank.streams if stream.is_stderr), None)
+        path = self._plan.destinations.error_files[rank.place.local_rank]
+        recorded = read_error_file(path) if path and rank.end is not None and not rank.end.status.ok else None
+        return RankOutput(
+            rank.place.local_rank,
+            stderr.last_lines(last_lines) if stderr is not None else (),
+            rank.stderr_path,
+            recorded.message if recorded else "",
+            recorded.time if recorded else 0.0,
+        )
 
 
-def plan_environs(  # noqa: PLR0913
+def _take_in(rank: Rank, at: float) -> None:
+    """Read what a rank's pipes hold by now."""
+    for stream in rank.streams:
+        for _ in range(_MOST_CHUNKS_AT_EXIT):
+            if stream.read(at) <= 0:
+                break
+
+
+def plan_environs(
     config: LaunchConfig,
     placement: Placement,
     attempt: int,

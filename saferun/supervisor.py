@@ -105,7 +105,7 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> list[Action]:  # noqa: PLR0911, C901 - one flat table of the machine's inputs
+    def handle(self, event: Event) -> list[Action]:  # noqa: C901 - one flat table of the machine's inputs
         """React to an event. Events of an attempt that is over are dropped here, and only here."""
         if event.attempt != self.attempt or self.state is State.DONE:
             return []
@@ -255,7 +255,9 @@ class Supervisor:
                 # -> DONE: nothing runs yet, so the signal ends saferun as it would end any program.
                 return self._finish(1, reraise=event.signum)
             case State.STARTING | State.RUNNING:
-                say = Say(f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {self._limits.grace_s:g} s")
+                say = Say(
+                    f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {self._limits.grace_s:g} s"
+                )
                 if event.signum == signal.SIGINT:
                     # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
                     return [say, *self._stop(event.at, event.signum)]

@@ -7,9 +7,9 @@ LONGEST_LINE_BYTES = 1 << 20
 
 
 class LineAssembler:
-    """Cuts one stream into whole lines, however its bytes are split into chunks.
+    r"""Cuts one stream into whole lines, however its bytes are split into chunks.
 
-    What has no line end yet is ``unfinished``. Of a line that overwrites itself (a progress bar's ``\\r``) only the
+    What has no line end yet is ``unfinished``. Of a line that overwrites itself (a progress bar's ``\r``) only the
     newest state is kept: it is all that a reader would see.
     """
 
@@ -76,7 +76,7 @@ def newest_state(line: bytes) -> bytes:
 
 
 def newest_states(text: bytes) -> bytes:
-    """The same for whole lines. Lines that merely end with ``\\r\\n`` are left as they are."""
+    r"""The same for whole lines. Lines that merely end with ``\r\n`` are left as they are."""
     if text.count(b"\r") == text.count(b"\r\n"):
         return text
     return b"".join(

@@ -52,7 +52,10 @@ class Screen:
 
     def flush(self) -> bool:
         """Write what can be written without waiting. Returns whether anything was written."""
-        return any([pane.target.flush() for pane in self.panes])
+        wrote = False
+        for pane in self.panes:
+            wrote = pane.target.flush() or wrote
+        return wrote
 
     @property
     def is_empty(self) -> bool:

@@ -22,8 +22,16 @@ from saferun.coordinator.store import import_store_class, open_store
 
 
 def serve(socket_fd: int, listen_fd: int, *, whole_torch: bool) -> None:
-    """Import torch, then answer messages until goodbye or until the supervisor is gone."""
-    connection = socket.socket(fileno=socket_fd)
+    """Import torch, then answer messages until goodbye or until the supervisor is gone. Does not return.
+
+    Args:
+        socket_fd: the connection to the supervisor.
+        listen_fd: the store's listening socket; -1: there is none.
+        whole_torch: whether all of torch is needed, or only its store.
+
+    Raises:
+        ImportError: there is no torch that can be used.
+    """
     try:
         store_class, torch_version = import_store_class(whole_torch=whole_torch)
     except ModuleNotFoundError:
@@ -34,35 +42,47 @@ def serve(socket_fd: int, listen_fd: int, *, whole_torch: bool) -> None:
         # Half of torch is loaded; only a fresh interpreter can load all of it.
         for fd in (socket_fd, listen_fd):
             if fd >= 0:
-                os.set_inheritable(fd, True)  # noqa: FBT003
+                os.set_inheritable(fd, True)
         os.execv(sys.executable, [sys.executable, "-P", sys.argv[0], str(socket_fd), str(listen_fd), "1"])
-    store: Any = None
-    with connection, connection.makefile("rb") as incoming:
-
-        def answer(message: dict[str, Any]) -> None:
-            connection.sendall(json.dumps(message).encode() + b"\n")
-
+    service = _Service(store_class, torch_version, listen_fd)
+    with socket.socket(fileno=socket_fd) as connection, connection.makefile("rb") as incoming:
         for line in incoming:
             message = json.loads(line)
-            match message["op"]:
-                case "serve":
-                    store = None
-                    store = open_store(store_class, listen_fd)
-                    answer({"op": "serving", "attempt": message["attempt"], "torch": torch_version})
-                case "drop":
-                    store = None
-                    answer({"op": "dropped"})
-                case "prepare":
-                    from saferun.coordinator.torchrun_parts import prepare
-
-                    answer(prepare(message))
-                case "event":
-                    from saferun.coordinator.torchrun_parts import record_event
-
-                    record_event(message)
-                case "goodbye":
-                    break
-    del store
+            if message["op"] == "goodbye":
+                break
+            answer = service.handle(message)
+            if answer is not None:
+                connection.sendall(json.dumps(answer).encode() + b"\n")
     # Nothing is worth the interpreter's shutdown, with threads of torch's own about.
     sys.stderr.flush()
     os._exit(0)
+
+
+class _Service:
+    """The coordinator between two messages."""
+
+    def __init__(self, store_class: Any, torch_version: str, listen_fd: int) -> None:  # noqa: ANN401
+        self._store_class = store_class
+        self._torch_version = torch_version
+        self._listen_fd = listen_fd
+        self._store: Any = None
+
+    def handle(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Do what a message asks for and return the answer, if it has one."""
+        match message["op"]:
+            case "serve":
+                self._store = None  # the server of the attempt before ends before the next one begins
+                self._store = open_store(self._store_class, self._listen_fd)
+                return {"op": "serving", "attempt": message["attempt"], "torch": self._torch_version}
+            case "drop":
+                self._store = None
+                return {"op": "dropped"}
+            case "prepare":
+                from saferun.coordinator.torchrun_parts import prepare
+
+                return prepare(message)
+            case "event":
+                from saferun.coordinator.torchrun_parts import record_event
+
+                record_event(message)
+        return None

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from datetime import timedelta
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ _TIMEOUT = timedelta(seconds=300)
 
 
 def import_store_class(*, whole_torch: bool) -> tuple[Any, str]:
-    """torch's TCPStore class and torch's version.
+    """Torch's TCPStore class and torch's version.
 
     The store lives in torch's C extension, and importing that alone costs a fourth of ``import torch``. So, unless
     all of torch is wanted, the packages ``torch`` and ``torch.distributed`` are stood in for by empty modules while the
@@ -26,7 +27,7 @@ def import_store_class(*, whole_torch: bool) -> tuple[Any, str]:
     """
     if whole_torch:
         import torch
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         return TCPStore, str(torch.__version__)
     spec = find_spec("torch")
@@ -38,10 +39,9 @@ def import_store_class(*, whole_torch: bool) -> tuple[Any, str]:
         module.__path__ = [path]
         sys.modules[name] = module
     try:
-        import torch._C as extension  # noqa: N812
-
-        extension._c10d_init()  # type: ignore[attr-defined] # noqa: SLF001
-        store_class = extension._distributed_c10d.TCPStore  # type: ignore[attr-defined] # noqa: SLF001
+        extension: Any = import_module("torch._C")
+        extension._c10d_init()  # noqa: SLF001
+        store_class = extension._distributed_c10d.TCPStore  # noqa: SLF001
     except Exception as error:
         raise ImportError(f"the store alone cannot be imported: {error}") from error
     return store_class, _version(location)

@@ -50,7 +50,9 @@ def spawn(
     Args:
         argv: the program (looked up in the PATH of ``environ`` unless it holds a slash) and its arguments.
         environ: its whole environment.
-        stdin: descriptor that becomes its standard input; ``stdout`` and ``stderr`` likewise.
+        stdin: descriptor that becomes its standard input.
+        stdout: descriptor that becomes its standard output.
+        stderr: descriptor that becomes its standard error.
         keep: further descriptors that it inherits under their own numbers. All others are closed.
 
     Raises:
@@ -68,7 +70,7 @@ def spawn(
     except OSError as error:
         os.close(error_read)
         os.close(error_write)
-        raise SpawnError(error.errno, "fork") from None
+        raise SpawnError(error.errno or 0, "fork") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(error_write)
@@ -83,13 +85,13 @@ def spawn(
     return Child(pid, open_pidfd(pid))
 
 
-def _become(  # noqa: PLR0913 - everything the child needs, which can ask nobody any more
+def _become(
     argv: Sequence[str],
     environ: Mapping[str, str],
     streams: tuple[int, int, int],
     keep: Sequence[int],
     error_write: int,
-    mask: set[signal.Signals],
+    mask: set[int | signal.Signals],
     parent_pid: int,
 ) -> None:
     """Turn the forked child into the program. Never returns."""
@@ -105,14 +107,14 @@ def _become(  # noqa: PLR0913 - everything the child needs, which can ask nobody
             os.dup2(fd, target, inheritable=True)
         kept = sorted({error_write, *keep})
         for fd in keep:
-            os.set_inheritable(fd, True)  # noqa: FBT003
+            os.set_inheritable(fd, True)
         low = 3
         for fd in kept:
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, 1 << 20)
         where = "exec"
-        os.execvpe(argv[0], argv, environ)
+        os.execvpe(argv[0], list(argv), environ)
     except OSError as error:
         os.write(error_write, f"{error.errno} {where}".encode())
     except BaseException:
@@ -121,7 +123,7 @@ def _become(  # noqa: PLR0913 - everything the child needs, which can ask nobody
         os._exit(127)
 
 
-def reset_signals(mask: set[signal.Signals]) -> None:
+def reset_signals(mask: set[int | signal.Signals]) -> None:
     """In a forked child: Python's handlers off, the defaults that programs expect on, and the mask as it was."""
     signal.set_wakeup_fd(-1)
     for signum in _ALL_SIGNALS:

@@ -192,7 +192,7 @@ def count_visible_amd(environ: Mapping[str, str], gpus: Sequence[str]) -> int | 
 
     ``ROCR_VISIBLE_DEVICES`` chooses first; ``HIP_VISIBLE_DEVICES``, or else ``CUDA_VISIBLE_DEVICES``, chooses among
     what is left. Releases of ROCm, and torch, differ over all but the plainest values, so only those are counted:
-    indices and full UUIDs of GPUs that are there, none of them twice, and ``-1``.
+    indices, or full UUIDs, of GPUs that are there, none of them twice, and ``-1``.
 
     Source: ROCm documentation, "GPU isolation techniques".
     """
@@ -219,9 +219,10 @@ def count_visible_amd(environ: Mapping[str, str], gpus: Sequence[str]) -> int | 
 
 
 def _choose(mask: str, gpus: Sequence[str]) -> list[str] | None:
-    names = {str(index): index for index in range(len(gpus))}
-    names |= {uuid: index for index, uuid in enumerate(gpus) if uuid}
-    indices = [names.get(item.strip().replace("gpu-", "GPU-"), -1) for item in mask.split(",")]
+    by_index = {str(index): index for index in range(len(gpus))}
+    by_uuid = {uuid: index for index, uuid in enumerate(gpus) if uuid}
+    names = by_uuid if mask.startswith("GPU-") else by_index  # mixed lists are read in different ways
+    indices = [names.get(item, -1) for item in mask.split(",")]
     if -1 in indices or len(set(indices)) != len(indices):
         return None
     return [gpus[index] for index in indices]

@@ -15,8 +15,10 @@ from typing import Literal
 
 from saferun.host.gpu_drivers import (
     NvmlLike,
+    NvmlReading,
     count_visible_amd,
     count_visible_nvidia,
+    parse_cuda_visible_devices,
     read_kfd_gpus,
     read_nvml,
     read_nvml_apart,
@@ -28,10 +30,10 @@ __all__ = ["ask_torch", "count_cpus", "count_gpus", "gpu_vendor", "resolve_nproc
 # More ranks on one host than any host has processors: a typing error, and one that would fell the host.
 MAX_LOCAL_WORLD_SIZE = 4096
 NVML_TIMEOUT_S = 15.0
-# As long as the slowest import of torch seen on a busy network file system, and then some: torchrun waits for ever.
+# Importing torch from a busy network file system can take minutes; torchrun itself would wait for ever.
 TORCH_TIMEOUT_S = 300.0
 
-# Beginnings of names below /dev: GPUs, NVIDIA's boards with a GPU on the chip, the GPUs that Windows passes through, and
+# Beginnings of names below /dev: GPUs, NVIDIA's boards with a GPU on the chip, GPUs that Windows passes through, and
 # accelerators of other vendors, some of which come with a torch that calls them "cuda".
 _DEVICE_NAMES = (
     "nvidia",
@@ -125,10 +127,20 @@ def count_gpus(
     # CUDA needs the second node, which the driver's own tools do not: a container may have been granted those only.
     if (amd != [] and cuda is None) or not os.path.exists(f"{dev_root}/nvidia-uvm"):
         return None
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
+    if mask is not None and parse_cuda_visible_devices(mask) == []:
+        return 0  # whatever the driver would say
     reading = read_nvml(nvml) if nvml is not None else read_nvml_apart(NVML_TIMEOUT_S)
-    if reading is None or (cuda is not None and reading.cuda_major < int(cuda.partition(".")[0])):
+    if reading is None or not _serves(reading, cuda):
         return None
-    return count_visible_nvidia(environ.get("CUDA_VISIBLE_DEVICES"), reading)
+    return count_visible_nvidia(mask, reading)
+
+
+def _serves(reading: NvmlReading, cuda: str | None) -> bool:
+    if cuda is None:
+        return True
+    major = cuda.partition(".")[0]
+    return major.isdecimal() and int(major) <= reading.cuda_major
 
 
 def resolve_nproc_per_node(
@@ -170,7 +182,7 @@ def resolve_nproc_per_node(
     if value == "cpu":
         return count_cpus()
     if not value.isidentifier():
-        refuse(value, "is neither a number nor the name of a device")
+        refuse(value, "is neither a number of ranks nor the name of a device")
     # Another interpreter, or the same one with other search paths, may have another torch.
     if python == sys.executable and environ.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
         build = read_torch_build()

@@ -157,8 +157,10 @@ def refuse(value: str, why: str) -> NoReturn:
 
 
 def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) -> NoReturn:
-    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    last = lines[-1][:300] if lines else "no output"
+    lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    # An exception's text may go on over several lines: the one that names it tells most.
+    named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
+    last = (named or lines or ["no output"])[-1].strip()[:300]
     if "No module named 'torch'" in last:
         raise SaferunError(
             f"{python} has no torch, so nobody can say what --nproc-per-node {kind} means",

@@ -34,7 +34,7 @@ def become_subreaper() -> bool:
 
     Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    return bool(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def set_name(name: str) -> None:

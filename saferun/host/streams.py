@@ -72,4 +72,4 @@ def ensure_standard_descriptors() -> None:
         if fd > 2:  # noqa: PLR2004
             os.close(fd)
             return
-        os.set_inheritable(fd, True)  # noqa: FBT003
+        os.set_inheritable(fd, True)

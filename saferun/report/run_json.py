@@ -1,0 +1,27 @@
+"""run.json: what a launch was asked to do, and with which versions. Pure."""
+
+from __future__ import annotations
+
+from saferun import __version__
+from saferun.config import LaunchConfig
+from saferun.model import JsonObject
+from saferun.report.redaction import REDACTED, is_secret, redacted_arguments
+
+
+def run_description(
+    config: LaunchConfig, *, cwd: str, run_id: str, python_version: str, torch_version: str | None
+) -> JsonObject:
+    """The content of run.json. ``torch_version`` is known once the coordinator has loaded it."""
+    return {
+        "command": redacted_arguments(config.argv),
+        "rank_command": redacted_arguments(config.command.argv),
+        "cwd": cwd,
+        "run_id": run_id,
+        "rendezvous_id": config.rendezvous.run_id,
+        "nproc_per_node": config.nproc_per_node,
+        "settings": {
+            name: {"value": REDACTED if is_secret(name) else setting.value, "origin": setting.origin}
+            for name, setting in config.settings.items()
+        },
+        "versions": {"saferun": __version__, "python": python_version, "torch": torch_version},
+    }

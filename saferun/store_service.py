@@ -1,0 +1,260 @@
+"""The store of a launch: its listening socket, and the coordinator that serves it and whatever else needs torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from saferun.config import LaunchConfig
+from saferun.console.lines import LineAssembler
+from saferun.events import Event, StartFailed, StoreMissed, StoreServed
+from saferun.host.children import SpawnError
+from saferun.host.coordinator_link import CoordinatorLink
+from saferun.host.net import listen
+from saferun.host.poller import Poller
+from saferun.model import JsonObject
+
+# The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
+# ranks that are done sooner never wanted one, and then no coordinator is started at all.
+_HEAD_START_S = 0.05
+_GOODBYE_S = 5.0
+_HINT = "check that this works: python -c 'import torch.distributed'"
+
+
+class StoreService:
+    """The store, from the bound port to the last goodbye.
+
+    Args:
+        config: the launch.
+        environ: the coordinator's environment.
+        poller: the loop's.
+        post: takes events.
+        attempt: tells the attempt that is current.
+        on_ready: called when an attempt's preparations are done: with log destinations (or None), and the numactl
+            command of each rank (or None).
+        on_torch: told torch's version, once.
+        on_words: gets whole lines that torch's event handlers write to stderr.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        post: Callable[[Event], None],
+        attempt: Callable[[], int],
+        on_ready: Callable[[JsonObject | None, list[list[str]] | None], None],
+        on_torch: Callable[[str], None],
+        on_words: Callable[[bytes], None],
+    ) -> None:
+        self.deadline: float | None = None  # when ``serve`` is due, in monotonic seconds
+        self._config = config
+        self._environ = environ
+        self._poller = poller
+        self._post = post
+        self._attempt = attempt
+        self._on_ready = on_ready
+        self._on_torch = on_torch
+        self._on_words = on_words
+        self._listener: socket.socket | None = None
+        self._link: CoordinatorLink | None = None
+        self._links_opened = 0
+        self._preparing = False
+        self._serve_sent = False
+        self._words = LineAssembler()
+        self._hands_on_events = config.event_log_handler != "null"
+        self._whole_torch = self._needs_whole_torch = (
+            config.numa_binding is not None or config.logs.logs_specs is not None or self._hands_on_events
+        )
+
+    def bind(self) -> int:
+        """Bind and listen on the store's port, which stays bound to the end of the launch. Returns the port.
+
+        Raises:
+            SaferunError: it cannot be had.
+        """
+        listener = listen(self._config.rendezvous.master_port)
+        port: int = listener.getsockname()[1]
+        if self._config.rendezvous.agent_store:
+            self._listener = listener
+        else:
+            # The user wants rank 0 to serve the store itself, on a port that was free a moment ago.
+            listener.close()
+        return port
+
+    @property
+    def pid(self) -> int | None:
+        """The coordinator's process, if there is one."""
+        return self._link.child.pid if self._link is not None else None
+
+    def prepare(self, preparation: JsonObject) -> None:
+        """Make everything ready for the ranks of an attempt, then call ``on_ready``.
+
+        Args:
+            preparation: what only torch can answer about the attempt, if anything.
+        """
+        if self._needs_whole_torch:
+            self._preparing = True
+            self._open_link()
+            if self._link is not None:
+                self._link.serving = None
+                self._link.send({"op": "drop"})
+                self._link.send({"op": "prepare", **preparation})
+        elif self._link is not None and self._serve_sent:
+            # Nothing of the attempt before may be found in the store: keys, or the addresses that gloo left there.
+            # Also where it is not served yet, the order to serve it must be taken back before new ranks connect.
+            self._preparing = True
+            self._serve_sent = False
+            self._link.serving = None
+            self._link.send({"op": "drop"})
+        else:
+            self._on_ready(None, None)
+
+    def serve_soon(self) -> None:
+        """The ranks have been started: serve them, unless they are done at once."""
+        if self._listener is not None:
+            self.deadline = time.monotonic() + (0.0 if self._link is not None else _HEAD_START_S)
+
+    def serve(self) -> None:
+        """Have the coordinator serve the store of the current attempt."""
+        self.deadline = None
+        self._open_link()
+        if self._link is not None:
+            self._serve_sent = True
+            self._link.send({"op": "serve", "attempt": self._attempt()})
+
+    def hand_on(self, source: str, metadata: JsonObject) -> None:
+        """Give an event to torch's event handlers, where the user named one."""
+        if self._hands_on_events and self._link is not None:
+            handler = self._config.event_log_handler
+            self._link.send({"op": "event", "handler": handler, "source": source, "metadata": metadata})
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _open_link(self) -> None:
+        if self._link is not None:
+            return
+        self._links_opened += 1
+        listen_fd = self._listener.fileno() if self._listener is not None else -1
+        try:
+            self._link = CoordinatorLink(listen_fd, self._environ, whole_torch=self._whole_torch)
+        except SpawnError as error:
+            self._on_lost(f"the coordinator cannot be started: {error}")
+            return
+        self._poller.watch(self._link.fd, self._on_readable)
+        self._poller.watch(self._link.stderr_fd, self._on_stderr)
+
+    def _on_readable(self) -> None:
+        link = self._link
+        messages = link.receive() if link is not None else None
+        if link is None or messages is None:
+            # Its exit follows, and says more.
+            if link is not None:
+                self._poller.unwatch(link.fd)
+            return
+        for message in messages:
+            match message.get("op"):
+                case "serving" if message.get("attempt") == self._attempt():
+                    link.serving = self._attempt()
+                    self._on_torch(str(message.get("torch")))
+                    self._post(StoreServed(time.monotonic(), self._attempt()))
+                case "dropped" if self._preparing and not self._needs_whole_torch:
+                    self._preparing = False
+                    self._on_ready(None, None)
+                case "prepared" if self._preparing:
+                    self._preparing = False
+                    self._on_ready(message if "logs" in message else None, message.get("numactl"))
+                case "failed" if self._preparing:
+                    self._preparing = False
+                    hint = "look at --numa-binding and --logs-specs in saferun --help"
+                    self._post(StartFailed(time.monotonic(), self._attempt(), str(message.get("what")), hint, 1))
+
+    def _on_stderr(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        chunk = link.read_stderr()
+        if chunk is None:
+            self._poller.unwatch(link.stderr_fd)
+        elif self._hands_on_events:
+            self._on_words(self._words.feed(chunk))
+
+    def on_exit(self, words: str) -> None:
+        """The coordinator has ended; ``words`` say how."""
+        link = self._link
+        if link is None:
+            return
+        while link.read_stderr():
+            pass
+        self._poller.unwatch(link.fd)
+        self._poller.unwatch(link.stderr_fd)
+        self._link = None
+        self._serve_sent = False
+        reason = link.last_line()
+        link.close()
+        if self._preparing and not self._needs_whole_torch:
+            # There was an old store to be dropped, and that is gone now. The next one gets a coordinator of its own.
+            self._preparing = False
+            self._on_ready(None, None)
+            return
+        if link.serving is None and not link.whole_torch and self._links_opened == 1:
+            # Perhaps only the short cut to the store is to blame, or a passing lack of memory.
+            self._whole_torch = True
+            self.serve()
+            return
+        self._on_lost(f"the store's process ended ({words}){f': {reason}' if reason else ''}")
+
+    def _on_lost(self, what: str) -> None:
+        """Nobody serves the store. Ranks that never ask for it go on; one that asks would wait for ever."""
+        if self._preparing:
+            self._preparing = False
+            self._post(StartFailed(time.monotonic(), self._attempt(), what, _HINT, 1))
+            return
+        listener = self._listener
+        if listener is None or self._poller.is_watched(listener.fileno()):
+            return
+
+        def on_asked() -> None:
+            self._poller.unwatch(listener.fileno())
+            self._post(StoreMissed(time.monotonic(), self._attempt(), what, _HINT))
+
+        self._poller.watch(listener.fileno(), on_asked)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the coordinator and give the port back. Events that are on their way are let through first."""
+        if self._link is not None:
+            self._end_link(self._link)
+        if self._listener is not None:
+            self._listener.close()
+
+    def _end_link(self, link: CoordinatorLink) -> None:
+        if self._hands_on_events:
+            link.send({"op": "goodbye"})
+            if _waited_for(link.child.pid, _GOODBYE_S):
+                self._on_stderr()
+                link.close()
+                return
+        with suppress(ProcessLookupError):
+            os.kill(link.child.pid, signal.SIGKILL)
+        _waited_for(link.child.pid, _GOODBYE_S)
+        link.close()
+
+
+def _waited_for(pid: int, timeout_s: float) -> bool:
+    """Wait for a child to end and reap it; False when it does not end in time."""
+    give_up_at = time.monotonic() + timeout_s
+    while time.monotonic() < give_up_at:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                return True
+        except ChildProcessError:
+            return True
+        time.sleep(0.001)
+    return False
