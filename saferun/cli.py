@@ -118,7 +118,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """
     parser = _Parser(
         prog="saferun",
-        description="Start the ranks of a distributed PyTorch job on this host, like torchrun, and say what went wrong.",
+        description="Start the ranks of a distributed PyTorch job on this host, and say what went wrong.",
         usage="saferun [options] script [script arguments]",
         epilog="Options marked * take their default from PET_<NAME> in the environment, as under torchrun.",
     )

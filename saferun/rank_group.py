@@ -14,7 +14,7 @@ from saferun.console.screen import ConsoleStream, Screen
 from saferun.errors import SaferunError
 from saferun.host.children import Child, SpawnError, signal_group, spawn
 from saferun.host.error_files import read_error_file
-from saferun.host.run_dir import RunDirectory
+from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankOutput, RankPlace
 from saferun.topology import rank_environ, substitute_local_rank
@@ -152,7 +152,7 @@ class RankGroup:
             own = os.path.join(self._run_dir.rank_path(self._plan.attempt, place.rank), name)
             if own not in paths:
                 paths.append(own)
-        shown_path = paths[-1] if paths else ""
+        shown_path = shorter_path(paths[-1]) if paths else ""
         if not paths:
             if not on_console:
                 return None, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), ""

@@ -50,7 +50,7 @@ from saferun.host.log_files import LogDirectory
 from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
 from saferun.host.procfs import descendants_of
-from saferun.host.run_dir import RunDirectory
+from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.model import (
     Diagnosis,
     Evidence,
@@ -459,7 +459,7 @@ class Runtime:
     def _report_failure(self, action: ReportFailure) -> None:
         lines = failure_text(
             action.diagnosis,
-            files=_shorter(self._run_dir.path),
+            files=shorter_path(self._run_dir.path) if self._run_dir.path is not None else None,
             attempt=action.attempt,
             max_restarts=self._config.max_restarts,
             restarting=action.restarting,
@@ -599,14 +599,6 @@ def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[
         logs["filtered_stderr"],
     )
     return destinations, message["environs"]
-
-
-def _shorter(path: str | None) -> str | None:
-    """A path relative to the current directory, where that is shorter."""
-    if path is None:
-        return None
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(path) else path
 
 
 def _nothing() -> None:

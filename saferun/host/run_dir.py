@@ -118,3 +118,12 @@ class RunDirectory:
 
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
+
+
+def shorter_path(path: str) -> str:
+    """A path as it is shown: relative to the current directory where that is shorter."""
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the current directory is gone
+        return path
+    return relative if len(relative) < len(path) else path
