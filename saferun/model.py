@@ -98,7 +98,10 @@ class ProcessState(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """The end of one rank. ``at`` is in monotonic seconds, ``time`` in seconds since the epoch."""
+    """The end of one rank.
+
+    ``at`` is in monotonic seconds, ``time`` in seconds since the epoch, ``clock`` the same on the wall, as ``03:15:33``.
+    """
 
     local_rank: int
     rank: int
@@ -107,6 +110,7 @@ class RankEnd(NamedTuple):
     at: float
     time: float
     stopped_by_us: bool
+    clock: str = ""
 
 
 class RankOutput(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from time import localtime, strftime
 from typing import NamedTuple
 
 from saferun.config import LaunchConfig
@@ -248,7 +249,14 @@ class RankGroup:
         _take_in(rank, at)
         place = rank.place
         rank.end = RankEnd(
-            place.local_rank, place.rank, rank.child.pid, status, at=at, time=time, stopped_by_us=rank.signalled
+            place.local_rank,
+            place.rank,
+            rank.child.pid,
+            status,
+            at=at,
+            time=time,
+            stopped_by_us=rank.signalled,
+            clock=strftime("%H:%M:%S", localtime(time)),
         )
 
     def close(self, at: float, last_lines: int) -> tuple[RankOutput, ...]:

@@ -43,7 +43,8 @@ def _headline(evidence: Evidence, first: RankEnd | None) -> str:
     if first is None:
         return "the attempt failed, and no rank ended badly by itself"
     after_s = first.at - evidence.started_at
+    clock = f" at {first.clock}" if first.clock else ""
     return (
-        f"rank {first.rank} ({evidence.host}, local rank {first.local_rank}, pid {first.pid}) failed first, "
+        f"rank {first.rank} ({evidence.host}, local rank {first.local_rank}, pid {first.pid}) failed first{clock}, "
         f"{after_s:.1f} s after the start: {first.status.words}"
     )
