@@ -100,7 +100,7 @@ class ProcessState(NamedTuple):
 class RankEnd(NamedTuple):
     """The end of one rank.
 
-    ``at`` is in monotonic seconds, ``time`` in seconds since the epoch, ``clock`` the same on the wall, as ``03:15:33``.
+    ``at`` is in monotonic seconds, ``time`` in seconds since the epoch, ``clock`` the same on the wall (``03:15:33``).
     """
 
     local_rank: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import localtime, strftime
 from typing import NamedTuple
 
@@ -15,12 +16,15 @@ from saferun.console.screen import ConsoleStream, Screen
 from saferun.errors import SaferunError
 from saferun.host.children import Child, SpawnError, signal_group, spawn
 from saferun.host.error_files import read_error_file
+from saferun.host.limits import make_room_for_files, restore_files
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankOutput, RankPlace
 from saferun.topology import rank_environ, substitute_local_rank
 
 _RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
+# So many ranks fit any limit on open files.
+_FEW_RANKS = 64
 # A rank that ends while something of its family goes on writing is not waited for beyond this.
 _MOST_CHUNKS_AT_EXIT = 256
 
@@ -81,6 +85,8 @@ class RankGroup:
         self._host = host
         self._warn = warn
         self._filters = self._open_filters()
+        limits = make_room_for_files(config.nproc_per_node) if config.nproc_per_node > _FEW_RANKS else None
+        self._prepare = partial(restore_files, limits) if limits is not None else None
         self.is_closed = False
         self.ranks: list[Rank] = []
         self.by_pid: dict[int, Rank] = {}
@@ -113,7 +119,7 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
-            child = spawn(argv, environ, stdout=targets[0], stderr=targets[1])
+            child = spawn(argv, environ, stdout=targets[0], stderr=targets[1], prepare=self._prepare)
         except SpawnError as error:
             for stream in streams:
                 stream.close()

@@ -44,6 +44,7 @@ def spawn(
     stdout: int = 1,
     stderr: int = 2,
     keep: Sequence[int] = (),
+    prepare: Callable[[], None] | None = None,
 ) -> Child:
     """Start a program as leader of a session of its own that does not outlive the calling thread.
 
@@ -54,6 +55,7 @@ def spawn(
         stdout: descriptor that becomes its standard output.
         stderr: descriptor that becomes its standard error.
         keep: further descriptors that it inherits under their own numbers. All others are closed.
+        prepare: called in the child before the program starts; may raise OSError.
 
     Raises:
         SpawnError: the program cannot be started; no process is left.
@@ -66,7 +68,7 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _become(argv, environ, (stdin, stdout, stderr), keep, error_write, mask, parent_pid)
+            _become(argv, environ, (stdin, stdout, stderr), keep, error_write, mask, parent_pid, prepare)
     except OSError as error:
         os.close(error_read)
         os.close(error_write)
@@ -93,6 +95,7 @@ def _become(
     error_write: int,
     mask: set[int | signal.Signals],
     parent_pid: int,
+    prepare: Callable[[], None] | None,
 ) -> None:
     """Turn the forked child into the program. Never returns."""
     where = "setsid"
@@ -113,6 +116,9 @@ def _become(
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, 1 << 20)
+        where = "prepare"
+        if prepare is not None:
+            prepare()
         where = "exec"
         os.execvpe(argv[0], list(argv), environ)
     except OSError as error:

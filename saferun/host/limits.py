@@ -1,0 +1,30 @@
+"""Resource limits of the supervisor and of the ranks."""
+
+from __future__ import annotations
+
+import resource
+
+# A rank takes two streams, two files, a pidfd, and while it is started the other ends of its streams.
+_FILES_PER_RANK = 8
+_OWN_FILES = 64
+
+
+def make_room_for_files(ranks: int) -> tuple[int, int] | None:
+    """Raise the soft limit on open files, if this many ranks need more than it allows.
+
+    Returns:
+        The limits (soft, hard) that the ranks are to have, None where nothing was changed. A program that uses
+        select(2) relies on a low soft limit, so the ranks get theirs back.
+    """
+    needed = _OWN_FILES + _FILES_PER_RANK * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    return soft, hard
+
+
+def restore_files(limits: tuple[int, int]) -> None:
+    """In a forked child: the limits that it would have had."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
