@@ -267,12 +267,16 @@ def _check_script(script: str) -> None:
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:
     if "/" in program:
-        found = os.path.isfile(program) and os.access(program, os.X_OK)
+        found = _is_program(program)
     else:
         paths = environ.get("PATH", os.defpath).split(os.pathsep)
-        found = any(os.access(os.path.join(path or ".", program), os.X_OK) for path in paths)
+        found = any(_is_program(os.path.join(path or ".", program)) for path in paths)
     if not found:
         raise UsageError(f"{program} is not a program that can be executed", "check the path, PATH and chmod +x")
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
 def _nproc_per_node(value: str, environ: Mapping[str, str]) -> int:

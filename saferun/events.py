@@ -44,13 +44,17 @@ class RanksStarted(NamedTuple):
 
 
 class StartFailed(NamedTuple):
-    """The attempt could not be started. ``exit_code`` is what saferun ends with for it."""
+    """The attempt could not be started.
+
+    ``exit_code`` is what saferun ends with for it, ``started`` the local ranks that run all the same.
+    """
 
     at: float
     attempt: int
     what: str
     hint: str
     exit_code: int
+    started: tuple[int, ...] = ()
 
 
 class RankExited(NamedTuple):

@@ -118,7 +118,7 @@ class Runtime:
             attempt=lambda: supervisor.attempt,
             on_ready=self._on_prepared,
             on_torch=self._write_run_json,
-            on_words=screen.err.put,
+            on_words=screen.err.say,
         )
         self._logs = LogDirectory(config.logs, run_dir)
         self._placement: Placement | None = None
@@ -324,8 +324,8 @@ class Runtime:
             own["SAFERUN_RUN_DIR"] = self._run_dir.path
         return own
 
-    def _start_failed(self, attempt: int, error: SaferunError) -> None:
-        self._events.append(StartFailed(time.monotonic(), attempt, error.what, error.hint, error.exit_code))
+    def _start_failed(self, attempt: int, error: SaferunError, started: tuple[int, ...] = ()) -> None:
+        self._events.append(StartFailed(time.monotonic(), attempt, error.what, error.hint, error.exit_code, started))
 
     # ----------------------------------------------------------------------------------------------------------------
     # The ranks
@@ -351,7 +351,7 @@ class Runtime:
                 self._watch_stream(stream)
             self._hand_on(rank, "START")
         if failure is not None:
-            self._start_failed(action.attempt, failure)
+            self._start_failed(action.attempt, failure, tuple(rank.place.local_rank for rank in self._group.ranks))
         else:
             pids = tuple(rank.child.pid for rank in self._group.ranks)
             self._events.append(RanksStarted(time.monotonic(), action.attempt, pids))

@@ -92,6 +92,7 @@ class Supervisor:
         self._policy = policy
         self._limits = limits
         self._stop_signum: int | None = None  # the user's or scheduler's, once there was one
+        self._cause_signum: int | None = None  # the same, where it came before any failure
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -208,7 +209,7 @@ class Supervisor:
             return self._finish(0)
         # STOPPING -> DIAGNOSING
         self._enter(State.DIAGNOSING, at + self._limits.diagnose_s)
-        return [Diagnose(self.attempt, self._stop_signum, self._abandoned, self._trouble, self._trouble_hint)]
+        return [Diagnose(self.attempt, self._cause_signum, self._abandoned, self._trouble, self._trouble_hint)]
 
     def _on_diagnosed(self, event: Diagnosed) -> list[Action]:
         wait_s = None if self._stop_signum is not None else self._policy.next_attempt_after_s(self.attempt)
@@ -227,19 +228,24 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _on_start_failed(self, event: StartFailed) -> list[Action]:
-        if self.state not in {State.CHECKING, State.JOINING, State.STARTING, State.RUNNING}:
+        if self.state in {State.NEW, State.DIAGNOSING, State.BACKOFF}:
             return []
-        # CHECKING | JOINING | STARTING -> STOPPING: what had been started ends; there is no retry of bad input.
-        self._failed = True
+        # There is no retry of what cannot be started.
         self._policy = RestartPolicy(0)
+        self._failed = True
         self._trouble, self._trouble_hint, self._trouble_exit_code = event.what, event.hint, event.exit_code
-        if self.state in {State.STARTING, State.RUNNING} and self._running:
-            # Ranks that were never started never exit: only a kill and the sweep end this.
-            actions = self._kill(event.at)
-            self._running.clear()
-            return [*actions, *self._sweep(event.at)]
-        self._enter(State.DIAGNOSING, event.at + self._limits.diagnose_s)
-        return [Diagnose(self.attempt, self._stop_signum, (), event.what, event.hint)]
+        self._running.intersection_update(event.started)
+        if self.state in {State.CHECKING, State.JOINING}:
+            # CHECKING | JOINING -> DIAGNOSING: nothing had been started.
+            self._enter(State.DIAGNOSING, event.at + self._limits.diagnose_s)
+            return [Diagnose(self.attempt, self._cause_signum, (), event.what, event.hint)]
+        if self.state in {State.STARTING, State.RUNNING}:
+            # STARTING -> CAPTURING | STOPPING: the ranks that do run are ended like those of any failed attempt.
+            return self._fail(event.at)
+        if not self._running and not (self.state is State.STOPPING and self._stage is Stage.SWEEPING):
+            # A signal was quicker than the news that there is nobody to stop.
+            return self._sweep(event.at)
+        return []
 
     def _on_signal(self, event: SignalReceived) -> list[Action]:
         if self._stop_signum is not None:
@@ -249,6 +255,8 @@ class Supervisor:
         if self.state is State.STOPPING and self._stage is Stage.SWEEPING and not self._failed:
             return []  # every rank is done and well; there is nothing left to stop
         self._stop_signum = event.signum
+        if not self._failed:
+            self._cause_signum = event.signum
         name = signal_name(event.signum)
         match self.state:
             case State.NEW | State.CHECKING | State.JOINING:
@@ -277,6 +285,8 @@ class Supervisor:
         return [Say(f"SIGINT: killing {_ranks(len(self._running))}"), *self._kill(at)]
 
     def _on_deadline(self, event: DeadlineExpired) -> list[Action]:
+        if self.deadline is None or event.at < self.deadline:
+            return []  # the expiry of a phase that ended at the same moment
         match self.state:
             case State.CHECKING | State.JOINING | State.STARTING:
                 return self._on_start_failed(
@@ -286,6 +296,7 @@ class Supervisor:
                         f"{self.state.value} took longer than it may",
                         "look at events.jsonl in the run directory for the last thing that happened",
                         1,
+                        tuple(sorted(self._running)),
                     )
                 )
             case State.CAPTURING:

@@ -13,11 +13,12 @@ class LineAssembler:
     newest state is kept: it is all that a reader would see.
     """
 
-    __slots__ = ("_pieces", "_size")
+    __slots__ = ("_overwritten", "_pieces", "_size")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size = 0
+        self._overwritten = False
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole lines that the chunk completes; empty where it completes none.
@@ -35,6 +36,7 @@ class LineAssembler:
             self._size = 0
         else:
             text = chunk if end == len(chunk) else chunk[:end]
+        self._overwritten = False
         if end < len(chunk):
             self._hold(chunk[end:])
         return newest_states(text) if b"\r" in text else text
@@ -44,6 +46,7 @@ class LineAssembler:
         text = b"".join(self._pieces)
         self._pieces.clear()
         self._size = 0
+        self._overwritten = False
         return newest_state(text) if b"\r" in text else text
 
     @property
@@ -52,6 +55,11 @@ class LineAssembler:
         if len(self._pieces) > 1:
             self._pieces = [b"".join(self._pieces)]
         return newest_state(self._pieces[0]) if self._pieces else b""
+
+    @property
+    def overwrites_itself(self) -> bool:
+        """Whether the unfinished line is one that is written over and over, like a progress bar."""
+        return self._overwritten or bool(self._pieces and self._pieces[-1].endswith(b"\r"))
 
     def __bool__(self) -> bool:
         """Whether there is an unfinished line."""
@@ -62,8 +70,9 @@ class LineAssembler:
             # Everything before the last state has been overwritten. A trailing \r may belong to a \r\n.
             self._pieces.append(rest)
             rest = b"".join(self._pieces)
-            body = rest.rstrip(b"\r")
-            rest = rest[body.rfind(b"\r") + 1 :]
+            newest = rest.rstrip(b"\r").rfind(b"\r") + 1
+            self._overwritten = self._overwritten or newest > 0
+            rest = rest[newest:]
             self._pieces.clear()
             self._size = 0
         self._pieces.append(rest)

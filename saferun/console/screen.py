@@ -37,7 +37,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One or more lines of saferun's own on stderr."""
-        self.err.put(text.encode(errors="backslashreplace") + b"\n")
+        self.err.say(text.encode(errors="backslashreplace") + b"\n")
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
@@ -71,12 +71,27 @@ class _Pane:
         self.due: float | None = None
         self._unfinished: dict[ConsoleStream, bytes] = {}
         self._rows = 0
+        target.shape_note = self._above_the_rows
 
     def put(self, text: bytes) -> None:
-        if self._rows:
-            # The rows at the bottom give way and come back below the new lines.
-            text = self._erase() + text + self._draw()
-        self.target.put(text)
+        """Lines of a rank; they may be skipped if the reader is too slow."""
+        if self.target.has_room(len(text)):
+            self.target.put(self._above_the_rows(text))
+        else:
+            self.target.skip(text.count(b"\n"))
+
+    def say(self, text: bytes) -> None:
+        """Lines that are never skipped."""
+        self.target.put(self._above_the_rows(text))
+
+    def _above_the_rows(self, text: bytes) -> bytes:
+        # The rows at the bottom give way and come back below the new lines.
+        return self._erase() + text + self._draw() if self._rows else text
+
+    def _redraw(self) -> None:
+        # Rows that a slow terminal has no room for are drawn when it has.
+        if self.target.has_room(0):
+            self.target.put(self._erase() + self._draw())
 
     def note_unfinished(self, stream: ConsoleStream, now: float) -> None:
         """The stream has an unfinished line, which is new or has changed."""
@@ -86,14 +101,14 @@ class _Pane:
 
     def forget(self, stream: ConsoleStream) -> None:
         if self._unfinished.pop(stream, None) is not None and self._rows:
-            self.target.put(self._erase() + self._draw())
+            self._redraw()
 
     def show_unfinished(self, now: float) -> None:
         self.due = None
         if self.target.is_terminal:
             for stream in self._unfinished:
                 self._unfinished[stream] = stream.unfinished
-            self.target.put(self._erase() + self._draw())
+            self._redraw()
             return
         for stream, shown in list(self._unfinished.items()):
             state = stream.unfinished
@@ -101,11 +116,11 @@ class _Pane:
                 continue
             if stream.overwrites_itself:
                 self._unfinished[stream] = state
-                self.target.put(prefixed(stream.prefix, state))
+                self.put(prefixed(stream.prefix, state))
                 self.due = now + _PIPE_REFRESH_S
             else:
                 # Plain text that waits for its end: it goes out as a line, and what follows begins another.
-                self.target.put(prefixed(stream.prefix, stream.take_unfinished()))
+                self.put(prefixed(stream.prefix, stream.take_unfinished()))
                 del self._unfinished[stream]
 
     def _erase(self) -> bytes:
@@ -128,7 +143,6 @@ class ConsoleStream:
 
     def __init__(self, pane: _Pane, prefix: bytes) -> None:
         self.prefix = prefix
-        self.overwrites_itself = False
         self._pane = pane
         self._lines = LineAssembler()
         self._noted = False
@@ -137,6 +151,11 @@ class ConsoleStream:
     def is_full(self) -> bool:
         """Whether this stream should not be read for now."""
         return self._pane.target.is_full
+
+    @property
+    def overwrites_itself(self) -> bool:
+        """Whether what is unfinished is a bar."""
+        return self._lines.overwrites_itself
 
     @property
     def unfinished(self) -> bytes:
@@ -157,7 +176,6 @@ class ConsoleStream:
                 self._pane.forget(self)
             self._pane.put(prefixed(self.prefix, text))
         if self._lines:
-            self.overwrites_itself = b"\r" in chunk or (self.overwrites_itself and not text)
             self._pane.note_unfinished(self, now)
             self._noted = True
 

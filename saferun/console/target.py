@@ -33,6 +33,8 @@ class Target:
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._skipped_lines = 0
+        # Brings a note of skipped lines into the form in which it is queued.
+        self.shape_note: Callable[[bytes], bytes] = bytes
         self._write: Callable[[bytes], int]
         if stat.S_ISREG(mode):
             self.can_wait = False
@@ -43,22 +45,35 @@ class Target:
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether lines of this size would be queued, or skipped because the reader is too slow.
+
+        A note of what was skipped before is queued first, when there is room again.
+        """
+        if self.is_broken:
+            return False
+        if not self._skipping:
+            return True
+        if self._skipped_lines and self._waiting_bytes < MOST_WAITING_BYTES // 2:
+            self._queue_note()
+        # However large, a chunk finds room where nothing waits: then the reader has not been slow.
+        return not self._waiting or (not self._skipped_lines and self._waiting_bytes + size_bytes <= MOST_WAITING_BYTES)
+
     def put(self, text: bytes) -> None:
-        """Queue whole lines. Nothing is written before ``flush``."""
-        if self.is_broken or not text:
-            return
-        if self._skipping:
-            if self._skipped_lines and self._waiting_bytes < MOST_WAITING_BYTES // 2:
-                self._queue(self._skip_note())
-            if self._skipped_lines or self._waiting_bytes + len(text) > MOST_WAITING_BYTES:
-                self._skipped_lines += text.count(b"\n")
-                return
-        self._queue(text)
+        """Queue bytes, whether there is room or not. Nothing is written before ``flush``."""
+        if text and not self.is_broken:
+            self._waiting.append(text)
+            self._waiting_bytes += len(text)
+
+    def skip(self, lines: int) -> None:
+        """Count lines that are not shown because there was no room."""
+        if not self.is_broken:
+            self._skipped_lines += lines
 
     @property
     def is_full(self) -> bool:
         """Whether the streams that lead here should not be read for now."""
-        return not self._skipping and self._waiting_bytes > MOST_WAITING_BYTES
+        return not self._skipping and not self.is_broken and self._waiting_bytes > MOST_WAITING_BYTES
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +87,7 @@ class Target:
             if not self._waiting:
                 if not self._skipped_lines:
                     break
-                self._queue(self._skip_note())
+                self._queue_note()
             block = self._next_block()
             try:
                 count = self._write(block)
@@ -83,6 +98,7 @@ class Target:
                 # The reader is gone, or the terminal is. The ranks do not care; the files go on.
                 self.is_broken = True
                 self._waiting.clear()
+                self._waiting_bytes = 0
                 self._skipped_lines = 0
                 break
             wrote = wrote or count > 0
@@ -90,10 +106,6 @@ class Target:
             if count < len(block):
                 self._waiting.appendleft(block[count:])
         return wrote
-
-    def _queue(self, text: bytes) -> None:
-        self._waiting.append(text)
-        self._waiting_bytes += len(text)
 
     def _next_block(self) -> bytes:
         block = self._waiting.popleft()
@@ -109,9 +121,10 @@ class Target:
     def _put_back(self, block: bytes) -> None:
         self._waiting.appendleft(block)
 
-    def _skip_note(self) -> bytes:
+    def _queue_note(self) -> None:
         count, self._skipped_lines = self._skipped_lines, 0
-        return f"saferun: this output is read too slowly: {count} lines skipped here; {self._where}\n".encode()
+        note = f"saferun: this output is read too slowly: {count} lines skipped here; {self._where}\n"
+        self.put(self.shape_note(note.encode(errors="backslashreplace")))
 
     # ----------------------------------------------------------------------------------------------------------------
 

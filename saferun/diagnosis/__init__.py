@@ -15,7 +15,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """Name the rank that failed first, and what became of the others."""
     outputs = {output.local_rank: output for output in evidence.outputs}
     failed = [end for end in evidence.ends if not end.status.ok and not end.stopped_by_us]
-    failed.sort(key=lambda end: _failed_at(end, outputs.get(end.local_rank)))
+    failed.sort(key=lambda end: _failed_at(end, outputs.get(end.local_rank), evidence.started_at))
     stopped = tuple(end.rank for end in evidence.ends if end.stopped_by_us)
     first = failed[0] if failed else None
     return Diagnosis(
@@ -29,10 +29,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     )
 
 
-def _failed_at(end: RankEnd, output: RankOutput | None) -> float:
-    if output is not None and 0 < output.error_time < end.time - _ERROR_FILE_RESOLUTION_S:
-        return output.error_time
-    return end.time
+def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
+    """When a rank failed, in seconds since the epoch: when it raised its exception, if its error file can be believed."""
+    started_time = end.time - (end.at - started_at)
+    if output is None or not started_time - _ERROR_FILE_RESOLUTION_S <= output.error_time:
+        return end.time
+    return output.error_time if output.error_time < end.time - _ERROR_FILE_RESOLUTION_S else end.time
 
 
 def _headline(evidence: Evidence, first: RankEnd | None) -> str:

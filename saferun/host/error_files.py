@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from contextlib import suppress
 from typing import NamedTuple
@@ -24,14 +25,20 @@ class RecordedError(NamedTuple):
 def read_error_file(path: str) -> RecordedError | None:
     """Read a rank's error file; None where there is none or it makes no sense. The rank may write what it likes."""
     try:
-        with open(path, "rb") as file:
-            content = json.loads(file.read(_LARGEST_BYTES))
+        content = json.loads(_read(path))
         message = content["message"]
         if isinstance(message, dict):
             return RecordedError(str(message["message"]), float(message["extraInfo"]["timestamp"]), content)
         return RecordedError(str(message), float(content.get("timestamp", 0)), content)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _read(path: str) -> bytes:
+    # Non-blocking, because a rank may have put a FIFO there, and opening that would wait for a writer.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        return file.read(_LARGEST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
 
 
 def copy_root_cause(error: RecordedError, returncode: int, path: str) -> None:

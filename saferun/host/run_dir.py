@@ -68,10 +68,13 @@ class RunDirectory:
         Raises:
             OSError: not even a temporary directory can be made.
         """
-        base = self.host_path or self.scratch()
-        path = os.path.join(base, f"attempt_{attempt}", f"rank_{rank}")
-        os.makedirs(path, exist_ok=True)
-        return path
+        below = os.path.join(f"attempt_{attempt}", f"rank_{rank}")
+        if self.host_path is not None:
+            try:
+                return _made(os.path.join(self.host_path, below))
+            except OSError as error:
+                self._warn(f"{error.filename}: {error.strerror}")
+        return _made(os.path.join(self.scratch(), below))
 
     def scratch(self) -> str:
         """A private temporary directory that ``close`` removes."""
@@ -118,6 +121,11 @@ class RunDirectory:
 
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
+
+
+def _made(path: str) -> str:
+    os.makedirs(path, exist_ok=True)
+    return path
 
 
 def shorter_path(path: str) -> str:

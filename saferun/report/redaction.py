@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH", "COOKIE", "DSN")
 REDACTED = "<redacted>"
+# NAME=VALUE anywhere in an argument, where commas, semicolons or white space separate several.
+_ASSIGNMENT = re.compile(r"([^\s,;=]+)=([^\s,;]*)")
+_PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
@@ -16,7 +20,21 @@ def is_secret(name: str) -> bool:
 
 def redacted_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment with the values of secrets left out."""
-    return {name: REDACTED if is_secret(name) else value for name, value in environ.items()}
+    return {name: REDACTED if is_secret(name) else redacted_text(value) for name, value in environ.items()}
+
+
+def redacted_text(text: str) -> str:
+    """A text without the values that it assigns to secret names and without passwords in URLs."""
+    if "=" in text:
+        text = _ASSIGNMENT.sub(_assignment, text)
+    return _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}", text) if "://" in text else text
+
+
+def _assignment(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    if is_secret(name):
+        return f"{name}={REDACTED}"
+    return f"{name}={_ASSIGNMENT.sub(_assignment, value)}"
 
 
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
@@ -24,15 +42,14 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
     shown: list[str] = []
     hide_next = False
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        if hide_next and not argument.startswith("-"):
+        if hide_next and not argument.startswith("--"):
             shown.append(REDACTED)
             hide_next = False
             continue
-        hide_next = False
+        name, equals, _ = argument.partition("=")
         if equals and is_secret(name):
             shown.append(f"{name}={REDACTED}")
         else:
-            shown.append(argument)
-            hide_next = argument.startswith("--") and is_secret(argument)
+            shown.append(redacted_text(argument))
+        hide_next = not equals and argument.startswith("-") and is_secret(argument)
     return shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from saferun import __version__
 from saferun.config import LaunchConfig
 from saferun.model import JsonObject
-from saferun.report.redaction import REDACTED, is_secret, redacted_arguments
+from saferun.report.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
 
 
 def run_description(
@@ -20,8 +20,14 @@ def run_description(
         "rendezvous_id": config.rendezvous.run_id,
         "nproc_per_node": config.nproc_per_node,
         "settings": {
-            name: {"value": REDACTED if is_secret(name) else setting.value, "origin": setting.origin}
+            name: {"value": _shown(name, setting.value), "origin": setting.origin}
             for name, setting in config.settings.items()
         },
         "versions": {"saferun": __version__, "python": python_version, "torch": torch_version},
     }
+
+
+def _shown(name: str, value: object) -> object:
+    if is_secret(name):
+        return REDACTED
+    return redacted_text(value) if isinstance(value, str) else value

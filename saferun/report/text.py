@@ -23,14 +23,15 @@ def failure_text(
         max_restarts: how often the ranks may be started again.
         restarting: whether they are.
     """
-    lines = [f"saferun: {diagnosis.headline}"]
+    lines = [f"saferun: {_shortened(diagnosis.headline)}"]
     if diagnosis.hint:
-        lines.append(f"hint: {diagnosis.hint}")
+        lines.append(f"hint: {_shortened(diagnosis.hint)}")
     output = diagnosis.output
     if output is not None:
         quoted = output.last_lines[-_QUOTED_LINES:]
         if quoted:
-            lines.append(f"  the last lines of its stderr{f' ({output.stderr_path})' if output.stderr_path else ''}:")
+            place = f" ({_shortened(output.stderr_path)})" if output.stderr_path else ""
+            lines.append(f"  the last lines of its stderr{place}:")
             lines.extend(f"  | {_shortened(line)}" for line in quoted)
         elif output.error_message:
             lines.append(f"  it recorded: {_shortened(output.error_message)}")
@@ -45,7 +46,7 @@ def failure_text(
             f"  could not be killed (uninterruptible, state D): local {rank_words(diagnosis.abandoned)}; left behind"
         )
     if files:
-        lines.append(f"  files: {files}")
+        lines.append(f"  files: {_shortened(files)}")
     if restarting:
         lines.append(f"saferun: starting all ranks again, restart {attempt + 1} of {max_restarts}")
     return lines[:_MOST_LINES]
@@ -73,5 +74,5 @@ def _failures(ends: tuple[RankEnd, ...]) -> str:
 
 def _shortened(line: str) -> str:
     # Tracebacks keep their indentation; control characters of the rank do not reach the terminal in our name.
-    shown = "".join(char if char.isprintable() or char == "\t" else "?" for char in line)
+    shown = "".join(char if char.isprintable() else "?" for char in line.expandtabs())
     return shown if len(shown) <= _LONGEST_LINE else shown[: _LONGEST_LINE - 1] + "…"
