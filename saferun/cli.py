@@ -250,19 +250,20 @@ def _command(values: argparse.Namespace, environ: Mapping[str, str]) -> Command:
 
 
 def _check_script(script: str) -> None:
-    if "$" in script or os.path.isdir(script):
-        return  # a name that differs by rank; a directory with a __main__.py
+    if "$" in script or script == "-":
+        return  # a name that differs by rank; the program comes from standard input
+    # Not by opening it: what is in a named pipe is meant for the rank.
     try:
-        with open(script, "rb"):
-            pass
+        os.stat(script)
     except FileNotFoundError:
         raise UsageError(
-            f"there is no script {script} in {os.getcwd()}",
-            "check the path; use -m for a module, --no-python for a program",
+            f"there is no script {script}", "check the path; use -m for a module, --no-python for a program"
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"the script {script} cannot be read: {reason}", "check its permissions") from None
+        raise UsageError(f"the script {script} cannot be read: {reason}", "check the path") from None
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")
 
 
 def _check_program(program: str, environ: Mapping[str, str]) -> None:

@@ -30,13 +30,12 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
     """
     ensure_standard_descriptors()
     run_id = os.urandom(8).hex()
-    host = short_host_name()
     # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
-    not_ours = frozenset(children_of(os.getpid()))
+    older = frozenset(children_of(os.getpid()))
     become_subreaper()
     reaper = Reaper(run_id)
     try:
-        finish = _run(config, environ, run_id=run_id, host=host, not_ours=not_ours | {reaper.pid})
+        finish = _run(config, environ, run_id, older, reaper.pid)
     finally:
         reaper.dismiss()
     if finish.reraise is not None:
@@ -46,20 +45,22 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
 
 
 def _run(
-    config: LaunchConfig, environ: Mapping[str, str], *, run_id: str, host: str, not_ours: frozenset[int]
+    config: LaunchConfig, environ: Mapping[str, str], run_id: str, older: frozenset[int], reaper_pid: int
 ) -> Finish:
-    warnings: list[str] = []
     output = config.output
-    run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warnings.append)
+    host = short_host_name()
+
+    def warn(text: str) -> None:
+        screen.say(f"saferun: {text}")
+
+    run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn)
+    screen = Screen(
+        1,
+        2,
+        skipping=output.keep_files,
+        where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
+    )
     try:
-        screen = Screen(
-            1,
-            2,
-            skipping=output.keep_files,
-            where=f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
-        )
-        for warning in warnings:
-            screen.say(f"saferun: {warning}")
         return Runtime(
             config,
             environ,
@@ -72,7 +73,8 @@ def _run(
             run_dir=run_dir,
             host=host,
             run_id=run_id,
-            not_ours=not_ours,
+            not_ours=older | {reaper_pid},
+            had_children=bool(older),
         ).run()
     finally:
         run_dir.close()

@@ -45,14 +45,14 @@ class AttemptPlan(NamedTuple):
 class Rank:
     """A started rank."""
 
-    __slots__ = ("child", "end", "place", "signalled", "stderr_path", "streams")
+    __slots__ = ("child", "end", "place", "signals", "stderr_path", "streams")
 
     def __init__(self, place: RankPlace, child: Child, streams: list[RankStream], stderr_path: str) -> None:
         self.place = place
         self.child = child
         self.streams = streams
         self.stderr_path = stderr_path
-        self.signalled = False
+        self.signals: set[int] = set()  # that saferun sent to it
         self.end: RankEnd | None = None
 
 
@@ -166,7 +166,7 @@ class RankGroup:
             if self._config.output.prefix is None and self._config.output.legacy_template is None and not teed:
                 return None, 2 if is_stderr else 1, ""
         read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
-        files = tuple(FileSink(path, self._warn) for path in paths)
+        files = tuple(FileSink(path, self._run_dir.lost) for path in paths)
         console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
         line_filter = None
         if teed and (shared := self._filters[is_stderr]) is not None:
@@ -226,9 +226,9 @@ class RankGroup:
         logs, destinations = self._config.logs, self._plan.destinations
         out = err = None
         if logs.duplicate_stdout_filters:
-            out = (logs.duplicate_stdout_filters, FileSink(destinations.filtered_stdout, self._warn))
+            out = (logs.duplicate_stdout_filters, FileSink(destinations.filtered_stdout, self._run_dir.lost))
         if logs.duplicate_stderr_filters:
-            err = (logs.duplicate_stderr_filters, FileSink(destinations.filtered_stderr, self._warn))
+            err = (logs.duplicate_stderr_filters, FileSink(destinations.filtered_stderr, self._run_dir.lost))
         return out, err
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class RankGroup:
         """Send a signal to the process groups of ranks that have not ended."""
         for rank in self.ranks:
             if rank.place.local_rank in local_ranks and rank.end is None:
-                rank.signalled = True
+                rank.signals.add(signum)
                 signal_group(rank.child, signum)
 
     def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
@@ -261,7 +261,7 @@ class RankGroup:
             status,
             at=at,
             time=time,
-            stopped_by_us=rank.signalled,
+            stopped_by_us=bool(rank.signals) and (status.signum is None or status.signum in rank.signals),
             clock=strftime("%H:%M:%S", localtime(time)),
         )
 
@@ -310,30 +310,17 @@ def _take_in(rank: Rank, at: float) -> None:
 
 
 def plan_environs(
-    config: LaunchConfig,
-    placement: Placement,
-    attempt: int,
-    destinations: LogDestinations | None,
-    environ: Mapping[str, str],
-    extra: Mapping[str, str],
+    config: LaunchConfig, placement: Placement, attempt: int, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], ...]:
-    """The whole environment of each rank of this host.
+    """The environment of each rank of this host, without what depends on where its files are.
 
     Args:
         config: the launch.
         placement: this host's place in the job.
         attempt: 0 for the first.
-        destinations: gives TORCHELASTIC_ERROR_FILE; None leaves it out.
         environ: what the ranks inherit.
-        extra: saferun's own variables.
 
     Raises:
         UsageError: the environment and the options contradict each other.
     """
-    environs = []
-    for place in placement.ranks:
-        whole = {**environ, **rank_environ(config, placement, place, attempt, environ), **extra}
-        if destinations is not None:
-            whole["TORCHELASTIC_ERROR_FILE"] = destinations.error_files[place.local_rank]
-        environs.append(whole)
-    return tuple(environs)
+    return tuple({**environ, **rank_environ(config, placement, place, attempt, environ)} for place in placement.ranks)

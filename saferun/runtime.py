@@ -49,8 +49,8 @@ from saferun.host.error_files import copy_root_cause, read_error_file, write_lau
 from saferun.host.log_files import LogDirectory
 from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
-from saferun.host.procfs import descendants_of
-from saferun.host.run_dir import RunDirectory, shorter_path
+from saferun.host.procfs import belongs_to_run, descendants_of
+from saferun.host.run_dir import RunDirectory, current_directory, shorter_path
 from saferun.model import (
     Diagnosis,
     Evidence,
@@ -85,6 +85,7 @@ class Runtime:
         host: the host's short name.
         run_id: marks the processes of this run.
         not_ours: children of this process that have nothing to do with the launch.
+        had_children: whether this process had children before the launch.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Runtime:
         host: str,
         run_id: str,
         not_ours: frozenset[int],
+        had_children: bool,
     ) -> None:
         self._config = config
         self._environ = environ
@@ -107,6 +109,7 @@ class Runtime:
         self._host = host
         self._run_id = run_id
         self._not_ours = not_ours
+        self._had_children = had_children
         self._poller = Poller()
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
@@ -153,7 +156,6 @@ class Runtime:
 
     def run(self) -> Finish:
         """Carry the launch out. Returns how saferun is to end."""
-        self._write_run_json(None)
         self._open_wakeup()
         self._events.append(LaunchRequested(time.monotonic(), 0))
         try:
@@ -280,7 +282,7 @@ class Runtime:
             "logs": None,
         }
         if logs.logs_specs is not None:
-            preparation["environs"] = plan_environs(self._config, self._placement, action.attempt, None, {}, {})
+            preparation["environs"] = plan_environs(self._config, self._placement, action.attempt, {})
             preparation["logs"] = {
                 "name": logs.logs_specs,
                 "log_dir": logs.log_dir,
@@ -296,11 +298,11 @@ class Runtime:
         assert placement is not None  # noqa: S101 - CHECKING has set it
         changed: list[dict[str, str]] = []
         try:
+            environs = plan_environs(self._config, placement, attempt, self._environ)
             if logs is None:
                 destinations = self._logs.destinations(placement, attempt)
             else:
                 destinations, changed = _destinations_from(logs)
-            environs = plan_environs(self._config, placement, attempt, destinations, self._environ, self._own_environ())
         except SaferunError as error:
             self._start_failed(attempt, error)
             return
@@ -308,6 +310,13 @@ class Runtime:
             what = f"log files cannot be made: {error.filename or ''}: {error.strerror}"
             self._start_failed(attempt, SaferunError(what, "pass another --log-dir, or make room there"))
             return
+        # Nothing that is asked for is impossible: from here on the launch leaves files.
+        self._run_dir.open()
+        if attempt == 0:
+            self._write_run_json(None)
+        own = self._own_environ()
+        for environ, error_file in zip(environs, destinations.error_files, strict=True):
+            environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)
         for environ, more in zip(environs, changed, strict=False):
             environ.update(more)
         prefixes = tuple(map(tuple, numactl)) if numactl else ((),) * len(placement.ranks)
@@ -420,7 +429,11 @@ class Runtime:
             leave_out.add(self._store.pid)
         if self._group is not None:
             leave_out.update(self._group.by_pid)  # given up: in an uninterruptible sleep
-        return descendants_of(os.getpid(), frozenset(leave_out))
+        pids = descendants_of(os.getpid(), frozenset(leave_out))
+        if self._had_children:
+            # Orphans of somebody else's family were handed to this process too; only the run's own id tells them apart.
+            return [pid for pid in pids if belongs_to_run(pid, self._run_id)]
+        return pids
 
     def _end_attempt(self, now: float) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
@@ -525,7 +538,7 @@ class Runtime:
             "run.json",
             run_description(
                 self._config,
-                cwd=os.getcwd(),
+                cwd=current_directory(),
                 run_id=self._run_id,
                 python_version=sys.version.split()[0],
                 torch_version=torch_version,
@@ -540,7 +553,7 @@ class Runtime:
         self._sweep_at = None
         self._end_attempt(time.monotonic())
         self._store.close()
-        for pid in descendants_of(os.getpid(), self._not_ours):
+        for pid in self._descendants():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         reap()

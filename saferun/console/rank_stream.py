@@ -17,19 +17,17 @@ class FileSink:
 
     Args:
         path: the file; made anew.
-        warn: told why, once, when writing fails.
-        append: keep what the file holds.
+        lost: told why, once, when writing fails.
     """
 
-    def __init__(self, path: str, warn: Callable[[str], None], *, append: bool = False) -> None:
+    def __init__(self, path: str, lost: Callable[[str, OSError], None]) -> None:
         self.path = path
-        self._warn = warn
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (0 if append else os.O_TRUNC)
+        self._lost = lost
         self._fd = -1
         try:
-            self._fd = os.open(path, flags, 0o666)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | os.O_TRUNC, 0o666)
         except OSError as error:
-            warn(f"{path}: {error.strerror}")
+            lost(path, error)
 
     def write(self, chunk: bytes) -> None:
         """Write it all, or give the file up."""
@@ -41,7 +39,7 @@ class FileSink:
                 chunk = chunk[written:]
                 written = os.write(self._fd, chunk)
         except OSError as error:
-            self._warn(f"{self.path}: {error.strerror}")
+            self._lost(self.path, error)
             self.close()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.target import Target
@@ -21,10 +22,10 @@ class Screen:
         stdout: descriptor; ``stderr`` likewise. Where both lead to the same file they share one queue, so that a line
             of one never lands within a line of the other.
         skipping: whether lines may be skipped for a slow reader (they are kept in files).
-        where: where skipped lines can be read.
+        where: tells where skipped lines can be read.
     """
 
-    def __init__(self, stdout: int, stderr: int, *, skipping: bool, where: str) -> None:
+    def __init__(self, stdout: int, stderr: int, *, skipping: bool, where: Callable[[], str]) -> None:
         self.out = _Pane(Target(stdout, skipping=skipping, where=where))
         out_stat, err_stat = os.fstat(stdout), os.fstat(stderr)
         same = (out_stat.st_dev, out_stat.st_ino, out_stat.st_rdev) == (

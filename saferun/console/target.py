@@ -20,10 +20,10 @@ class Target:
     Args:
         fd: the descriptor; left as it is, since others share its open file.
         skipping: whether lines may be skipped when the reader is too slow.
-        where: where skipped lines can be read, for the note about them.
+        where: tells where skipped lines can be read, for the note about them.
     """
 
-    def __init__(self, fd: int, *, skipping: bool, where: str) -> None:
+    def __init__(self, fd: int, *, skipping: bool, where: Callable[[], str]) -> None:
         mode = os.fstat(fd).st_mode
         self.is_terminal = os.isatty(fd)
         self.is_broken = False
@@ -123,7 +123,7 @@ class Target:
 
     def _queue_note(self) -> None:
         count, self._skipped_lines = self._skipped_lines, 0
-        note = f"saferun: this output is read too slowly: {count} lines skipped here; {self._where}\n"
+        note = f"saferun: this output is read too slowly: {count} lines skipped here; {self._where()}\n"
         self.put(self.shape_note(note.encode(errors="backslashreplace")))
 
     # ----------------------------------------------------------------------------------------------------------------

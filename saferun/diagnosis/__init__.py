@@ -30,7 +30,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
-    """When a rank failed, in seconds since the epoch: when it raised its exception, if its error file can be believed."""
+    """When a rank failed, in seconds since the epoch: when it raised, if its error file can be believed."""
     started_time = end.time - (end.at - started_at)
     if output is None or not started_time - _ERROR_FILE_RESOLUTION_S <= output.error_time:
         return end.time

@@ -55,21 +55,29 @@ def _holder(port: int) -> str:
 
     unseen = "a process that this user cannot see"
     try:
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.pid:
-                process = psutil.Process(connection.pid)
-                return f"pid {connection.pid} ({_program(process.cmdline()) or process.name()})"
-    except (psutil.Error, OSError):
+        holders = {
+            connection.pid
+            for connection in psutil.net_connections(kind="tcp")
+            if connection.pid and connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,)
+        }
+        # A socket may have been inherited; the oldest of its processes is the one that people know.
+        process = min(map(psutil.Process, holders), key=psutil.Process.create_time)
+        return f"pid {process.pid} ({_program(process.cmdline()) or process.name()})"
+    except (psutil.Error, OSError, ValueError):
         return unseen
-    return unseen
 
 
 def _program(cmdline: list[str]) -> str:
-    """The script of an interpreter's command line, else the program."""
+    """The script or module of an interpreter's command line, else the program."""
     names = [part.rsplit("/", 1)[-1] for part in cmdline]
-    if names and names[0].startswith("python"):
-        return next((name for name in names[1:] if name.endswith(".py")), names[0])
-    return names[0] if names else ""
+    if not names or not names[0].startswith("python"):
+        return names[0] if names else ""
+    for i, name in enumerate(names[1:], 1):
+        if name == "-m" and i + 1 < len(names):
+            return names[i + 1]
+        if not name.startswith("-"):
+            return name
+    return names[0]
 
 
 def short_host_name() -> str:

@@ -86,11 +86,16 @@ def processes_of_run(run_id: str) -> list[int]:
     mine = os.getpid()
     found = []
     for pid in _all_pids():
-        if pid != mine and _belongs(_read(f"/proc/{pid}/environ"), run_id.encode()):
+        if pid != mine and belongs_to_run(pid, run_id):
             stat = read_stat(pid)
             if stat is not None and stat.state not in "ZX":
                 found.append(pid)
     return found
+
+
+def belongs_to_run(pid: int, run_id: str) -> bool:
+    """Whether a process's environment says that it belongs to the run."""
+    return _belongs(_read(f"/proc/{pid}/environ"), run_id.encode())
 
 
 def _belongs(environ: bytes, run_id: bytes) -> bool:

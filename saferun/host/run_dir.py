@@ -28,24 +28,47 @@ class RunDirectory:
     """
 
     def __init__(self, path: str | None, *, wanted: bool, host: str, run_id: str, warn: Callable[[str], None]) -> None:
+        self._chosen = path
+        self._wanted = wanted
+        self._host = host
+        self._run_id = run_id
         self._warn = warn
+        self._has_warned = False
+        self._is_open = False
         self._events_fd = -1
-        self._scratch: str | None = None
+        self._events: list[JsonObject] = []
+        self._has_scratch = False
         self.path: str | None = None
         self.host_path: str | None = None
-        if not wanted:
+
+    def open(self) -> None:
+        """Make the directory. Until now nothing has been written, and events were kept in memory."""
+        if self._is_open:
             return
-        chosen = path or os.path.join(BASE, f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}")
+        self._is_open = True
+        events, self._events = self._events, []
+        if not self._wanted:
+            return
+        ours = self._chosen is None
+        chosen = self._chosen or os.path.join(BASE, f"{time.strftime('%Y%m%d-%H%M%S')}-{self._run_id[:6]}")
         try:
-            self._make(chosen, ours=path is None)
-            self.path = os.path.abspath(chosen)
-            self.host_path = os.path.join(self.path, host)
-            os.makedirs(self.host_path, exist_ok=True)
+            self._make(chosen, ours=ours)
+            path = os.path.abspath(chosen)
+            host_path = _made(os.path.join(path, self._host))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._events_fd = os.open(os.path.join(self.host_path, "events.jsonl"), flags, 0o666)
+            self._events_fd = os.open(os.path.join(host_path, "events.jsonl"), flags, 0o666)
         except OSError as error:
-            self.path = self.host_path = None
-            warn(f"no run directory: {error.filename or chosen}: {error.strerror}; output goes to the console only")
+            self.lost(f"no run directory: {error.filename or chosen}", error)
+            return
+        self.path, self.host_path = path, host_path
+        for event in events:
+            self.write_event(event)
+
+    def lost(self, path: str, error: OSError) -> None:
+        """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{path}: {error.strerror}; what cannot be written to files still goes to the console")
 
     @staticmethod
     def _make(path: str, *, ours: bool) -> None:
@@ -68,30 +91,38 @@ class RunDirectory:
         Raises:
             OSError: not even a temporary directory can be made.
         """
+        self.open()
         below = os.path.join(f"attempt_{attempt}", f"rank_{rank}")
         if self.host_path is not None:
             try:
                 return _made(os.path.join(self.host_path, below))
             except OSError as error:
-                self._warn(f"{error.filename}: {error.strerror}")
+                self.lost(str(error.filename), error)
         return _made(os.path.join(self.scratch(), below))
 
     def scratch(self) -> str:
-        """A private temporary directory that ``close`` removes."""
-        if self._scratch is None:
-            import tempfile
+        """A private temporary directory that ``close`` removes, and the reaper where the supervisor is killed.
 
-            self._scratch = tempfile.mkdtemp(prefix="saferun-")
-        return self._scratch
+        Raises:
+            OSError: it cannot be made.
+        """
+        path = scratch_path(self._run_id)
+        if not self._has_scratch:
+            os.mkdir(path, 0o700)
+            self._has_scratch = True
+        return path
 
     def write_event(self, event: JsonObject) -> None:
         """Append one line to events.jsonl."""
+        if not self._is_open:
+            self._events.append(event)
+            return
         if self._events_fd < 0:
             return
         try:
             os.write(self._events_fd, json.dumps(event, default=str).encode() + b"\n")
         except OSError as error:
-            self._warn(f"events.jsonl: {error.strerror}")
+            self.lost("events.jsonl", error)
             os.close(self._events_fd)
             self._events_fd = -1
 
@@ -107,7 +138,7 @@ class RunDirectory:
                 file.write("\n")
             os.replace(temporary, path)
         except OSError as error:
-            self._warn(f"{path}: {error.strerror}")
+            self.lost(path, error)
             with suppress(OSError):
                 os.unlink(temporary)
 
@@ -116,11 +147,23 @@ class RunDirectory:
         if self._events_fd >= 0:
             os.close(self._events_fd)
             self._events_fd = -1
-        if self._scratch is not None:
-            import shutil
+        if self._has_scratch:
+            remove_scratch(self._run_id)
+            self._has_scratch = False
 
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+
+def scratch_path(run_id: str) -> str:
+    """Where a run's temporary files lie. The id is random and secret until the directory exists."""
+    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"saferun-{run_id}")  # noqa: S108
+
+
+def remove_scratch(run_id: str) -> None:
+    """Remove a run's temporary files, if there are any."""
+    path = scratch_path(run_id)
+    if os.path.isdir(path):
+        import shutil
+
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _made(path: str) -> str:
@@ -135,3 +178,11 @@ def shorter_path(path: str) -> str:
     except OSError:  # the current directory is gone
         return path
     return relative if len(relative) < len(path) else path
+
+
+def current_directory() -> str:
+    """The current directory; empty where it has been deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
