@@ -37,8 +37,8 @@ _FOREIGN_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHO
 Result = TypeVar("Result")
 
 
-class BenchmarkError(Exception):
-    """A side did not do its work, so there is nothing to measure."""
+class BenchmarkError(SystemExit):
+    """A side did not do its work, so there is nothing to measure: uncaught, it ends the benchmark with these words."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -69,18 +69,18 @@ def progress(text: str) -> None:
 def command(side: str) -> list[str]:
     """The command that starts the launcher `side`, without options.
 
-    saferun: `python -m saferun`; saferun-script and torchrun: the console scripts beside this Python.
+    saferun: `python -m saferun`; saferun-script and torchrun (-unbuffered): the console scripts beside this Python.
     """
     if side == "saferun":
         return [sys.executable, "-m", "saferun"]
-    return [str(Path(sys.executable).parent / ("saferun" if side == "saferun-script" else side))]
+    return [str(Path(sys.executable).parent / side.removesuffix("-script").removesuffix("-unbuffered"))]
 
 
 def _is_present(side: str) -> bool:
     if side == "saferun":
         installed = importlib.util.find_spec("saferun") is not None
         return installed or (REPOSITORY / "saferun" / "__main__.py").is_file()
-    if side in {"saferun-script", "torchrun"}:
+    if side == "saferun-script" or side.startswith("torchrun"):
         return Path(command(side)[0]).is_file()
     return True
 
@@ -277,7 +277,8 @@ class Scratch:
             for name, value in os.environ.items()
             if name not in _FOREIGN_NAMES and not name.startswith(_FOREIGN_PREFIXES)
         }
-        if importlib.util.find_spec("saferun") is None:
+        # The saferun of this checkout, whichever is installed.
+        if (REPOSITORY / "saferun" / "__main__.py").is_file():
             kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), kept.get("PYTHONPATH")]))
         return {**kept, MARK: self.mark, "BENCHMARK_DIR": str(directory), "TMPDIR": str(self.temporary), **extra}
 
@@ -310,13 +311,17 @@ def finish(process: subprocess.Popen[bytes], directory: Path, timeout_s: float =
     try:
         status: int | str = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        stop(process)
         status = f"not ended after {timeout_s:g} s"
     if status != 0:
-        last_words = (directory / "stderr").read_text(errors="replace")[-2000:]
-        message = f"{process.args!r}: status {status}\n{last_words}"
-        raise BenchmarkError(message)
+        raise BenchmarkError(_words(process, directory, f"status {status}"))
+
+
+def _words(process: subprocess.Popen[bytes], directory: Path, what: str) -> str:
+    """What happened to which command, and the end of its stderr."""
+    assert isinstance(process.args, list)
+    last_words = (directory / "stderr").read_text(errors="replace")[-1500:].strip()
+    return f"{' '.join(process.args)}: {what}\n{last_words}"
 
 
 def stop(process: subprocess.Popen[bytes], timeout_s: float = 60) -> None:
@@ -381,8 +386,8 @@ def _open_for_writing(path: Path, process: subprocess.Popen[bytes]) -> int:
         return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         if process.poll() is not None:
-            message = f"{process.args!r} ended with {process.returncode} before its ranks were at {path.name}"
-            raise BenchmarkError(message) from None
+            what = f"ended with {process.returncode} before its ranks were at {path.name}"
+            raise BenchmarkError(_words(process, path.parent, what)) from None
         return 0
 
 
@@ -416,6 +421,13 @@ def cpu_s(pids: Iterable[int]) -> float:
     The clock of another process, of nanosecond resolution: clock_getcpuclockid(3), whose number is made like this.
     """
     return sum(time.clock_gettime_ns((~pid << 3) | 2) for pid in pids) / 1e9
+
+
+def user_s(pids: Iterable[int]) -> float:
+    """The part of it that was spent outside of the kernel, in steps of a clock tick (10 ms), see proc(5)."""
+    # The name in parentheses may hold spaces; user time is the 14th field, the 12th after it.
+    stats = [Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(fields[11]) for fields in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def settle(pids: Callable[[], list[int]], share: float = 0.03, window_s: float = 0.25, timeout_s: float = 120) -> None:

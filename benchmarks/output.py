@@ -1,6 +1,7 @@
 """Output: what a line costs the launcher, how late it comes, and whether a stopped reader stalls a rank.
 
-python benchmarks/output.py [--quick] [--sides cat,saferun,torchrun] [--only cost,latency,stopped]
+python benchmarks/output.py [--quick] [--sides cat,saferun,torchrun,torchrun-unbuffered]
+                                   [--only cost,latency,stopped]
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ from measure import (
     read_memory,
     say_machine,
     settle,
+    user_s,
 )
 
 LINE_BYTES = 100
+UNBUFFERED = "torchrun-unbuffered"
+"""torchrun with PYTHONUNBUFFERED, as many container images set it: its lines come sooner, and cost a write each."""
 SLOW_READ_BYTES, SLOW_PAUSE_S = 65536, 0.004
 """The slow pipe: 64 KiB, then a pause; 16 MB/s at most."""
 LINE = re.compile(rb"^(?:\[[^\]\n]*\]:? ?)?R\d{2} N\d{7} x{86}$", re.MULTILINE)
@@ -134,6 +138,8 @@ class Run:
                 self._writers.append(writer)
         else:
             kept = ["--run-dir", "runs"] if side.startswith("saferun") else ["--tee", "3", "--log-dir", "logs"]
+            if side == UNBUFFERED:
+                extra["PYTHONUNBUFFERED"] = "1"
             arguments = [*command(side), "--nproc_per_node", str(ranks), *kept, script]
             self._ends.append(start(arguments, stdout=output, extra=extra))
         if isinstance(output, int):
@@ -145,22 +151,28 @@ class Run:
         """The processes between ranks and reader, lowest first."""
         return marked_pids(self._scratch.mark, without_ranks=True)
 
-    def begin(self) -> float:
-        """Waits for the ranks, and for the launcher to have nothing else to do; lets go; returns its CPU seconds."""
+    def begin(self) -> tuple[float, float]:
+        """Waits for the ranks, and for the launcher to have nothing else to do; lets go.
+
+        Returns:
+            The CPU seconds of the launcher so far, all and in user mode.
+        """
         self._go.wait(self._ends[0])
         settle(self.launcher_pids)
-        used_s = cpu_s(self.launcher_pids())
+        pids = self.launcher_pids()
+        used = cpu_s(pids), user_s(pids)
         self._go.open()
-        return used_s
+        return used
 
-    def drain(self, reader: Reader | None) -> float:
-        """Waits until the ranks have written and nothing moves any more; returns the launcher's CPU seconds."""
+    def drain(self, reader: Reader | None) -> tuple[float, float]:
+        """Waits until the ranks have written and nothing moves any more; returns the same as `begin`."""
         self._done.wait(self._ends[0], timeout_s=300)
         received = -1
         while received != (received := self._received_bytes(reader)):
             # The smallest load of a slow reader may hide below this share, so the count of bytes has a say too.
             settle(self.launcher_pids, share=0.1)
-        return cpu_s(self.launcher_pids())
+        pids = self.launcher_pids()
+        return cpu_s(pids), user_s(pids)
 
     def _received_bytes(self, reader: Reader | None) -> int:
         return reader.received_bytes if reader else (self.directory / "console").stat().st_size
@@ -195,14 +207,14 @@ def measure_cost(scratch: Scratch, side: str, script: str, ranks: int, lines: in
     reader = Reader(read_end, SLOW_PAUSE_S) if read_end is not None else None
     if reader:
         reader.start()
-    used_s = -run.begin()
-    used_s += run.drain(reader)
+    before, after = run.begin(), run.drain(reader)
     run.end(reader)
     console = b"".join(chunk for _, chunk in reader.chunks) if reader else (run.directory / "console").read_bytes()
     if read_end is not None:
         os.close(read_end)
     result = {
-        "cpu": used_s / lines * 1e6,
+        "cpu": (after[0] - before[0]) / lines * 1e6,
+        "user": (after[1] - before[1]) / lines * 1e6,
         "writing": max(total_ms for _, total_ms in run.write_ms()) / 1e3 / lines * 1e6,
         "console": 100 * whole_lines(console) / lines,
     }
@@ -262,13 +274,13 @@ def measure_stopped(scratch: Scratch, side: str, script: str, lines: int, stop_s
 def main(options: Options) -> None:
     """Measures the parts asked for and prints one table each."""
     say_machine("output", options)
-    table = Table(("torchrun", "cat"))
+    table = Table(("torchrun", UNBUFFERED, "cat"))
     exact: Bars = {"saferun": (Bar(100, at_least=True),)}
     with Scratch() as scratch:
         bulk, trickle = scratch.script("bulk.py", BULK), scratch.script("trickle.py", TRICKLE)
         if "cost" in options.only:
             lines = 200_000 if options.quick else 1_000_000
-            rounds = options.rounds or 3
+            rounds = options.rounds or (3 if options.quick else 5)
             for ranks, slow in ((2, False), (2, True), (8, False), (8, True)):
                 sink = "slow pipe" if slow else "file"
                 progress(f"{lines} lines of {ranks} ranks to a {sink}, {rounds} rounds")
@@ -277,6 +289,7 @@ def main(options: Options) -> None:
                 what = f"{ranks} ranks to a {sink}"
                 bars: Bars = {"saferun": (Bar(0.1, "torchrun"),)}
                 table.add(f"{what}: launcher's CPU for 1 M lines", "s", values["cpu"], bars)
+                table.add(f"{what}: in user mode", "s", values["user"])
                 table.add(f"{what}: ranks' writing of 1 M lines", "s", values["writing"])
                 table.add(f"{what}: whole lines at the console", "%", values["console"], None if slow else exact)
                 table.add(f"{what}: lines in the ranks' files", "%", values.get("files", {}), exact)
@@ -306,4 +319,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(parse_options(__doc__, ("cat", "saferun", "torchrun"), ("cost", "latency", "stopped")))
+    main(parse_options(__doc__, ("cat", "saferun", "torchrun", UNBUFFERED), ("cost", "latency", "stopped")))

@@ -108,6 +108,7 @@ class RankGroup:
         opened: list[int] = []
         streams: list[RankStream] = []
         stderr_path = ""
+        child: Child | None = None
         try:
             targets = []
             for is_stderr in (False, True):
@@ -121,8 +122,6 @@ class RankGroup:
                 targets.append(target)
             child = spawn(argv, environ, stdout=targets[0], stderr=targets[1], prepare=self._prepare)
         except SpawnError as error:
-            for stream in streams:
-                stream.close()
             raise SaferunError(
                 f"rank {place.rank} cannot be started: {argv[0]}: {error}",
                 "check that the program exists and may be executed"
@@ -136,6 +135,9 @@ class RankGroup:
         finally:
             for fd in opened:
                 os.close(fd)
+            if child is None:
+                for stream in streams:
+                    stream.close()
         rank = Rank(place, child, streams, stderr_path)
         self.ranks.append(rank)
         self.by_pid[child.pid] = rank

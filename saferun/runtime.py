@@ -132,6 +132,7 @@ class Runtime:
         self._survivors: tuple[ProcessState, ...] = ()
         self._outputs: tuple[RankOutput, ...] = ()
         self._swept: set[int] = set()
+        self._given_up: set[int] = set()  # leftovers of earlier attempts that no signal ends
         self._sweep_at: float | None = None
         self._sweep_kill_at = 0.0
         self._waiting_for_room: set[int] = set()
@@ -179,14 +180,14 @@ class Runtime:
 
     def _wait(self) -> None:
         """Wait for the next thing to happen and take it in."""
+        if self._paused:
+            self._resume_streams()
         self._watch_for_room()
         now = time.monotonic()
         moments = (self._supervisor.deadline, self._screen.deadline(), self._store.deadline, self._sweep_at)
         due = min((moment for moment in moments if moment is not None), default=None)
         self._poller.wait(None if due is None else max(due - now, 0.0))
         now = time.monotonic()
-        if self._paused:
-            self._resume_streams()
         self._screen.tick(now)
         if self._sweep_at is not None and self._sweep_at <= now:
             self._sweep(now)
@@ -377,7 +378,6 @@ class Runtime:
         self._poller.watch(stream.fd, on_readable)
 
     def _resume_streams(self) -> None:
-        self._screen.flush()
         paused, self._paused = self._paused, []
         for stream in paused:
             if stream.is_full:
@@ -422,6 +422,16 @@ class Runtime:
             self._swept.add(pid)
         self._sweep_at = now + _SWEEP_INTERVAL_S
 
+    def _end_sweep(self) -> None:
+        """The time for it is over: what is still there is named and left, and the next attempt is not disturbed."""
+        if self._sweep_at is None:
+            return
+        self._sweep_at = None
+        left = self._descendants()
+        if left:
+            self._given_up.update(left)
+            self._warn(f"could not be ended and is left behind: pid {', '.join(map(str, left))}")
+
     def _descendants(self) -> list[int]:
         """Processes that came from the ranks, the ranks themselves apart."""
         leave_out = set(self._not_ours)
@@ -429,6 +439,7 @@ class Runtime:
             leave_out.add(self._store.pid)
         if self._group is not None:
             leave_out.update(self._group.by_pid)  # given up: in an uninterruptible sleep
+        leave_out.update(self._given_up)
         pids = descendants_of(os.getpid(), frozenset(leave_out))
         if self._had_children:
             # Orphans of somebody else's family were handed to this process too; only the run's own id tells them apart.
@@ -437,6 +448,7 @@ class Runtime:
 
     def _end_attempt(self, now: float) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
+        self._end_sweep()
         self._paused.clear()
         self._store.deadline = None
         group = self._group
@@ -480,6 +492,8 @@ class Runtime:
         self._screen.say("\n".join(lines))
         if not action.restarting:
             self._write_error_file(action.diagnosis)
+        if self._group is not None:
+            self._given_up.update(self._group.by_pid)
         self._group = None
 
     def _write_error_file(self, diagnosis: Diagnosis) -> None:
@@ -550,7 +564,6 @@ class Runtime:
 
     def _end(self) -> None:
         """Whatever the reason for the end: no process of ours lives on, and the console has everything."""
-        self._sweep_at = None
         self._end_attempt(time.monotonic())
         self._store.close()
         for pid in self._descendants():
@@ -566,8 +579,6 @@ class Runtime:
         patience_s = _DRAIN_S if self._run_dir.path is not None else None
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
-        for pane in self._screen.panes:
-            poll.register(pane.target.fd, select.POLLOUT)
         give_up_at = time.monotonic() + _DRAIN_S
         while True:
             if self._screen.flush():
@@ -575,6 +586,12 @@ class Runtime:
             left_s = give_up_at - time.monotonic()
             if self._screen.is_empty or (patience_s is not None and left_s <= 0):
                 return
+            for pane in self._screen.panes:
+                if pane.target.is_empty:
+                    with suppress(KeyError):
+                        poll.unregister(pane.target.fd)
+                else:
+                    poll.register(pane.target.fd, select.POLLOUT)
             ready = poll.poll(None if patience_s is None else left_s * 1000)
             if any(fd == self._wake_read for fd, _ in ready) and any(
                 signum in self._config.signals for signum in os.read(self._wake_read, 4096)

@@ -14,7 +14,7 @@ from saferun.console.lines import LineAssembler
 from saferun.events import Event, StartFailed, StoreMissed, StoreServed
 from saferun.host.children import SpawnError
 from saferun.host.coordinator_link import CoordinatorLink
-from saferun.host.net import listen
+from saferun.host.net import hold_port
 from saferun.host.poller import Poller
 from saferun.model import JsonObject
 
@@ -61,7 +61,8 @@ class StoreService:
         self._on_ready = on_ready
         self._on_torch = on_torch
         self._on_words = on_words
-        self._listener: socket.socket | None = None
+        self._port: socket.socket | None = None  # bound to the end
+        self._listener: socket.socket | None = None  # the same, where the coordinator serves the store on it
         self._link: CoordinatorLink | None = None
         self._links_opened = 0
         self._preparing = False
@@ -78,13 +79,11 @@ class StoreService:
         Raises:
             SaferunError: it cannot be had.
         """
-        listener = listen(self._config.rendezvous.master_port)
-        port: int = listener.getsockname()[1]
-        if self._config.rendezvous.agent_store:
-            self._listener = listener
-        else:
-            # The user wants rank 0 to serve the store itself, on a port that was free a moment ago.
-            listener.close()
+        rendezvous = self._config.rendezvous
+        # Without an agent store rank 0 serves the store itself, on a port that is only held for it.
+        self._port = hold_port(rendezvous.master_port, listening=rendezvous.agent_store)
+        self._listener = self._port if rendezvous.agent_store else None
+        port: int = self._port.getsockname()[1]
         return port
 
     @property
@@ -98,6 +97,9 @@ class StoreService:
         Args:
             preparation: what only torch can answer about the attempt, if anything.
         """
+        if self._listener is not None:
+            # What the attempt before missed, the next one gets anew.
+            self._poller.unwatch(self._listener.fileno())
         if self._needs_whole_torch:
             self._preparing = True
             self._open_link()
@@ -231,8 +233,8 @@ class StoreService:
         """End the coordinator and give the port back. Events that are on their way are let through first."""
         if self._link is not None:
             self._end_link(self._link)
-        if self._listener is not None:
-            self._listener.close()
+        if self._port is not None:
+            self._port.close()
 
     def _end_link(self, link: CoordinatorLink) -> None:
         if self._hands_on_events:

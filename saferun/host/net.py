@@ -6,15 +6,18 @@ import errno
 import socket
 
 from saferun.errors import SaferunError
+from saferun.host.procfs import listeners_on, read_cmdline, read_stat
 
 _BACKLOG = 4096
 
 
-def listen(port: int | None) -> socket.socket:
-    """Bind and listen on a TCP port of all addresses, IPv6 and IPv4, as torch's TCPStore does.
+def hold_port(port: int | None, *, listening: bool = True) -> socket.socket:
+    """Bind a TCP port of all addresses, IPv6 and IPv4, as torch's TCPStore does.
 
     Args:
         port: the port; None or 0: the kernel chooses a free one.
+        listening: whether to listen on it as well. A port that is only held can be listened on by a program that
+            binds it with SO_REUSEADDR, as torch does, and is given to nobody else.
 
     Raises:
         SaferunError: the port is taken (the message names the process that holds it, where it can be seen), or may
@@ -23,11 +26,16 @@ def listen(port: int | None) -> socket.socket:
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if port:
+            # Connections of an earlier job may still linger on the port. Not where the kernel chooses: it would take a
+            # port that another launch holds in the same way.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port or 0))  # noqa: S104 - as torch's store does
-        sock.listen(_BACKLOG)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listening:
+            sock.listen(_BACKLOG)
     except OverflowError:
         sock.close()
         raise SaferunError(f"--master-port {port} is not a port", "use a number from 0 to 65535", 2) from None
@@ -51,27 +59,19 @@ def _explain(error: OSError, port: int) -> SaferunError:
 
 def _holder(port: int) -> str:
     """Who listens on the port, as ``pid 4711 (train.py)``; the honest unknown where it cannot be seen."""
-    import psutil
-
-    unseen = "a process that this user cannot see"
-    try:
-        holders = {
-            connection.pid
-            for connection in psutil.net_connections(kind="tcp")
-            if connection.pid and connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,)
-        }
-        # A socket may have been inherited; the oldest of its processes is the one that people know.
-        process = min(map(psutil.Process, holders), key=psutil.Process.create_time)
-        return f"pid {process.pid} ({_program(process.cmdline()) or process.name()})"
-    except (psutil.Error, OSError, ValueError):
-        return unseen
+    pids = listeners_on(port)
+    if not pids:
+        return "a process that this user cannot see"
+    # A socket may have been inherited; the oldest of its processes is the one that people know.
+    oldest = min(pids, key=lambda pid: (stat.start_ticks if (stat := read_stat(pid)) else 0, pid))
+    return f"pid {oldest} ({_program(read_cmdline(oldest))})"
 
 
 def _program(cmdline: list[str]) -> str:
     """The script or module of an interpreter's command line, else the program."""
     names = [part.rsplit("/", 1)[-1] for part in cmdline]
     if not names or not names[0].startswith("python"):
-        return names[0] if names else ""
+        return names[0] if names else "gone meanwhile"
     for i, name in enumerate(names[1:], 1):
         if name == "-m" and i + 1 < len(names):
             return names[i + 1]

@@ -9,6 +9,8 @@ from saferun.model import ProcessState
 
 _RUN_ID = b"SAFERUN_RUN_ID="
 _OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
+_LISTENING = b"0A"  # TCP_LISTEN in include/net/tcp_states.h
+_INODE_FIELD = 9
 
 
 class Stat(NamedTuple):
@@ -106,6 +108,43 @@ def _belongs(environ: bytes, run_id: bytes) -> bool:
             return True
         if entry.startswith(_OUTER_RUNS) and run_id in entry[len(_OUTER_RUNS) :].split(b":"):
             return True
+    return False
+
+
+def read_cmdline(pid: int) -> list[str]:
+    """A process's command line; empty where it is gone."""
+    return [part.decode(errors="replace") for part in _read(f"/proc/{pid}/cmdline").split(b"\0") if part]
+
+
+def listeners_on(port: int) -> list[int]:
+    """The processes that have a TCP socket listening on a port, as far as this user may see them.
+
+    Source: proc(5), /proc/net/tcp and /proc/PID/fd.
+    """
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in _read(table).splitlines()[1:]:
+            fields = line.split()
+            if (
+                len(fields) > _INODE_FIELD
+                and fields[3] == _LISTENING
+                and int(fields[1].rpartition(b":")[2], 16) == port
+            ):
+                sockets.add(f"socket:[{fields[_INODE_FIELD].decode()}]")
+    return [pid for pid in _all_pids() if sockets and _has_open(pid, sockets)]
+
+
+def _has_open(pid: int, targets: set[str]) -> bool:
+    try:
+        fds = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for fd in fds:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{fd}") in targets:
+                return True
+        except OSError:
+            continue
     return False
 
 

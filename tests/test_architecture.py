@@ -1,0 +1,301 @@
+"""Who may import whom, read from the syntax tree, and what a start may load."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "saferun"
+
+# From the ground up. A room may import the rooms of the rows above its own, and itself.
+ROWS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("model",),
+    ("events", "config"),
+    ("policy", "diagnosis", "topology", "schedulers"),
+    ("supervisor",),
+    ("host",),
+    ("captures", "checks", "console", "report", "profiles"),
+    ("rank_group", "store_service"),
+    ("runtime",),
+    ("launcher",),
+    ("cli", "ctl"),
+    ("__main__", "option_table"),
+)
+ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+# These need no place in the order: the package itself holds the version, the coordinator is a process of its own.
+APART = {"__init__", "coordinator"}
+
+# Reading these sources would be enough to know that no test of them ever needs a machine, a clock or a child.
+PURE = (
+    "errors",
+    "model",
+    "events",
+    "config",
+    "policy",
+    "diagnosis",
+    "topology",
+    "schedulers",
+    "supervisor",
+    "console/lines",
+    "console/prefix",
+    "report/text",
+    "report/redaction",
+)
+# ``signal`` is not among them: the names and numbers of signals are plain values. What does something is below.
+IMPURE_MODULES = frozenset(
+    [
+        "asyncio",
+        "atexit",
+        "concurrent",
+        "ctypes",
+        "datetime",
+        "fcntl",
+        "glob",
+        "io",
+        "logging",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "platform",
+        "posix",
+        "psutil",
+        "pty",
+        "random",
+        "resource",
+        "secrets",
+        "select",
+        "selectors",
+        "shutil",
+        "socket",
+        "socketserver",
+        "sqlite3",
+        "ssl",
+        "subprocess",
+        "sys",
+        "syslog",
+        "tempfile",
+        "termios",
+        "threading",
+        "time",
+        "torch",
+        "tty",
+        "uuid",
+        "_thread",
+    ]
+)
+IMPURE_BUILTINS = frozenset({"breakpoint", "compile", "eval", "exec", "input", "open", "print", "__import__"})
+
+NOT_AT_START = (
+    "asyncio",
+    "dataclasses",
+    "importlib.metadata",
+    "inspect",
+    "logging",
+    "pathlib",
+    "psutil",
+    "pynvml",
+    "shutil",
+    "subprocess",
+    "tempfile",
+    "tenacity",
+    "torch",
+    "yaml",
+)
+
+
+def _sources(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def _name(path: Path) -> str:
+    """``saferun/host/net.py`` -> ``saferun.host.net``; a package is named like its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+def _room(module: str) -> str:
+    """``saferun.host.net`` -> ``host``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
+    """All modules that a source imports, anywhere in it, with the lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import; write the full name"
+            module = node.module or ""
+            yield module, node.lineno
+            if module == "saferun":
+                # ``from saferun import topology`` is an import of the room.
+                for alias in node.names:
+                    if alias.name != "__version__":
+                        yield f"saferun.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and _called(node) in {"import_module", "importlib.import_module", "__import__"}:
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield argument.value, node.lineno
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
+def _is_of(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def _upward(importer: str, imported: str) -> bool:
+    """Whether one room may not import another."""
+    if imported in {importer, "__init__"}:
+        return False
+    return ROW_OF[imported] >= ROW_OF[importer]
+
+
+def _pure_sources() -> list[Path]:
+    paths: list[Path] = []
+    for name in PURE:
+        path = PACKAGE / f"{name}.py"
+        paths.extend(_sources(PACKAGE / name) if (PACKAGE / name).is_dir() else [path] if path.exists() else [])
+    return paths
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    """A room that is not in the list would escape every rule below."""
+    rooms = {_room(_name(path)) for path in _sources(PACKAGE)}
+    assert not rooms - set(ROW_OF) - APART
+
+
+def test_imports_go_down_only() -> None:
+    """What lies below can be understood without what lies above; rooms of one row do not know each other."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {_room(_name(path))} imports {module}"
+        for path in _sources(PACKAGE)
+        for module, line in _imports(path)
+        if _is_of(module, "saferun")
+        and _room(_name(path)) in ROW_OF
+        and _room(module) in ROW_OF
+        and _upward(_room(_name(path)), _room(module))
+    ]
+    assert not wrong
+
+
+def test_torch_is_imported_by_the_coordinator_alone() -> None:
+    """What watches must not depend on what it watches."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: imports {module}"
+        for path in _sources(PACKAGE)
+        if _room(_name(path)) != "coordinator"
+        for module, line in _imports(path)
+        if _is_of(module, "torch")
+    ]
+    assert not wrong
+
+
+def test_nothing_imports_the_coordinator() -> None:
+    """It is started as a process; an import would bring torch into whoever does it."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: imports {module}"
+        for path in _sources(PACKAGE)
+        if _room(_name(path)) != "coordinator"
+        for module, line in _imports(path)
+        if _is_of(module, "saferun.coordinator")
+    ]
+    assert not wrong
+
+
+def test_the_coordinator_knows_only_the_ground_floor() -> None:
+    """It shares values and errors with the supervisor, and nothing that does anything."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: imports {module}"
+        for path in _sources(PACKAGE / "coordinator")
+        for module, line in _imports(path)
+        if _is_of(module, "saferun") and _room(module) not in {"coordinator", "errors", "model", "__init__"}
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", _pure_sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_pure_layers_touch_neither_clock_nor_system(path: Path) -> None:
+    """Events in, actions out: this is what makes them testable without sleeping."""
+    wrong = [f"{line}: imports {module}" for module, line in _imports(path) if module.split(".")[0] in IMPURE_MODULES]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and _called(node) in IMPURE_BUILTINS:
+            wrong.append(f"{node.lineno}: calls {_called(node)}")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal":
+            # The numbers are values; ``signal.signal`` and its like do something.
+            allowed = node.attr == "Signals" or (node.attr.startswith("SIG") and not node.attr.startswith("SIG_"))
+            if not allowed:
+                wrong.append(f"{node.lineno}: uses signal.{node.attr}")
+        if isinstance(node, ast.ImportFrom) and node.module == "signal":
+            wrong.append(f"{node.lineno}: imports from signal by name")
+    assert not wrong
+
+
+def test_every_pure_layer_is_looked_at() -> None:
+    """The test above would pass on files that it does not find."""
+    found = {str(path.relative_to(PACKAGE)) for path in _pure_sources()}
+    assert {"supervisor.py", "diagnosis/__init__.py", "console/lines.py", "report/text.py", "topology.py"} <= found
+
+
+def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
+    """A rule that never fails is none: each way to write an import is read."""
+    source = tmp_path / "sample.py"
+    source.write_text(
+        "import os.path\n"
+        "from saferun import runtime\n"
+        "def f():\n"
+        "    from torch.distributed import x\n"
+        "    import importlib\n"
+        "    importlib.import_module('saferun.coordinator.store')\n",
+        encoding="utf-8",
+    )
+    modules = {module for module, _ in _imports(source)}
+    assert {"os.path", "saferun.runtime", "torch.distributed", "saferun.coordinator.store"} <= modules
+    assert _upward("host", "runtime")
+    assert _upward("console", "report")
+    assert not _upward("runtime", "host")
+    assert not _upward("host", "host")
+
+
+def test_a_start_loads_only_what_it_needs() -> None:
+    """Every launch pays for what is imported before the ranks run."""
+    program = "import saferun.cli, saferun.launcher, sys; print(*sorted(sys.modules), sep='\\n')"
+    done = subprocess.run(
+        # Without site, so that what an environment's .pth files load is not blamed on saferun.
+        [sys.executable, "-S", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert "saferun.runtime" in loaded
+    assert not loaded & set(NOT_AT_START)
+
+
+def test_the_unit_tests_need_no_torch() -> None:
+    """They run anywhere, in seconds."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: imports {module}"
+        for path in _sources(ROOT / "tests" / "unit")
+        for module, line in _imports(path)
+        if _is_of(module, "torch")
+    ]
+    assert not wrong

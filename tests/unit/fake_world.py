@@ -1,0 +1,257 @@
+"""A host that does what the supervisor asks for: in time, late, twice, in part, or never. No process, no clock."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
+
+from saferun.events import (
+    Action,
+    CaptureEvidence,
+    ChecksPassed,
+    DeadlineExpired,
+    Diagnose,
+    Diagnosed,
+    Event,
+    EvidenceCaptured,
+    Finish,
+    HostsJoined,
+    JoinHosts,
+    LaunchRequested,
+    LeftoversGone,
+    RankExited,
+    RanksStarted,
+    ReportFailure,
+    RunChecks,
+    SignalRanks,
+    SignalReceived,
+    StartFailed,
+    StartRanks,
+    StoreMissed,
+    SweepLeftovers,
+)
+from saferun.model import Diagnosis, ExitStatus, Placement, RankPlace
+from saferun.policy import RestartPolicy
+from saferun.supervisor import Limits, State, Supervisor
+
+OK = ExitStatus(0, None)
+FAILED = ExitStatus(3, None)
+KILLED = ExitStatus(None, signal.SIGKILL)
+LIMITS = Limits()
+DIAGNOSIS = Diagnosis("rank 0 failed first", None, None, (), (), ())
+A = TypeVar("A", bound=Action)
+STARTS = (ChecksPassed, HostsJoined, RanksStarted)
+WITHOUT_DEADLINE = {State.NEW, State.RUNNING, State.DONE}
+
+
+def placement_of(ranks: int) -> Placement:
+    places = tuple(RankPlace(i, i, i) for i in range(ranks))
+    return Placement(0, 1, ranks, ranks, places, "127.0.0.1", 29500, "job")
+
+
+class Step(NamedTuple):
+    """One thing that happens: its kind, and a number whose meaning depends on the kind."""
+
+    kind: str
+    number: int
+
+
+class World:
+    """Keeps the laws: every event goes through ``deliver``, which checks what comes back.
+
+    Args:
+        ranks: how many ranks this host has.
+        max_restarts: of the policy.
+    """
+
+    def __init__(self, ranks: int = 2, max_restarts: int = 0) -> None:
+        self.now = 100.0
+        self.ranks = ranks
+        self.supervisor = Supervisor(ranks, RestartPolicy(max_restarts), LIMITS)
+        self.answers: list[Event] = []  # what has been asked for and not been answered yet
+        self.given: list[Event] = []  # answers that were given and may come again
+        self.alive: set[int] = set()
+        self.statuses: dict[int, ExitStatus] = {}
+        self.actions: list[Action] = []
+        self.finish: Finish | None = None
+        self.captured = False  # in this attempt
+        self.interrupted = False  # by the user's SIGINT, in this launch
+        self.told_to_stop = False  # while something was left to be stopped
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def attempt(self) -> int:
+        return self.supervisor.attempt
+
+    @property
+    def state(self) -> State:
+        return self.supervisor.state
+
+    def deliver(self, event: Event) -> list[Action]:
+        """Hand an event over and check everything that always holds."""
+        is_old = event.attempt != self.attempt or self.state is State.DONE
+        before = (self.state, self.attempt, self.supervisor.deadline)
+        self._note(event, is_old=is_old)
+        actions = self.supervisor.handle(event)
+        if is_old:
+            assert actions == []
+            assert (self.state, self.attempt, self.supervisor.deadline) == before
+        if self.state in WITHOUT_DEADLINE:
+            assert self.supervisor.deadline is None
+        else:
+            assert self.supervisor.deadline is not None, f"{self.state} may last for ever"
+            assert self.supervisor.deadline in {before[2], max(self.supervisor.deadline, event.at)}
+        for action in actions:
+            self._do(action)
+        assert (self.finish is not None) == (self.state is State.DONE)
+        if self.finish is not None and actions:
+            assert actions[-1] == self.finish
+        return actions
+
+    def _note(self, event: Event, *, is_old: bool) -> None:
+        if is_old:
+            return
+        if isinstance(event, SignalReceived):
+            if event.signum == signal.SIGINT:
+                self.interrupted = True
+            all_well = len(self.statuses) == self.ranks and all(status.ok for status in self.statuses.values())
+            self.told_to_stop = self.told_to_stop or not all_well
+
+    def _do(self, action: Action) -> None:
+        self.actions.append(action)
+        match action:
+            case RunChecks():
+                self._begin_attempt()
+                self.answers.append(ChecksPassed(self.now, action.attempt))
+            case JoinHosts():
+                self._begin_attempt()
+                self.answers.append(HostsJoined(self.now, action.attempt, placement_of(self.ranks)))
+            case StartRanks():
+                self.alive = set(range(self.ranks))
+                self.answers.append(RanksStarted(self.now, action.attempt, tuple(range(1000, 1000 + self.ranks))))
+            case CaptureEvidence():
+                self.captured = True
+                assert set(action.local_ranks) == self.alive
+                self.answers.append(EvidenceCaptured(self.now, action.attempt, ()))
+            case SignalRanks():
+                assert self.captured or self.interrupted, "a signal before evidence"
+                assert set(action.local_ranks) <= self.alive, "a rank that has ended was signalled"
+                assert action.local_ranks, "a signal to nobody"
+            case SweepLeftovers():
+                self.answers.append(LeftoversGone(self.now, action.attempt, ()))
+            case Diagnose():
+                self.answers.append(Diagnosed(self.now, action.attempt, DIAGNOSIS))
+            case Finish():
+                assert self.finish is None, "a second Finish"
+                self.finish = action
+            case ReportFailure():
+                assert action.restarting == (self.state is State.BACKOFF)
+
+    def _begin_attempt(self) -> None:
+        self.captured = False
+        self.alive = set()
+        self.statuses = {}
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def launch(self) -> list[Action]:
+        return self.deliver(LaunchRequested(self.now, 0))
+
+    def answer(self) -> list[Action]:
+        """The oldest thing that was asked for is done."""
+        event = self.answers.pop(0)
+        self.given.append(event)
+        return self.deliver(event._replace(at=self.now))
+
+    def answer_until(self, state: State) -> None:
+        while self.state is not state:
+            self.answer()
+
+    def exit(self, local_rank: int, status: ExitStatus = OK) -> list[Action]:
+        self.alive.discard(local_rank)
+        self.statuses[local_rank] = status
+        return self.deliver(RankExited(self.now, self.attempt, local_rank, status))
+
+    def signal(self, signum: int) -> list[Action]:
+        return self.deliver(SignalReceived(self.now, self.attempt, signum))
+
+    def expire(self) -> list[Action]:
+        """Time passes until the phase's deadline."""
+        assert self.supervisor.deadline is not None
+        self.now = max(self.now, self.supervisor.deadline)
+        return self.deliver(DeadlineExpired(self.now, self.attempt))
+
+    def fail_start(self, started: int = 0) -> list[Action]:
+        """What was asked for cannot be done; of the ranks only the first ``started`` could be started."""
+        self.answers = [answer for answer in self.answers if not isinstance(answer, STARTS)]
+        self.alive &= set(range(started))
+        failed = StartFailed(self.now, self.attempt, "no such program", "check the path", 1, tuple(sorted(self.alive)))
+        return self.deliver(failed)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def take(self, step: Step) -> None:
+        """Let one thing happen, if it can happen now."""
+        self.now += 0.125
+        number = step.number
+        match step.kind:
+            case "answer" if self.answers:
+                event = self.answers.pop(number % len(self.answers))
+                self.given.append(event)
+                self.deliver(event._replace(at=self.now))
+            case "again" if self.given:
+                self.deliver(self.given[number % len(self.given)]._replace(at=self.now))
+            case "never" if self.answers:
+                self.answers.pop(number % len(self.answers))
+            case "old":
+                self._old(number)
+            case "exit" if self.alive:
+                ranks = sorted(self.alive)
+                self.exit(ranks[number % len(ranks)], (OK, OK, FAILED, KILLED)[number % 4])
+            case "signal":
+                self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3])
+            case "store" if self.state not in {State.NEW, State.CHECKING}:
+                self.deliver(StoreMissed(self.now, self.attempt, "the store is gone", "look"))
+            case "start fails" if any(isinstance(answer, STARTS) for answer in self.answers):
+                self.fail_start(number % (self.ranks + 1))
+            case "deadline" if self.supervisor.deadline is not None:
+                self.expire()
+
+    def _old(self, number: int) -> None:
+        """Something of an attempt before, or after, comes in now."""
+        attempt = self.attempt + (-1, 1, -2)[number % 3]
+        events: tuple[Event, ...] = (
+            RankExited(self.now, attempt, 0, FAILED),
+            EvidenceCaptured(self.now, attempt, ()),
+            LeftoversGone(self.now, attempt, ()),
+            Diagnosed(self.now, attempt, DIAGNOSIS),
+            DeadlineExpired(self.now, attempt),
+            StartFailed(self.now, attempt, "old", "old", 2),
+            SignalReceived(self.now, attempt, signal.SIGTERM),
+            StoreMissed(self.now, attempt, "old", "old"),
+            HostsJoined(self.now, attempt, placement_of(self.ranks)),
+            RanksStarted(self.now, attempt, ()),
+        )
+        self.deliver(events[number % len(events)])
+
+
+def only(kind: type[A], actions: Iterable[Action]) -> A:
+    """The one action of its kind."""
+    (found,) = [action for action in actions if isinstance(action, kind)]
+    return found
+
+
+def running(ranks: int = 2, max_restarts: int = 0) -> World:
+    world = World(ranks, max_restarts)
+    world.launch()
+    world.answer_until(State.RUNNING)
+    return world
+
+
+def fail_and_back_off(world: World) -> None:
+    for rank in range(world.ranks):
+        world.exit(rank, FAILED)
+        while world.answers:
+            world.answer()

@@ -1,0 +1,45 @@
+"""Values that several tests start from."""
+
+from __future__ import annotations
+
+from saferun.config import Command, LaunchConfig, LogConfig, OutputConfig, RendezvousConfig, Setting
+from saferun.model import ExitStatus, Placement, RankEnd, RankPlace
+
+LOGS = LogConfig(None, (0, 0), (0, 0), frozenset(), (), (), None)
+CONFIG = LaunchConfig(
+    nproc_per_node=2,
+    role="trainer",
+    command=Command(("python", "-u", "train.py"), run_path=False, name="train.py"),
+    rendezvous=RendezvousConfig("static", "job7", "127.0.0.1", 29500, None),
+    logs=LOGS,
+    output=OutputConfig(None, True, None, None, "auto", "auto"),
+    max_restarts=3,
+    shutdown_timeout_s=30.0,
+    signals=(15, 2),
+    numa_binding=None,
+    virtual_local_rank=False,
+    event_log_handler="null",
+    settings={"signals_to_handle": Setting("SIGTERM,SIGINT", "default")},
+    argv=("train.py",),
+)
+
+
+def logs_of(
+    log_dir: str | None = None,
+    redirects: tuple[int, ...] = (0, 0),
+    tee: tuple[int, ...] = (0, 0),
+    shown: frozenset[int] = frozenset(),
+) -> LogConfig:
+    return LOGS._replace(log_dir=log_dir, redirects=redirects, tee=tee, local_ranks_filter=shown)
+
+
+def second_host() -> Placement:
+    """The second of three hosts, with two ranks of seven."""
+    return Placement(1, 3, 7, 5, (RankPlace(0, 3, 1), RankPlace(1, 4, 2)), "node0", 29500, "job7")
+
+
+def end_of(
+    rank: int, *, code: int | None = None, signum: int | None = None, at: float = 100.0, stopped: bool = False
+) -> RankEnd:
+    """The end of a rank whose local rank is the rank. ``at`` is used for both clocks."""
+    return RankEnd(rank, rank, 4000 + rank, ExitStatus(code, signum), at, 1.7e9 + at, stopped)

@@ -1,0 +1,245 @@
+"""Command lines and environments that cannot be taken: two lines and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saferun import __version__
+from saferun.cli import build_parser, main, read_config
+from saferun.config import OPTIONS, LaunchConfig
+from saferun.errors import SaferunError, UsageError
+
+ENVIRON = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def config_of(*arguments: str, environ: dict[str, str] | None = None) -> LaunchConfig:
+    return read_config([*arguments, "train.py"], {**ENVIRON, **(environ or {})})
+
+
+def words_of(error: BaseException) -> str:
+    """The error as it is printed; fails unless it has the two lines that every error has."""
+    text = str(error)
+    assert re.fullmatch(r"saferun: [^\n]+\nhint: [^\n]+", text), text
+    assert text.isprintable() or all(line.isprintable() for line in text.split("\n"))
+    return text
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Bad input
+
+BAD = [
+    (["--nnodes", "two"], "--nnodes two", 2),
+    (["--nnodes", "0"], "--nnodes 0", 2),
+    (["--nnodes", "3:2"], "--nnodes 3:2", 2),
+    (["--nnodes", "2"], "2 hosts", 2),
+    (["--nnodes", "1:4"], "elastic", 2),
+    (["--node-rank", "1"], "--node-rank 1", 2),
+    (["--nproc-per-node", "0"], "--nproc-per-node 0", 2),
+    (["--nproc-per-node", "-2"], "--nproc-per-node -2", 2),
+    (["--nproc-per-node", "100000"], "--nproc-per-node 100000", 2),
+    (["--max-restarts", "-1"], "--max-restarts -1", 2),
+    (["--master-port", "70000"], "--master-port 70000", 2),
+    (["--master-port", "-1"], "--master-port -1", 2),
+    (["--rdzv-endpoint", "node0"], "no port", 2),
+    (["--rdzv-endpoint", "node0:port"], "'port' is not a port", 2),
+    (["--rdzv-endpoint", "node0:99999"], "99999", 2),
+    (["--rdzv-backend", "etcd"], "--rdzv-backend etcd", 2),
+    (["--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:29400"], "another host", 2),
+    (["--rdzv-backend", "c10d", "--rdzv-id", ""], "--rdzv-id", 2),
+    (["--rdzv-conf", "timeout"], "'timeout' is not KEY=VALUE", 2),
+    (["--rdzv-conf", "a=1,"], "KEY=VALUE", 2),
+    (["--redirects", "4"], "--redirects 4", 2),
+    (["--tee", "0:1,x"], "--tee 0:1,x", 2),
+    (["--tee=-1:3"], "--tee -1:3", 2),
+    (["--local-ranks-filter", "0,x"], "--local-ranks-filter 0,x", 2),
+    (["--log-dir", "train.py"], "--log-dir train.py", 2),
+    (["--prefix", "{rnk}"], "--prefix", 2),
+    (["--shutdown-timeout", "-1"], "--shutdown-timeout -1", 2),
+    (["--no-python", "-m"], "--no-python and --module", 2),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words", "exit_code"), BAD, ids=[" ".join(case[0]) for case in BAD])
+def test_bad_input_gets_two_lines_that_name_it(arguments: list[str], words: str, exit_code: int) -> None:
+    """What happened, then what to do."""
+    with pytest.raises(UsageError) as raised:
+        config_of(*arguments)
+    assert words in words_of(raised.value)
+    assert raised.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("environ", "words", "exit_code"),
+    [
+        ({"PET_STANDALONE": "yes"}, "PET_STANDALONE=yes", 1),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon", 2),
+        ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-5"}, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT -5", 2),
+    ],
+)
+def test_a_bad_environment_gets_two_lines_too(environ: dict[str, str], words: str, exit_code: int) -> None:
+    """With the variable's name: it may have been set far away."""
+    with pytest.raises(UsageError) as raised:
+        config_of(environ=environ)
+    assert words in words_of(raised.value)
+    assert raised.value.exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["--max-restarts", "many"], {}, "many"),
+        ([], {"PET_MAX_RESTARTS": "many"}, "many"),
+        (["--pty", "maybe"], {}, "maybe"),
+        (["--numa-binding", "moon"], {}, "moon"),
+        (["--no-such-option"], {}, "--no-such-option"),
+        (["--nproc-per-node"], {}, "script"),
+        (["--master-port", "1\x1b[31m2"], {}, r"\x1b[31m"),
+    ],
+)
+def test_what_the_parser_refuses_has_the_same_form(
+    arguments: list[str], environ: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Argparse's own errors are rewritten; exit code 2, as under torchrun. Escape sequences are shown, not sent."""
+    with pytest.raises(SystemExit) as raised:
+        config_of(*arguments, environ=environ)
+    assert raised.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"saferun: [^\n]+\nhint: [^\n]+\n", printed.err)
+    assert words in printed.err
+
+
+def test_no_script_is_an_error_and_not_a_launch(capsys: pytest.CaptureFixture[str]) -> None:
+    """The most common slip."""
+    with pytest.raises(SystemExit) as raised:
+        read_config(["--nnodes", "1"], ENVIRON)
+    assert raised.value.code == 2
+    assert "script" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian.py"], "there is no script trian.py"),
+        (["train.py/x"], "cannot be read"),
+        (["--run-path", "trian.py"], "there is no script trian.py"),
+        (["--no-python", "./train.py"], "not a program"),
+        (["--no-python", "no-such-program"], "not a program"),
+        (["--no-python", "/"], "not a program"),
+    ],
+)
+def test_a_script_that_cannot_be_run_is_found_before_any_rank_is_started(arguments: list[str], words: str) -> None:
+    """A thousand ranks would tell it a thousand times."""
+    with pytest.raises(UsageError) as raised:
+        read_config(arguments, ENVIRON)
+    assert words in words_of(raised.value)
+    assert raised.value.exit_code == 2
+
+
+def test_a_directory_on_the_path_is_no_program(tmp_path: Path) -> None:
+    """It may be searched (x), and not run."""
+    (tmp_path / "tool").mkdir()
+    with pytest.raises(UsageError, match="tool is not a program"):
+        read_config(["--no-python", "tool"], {"PATH": str(tmp_path)})
+
+
+def test_help_and_version_print_and_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """On stdout, with exit code 0."""
+    for argument, words in (("--help", "--nproc-per-node"), ("--version", __version__)):
+        with pytest.raises(SystemExit) as raised:
+            read_config([argument], ENVIRON)
+        assert raised.value.code == 0
+        assert words in capsys.readouterr().out
+    shown = build_parser(ENVIRON).format_help()
+    assert all(option.flags[0] in shown for option in OPTIONS)
+
+
+def test_the_command_turns_errors_into_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two lines on stderr and nothing else."""
+    assert main(["trian.py"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("saferun: there is no script trian.py")
+    assert printed.err.count("\n") == 2
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Anything at all
+
+WORDS = st.sampled_from(
+    [
+        "0",
+        "1",
+        "2",
+        "-1",
+        "3",
+        "x",
+        "0:1",
+        "0:9",
+        "a=b",
+        ",",
+        "none",
+        "{rank}",
+        "{",
+        "localhost",
+        "localhost:1",
+        "[::1]:2",
+        "::1",
+        "train.py",
+        "trian.py",
+        "-m",
+        "--",
+        "static",
+        "c10d",
+        "SIGTERM",
+        "SIGX",
+        "1:1",
+        "1_0",
+        "²",
+        "+1",
+        "1.5",
+        "nan",
+    ]
+)
+FLAGS = st.sampled_from([flag for option in OPTIONS for flag in option.flags if option.dest != "nproc_per_node"])
+
+
+@contextlib.contextmanager
+def _stderr_kept() -> Iterator[io.StringIO]:
+    kept = io.StringIO()
+    with contextlib.redirect_stderr(kept):
+        yield kept
+
+
+@settings(max_examples=300)
+@given(st.lists(st.one_of(FLAGS, WORDS, st.builds("{}={}".format, FLAGS, WORDS)), max_size=6))
+def test_any_command_line_is_taken_or_refused_in_two_lines(arguments: list[str]) -> None:
+    """Nothing a person can type ends in a traceback."""
+    with _stderr_kept() as stderr:
+        try:
+            config = read_config(arguments, ENVIRON)
+        except SaferunError as error:
+            words_of(error)
+            exit_code = error.exit_code
+        except SystemExit as error:
+            words_of(Exception(stderr.getvalue().removesuffix("\n")))
+            exit_code = int(error.code or 0)
+        else:
+            assert len(config.logs.tee) == config.nproc_per_node == 1
+            assert config.command.argv
+            exit_code = 2
+        assert exit_code == 2

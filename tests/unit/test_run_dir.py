@@ -1,0 +1,172 @@
+"""The run directory: there for people to read, and never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from saferun.host.run_dir import BASE, RunDirectory
+
+
+class Warnings(list[str]):
+    """Collects what is told."""
+
+
+def make(
+    path: str | None, warnings: Warnings, *, wanted: bool = True, run_id: str = "0123456789abcdef"
+) -> RunDirectory:
+    run_dir = RunDirectory(path, wanted=wanted, host="node3", run_id=run_id, warn=warnings.append)
+    run_dir.open()
+    return run_dir
+
+
+@pytest.fixture(name="warnings")
+def _warnings() -> Warnings:
+    return Warnings()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+def test_the_layout(tmp_path: Path, warnings: Warnings) -> None:
+    """run.json, <host>/events.jsonl, <host>/attempt_<N>/rank_<R>."""
+    run_dir = make("runs/7", warnings)
+    assert run_dir.path == str(tmp_path / "runs" / "7")
+    run_dir.write_json("run.json", {"a": 1, "odd": Path("x")})
+    run_dir.write_event({"event": "A"})
+    run_dir.write_event({"event": "B", "odd": {1}})
+    rank_path = run_dir.rank_path(2, 13)
+    run_dir.close()
+    assert Path(rank_path) == tmp_path / "runs" / "7" / "node3" / "attempt_2" / "rank_13"
+    assert Path(rank_path).is_dir()
+    assert json.loads((tmp_path / "runs" / "7" / "run.json").read_text()) == {"a": 1, "odd": "x"}
+    lines = (tmp_path / "runs" / "7" / "node3" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["A", "B"]
+    assert warnings == []
+
+
+def test_by_default_each_run_has_a_directory_below_the_current_one(tmp_path: Path, warnings: Warnings) -> None:
+    """With a link to the newest, and ignored by git."""
+    first = make(None, warnings, run_id="aaaaaaaa")
+    second = make(None, warnings, run_id="bbbbbbbb")
+    assert first.path is not None
+    assert second.path is not None
+    assert Path(first.path).parent == tmp_path / BASE
+    assert first.path != second.path
+    latest = tmp_path / BASE / "latest"
+    assert latest.is_symlink()
+    assert latest.resolve() == Path(second.path)
+    assert not os.path.isabs(os.readlink(latest))  # the tree may be moved
+    assert (tmp_path / BASE / ".gitignore").read_text() == "*\n"
+    first.close()
+    second.close()
+    assert warnings == []
+
+
+def test_a_new_directory_of_the_users_is_ignored_by_git_and_an_old_one_left_alone(
+    tmp_path: Path, warnings: Warnings
+) -> None:
+    """A .gitignore in somebody's project would be an intrusion."""
+    make("fresh", warnings).close()
+    assert (tmp_path / "fresh" / ".gitignore").exists()
+    (tmp_path / "mine").mkdir()
+    make("mine", warnings).close()
+    assert not (tmp_path / "mine" / ".gitignore").exists()
+    (tmp_path / BASE).mkdir()
+    (tmp_path / BASE / ".gitignore").write_text("!keep\n")
+    make(None, warnings).close()
+    assert (tmp_path / BASE / ".gitignore").read_text() == "!keep\n"
+
+
+def test_a_directory_may_be_used_again(tmp_path: Path, warnings: Warnings) -> None:
+    """Events are added; what is written as a whole is replaced."""
+    for number in (1, 2):
+        run_dir = make("again", warnings)
+        run_dir.write_event({"run": number})
+        run_dir.write_json("run.json", {"run": number})
+        run_dir.rank_path(0, 0)
+        run_dir.close()
+    lines = (tmp_path / "again" / "node3" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run"] for line in lines] == [1, 2]
+    assert json.loads((tmp_path / "again" / "run.json").read_text()) == {"run": 2}
+    assert warnings == []
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "/proc/saferun", "x" * 300])
+def test_a_directory_that_cannot_be_made_is_one_warning(path: str, tmp_path: Path, warnings: Warnings) -> None:
+    """The launch goes on, on the console alone."""
+    (tmp_path / "file").write_text("")
+    run_dir = make(path, warnings)
+    assert (run_dir.path, run_dir.host_path) == (None, None)
+    (warning,) = warnings
+    assert warning.startswith("no run directory: ")
+    assert "\n" not in warning
+    run_dir.write_event({"event": "A"})
+    run_dir.write_json("run.json", {})
+    run_dir.close()
+    assert len(warnings) == 1
+
+
+def test_a_directory_whose_inside_cannot_be_written_is_one_warning(tmp_path: Path, warnings: Warnings) -> None:
+    """Here a file stands where the host's directory should be."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "node3").write_text("")
+    run_dir = make("run", warnings)
+    assert run_dir.path is None
+    assert len(warnings) == 1
+    run_dir.close()
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path, warnings: Warnings) -> None:
+    """Events stop; the run does not."""
+    (tmp_path / "run" / "node3").mkdir(parents=True)
+    (tmp_path / "run" / "node3" / "events.jsonl").symlink_to("/dev/full")
+    run_dir = make("run", warnings)
+    for _ in range(3):
+        run_dir.write_event({"event": "A"})
+    run_dir.close()
+    assert len(warnings) == 1
+    assert warnings[0].startswith("events.jsonl: No space left on device")
+
+
+def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, warnings: Warnings) -> None:
+    """As a whole, or not at all."""
+    run_dir = make("run", warnings)
+    (tmp_path / "run" / "run.json").mkdir()  # cannot be replaced by a file
+    run_dir.write_json("run.json", {"a": 1})
+    run_dir.close()
+    assert len(warnings) == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".gitignore", "node3", "run.json"]
+
+
+def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: Path, warnings: Warnings) -> None:
+    """Error files have to be somewhere."""
+    run_dir = make(None, warnings, wanted=False)
+    assert run_dir.path is None
+    assert not (tmp_path / BASE).exists()
+    path = Path(run_dir.rank_path(0, 1))
+    assert path.is_dir()
+    scratch = Path(run_dir.scratch())
+    assert scratch in path.parents
+    assert scratch.stat().st_mode & 0o077 == 0
+    run_dir.close()
+    assert not scratch.exists()
+    assert warnings == []
+
+
+def test_a_rank_gets_its_directory_also_when_the_run_directory_has_no_room_left(
+    tmp_path: Path, warnings: Warnings
+) -> None:
+    """A disk that has filled up must not stop a restart; here a file stands in the way."""
+    run_dir = make("run", warnings)
+    (tmp_path / "run" / "node3" / "attempt_1").write_text("")
+    path = Path(run_dir.rank_path(1, 0))
+    assert path.is_dir()
+    run_dir.close()
