@@ -12,7 +12,7 @@ from saferun.config import LaunchConfig
 from saferun.console.screen import Screen
 from saferun.events import Finish
 from saferun.host.net import short_host_name
-from saferun.host.prctl import become_subreaper
+from saferun.host.prctl import become_subreaper, keep_freed_memory
 from saferun.host.procfs import children_of
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
@@ -20,6 +20,9 @@ from saferun.host.streams import ensure_standard_descriptors
 from saferun.policy import RestartPolicy
 from saferun.runtime import Runtime
 from saferun.supervisor import Limits, Supervisor
+
+# A few chunks of output with their prefixes.
+_KEPT_BYTES = 4 << 20
 
 
 def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
@@ -33,6 +36,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
     # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
     older = frozenset(children_of(os.getpid()))
     become_subreaper()
+    keep_freed_memory(_KEPT_BYTES)
     reaper = Reaper(run_id)
     try:
         finish = _run(config, environ, run_id, older, reaper.pid)

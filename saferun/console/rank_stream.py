@@ -8,7 +8,7 @@ from collections.abc import Callable
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.screen import ConsoleStream
 
-READ_BYTES = 256 << 10
+READ_BYTES = 64 << 10
 _LAST_BYTES = 16 << 10
 
 
