@@ -181,6 +181,7 @@ def _resolve(values: argparse.Namespace, arguments: Sequence[str], environ: Mapp
     command = _command(values, environ)
     nproc_per_node = _nproc_per_node(values.nproc_per_node, environ)
     rendezvous = _rendezvous(values, environ)
+    _check_monitor_interval(values.monitor_interval)
     if values.max_restarts < 0:
         raise UsageError(f"--max-restarts {values.max_restarts} is negative", "use 0 for no restarts")
     settings = {
@@ -249,6 +250,11 @@ def _command(values: argparse.Namespace, environ: Mapping[str, str]) -> Command:
     return Command((python, "-u", script, *rest), run_path=False, name=script)
 
 
+def _check_monitor_interval(value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"--monitor-interval {value} is not a time", "leave it out: nothing is polled here")
+
+
 def _check_script(script: str) -> None:
     if "$" in script or script == "-":
         return  # a name that differs by rank; the program comes from standard input
@@ -262,6 +268,8 @@ def _check_script(script: str) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"the script {script} cannot be read: {reason}", "check the path") from None
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise UsageError(f"{script} is a directory without a __main__.py", "name the script in it")
     if not os.access(script, os.R_OK):
         raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")
 
@@ -297,7 +305,7 @@ def _nproc_per_node(value: str, environ: Mapping[str, str]) -> int:
 
 def _rendezvous(values: argparse.Namespace, environ: Mapping[str, str]) -> RendezvousConfig:
     backend, endpoint = values.rdzv_backend, values.rdzv_endpoint
-    _check_rdzv_conf(values.rdzv_conf)
+    options = _rdzv_conf(values.rdzv_conf)
     own_port = backend == "static" and not endpoint and values.master_port is None
     if values.standalone or own_port:
         return _c10d(_random_id(), values, environ)
@@ -312,6 +320,8 @@ def _rendezvous(values: argparse.Namespace, environ: Mapping[str, str]) -> Rende
             raise UsageError(f"--master-port {port} is not a port", "use a number from 0 to 65535")
         return RendezvousConfig("static", values.rdzv_id, _without_brackets(host), port, values.local_addr)
     if backend == "c10d":
+        if _store_type(options) == "file":
+            return _c10d(values.rdzv_id, values, environ)  # the endpoint is a path, where one host has nobody to meet
         host, _ = _split_endpoint(endpoint)
         from saferun.host.net import is_this_host
 
@@ -350,6 +360,9 @@ def _split_endpoint(endpoint: str) -> tuple[str, int | None]:
     if endpoint.startswith("[") and endpoint.endswith("]"):
         return _without_brackets(endpoint), None
     host, colon, port = endpoint.rpartition(":")
+    name = _without_brackets(host if colon else endpoint)
+    if not name or not all(char.isalnum() or char in "_.:-" for char in name):
+        raise UsageError(f"--rdzv-endpoint {endpoint}: {name!r} is not a host", "write it as HOST:PORT")
     if not colon:
         return endpoint, None
     if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
@@ -361,11 +374,24 @@ def _without_brackets(host: str) -> str:
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
-def _check_rdzv_conf(text: str) -> None:
+def _rdzv_conf(text: str) -> dict[str, str]:
+    options = {}
     for item in text.split(",") if text.strip() else ():
         key, _, value = item.partition("=")
         if not key.strip() or not value.strip():
             raise UsageError(f"--rdzv-conf {text}: {item!r} is not KEY=VALUE", "write it as KEY=VALUE,KEY=VALUE")
+        options[key.strip()] = value.strip()
+    return options
+
+
+def _store_type(options: Mapping[str, str]) -> str:
+    kind = options.get("store_type", "tcp").lower()
+    if kind not in {"tcp", "file"}:
+        raise UsageError(f"--rdzv-conf store_type={kind}: there is no such store", "use tcp or file")
+    is_host = options.get("is_host", "0").lower()
+    if is_host not in {"1", "true", "t", "yes", "y", "0", "false", "f", "no", "n"}:
+        raise UsageError(f"--rdzv-conf is_host={is_host} is neither true nor false", "use 1 or 0")
+    return kind
 
 
 def _logs(values: argparse.Namespace, nproc_per_node: int) -> LogConfig:
@@ -380,6 +406,8 @@ def _logs(values: argparse.Namespace, nproc_per_node: int) -> LogConfig:
             raise UsageError(
                 f"--local-ranks-filter {values.local_ranks_filter} is not a list of local ranks", "write it as 0,1,2"
             ) from None
+    if log_dir == os.devnull and (values.duplicate_stdout_filters or values.duplicate_stderr_filters):
+        raise UsageError("filtered copies of output have no place in --log-dir /dev/null", "pass another --log-dir")
     return LogConfig(
         log_dir=log_dir,
         redirects=_masks("--redirects", values.redirects, nproc_per_node),
@@ -453,7 +481,7 @@ def _signals(text: str) -> tuple[int, ...]:
         if not isinstance(signum, signal.Signals):
             _tell(f"saferun: --signals-to-handle: there is no signal {name.strip()!r}; it is left out")
         elif signum in {signal.SIGKILL, signal.SIGSTOP}:
-            _tell(f"saferun: --signals-to-handle: {signum.name} cannot be handled; it is left out")
+            raise UsageError(f"--signals-to-handle {text}: no program can handle {signum.name}", "leave it out")
         else:
             signums.append(int(signum))
     return tuple(signums)

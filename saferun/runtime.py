@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -64,6 +65,7 @@ from saferun.model import (
 from saferun.rank_group import AttemptPlan, Rank, RankGroup, plan_environs
 from saferun.report.run_json import run_description
 from saferun.report.text import failure_text
+from saferun.report.torchrun_events import agent_event, common_fields, missing_error, rank_event
 from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
 
@@ -128,7 +130,10 @@ class Runtime:
         self._plan: AttemptPlan | None = None
         self._group: RankGroup | None = None
         self._paused: list[RankStream] = []
+        self._launched_at = time.monotonic()
         self._started_at = 0.0
+        self._finished: list[Rank] = []
+        self._stop_signum: int | None = None
         self._survivors: tuple[ProcessState, ...] = ()
         self._outputs: tuple[RankOutput, ...] = ()
         self._swept: set[int] = set()
@@ -279,6 +284,7 @@ class Runtime:
         preparation: JsonObject = {
             "numa": self._config.numa_binding,
             "nproc": self._config.nproc_per_node,
+            "run_id": self._config.rendezvous.run_id,
             "environs": [],
             "logs": None,
         }
@@ -293,17 +299,17 @@ class Runtime:
             }
         self._store.prepare(preparation)
 
-    def _on_prepared(self, logs: JsonObject | None, numactl: list[list[str]] | None) -> None:
-        """Everything is known that the ranks are started with."""
+    def _on_prepared(self, answer: JsonObject) -> None:
+        """Everything is known that the ranks are started with. ``answer``: what only torch could tell."""
         placement, attempt = self._placement, self._supervisor.attempt
         assert placement is not None  # noqa: S101 - CHECKING has set it
         changed: list[dict[str, str]] = []
         try:
             environs = plan_environs(self._config, placement, attempt, self._environ)
-            if logs is None:
+            if "logs" not in answer:
                 destinations = self._logs.destinations(placement, attempt)
             else:
-                destinations, changed = _destinations_from(logs)
+                destinations, changed = _destinations_from(answer)
         except SaferunError as error:
             self._start_failed(attempt, error)
             return
@@ -320,8 +326,15 @@ class Runtime:
             environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)
         for environ, more in zip(environs, changed, strict=False):
             environ.update(more)
+        if answer.get("timer_file"):
+            for environ in environs:
+                environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
+        numactl = answer.get("numactl")
         prefixes = tuple(map(tuple, numactl)) if numactl else ((),) * len(placement.ranks)
         self._plan = AttemptPlan(attempt, placement, destinations, environs, prefixes)
+        # What torchrun's two events tell takes no time of its own here.
+        self._hand_on_own("RENDEZVOUS", 0.0)
+        self._hand_on_own("ASSIGN_WORKER_RANKS", 0.0)
         self._events.append(HostsJoined(time.monotonic(), attempt, placement))
 
     def _own_environ(self) -> dict[str, str]:
@@ -459,13 +472,14 @@ class Runtime:
                 self._poller.unwatch(rank.child.pidfd)
             for stream in rank.streams:
                 self._poller.unwatch(stream.fd)
-            self._hand_on(rank, _state_of(rank))
+        self._finished = group.ranks
         self._outputs = group.close(now, _LAST_LINES)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Diagnosis and report
 
     def _diagnose(self, action: Diagnose) -> None:
+        self._stop_signum = action.stop_signum
         self._end_attempt(time.monotonic())
         ranks = self._group.ranks if self._group is not None else []
         evidence = Evidence(
@@ -503,6 +517,10 @@ class Runtime:
             return
         first = diagnosis.first
         try:
+            if self._stop_signum is not None:
+                # The words of torchrun's exception, which programs that read this file may know.
+                write_launcher_error(f"SignalException: Process {os.getpid()} got signal: {self._stop_signum}", path)
+                return
             if first is None or self._plan is None:
                 write_launcher_error(diagnosis.headline, path)
                 return
@@ -514,25 +532,38 @@ class Runtime:
 
     def _hand_on(self, rank: Rank, state: str) -> None:
         """Give torchrun's event about a rank to torch's event handlers."""
-        end = rank.end
+        if not self._store.hands_on_events or self._placement is None or self._plan is None:
+            return
+        failed = rank.end if state == "FAILED" else None
+        error = None
+        if failed is not None:
+            path = self._plan.destinations.error_files[rank.place.local_rank]
+            recorded = read_error_file(path) if path else None
+            error = json.dumps(recorded.content if recorded else missing_error(failed.status.returncode))
         self._store.hand_on(
-            "WORKER",
-            {
-                "run_id": self._config.rendezvous.run_id,
-                "global_rank": rank.place.rank,
-                "group_rank": 0,
-                "worker_id": str(rank.child.pid),
-                "role": self._config.role,
-                "state": state,
-                "total_run_time": int(time.monotonic() - self._started_at),
-                "rdzv_backend": self._config.rendezvous.backend,
-                "raw_error": None,
-                "metadata": f'{{"exit_code": {end.status.returncode if end is not None else "null"}}}',
-                "agent_restarts": self._supervisor.attempt,
-            },
+            rank_event(state, self._common_fields(), self._placement, rank.place, rank.child.pid, failed, error)
+        )
+
+    def _hand_on_own(self, state: str, duration_ms: float | None = None) -> None:
+        """Give torchrun's event about the launcher to torch's event handlers."""
+        if self._store.hands_on_events and self._placement is not None:
+            self._store.hand_on(agent_event(state, self._common_fields(), self._placement, duration_ms))
+
+    def _common_fields(self) -> JsonObject:
+        return common_fields(
+            run_id=self._config.rendezvous.run_id,
+            role=self._config.role,
+            backend=self._config.rendezvous.backend,
+            restarts=self._supervisor.attempt,
+            total_s=time.monotonic() - self._launched_at,
+            entry_point=os.path.basename(self._config.command.argv[0]),
         )
 
     def _on_finish(self, action: Finish) -> None:
+        if action.reraise is None:
+            for rank in self._finished:
+                self._hand_on(rank, _state_of(rank))
+            self._hand_on_own("FAILED" if self._stop_signum is not None else "SUCCEEDED")
         self._finish = action
 
     def _warn(self, text: str) -> None:

@@ -34,8 +34,7 @@ class StoreService:
         poller: the loop's.
         post: takes events.
         attempt: tells the attempt that is current.
-        on_ready: called when an attempt's preparations are done: with log destinations (or None), and the numactl
-            command of each rank (or None).
+        on_ready: called when an attempt's preparations are done, with what only torch could answer.
         on_torch: told torch's version, once.
         on_words: gets whole lines that torch's event handlers write to stderr.
     """
@@ -48,10 +47,11 @@ class StoreService:
         *,
         post: Callable[[Event], None],
         attempt: Callable[[], int],
-        on_ready: Callable[[JsonObject | None, list[list[str]] | None], None],
+        on_ready: Callable[[JsonObject], None],
         on_torch: Callable[[str], None],
         on_words: Callable[[bytes], None],
     ) -> None:
+        self.hands_on_events = config.event_log_handler != "null"  # whether the user named one of torch's handlers
         self.deadline: float | None = None  # when ``serve`` is due, in monotonic seconds
         self._config = config
         self._environ = environ
@@ -68,9 +68,12 @@ class StoreService:
         self._preparing = False
         self._serve_sent = False
         self._words = LineAssembler()
-        self._hands_on_events = config.event_log_handler != "null"
+        self._serves_timers = environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1"
         self._whole_torch = self._needs_whole_torch = (
-            config.numa_binding is not None or config.logs.logs_specs is not None or self._hands_on_events
+            config.numa_binding is not None
+            or config.logs.logs_specs is not None
+            or self.hands_on_events
+            or self._serves_timers
         )
 
     def bind(self) -> int:
@@ -106,7 +109,8 @@ class StoreService:
             if self._link is not None:
                 self._link.serving = None
                 self._link.send({"op": "drop"})
-                self._link.send({"op": "prepare", **preparation})
+                asked = {"handler": self._config.event_log_handler, "file_timer": self._serves_timers}
+                self._link.send({"op": "prepare", **asked, **preparation})
         elif self._link is not None and self._serve_sent:
             # Nothing of the attempt before may be found in the store: keys, or the addresses that gloo left there.
             # Also where it is not served yet, the order to serve it must be taken back before new ranks connect.
@@ -115,7 +119,7 @@ class StoreService:
             self._link.serving = None
             self._link.send({"op": "drop"})
         else:
-            self._on_ready(None, None)
+            self._on_ready({})
 
     def serve_soon(self) -> None:
         """The ranks have been started: serve them, unless they are done at once."""
@@ -130,11 +134,10 @@ class StoreService:
             self._serve_sent = True
             self._link.send({"op": "serve", "attempt": self._attempt()})
 
-    def hand_on(self, source: str, metadata: JsonObject) -> None:
+    def hand_on(self, event: JsonObject) -> None:
         """Give an event to torch's event handlers, where the user named one."""
-        if self._hands_on_events and self._link is not None:
-            handler = self._config.event_log_handler
-            self._link.send({"op": "event", "handler": handler, "source": source, "metadata": metadata})
+        if self.hands_on_events and self._link is not None:
+            self._link.send({"op": "event", "handler": self._config.event_log_handler, **event})
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -167,14 +170,16 @@ class StoreService:
                     self._post(StoreServed(time.monotonic(), self._attempt()))
                 case "dropped" if self._preparing and not self._needs_whole_torch:
                     self._preparing = False
-                    self._on_ready(None, None)
+                    self._on_ready({})
                 case "prepared" if self._preparing:
                     self._preparing = False
-                    self._on_ready(message if "logs" in message else None, message.get("numactl"))
+                    self._on_ready(message)
                 case "failed" if self._preparing:
                     self._preparing = False
-                    hint = "look at --numa-binding and --logs-specs in saferun --help"
-                    self._post(StartFailed(time.monotonic(), self._attempt(), str(message.get("what")), hint, 1))
+                    hint = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
+                    exit_code = 2 if message.get("usage") else 1
+                    what = str(message.get("what"))
+                    self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
     def _on_stderr(self) -> None:
         link = self._link
@@ -183,7 +188,7 @@ class StoreService:
         chunk = link.read_stderr()
         if chunk is None:
             self._poller.unwatch(link.stderr_fd)
-        elif self._hands_on_events:
+        elif self.hands_on_events:
             self._on_words(self._words.feed(chunk))
 
     def on_exit(self, words: str) -> None:
@@ -202,7 +207,7 @@ class StoreService:
         if self._preparing and not self._needs_whole_torch:
             # There was an old store to be dropped, and that is gone now. The next one gets a coordinator of its own.
             self._preparing = False
-            self._on_ready(None, None)
+            self._on_ready({})
             return
         if link.serving is None and not link.whole_torch and self._links_opened == 1:
             # Perhaps only the short cut to the store is to blame, or a passing lack of memory.
@@ -237,7 +242,7 @@ class StoreService:
             self._port.close()
 
     def _end_link(self, link: CoordinatorLink) -> None:
-        if self._hands_on_events:
+        if self.hands_on_events or self._serves_timers:
             link.send({"op": "goodbye"})
             if _waited_for(link.child.pid, _GOODBYE_S):
                 self._on_stderr()

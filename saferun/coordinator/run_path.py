@@ -14,7 +14,7 @@ def main() -> None:
     """Run ``sys.argv[1]`` as ``__main__`` with the arguments that follow."""
     # The script sees the path that it would see under torchrun: no directory of ours in front.
     if sys.path and os.path.abspath(sys.path[0] or ".") == os.path.dirname(os.path.abspath(__file__)):
-        sys.path[0] = ""
+        sys.path[0] = os.getcwd()
     from torch.distributed.elastic.multiprocessing.errors import record
 
     script, *arguments = sys.argv[1:]

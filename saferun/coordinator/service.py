@@ -4,8 +4,8 @@ The supervisor sends JSON lines, each with ``op``:
 
 * ``serve {attempt}``: serve the store of this attempt; answered by ``serving {attempt, torch}``.
 * ``drop``: end the store of the attempt before, with all its keys and connections; answered by ``dropped``.
-* ``prepare {numa, nproc, logs, environs}``: numactl prefixes and log destinations; answered by ``prepared`` or
-  ``failed``.
+* ``prepare {numa, nproc, logs, environs, handler, file_timer, run_id}``: numactl commands, log destinations, a timer;
+  answered by ``prepared`` or ``failed``.
 * ``event {…}``: hand an event to torch's event handlers.
 * ``goodbye``: end.
 """
@@ -49,6 +49,7 @@ def serve(socket_fd: int, listen_fd: int, *, whole_torch: bool) -> None:
         for line in incoming:
             message = json.loads(line)
             if message["op"] == "goodbye":
+                service.close()
                 break
             answer = service.handle(message)
             if answer is not None:
@@ -66,6 +67,13 @@ class _Service:
         self._torch_version = torch_version
         self._listen_fd = listen_fd
         self._store: Any = None
+
+    def close(self) -> None:
+        """Take away what would stay behind."""
+        if "saferun.coordinator.torchrun_parts" in sys.modules:
+            from saferun.coordinator.torchrun_parts import stop_file_timer
+
+            stop_file_timer()
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """Do what a message asks for and return the answer, if it has one."""

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
+import uuid
 from importlib import metadata
 from typing import Any
 
 
 def prepare(message: dict[str, Any]) -> dict[str, Any]:
     """Everything about an attempt that only torch knows, or the reason why it cannot be had."""
+    usage = True  # what goes wrong first is the user's to put right
     try:
         reply: dict[str, Any] = {"op": "prepared"}
-        if message["numa"]:
-            reply["numactl"] = [numactl_prefix(message["numa"], i) for i in range(message["nproc"])]
+        _check_event_handler(message["handler"])
         if message["logs"]:
             reply["logs"], reply["environs"] = log_destinations(message["logs"], message["environs"])
+        usage = False
+        if message["numa"]:
+            reply["numactl"] = [numactl_prefix(message["numa"], i) for i in range(message["nproc"])]
+        if message["file_timer"]:
+            reply["timer_file"] = start_file_timer(message["run_id"])
     except Exception as error:
-        return {"op": "failed", "what": f"{type(error).__name__}: {error}"}
+        return {"op": "failed", "what": f"{type(error).__name__}: {error}", "usage": usage}
     return reply
+
+
+def _check_event_handler(name: str) -> None:
+    from torch.distributed.elastic.events.handlers import get_logging_handler
+
+    try:
+        get_logging_handler(name)
+    except KeyError:
+        raise ValueError(f"there is no event handler {name!r}") from None
+
+
+def start_file_timer(run_id: str) -> str:
+    """Serve ``torch.distributed.elastic.timer`` for the ranks of an attempt (TORCHELASTIC_ENABLE_FILE_TIMER=1).
+
+    Returns:
+        The file, which the ranks find by TORCHELASTIC_TIMER_FILE.
+    """
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerServer
+
+    stop_file_timer()
+    path = os.environ.get("TORCHELASTIC_TIMER_FILE")
+    path = path or os.path.join(tempfile.gettempdir(), f"watchdog_timer_{uuid.uuid4()}")
+    server = FileTimerServer(file_path=path, run_id=run_id, max_interval=0.1, daemon=True, log_event=None)
+    server.start()
+    _TIMERS.append(server)
+    return path
+
+
+def stop_file_timer() -> None:
+    """End the timer of the attempt before."""
+    while _TIMERS:
+        _TIMERS.pop().stop()
+
+
+_TIMERS: list[Any] = []
 
 
 def numactl_prefix(mode: str, local_rank: int) -> list[str]:
@@ -80,6 +123,5 @@ def record_event(message: dict[str, Any]) -> None:
     from torch.distributed.elastic.events.api import Event, EventSource
 
     fields = {"hostname": socket.getfqdn(socket.gethostname()), **message["metadata"]}
-    state = fields["state"]
     source = EventSource[message["source"]]
-    record(Event(f"torchelastic.worker.status.{state}", source, metadata=fields), message["handler"])
+    record(Event(f"torchelastic.worker.status.{fields['state']}", source, metadata=fields), message["handler"])
