@@ -318,7 +318,8 @@ def _rendezvous(values: argparse.Namespace, environ: Mapping[str, str]) -> Rende
             host, port = values.master_addr, values.master_port
         if not 0 <= port < 1 << 16:
             raise UsageError(f"--master-port {port} is not a port", "use a number from 0 to 65535")
-        return RendezvousConfig("static", values.rdzv_id, _without_brackets(host), port, values.local_addr)
+        run_id = values.rdzv_id or str(int.from_bytes(os.urandom(16), "big"))
+        return RendezvousConfig("static", run_id, _without_brackets(host), port, values.local_addr)
     if backend == "c10d":
         if _store_type(options) == "file":
             return _c10d(values.rdzv_id, values, environ)  # the endpoint is a path, where one host has nobody to meet

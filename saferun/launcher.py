@@ -78,7 +78,7 @@ def _run(
             host=host,
             run_id=run_id,
             not_ours=older | {reaper_pid},
-            had_children=bool(older),
+            older_children=older,
         ).run()
     finally:
         run_dir.close()

@@ -50,7 +50,7 @@ from saferun.host.error_files import copy_root_cause, read_error_file, write_lau
 from saferun.host.log_files import LogDirectory
 from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
-from saferun.host.procfs import belongs_to_run, descendants_of
+from saferun.host.procfs import belongs_to_run, descendants_of, sessions_of
 from saferun.host.run_dir import RunDirectory, current_directory, shorter_path
 from saferun.model import (
     Diagnosis,
@@ -71,6 +71,7 @@ from saferun.supervisor import State, Supervisor
 
 _LAST_LINES = 12
 _SWEEP_INTERVAL_S = 0.05
+_LAST_SWEEP_S = 2.0
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
 
@@ -87,7 +88,7 @@ class Runtime:
         host: the host's short name.
         run_id: marks the processes of this run.
         not_ours: children of this process that have nothing to do with the launch.
-        had_children: whether this process had children before the launch.
+        older_children: those among them that this process had before the launch.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Runtime:
         host: str,
         run_id: str,
         not_ours: frozenset[int],
-        had_children: bool,
+        older_children: frozenset[int],
     ) -> None:
         self._config = config
         self._environ = environ
@@ -111,7 +112,7 @@ class Runtime:
         self._host = host
         self._run_id = run_id
         self._not_ours = not_ours
-        self._had_children = had_children
+        self._foreign_sessions = sessions_of({0, *older_children}) if older_children else frozenset()
         self._poller = Poller()
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
@@ -454,10 +455,16 @@ class Runtime:
             leave_out.update(self._group.by_pid)  # given up: in an uninterruptible sleep
         leave_out.update(self._given_up)
         pids = descendants_of(os.getpid(), frozenset(leave_out))
-        if self._had_children:
-            # Orphans of somebody else's family were handed to this process too; only the run's own id tells them apart.
-            return [pid for pid in pids if belongs_to_run(pid, self._run_id)]
+        if self._foreign_sessions:
+            # Orphans of somebody else's family were handed to this process too. They are in sessions from before, where
+            # no rank can go; what detached itself from those is told apart by the run's id.
+            return [pid for pid in pids if self._is_ours(pid)]
         return pids
+
+    def _is_ours(self, pid: int) -> bool:
+        with suppress(OSError):
+            return os.getsid(pid) not in self._foreign_sessions or belongs_to_run(pid, self._run_id)
+        return False
 
     def _end_attempt(self, now: float) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
@@ -546,8 +553,9 @@ class Runtime:
 
     def _hand_on_own(self, state: str, duration_ms: float | None = None) -> None:
         """Give torchrun's event about the launcher to torch's event handlers."""
-        if self._store.hands_on_events and self._placement is not None:
-            self._store.hand_on(agent_event(state, self._common_fields(), self._placement, duration_ms))
+        if self._store.hands_on_events:
+            placement = self._placement if self._group is not None or self._finished else None
+            self._store.hand_on(agent_event(state, self._common_fields(), placement, duration_ms))
 
     def _common_fields(self) -> JsonObject:
         return common_fields(
@@ -597,9 +605,13 @@ class Runtime:
         """Whatever the reason for the end: no process of ours lives on, and the console has everything."""
         self._end_attempt(time.monotonic())
         self._store.close()
-        for pid in self._descendants():
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        give_up_at = time.monotonic() + _LAST_SWEEP_S
+        while (pids := self._descendants()) and time.monotonic() < give_up_at:
+            for pid in pids:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            reap()
+            time.sleep(_SWEEP_INTERVAL_S)
         reap()
         self._drain_console()
         signal.set_wakeup_fd(-1)

@@ -176,6 +176,7 @@ class StoreService:
                     self._on_ready(message)
                 case "failed" if self._preparing:
                     self._preparing = False
+                    self.hands_on_events = False
                     hint = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
                     exit_code = 2 if message.get("usage") else 1
                     what = str(message.get("what"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from saferun.model import ProcessState
@@ -93,6 +95,15 @@ def processes_of_run(run_id: str) -> list[int]:
             if stat is not None and stat.state not in "ZX":
                 found.append(pid)
     return found
+
+
+def sessions_of(pids: Iterable[int]) -> frozenset[int]:
+    """The sessions of processes; 0 stands for this one."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            found.add(os.getsid(pid))
+    return frozenset(found)
 
 
 def belongs_to_run(pid: int, run_id: str) -> bool:

@@ -52,6 +52,8 @@ def _wait_for_the_end(run_id: str, read_end: int) -> None:
         return
     killed = kill_run(run_id)
     remove_scratch(run_id)
+    if not killed:
+        return
     poll = select.poll()
     poll.register(2, select.POLLOUT)
     if poll.poll(0):  # not where nobody reads: the reaper ends in any case

@@ -40,11 +40,15 @@ def rank_event(
     return _event("WORKER", state, common, placement.group_rank, details, own)
 
 
-def agent_event(state: str, common: JsonObject, placement: Placement, duration_ms: float | None) -> JsonObject:
-    """The event about the launcher itself: RENDEZVOUS, ASSIGN_WORKER_RANKS, SUCCEEDED or FAILED."""
-    details = {"group_world_size": placement.group_world_size, "entry_point": common["entry_point"]}
+def agent_event(state: str, common: JsonObject, placement: Placement | None, duration_ms: float | None) -> JsonObject:
+    """The event about the launcher itself: RENDEZVOUS, ASSIGN_WORKER_RANKS, SUCCEEDED or FAILED.
+
+    ``placement`` is None until the hosts have met for the first time.
+    """
+    size = placement.group_world_size if placement is not None else None
     own = {"global_rank": None, "worker_id": None, "raw_error": None, "duration_ms": duration_ms}
-    return _event("AGENT", state, common, placement.group_rank, details, own)
+    rank = placement.group_rank if placement is not None else None
+    return _event("AGENT", state, common, rank, {"group_world_size": size, "entry_point": common["entry_point"]}, own)
 
 
 def common_fields(
@@ -70,7 +74,7 @@ def missing_error(returncode: int) -> JsonObject:
 
 
 def _event(
-    source: str, state: str, common: JsonObject, group_rank: int, details: JsonObject, own: JsonObject
+    source: str, state: str, common: JsonObject, group_rank: int | None, details: JsonObject, own: JsonObject
 ) -> JsonObject:
     shared = {name: value for name, value in common.items() if name != "entry_point"}
     metadata = {**shared, "group_rank": group_rank, "state": state, "duration_ms": None, **own}

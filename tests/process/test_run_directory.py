@@ -1,0 +1,111 @@
+"""The run directory: it is all that a launch leaves, and nothing about it can fail a job."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.process.launching import DEADLINE_S, in_mounts, running, until, without
+
+QUICK = "print('done')"
+
+
+def assert_one_warning(text: str) -> None:
+    """Exactly one line of saferun's own, and nothing else."""
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    assert lines[0].startswith("saferun: ")
+
+
+def test_a_file_in_place_of_the_run_directory_is_a_warning(tmp_path: Path) -> None:
+    program = "from rank import *\nprint('done')"
+    before = ["sh", "-c", 'touch saferun_runs; exec "$@"', "sh"]
+    with running(tmp_path, program, nproc=2, before=before) as job:
+        assert job.wait() == 0
+        assert job.out.count("done") == 2
+        assert_one_warning(job.err)
+
+
+def test_a_run_directory_without_permission_is_a_warning(tmp_path: Path) -> None:
+    with running(
+        tmp_path, QUICK, "--run-dir", "locked/run", nproc=2, before=[*locked("locked"), *without([1, 2])]
+    ) as job:
+        assert job.wait() == 0
+        assert job.out.count("done") == 2
+        assert_one_warning(job.err)
+
+
+def locked(path: str) -> list[str]:
+    """A command before saferun that makes a directory nobody may write to."""
+    return ["sh", "-c", f'mkdir {path} && chmod 500 {path}; exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize("options", ["size=4k", "size=8k", "size=16k", "size=64k"])
+def test_a_full_run_directory_is_one_warning(tmp_path: Path, options: str) -> None:
+    """A disk that fills up in the middle of a week's training may not end it."""
+    program = (
+        "import sys\nfor stream in (sys.stdout, sys.stderr):\n for number in range(2000): print('x' * 100, file=stream)"
+    )
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    before = in_mounts((str(runs), options))
+    with running(tmp_path, program, "--run-dir", str(runs / "run"), nproc=2, before=before, store=False) as job:
+        assert job.wait() == 0
+        assert job.out.count("x" * 100) == 4000
+        assert job.err.count("x" * 100) == 4000
+        assert_one_warning("\n".join(line for line in job.err.splitlines() if not line.endswith("x" * 100)))
+
+
+@pytest.mark.parametrize("inodes", range(1, 13))
+def test_a_run_directory_without_room_for_another_file_is_one_warning(tmp_path: Path, inodes: int) -> None:
+    """Quotas count files too: the directory of a rank, or its second file, may be the one that is too many."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    before = in_mounts((str(runs), f"size=1m,nr_inodes={inodes}"))
+    with running(tmp_path, QUICK, "--run-dir", str(runs / "run"), nproc=2, before=before) as job:
+        assert job.wait() == 0
+        assert job.out.count("done") == 2
+        assert_one_warning(job.err)
+
+
+def test_a_run_directory_that_is_removed_under_a_running_job_is_no_failure(tmp_path: Path) -> None:
+    program = "from rank import *\nprint('one', flush=True)\nawait_release('end')\nprint('two')\nsys.exit(ATTEMPT == 0)"
+    with running(tmp_path, program, "--max-restarts", "1", store=False) as job:
+        until(lambda: "one" in job.out, "the rank runs")
+        subprocess.run(["rm", "-r", str(tmp_path / "job" / "saferun_runs")], check=True)
+        job.release("end")
+        assert job.wait() == 0
+        assert job.out.count("two") == 2
+
+
+def test_a_launch_leaves_its_run_directory_and_nothing_else(tmp_path: Path) -> None:
+    """A start of torchrun leaves a directory in /tmp at each start."""
+    before = in_mounts(("/mnt", "size=1m"), ("/dev/shm", "size=1m"))
+    listing = 'd="$1"; shift; "$@"; status=$?; ls -A /dev/shm /mnt >"$d"; exit $status'
+    before += ["sh", "-c", listing, "sh", str(tmp_path / "listing")]
+    environ = {"TMPDIR": "/mnt", "TMP": "/mnt", "TEMP": "/mnt"}
+    with running(tmp_path, "import torch.distributed", before=before, environ=environ) as job:
+        assert job.wait() == 0
+        assert (tmp_path / "listing").read_text().split() == ["/dev/shm:", "/mnt:"]
+        assert sorted(path.name for path in (tmp_path / "job").iterdir() if path.name != "__pycache__") == [
+            "rank.py",
+            "saferun_runs",
+            "train.py",
+        ]
+
+
+def test_two_launches_in_one_directory_keep_their_files_apart(tmp_path: Path) -> None:
+    program = "from rank import *\nprint(os.getpid())"
+    with running(tmp_path, program) as job:
+        assert job.wait() == 0
+        again = subprocess.run(
+            job.process.args, cwd=tmp_path / "job", env=job.environ, capture_output=True, timeout=DEADLINE_S, check=True
+        )
+        assert again.stdout
+        runs = [
+            path for path in (tmp_path / "job" / "saferun_runs").iterdir() if not path.is_symlink() and path.is_dir()
+        ]
+        assert len(runs) == 2
+        assert (tmp_path / "job" / "saferun_runs" / ".gitignore").read_text() == "*\n"

@@ -1,0 +1,165 @@
+"""Processes in an uninterruptible sleep: nothing ends them, and nothing may wait for them."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.process.launching import command_line, read_stat, running, state_of, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class StuckFileSystem:
+    """A file system that never answers: who opens a file there sleeps uninterruptibly, even after SIGKILL.
+
+    It is mounted at ``folder/stuck``, for saferun and what it starts alone. Source: fuse(4), mount_namespaces(7).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._device = os.open("/dev/fuse", os.O_RDWR | os.O_NONBLOCK)
+        self._mount_point = folder / "stuck"
+        self._mount_point.mkdir()
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments for ``running``, so that saferun finds the file system mounted."""
+        options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0"
+        source = f"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+for failed in (
+    libc.unshare(0x20000),  # CLONE_NEWNS
+    libc.mount(b"none", b"/", None, 0x4000 | 1 << 18, None),  # MS_REC | MS_PRIVATE
+    libc.mount(b"stuck", {os.fsencode(self._mount_point)!r}, b"fuse", 6, {options.encode()!r}),  # MS_NOSUID | MS_NODEV
+):
+    if failed:
+        sys.exit(os.strerror(ctypes.get_errno()))
+os.close({self._device})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+        return {"before": [sys.executable, "-c", source], "pass_fds": [self._device], "store": False}
+
+    def begin(self) -> None:
+        """Answer the kernel's greeting, which it sends when the file system has been mounted."""
+        operation, number = self._next_request()
+        assert operation == 26  # FUSE_INIT
+        answer = struct.pack("<IIIIHHIIHHI", 7, 31, 0, 0, 0, 0, 4096, 1, 0, 0, 0).ljust(64, b"\0")
+        os.write(self._device, struct.pack("<IiQ", 16 + len(answer), 0, number) + answer)
+
+    def await_opening(self) -> None:
+        """Return when somebody waits for an answer."""
+        self._next_request()
+
+    def close(self) -> None:
+        """Wake everybody: their calls fail."""
+        if self._device >= 0:
+            os.close(self._device)
+            self._device = -1
+
+    def _next_request(self) -> tuple[int, int]:
+        def read() -> bytes:
+            try:
+                return os.read(self._device, 1 << 20)
+            except (BlockingIOError, PermissionError):  # PermissionError: it is not mounted yet
+                return b""
+
+        _, operation, number = struct.unpack_from("<IIQ", until(read, "a request to the file system"))
+        return operation, number
+
+
+@contextmanager
+def stuck_file_system(folder: Path) -> Iterator[StuckFileSystem]:
+    """A file system that wakes everybody in the end."""
+    file_system = StuckFileSystem(folder)
+    try:
+        yield file_system
+    finally:
+        file_system.close()
+
+
+NEEDS_A_STUCK_FILE_SYSTEM = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="a file system that hangs takes root and /dev/fuse"
+)
+
+
+@NEEDS_A_STUCK_FILE_SYSTEM
+def test_a_rank_in_an_uninterruptible_sleep_is_named_and_left(tmp_path: Path) -> None:
+    """A rank stuck in a dead network file system or driver: no signal ends it, and torchrun waits for it for ever."""
+    program = """
+from rank import *
+if RANK == 1:
+    await_release("end")
+    sys.exit(1)
+tell("opening")
+open(FOLDER + "/stuck/file")
+"""
+    with (
+        stuck_file_system(tmp_path) as file_system,
+        running(tmp_path, program, "--shutdown-timeout", "0", nproc=2, **file_system.arguments()) as job,
+    ):
+        file_system.begin()
+        (stuck,) = job.hear("opening")
+        file_system.await_opening()
+        job.release("end")
+        until(lambda: state_of(stuck.pid) == "D", "the rank is in state D")
+        try:
+            assert job.wait() == 1
+            assert "could not be killed (uninterruptible, state D): local rank 0; left behind" in job.err
+            assert "Traceback" not in job.err
+            assert state_of(stuck.pid) == "D"
+            assert [command_line(pid) for pid in job.processes() if pid != stuck.pid] == []
+        finally:
+            file_system.close()
+        job.assert_nothing_left(timeout_s=5)
+
+
+@NEEDS_A_STUCK_FILE_SYSTEM
+def test_a_leftover_that_cannot_be_killed_does_not_disturb_the_next_attempt(tmp_path: Path) -> None:
+    """Whatever is left of one attempt: the report of that attempt is whole, and the streams of the next stay open."""
+    program = """
+from rank import *
+if ATTEMPT == 0:
+    if os.fork() == 0:
+        os.setsid()
+        tell("opening")
+        open(FOLDER + "/stuck/file")
+    await_release("end")
+    print("the reason", file=sys.stderr)
+    sys.exit(1)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        tell("daemon of the second attempt")
+        stay()
+    os._exit(0)
+tell("again")
+await_release("go on")
+print("still heard")
+"""
+    with (
+        stuck_file_system(tmp_path) as file_system,
+        running(tmp_path, program, "--max-restarts", "1", **file_system.arguments()) as job,
+    ):
+        file_system.begin()
+        (stuck,) = job.hear("opening")
+        file_system.await_opening()
+        job.release("end")
+        try:
+            job.hear("again")
+            (daemon,) = job.hear("daemon of the second attempt")
+        finally:
+            file_system.close()
+        until(lambda: read_stat(stuck.pid) is None, "the leftover is gone at last")
+        daemon_lives = read_stat(daemon.pid) is not None
+        job.release("go on")
+        assert job.wait() == 0
+        assert daemon_lives
+        assert job.out.endswith("still heard\n")
+        assert "  | the reason\n" in job.err
