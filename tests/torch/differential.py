@@ -104,12 +104,21 @@ ALLOWED = (
 
 def differences(reference: Observation, subject: Observation, allowed: Sequence[Allowed]) -> list[str]:
     """What was seen otherwise, one line each, besides what is allowed."""
-    found = []
+    # A rank or an event that is missing is one difference, and not one for each of its fields.
+    missing = {of_whom(path) for path in reference} - {of_whom(path) for path in subject} - {""}
+    found = [f"{who}: not there" for who in sorted(missing)]
     for path in sorted(reference.keys() | subject.keys()):
         expected, seen = reference.get(path, "(nothing)"), subject.get(path, "(nothing)")
-        if expected != seen and not any(re.fullmatch(exception.path, path) for exception in allowed):
+        meant = any(re.fullmatch(exception.path, path) for exception in allowed)
+        if expected != seen and of_whom(path) not in missing and not meant:
             found.append(f"{path}: torchrun {expected!r}, here {seen!r}")
     return found
+
+
+def of_whom(path: str) -> str:
+    """The rank or the event that a path is about; empty for all else."""
+    who = path.partition(":")[0]
+    return who if who.startswith("rank ") or " event " in who else ""
 
 
 def free_port() -> int:
@@ -147,9 +156,9 @@ def launch(case: Case, launcher: str, folder: Path, port: int) -> Observation:
             started.append(start(words, env, job, node, case.stdin))
         try:
             if case.sends_when_listening:
-                wait_until_listening(port, deadline)
+                wait_until_listening(port, started[0], deadline)
             elif case.sends or case.terminal:
-                wait_until_ready(ready, case.ranks, deadline)
+                wait_until_ready(ready, case.ranks, started[0], deadline)
             for process in started:
                 process.type(case.stdin)
             for signum in case.sends:
@@ -217,7 +226,7 @@ class Process:
 
     def __init__(
         self, popen: subprocess.Popen[bytes], master: int | None = None, reader: threading.Thread | None = None
-    ):
+    ) -> None:
         self.popen = popen
         self._master = master
         self._reader = reader
@@ -284,21 +293,27 @@ def keep(master: int, path: Path) -> None:
                 return
 
 
-def wait_until_ready(ready: int, ranks: int, deadline: float) -> None:
-    """Return once ``ranks`` probes have said that they are ready."""
+def wait_until_ready(ready: int, ranks: int, launcher: Process, deadline: float) -> None:
+    """Return once ``ranks`` probes have said that they are ready, or the launcher has ended without them."""
     said = b""
-    while said.count(b"\n") < ranks:
-        if not select.select([ready], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    while said.count(b"\n") < ranks and launcher.popen.poll() is None:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"only {said.count(bytes([10]))} of {ranks} ranks became ready")
-        said += os.read(ready, 4096)
+        if select.select([ready], [], [], 0.1)[0]:
+            said += os.read(ready, 4096)
 
 
-def wait_until_listening(port: int, deadline: float) -> None:
-    """Return once something listens at ``port``. Asking the kernel, unlike a connection, disturbs nobody."""
+def wait_until_listening(port: int, launcher: Process, deadline: float) -> None:
+    """Return once something listens at ``port``, or the launcher has ended.
+
+    Asking the kernel, unlike a connection, disturbs nobody.
+    """
     listening = re.compile(rf":{port:04X} \S+ 0A ")
     while not any(listening.search(Path("/proc/net", name).read_text()) for name in ("tcp", "tcp6")):
         if time.monotonic() > deadline:
             raise TimeoutError(f"nothing listened on port {port}")
+        if launcher.popen.poll() is not None:
+            return
         time.sleep(0.02)
 
 

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 Observation = dict[str, Any]
 
+# torch makes a number of it where the given run id is empty.
+UUID_AS_NUMBER = re.compile(r"\d{30,39}")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-RUN_FOLDER = re.compile(r"(.+)_[a-z0-9_]{8}")
+RUN_FOLDER = re.compile(r"^([a-z0-9-]+)_[a-z0-9_]{8}$")
 SPOKEN = re.compile(r"probe: [^;\n]*;")
+# A failed rank's last lines, which the report after an attempt repeats.
+QUOTED = re.compile(r"^\s+\| .*$", re.MULTILINE)
 EVENT = re.compile(r'^\{"name": "torchelastic\..*\}$', re.MULTILINE)
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (\S+)')
-# What of an event says the same in two launches.
-EVENT_FIELDS = ("state", "global_rank", "group_rank", "role", "hostname", "rdzv_backend", "agent_restarts", "raw_error")
+# What of an event differs from launch to launch.
+EVENT_CHANCE = {"run_id", "worker_id", "duration_ms", "total_run_time", "metadata.worker_pid"}
 FIRST_USER_PORT, LAST_PORT = 1024, 65535
 
 
@@ -49,23 +53,18 @@ def console(job: Path, *, lines: bool, events: bool) -> Observation:
     """What reached the launchers' streams. The order between ranks is chance, and so is not kept."""
     seen: Observation = {}
     for path in sorted(job.glob("console_*")):
-        text = path.read_text(errors="backslashreplace")
+        text = QUOTED.sub("", path.read_text(errors="backslashreplace"))
         if lines:
             seen[f"{path.name}: lines"] = sorted(line for line in text.splitlines() if "probe:" in line)
         seen[f"{path.name}: words"] = sorted(SPOKEN.findall(text))
-        if events:
-            seen[f"{path.name}: events"] = sorted(event(line) for line in EVENT.findall(text))
+        for event in map(json.loads, EVENT.findall(text) if events else ()):
+            fields = event.pop("metadata")
+            # The fields of one worker are lists of one.
+            details = {f"metadata.{name}": value for name, value in json.loads(fields.pop("metadata")).items()}
+            who = f"{event.pop('source')} {fields['state']} of rank {fields['global_rank']}, {fields['agent_restarts']}"
+            for name, value in (event | fields | details).items():
+                seen[f"{path.name} event {who}: {name}"] = type(value).__name__ if name in EVENT_CHANCE else value
     return seen
-
-
-def event(line: str) -> str:
-    """One event without what differs from launch to launch."""
-    parsed = json.loads(line)
-    metadata = parsed["metadata"]
-    details = json.loads(metadata["metadata"])
-    details["worker_pid"] = [pid is not None for pid in details.get("worker_pid", [])]
-    kept = {name: metadata[name] for name in EVENT_FIELDS}
-    return json.dumps([parsed["name"], parsed["source"], kept, details, sorted(parsed), sorted(metadata)])
 
 
 def records(job: Path, port: int, launchers: set[int]) -> Observation:
@@ -82,12 +81,15 @@ def records(job: Path, port: int, launchers: set[int]) -> Observation:
         record["parent is the launcher"] = record.pop("parent") in launchers
         record["stdin"] = re.sub(r":\[\d+\]|(?<=/dev/pts/)\d+", "", record["stdin"])
         seen |= {f"rank {rank} attempt {attempt}: {name}": value for name, value in (named | record).items()}
+    seen["ranks that wrote a record"] = len(list((job / "records").glob("*.json")))
     return seen | {path: len(meeting) == 1 for path, meeting in meetings.items()}
 
 
 def with_names(env: dict[str, str], record: dict[str, Any], port: int) -> dict[str, str]:
     """An environment with names in the place of what is random in it."""
     named = {name: UUID.sub("<uuid>", value) for name, value in env.items()}
+    if UUID_AS_NUMBER.fullmatch(env.get("TORCHELASTIC_RUN_ID", "")):
+        named["TORCHELASTIC_RUN_ID"] = "<uuid as number>"
     if (found := env.get("MASTER_PORT", "")) == str(port):
         named["MASTER_PORT"] = "<the case's port>"
     elif found.isdecimal() and FIRST_USER_PORT <= int(found) <= LAST_PORT:
@@ -103,10 +105,8 @@ def log_folder(job: Path) -> Observation:
     seen: Observation = {}
     root = job / "logs"
     for path in sorted(root.rglob("*")):
-        run, *below = path.relative_to(root).parts
-        if matched := RUN_FOLDER.fullmatch(run):
-            run = UUID.sub("<uuid>", matched.group(1)) + "_<random>"
-        seen["logs: " + "/".join([run, *below])] = "(folder)" if path.is_dir() else contents(path, job)
+        names = [UUID.sub("<uuid>", RUN_FOLDER.sub(r"\1_<random>", name)) for name in path.relative_to(root).parts]
+        seen["logs: " + "/".join(names)] = "(folder)" if path.is_dir() else contents(path, job)
     return seen
 
 

@@ -228,7 +228,7 @@ def main() -> None:
     for fd, word in ((1, "stdout"), (1, "stdout apple"), (2, "stderr"), (2, "stderr pear")):
         say(fd, word)
     write(record)
-    ready = os.open(os.path.join(JOB, "ready"), os.O_WRONLY)
+    ready = os.open(os.path.join(JOB, "ready"), os.O_RDWR)  # which does not wait for a reader
     os.write(ready, b"ready\n")
     os.close(ready)
     for action in actions:

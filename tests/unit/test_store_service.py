@@ -67,9 +67,8 @@ class Launch:
         )
         self.port = self.service.bind()
 
-    def _on_ready(self, logs: JsonObject | None, numactl: list[list[str]] | None) -> None:
-        assert logs is None
-        assert numactl is None
+    def _on_ready(self, answer: JsonObject) -> None:
+        assert answer == {}
         self.ready += 1
 
     @property
