@@ -48,4 +48,5 @@ $(STAMP): pyproject.toml
 	fi
 	@rm -f $@
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(PY) -m compileall -q saferun
 	@printf '%s\n' '$(CURDIR)' > $@

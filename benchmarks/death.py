@@ -26,6 +26,7 @@ from measure import (
     progress,
     say_machine,
     settle,
+    wait,
     wait_until,
 )
 
@@ -82,7 +83,7 @@ def measure_death(scratch: Scratch, side: str, script: str, death: str) -> dict[
     gates.wait(process)
     settle(lambda: marked_pids(scratch.mark, without_ranks=True))
     gates.open()
-    status = process.wait(120)
+    status = wait(process, 120)
     ended_ns = time.monotonic_ns()
     if status == 0:
         message = f"{side} ended with 0 although rank {DYING} failed"
