@@ -1,0 +1,32 @@
+"""The valid word nearest to a mistyped one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_LONGEST = 100  # comparing costs the product of the lengths, and what was typed may be anything
+
+
+def nearest(word: str, valid: Iterable[str]) -> str | None:
+    """The most similar of the valid words, or None if none is similar."""
+    from difflib import get_close_matches
+
+    if len(word) > _LONGEST:
+        return None
+    candidates = list(valid)
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    close = get_close_matches(word.lower(), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[close[0]] if close else None
+
+
+def advice(word: str, valid: Iterable[str]) -> str:
+    """A hint: the nearest valid word, or all of them."""
+    candidates = list(valid)
+    near = nearest(word, candidates)
+    return f"did you mean {near}?" if near is not None else f"known are {', '.join(candidates)}"
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """A piece of a user's file for a message: printable, and not longer than the message deserves."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "'" + "".join(char if char.isprintable() else repr(char)[1:-1] for char in cut) + "'"

@@ -1,0 +1,30 @@
+"""Every built-in env profile launches the training example unchanged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from saferun.profiles.builtin import PROFILES
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--sequences", "256", "--epochs", "1", "--steps", "4")
+
+
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_the_example_runs_with_every_profile(profile: str, tmp_path: Path) -> None:
+    """A profile that ends a healthy job would be worse than none."""
+    command = [sys.executable, "-m", "saferun", "--nproc-per-node", "2", "--env-profile", profile]
+    done = subprocess.run(
+        [*command, str(ROOT / "examples" / "train_ddp.py"), *SMALL],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
