@@ -1,0 +1,78 @@
+"""What the lint says: findings, how bad they are, and how they are put on one line."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal, NamedTuple
+
+Verdict = Literal[
+    "known problem", "bad value", "contradiction", "misconception", "unknown name", "renamed", "cannot tell"
+]
+
+# Worst first.
+VERDICTS: Final[tuple[Verdict, ...]] = (
+    "known problem",
+    "bad value",
+    "contradiction",
+    "misconception",
+    "unknown name",
+    "renamed",
+    "cannot tell",
+)
+
+_SHOWN_CHARS = 80
+_LINE_CHARS = 700
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|PSK|CREDENTIAL|AUTH", re.IGNORECASE)
+_USER_INFO = re.compile(r"//[^/@\s]{1,200}@")
+
+
+class Finding(NamedTuple):
+    """One thing to be said of one variable.
+
+    Args:
+        variable: its name.
+        value: its value as it may be shown: without secrets, printable, short.
+        verdict: how it is judged.
+        sentence: what is the matter.
+        hint: what to do.
+        source: where that is written, or what was searched.
+        at_launch: worth a line at every launch; the others are for those who ask.
+    """
+
+    variable: str
+    value: str
+    verdict: Verdict
+    sentence: str
+    hint: str
+    source: str
+    at_launch: bool
+
+
+def shown(name: str, value: str) -> str:
+    """A value as it may be shown: nothing of a secret, no control characters, never long.
+
+    Args:
+        name: the variable's name; with TOKEN, KEY, SECRET, PASSWORD or the like in it, the value is a secret.
+        value: its value, which may hold anything that an environment can hold.
+    """
+    if _SECRET.search(name):
+        return "(not shown)"
+    text = _USER_INFO.sub("//(not shown)@", value[: 2 * _SHOWN_CHARS])
+    text = _printable(text)
+    return text if len(value) <= _SHOWN_CHARS and len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
+
+
+def one_line(finding: Finding) -> str:
+    """A finding on one line of printable characters: ``NAME=value: what is the matter; what to do``."""
+    hint = f"; {finding.hint}" if finding.hint else ""
+    # Names of files and of packages stand in it, which may hold anything too.
+    return _printable(f"{finding.variable}={finding.value}: {finding.sentence}{hint}"[:_LINE_CHARS])
+
+
+def by_severity(finding: Finding) -> tuple[int, str, str]:
+    """The key to sort findings by: worst first, then by name."""
+    return (VERDICTS.index(finding.verdict), finding.variable, finding.sentence)
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
