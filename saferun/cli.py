@@ -17,6 +17,7 @@ from saferun.config import (
     OPTIONS,
     TORCHRUN_OPTIONS,
     Command,
+    EnvironConfig,
     LaunchConfig,
     LogConfig,
     Option,
@@ -24,11 +25,19 @@ from saferun.config import (
     OutputConfig,
     RendezvousConfig,
     Setting,
+    comma_separated_list,
 )
 from saferun.errors import SaferunError, UsageError
+from saferun.profiles.words import nearest, quoted
 
 _TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS)
+_REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "append")
+_SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
+_OWN_PREFIX = "SAFERUN_"
+_TOLD_TO_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS"})
+# A service of this name in Kubernetes leaves SAFERUN_PORT and the like in every container: only slips are refused.
+_NEARLY = 0.75
 _MOST_RANKS = 4096
 
 
@@ -71,7 +80,22 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     """
     parser = build_parser(environ)
     values = parser.parse_args(arguments)
-    return _resolve(values, arguments, environ)
+    settings, settings_file = _fill_in(values, environ)
+    try:
+        config = _resolve(values, arguments, environ, settings)
+    except UsageError as error:
+        raise _placed(error, settings) from None
+    return config._replace(settings_file=settings_file)
+
+
+def _placed(error: UsageError, settings: Mapping[str, Setting]) -> UsageError:
+    """The same error, with the place of the option that it begins with, where that is not the command line."""
+    begins = error.what.partition(" ")[0].rstrip(":")
+    for option in OPTIONS:
+        setting = settings[option.dest]
+        if begins in option.flags and setting.origin in {"environment", "file"}:
+            return UsageError(f"{setting.place}: {error.what}", error.hint, error.exit_code)
+    return error
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -103,8 +127,11 @@ class _Store(argparse.Action):
         values: Any,  # noqa: ANN401
         option_string: str | None = None,  # noqa: ARG002
     ) -> None:
+        given = namespace.__dict__.setdefault("given", set())
+        if self.dest in _REPEATABLE:
+            values = [*getattr(namespace, self.dest), values] if self.dest in given else [values]
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
-        namespace.__dict__.setdefault("given", set()).add(self.dest)
+        given.add(self.dest)
 
 
 def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -136,12 +163,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def comma_separated_list(value: str) -> list[str]:
-    """``a,b`` -> ``["a", "b"]``; two commas stand for one within an item."""
-    return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
-
-
-_TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "list": comma_separated_list}
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "list": comma_separated_list, "append": str}
 
 
 def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noqa: ANN401 - argparse's is private
@@ -176,7 +198,108 @@ def _switch(variable: str, value: str) -> bool:
 # The settings
 
 
-def _resolve(values: argparse.Namespace, arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
+def _fill_in(values: argparse.Namespace, environ: Mapping[str, str]) -> tuple[dict[str, Setting], str | None]:
+    """Give every option that is not on the command line its value from the environment or the settings file.
+
+    Returns:
+        Every option's value with its origin, and the settings file, if there is one.
+    """
+    given: set[str] = getattr(values, "given", set())
+    path = _settings_file(values, environ, given)
+    from_file: Mapping[str, Any] = {}
+    if path is not None:
+        from saferun.settings_file import read_settings_file
+
+        from_file = read_settings_file(path)
+    not_meant = _check_variables(environ)
+    settings: dict[str, Setting] = {}
+    for option in OPTIONS:
+        if option.dest in given:
+            origin: Origin = "flag"
+            place = option.name
+        elif not option.asks and option.variable in environ and option.variable not in not_meant:
+            origin, place = "environment", option.variable
+            setattr(values, option.dest, _read(option, _split(option, environ[option.variable]), place))
+        elif option.pet and f"PET_{option.dest.upper()}" in environ:
+            origin, place = "environment", f"PET_{option.dest.upper()}"
+        elif option.dest in from_file:
+            found = from_file[option.dest]
+            origin, place = "file", found.place
+            setattr(values, option.dest, _read(option, found.texts, place))
+        else:
+            origin, place = "default", ""
+        settings[option.dest] = Setting(getattr(values, option.dest), origin, place)
+    if path is not None and settings["config"].origin == "default":
+        values.config = path
+        settings["config"] = Setting(path, "default", "found in the current directory")
+    elif path is not None and "profiles" in from_file and os.path.realpath(path) != os.path.realpath(_SETTINGS_FILE):
+        values.env_profile_path = [*values.env_profile_path, path]  # ./saferun.yaml is looked into anyway
+    return settings, path
+
+
+def _settings_file(values: argparse.Namespace, environ: Mapping[str, str], given: set[str]) -> str | None:
+    chosen: str | None = values.config if "config" in given else environ.get("SAFERUN_CONFIG")
+    if chosen is not None:
+        return chosen or None
+    return _SETTINGS_FILE if os.path.isfile(_SETTINGS_FILE) else None
+
+
+def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
+    """Refuse ``SAFERUN_*`` variables that are nearly the name of an option; others may be anybody's.
+
+    Returns:
+        The variables that are named like an option and are none here.
+    """
+    names = {option.variable for option in OPTIONS if not option.asks}
+    unknown = [name for name in environ if name.startswith(_OWN_PREFIX) and name not in names | _TOLD_TO_RANKS]
+    if unknown:
+        from difflib import get_close_matches
+
+        plain = [name.removeprefix(_OWN_PREFIX) for name in sorted(names)]
+        for name in sorted(unknown):
+            near = get_close_matches(name.removeprefix(_OWN_PREFIX), plain, n=1, cutoff=_NEARLY)
+            if near:
+                raise UsageError(f"{name}: there is no such setting", f"did you mean {_OWN_PREFIX}{near[0]}?")
+    # Within a rank of another run this says where that run's files are, and two runs do not share a directory.
+    return frozenset({"SAFERUN_RUN_DIR"}) if "SAFERUN_RUN_ID" in environ else frozenset()
+
+
+def _split(option: Option, text: str) -> Sequence[str]:
+    """The values of an option in an environment variable; of one that may be given several times, one a line."""
+    if option.kind == "append":
+        return [line for line in text.splitlines() if line]
+    return comma_separated_list(text) if option.kind == "list" else [text]
+
+
+def _read(option: Option, texts: Sequence[str], place: str) -> object:
+    """The value of an option from text that does not come from the command line."""
+    if option.kind in {"list", "append"}:
+        return list(texts)
+    text = texts[0]
+    if option.kind == "flag":
+        return _truth(option, text, place)
+    try:
+        value = _TYPES[option.kind](text)
+    except ValueError:
+        kind = "whole number" if option.kind == "int" else "number"
+        raise UsageError(f"{place}: {option.name}: {quoted(text)} is not a {kind}", _SEE_HELP) from None
+    if option.choices is not None and value not in option.choices:
+        near = nearest(text, option.choices)
+        hint = _SEE_HELP if near is None else f"did you mean {near}?"
+        raise UsageError(f"{place}: {option.name}: {quoted(text)} is none of {', '.join(option.choices)}", hint)
+    return value
+
+
+def _truth(option: Option, text: str, place: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise UsageError(f"{place}: {option.name}: {quoted(text)} is neither on nor off", "write on or off")
+    return words[text.lower()]
+
+
+def _resolve(
+    values: argparse.Namespace, arguments: Sequence[str], environ: Mapping[str, str], settings: dict[str, Setting]
+) -> LaunchConfig:
     _check_hosts(values)
     command = _command(values, environ)
     nproc_per_node = _nproc_per_node(values.nproc_per_node, environ)
@@ -184,9 +307,6 @@ def _resolve(values: argparse.Namespace, arguments: Sequence[str], environ: Mapp
     _check_monitor_interval(values.monitor_interval)
     if values.max_restarts < 0:
         raise UsageError(f"--max-restarts {values.max_restarts} is negative", "use 0 for no restarts")
-    settings = {
-        option.dest: Setting(getattr(values, option.dest), _origin(option, values, environ)) for option in OPTIONS
-    }
     return LaunchConfig(
         nproc_per_node=nproc_per_node,
         role=values.role,
@@ -194,6 +314,7 @@ def _resolve(values: argparse.Namespace, arguments: Sequence[str], environ: Mapp
         rendezvous=rendezvous,
         logs=_logs(values, nproc_per_node),
         output=_output(values, environ),
+        environ=_environ(values),
         max_restarts=values.max_restarts,
         shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ),
         signals=_signals(values.signals_to_handle),
@@ -202,13 +323,26 @@ def _resolve(values: argparse.Namespace, arguments: Sequence[str], environ: Mapp
         event_log_handler=values.event_log_handler,
         settings=settings,
         argv=tuple(arguments),
+        show_config=values.show_config,
+        dry_run=values.dry_run,
     )
 
 
-def _origin(option: Option, values: argparse.Namespace, environ: Mapping[str, str]) -> Origin:
-    if option.dest in getattr(values, "given", ()):
-        return "flag"
-    return "environment" if option.pet and f"PET_{option.dest.upper()}" in environ else "default"
+def _environ(values: argparse.Namespace) -> EnvironConfig:
+    pairs = []
+    for text in values.env:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--env {text} is not NAME=VALUE", "to take a variable out, use --unset NAME")
+        pairs.append((name, value))
+    return EnvironConfig(
+        profiles=tuple(name for name in values.env_profile if name),
+        profile_path=tuple(values.env_profile_path),
+        env=tuple(pairs),
+        unset=tuple(values.unset),
+        vendor=cast("Literal['auto', 'nvidia', 'amd', 'none']", values.vendor),
+        lint=values.lint == "on",
+    )
 
 
 def _check_hosts(values: argparse.Namespace) -> None:

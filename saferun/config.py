@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["str", "int", "float", "flag", "list"]
+Kind = Literal["str", "int", "float", "flag", "list", "append"]
 Origin = Literal["default", "profile", "file", "environment", "flag"]
 
 
 class Option(NamedTuple):
     """One option of the command line.
 
-    ``pet``: whether ``PET_<DEST>`` in the environment gives the default, as torchrun has it.
+    ``kind`` ``list`` is one value with commas, ``append`` an option that may be given several times.
+    ``pet``: whether ``PET_<DEST>`` in the environment gives the default, as torchrun has it. Every option takes its
+    default from ``SAFERUN_<DEST>``, and before that from the settings file, but for those with ``asks``: they are
+    questions and stand on the command line only.
     ``group`` is the heading in ``--help``; options of torchrun keep torchrun's names, defaults and choices.
     """
 
@@ -24,6 +27,22 @@ class Option(NamedTuple):
     choices: tuple[str, ...] | None = None
     pet: bool = True
     metavar: str | None = None
+    asks: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this option."""
+        return f"SAFERUN_{self.dest.upper()}"
+
+    @property
+    def name(self) -> str:
+        """The option as messages write it: its first long flag."""
+        return next(flag for flag in self.flags if flag.startswith("--"))
+
+
+def comma_separated_list(value: str) -> list[str]:
+    """``a,b`` -> ``["a", "b"]``; two commas stand for one within an item."""
+    return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
 
 
 PLACE = "ranks and hosts"
@@ -31,6 +50,8 @@ RENDEZVOUS = "rendezvous"
 WORKERS = "the training script"
 OUTPUT = "output"
 LIFE = "failures and signals"
+ENVIRONMENT = "environment of the ranks"
+SETTINGS = "settings"
 
 # torch 2.13's torchrun, option by option; tests/test_torchrun_parity.py holds this to the installed torch.
 TORCHRUN_OPTIONS: tuple[Option, ...] = (
@@ -306,6 +327,97 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         choices=("auto", "always", "never"),
         pet=False,
     ),
+    Option(
+        ("--env-profile", "--env_profile"),
+        "env_profile",
+        "list",
+        ("production",),
+        "sets of environment variables for the ranks, laid over each other from left to right; see saferunctl env list",
+        ENVIRONMENT,
+        pet=False,
+        metavar="NAME,NAME",
+    ),
+    Option(
+        ("--env-profile-path", "--env_profile_path"),
+        "env_profile_path",
+        "append",
+        (),
+        "a directory or file with more env profiles; may be given several times",
+        ENVIRONMENT,
+        pet=False,
+        metavar="PATH",
+    ),
+    Option(
+        ("--env",),
+        "env",
+        "append",
+        (),
+        "set this variable for the ranks, whatever a profile or the environment says; may hold {rank}, {local_rank}, "
+        "{host}, {run_dir}, {rank_dir}; may be given several times",
+        ENVIRONMENT,
+        pet=False,
+        metavar="NAME=VALUE",
+    ),
+    Option(
+        ("--unset",),
+        "unset",
+        "append",
+        (),
+        "take this variable out of the environment of the ranks; may be given several times",
+        ENVIRONMENT,
+        pet=False,
+        metavar="NAME",
+    ),
+    Option(
+        ("--vendor",),
+        "vendor",
+        "str",
+        "auto",
+        "whose GPUs env profiles are for; auto: what this host has",
+        ENVIRONMENT,
+        choices=("auto", "nvidia", "amd", "none"),
+        pet=False,
+    ),
+    Option(
+        ("--lint",),
+        "lint",
+        "str",
+        "on",
+        "look, beside the job, for variables that nothing installed reads and for values that make no sense",
+        ENVIRONMENT,
+        choices=("on", "off"),
+        pet=False,
+    ),
+    Option(
+        ("--config",),
+        "config",
+        "str",
+        None,
+        "a YAML file with settings: OPTION: value (default: ./saferun.yaml, if there is one)",
+        SETTINGS,
+        pet=False,
+        metavar="FILE",
+    ),
+    Option(
+        ("--show-config", "--show_config"),
+        "show_config",
+        "flag",
+        False,
+        "print every setting with where it comes from, and start nothing",
+        SETTINGS,
+        pet=False,
+        asks=True,
+    ),
+    Option(
+        ("--dry-run", "--dry_run"),
+        "dry_run",
+        "flag",
+        False,
+        "print ranks, commands and changes to the environment, and start nothing",
+        SETTINGS,
+        pet=False,
+        asks=True,
+    ),
 )
 
 OPTIONS: tuple[Option, ...] = TORCHRUN_OPTIONS + SAFERUN_OPTIONS
@@ -369,11 +481,23 @@ class OutputConfig(NamedTuple):
     color: Literal["auto", "always", "never"]
 
 
+class EnvironConfig(NamedTuple):
+    """What is asked for about the environment of the ranks. ``env`` are names and values."""
+
+    profiles: tuple[str, ...]
+    profile_path: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    unset: tuple[str, ...]
+    vendor: Literal["auto", "nvidia", "amd", "none"]
+    lint: bool
+
+
 class Setting(NamedTuple):
-    """The value of an option, and where it comes from."""
+    """The value of an option, and where it comes from. ``place`` names the flag, the variable or the file and line."""
 
     value: object
     origin: Origin
+    place: str = ""
 
 
 class LaunchConfig(NamedTuple):
@@ -385,6 +509,7 @@ class LaunchConfig(NamedTuple):
     rendezvous: RendezvousConfig
     logs: LogConfig
     output: OutputConfig
+    environ: EnvironConfig
     max_restarts: int
     shutdown_timeout_s: float
     signals: tuple[int, ...]
@@ -393,3 +518,6 @@ class LaunchConfig(NamedTuple):
     event_log_handler: str
     settings: dict[str, Setting]
     argv: tuple[str, ...]
+    settings_file: str | None = None
+    show_config: bool = False
+    dry_run: bool = False

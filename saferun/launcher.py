@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from saferun.config import LaunchConfig
 from saferun.console.screen import Screen
+from saferun.errors import SaferunError
 from saferun.events import Finish
 from saferun.host.net import short_host_name
 from saferun.host.prctl import become_subreaper, keep_freed_memory
@@ -18,6 +19,8 @@ from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import ensure_standard_descriptors
 from saferun.policy import RestartPolicy
+from saferun.profiles import Resolution
+from saferun.rank_environ import resolve_environ
 from saferun.runtime import Runtime
 from saferun.supervisor import Limits, Supervisor
 
@@ -32,6 +35,20 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
         saferun's exit code. Where a signal ended the launch before anything ran, this does not return.
     """
     ensure_standard_descriptors()
+    resolution = resolve_environ(config.environ, environ)
+    if config.show_config or config.dry_run:
+        from saferun.plan_text import config_lines, plan_lines
+
+        lines = config_lines(config) if config.show_config else []
+        lines += plan_lines(config, resolution, environ, short_host_name()) if config.dry_run else []
+        try:
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            pass  # the reader has seen enough
+        except OSError as error:
+            raise SaferunError(f"standard output: {error.strerror}", "make room there, or write elsewhere") from None
+        return 0
     run_id = os.urandom(8).hex()
     # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
     older = frozenset(children_of(os.getpid()))
@@ -39,7 +56,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
     keep_freed_memory(_KEPT_BYTES)
     reaper = Reaper(run_id)
     try:
-        finish = _run(config, environ, run_id, older, reaper.pid)
+        finish = _run(config, environ, resolution, run_id, older, reaper.pid)
     finally:
         reaper.dismiss()
     if finish.reraise is not None:
@@ -49,7 +66,12 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
 
 
 def _run(
-    config: LaunchConfig, environ: Mapping[str, str], run_id: str, older: frozenset[int], reaper_pid: int
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    resolution: Resolution,
+    run_id: str,
+    older: frozenset[int],
+    reaper_pid: int,
 ) -> Finish:
     output = config.output
     host = short_host_name()
@@ -64,6 +86,8 @@ def _run(
         skipping=output.keep_files,
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )
+    if config.settings_file is not None and config.settings["config"].origin == "default":
+        screen.say(f"saferun: settings from {config.settings_file}")
     try:
         return Runtime(
             config,
@@ -77,6 +101,7 @@ def _run(
             run_dir=run_dir,
             host=host,
             run_id=run_id,
+            resolution=resolution,
             not_ours=older | {reaper_pid},
             older_children=older,
         ).run()

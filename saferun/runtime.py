@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -52,6 +52,7 @@ from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
 from saferun.host.procfs import belongs_to_run, descendants_of, sessions_of
 from saferun.host.run_dir import RunDirectory, current_directory, shorter_path
+from saferun.lint_run import LintRun, worth_a_look
 from saferun.model import (
     Diagnosis,
     Evidence,
@@ -62,6 +63,9 @@ from saferun.model import (
     RankOutput,
     signal_name,
 )
+from saferun.profiles import Resolution
+from saferun.profiles.text import launch_lines
+from saferun.rank_environ import apply
 from saferun.rank_group import AttemptPlan, Rank, RankGroup, plan_environs
 from saferun.report.run_json import run_description
 from saferun.report.text import failure_text
@@ -71,6 +75,8 @@ from saferun.supervisor import State, Supervisor
 
 _LAST_LINES = 12
 _SWEEP_INTERVAL_S = 0.05
+# The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
+_LINT_DELAY_S = 0.25
 _LAST_SWEEP_S = 2.0
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
@@ -87,6 +93,7 @@ class Runtime:
         run_dir: the files.
         host: the host's short name.
         run_id: marks the processes of this run.
+        resolution: what env profiles, --env and --unset come to.
         not_ours: children of this process that have nothing to do with the launch.
         older_children: those among them that this process had before the launch.
     """
@@ -101,6 +108,7 @@ class Runtime:
         run_dir: RunDirectory,
         host: str,
         run_id: str,
+        resolution: Resolution,
         not_ours: frozenset[int],
         older_children: frozenset[int],
     ) -> None:
@@ -111,6 +119,9 @@ class Runtime:
         self._run_dir = run_dir
         self._host = host
         self._run_id = run_id
+        self._resolution = resolution
+        self._lint: LintRun | None = None
+        self._lint_at: float | None = None
         self._not_ours = not_ours
         self._foreign_sessions = sessions_of({0, *older_children}) if older_children else frozenset()
         self._poller = Poller()
@@ -190,13 +201,21 @@ class Runtime:
             self._resume_streams()
         self._watch_for_room()
         now = time.monotonic()
-        moments = (self._supervisor.deadline, self._screen.deadline(), self._store.deadline, self._sweep_at)
+        moments = (
+            self._supervisor.deadline,
+            self._screen.deadline(),
+            self._store.deadline,
+            self._sweep_at,
+            self._lint_at,
+        )
         due = min((moment for moment in moments if moment is not None), default=None)
         self._poller.wait(None if due is None else max(due - now, 0.0))
         now = time.monotonic()
         self._screen.tick(now)
         if self._sweep_at is not None and self._sweep_at <= now:
             self._sweep(now)
+        if self._lint_at is not None and self._lint_at <= now:
+            self._start_lint()
         if self._store.deadline is not None and self._store.deadline <= now:
             self._store.serve()
         deadline = self._supervisor.deadline
@@ -251,6 +270,9 @@ class Runtime:
             now = time.monotonic()
             if pid == self._store.pid:
                 self._store.on_exit(status.words)
+                continue
+            if self._lint is not None and pid == self._lint.pid:
+                self._lint.on_exit()
                 continue
             rank = self._group.by_pid.get(pid) if self._group is not None else None
             if self._group is None or rank is None:
@@ -327,6 +349,7 @@ class Runtime:
             environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)
         for environ, more in zip(environs, changed, strict=False):
             environ.update(more)
+        self._apply_profiles(attempt, placement, environs)
         if answer.get("timer_file"):
             for environ in environs:
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
@@ -337,6 +360,31 @@ class Runtime:
         self._hand_on_own("RENDEZVOUS", 0.0)
         self._hand_on_own("ASSIGN_WORKER_RANKS", 0.0)
         self._events.append(HostsJoined(time.monotonic(), attempt, placement))
+
+    def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
+        """Env profiles and --env have the last word about what a rank is told."""
+        run_dir = self._run_dir.path
+        for place, environ in zip(placement.ranks, environs, strict=True):
+            apply(
+                self._resolution,
+                environ,
+                place,
+                host=self._host,
+                world_size=placement.world_size,
+                run_dir=run_dir,
+                rank_dir=self._run_dir.rank_path(attempt, place.rank) if run_dir is not None else None,
+            )
+        if attempt == 0:
+            for line in launch_lines(self._resolution, has_run_dir=run_dir is not None):
+                self._screen.say(f"saferun: {line}")
+
+    def _start_lint(self) -> None:
+        """Look at the environment of the ranks, beside them, in a process of its own."""
+        self._lint_at = None
+        if self._plan is not None:
+            python = self._environ.get("PYTHON_EXEC", sys.executable)
+            script = str(self._config.command.name)
+            self._lint = LintRun(self._plan.environs[0], python, script, self._poller, self._screen.say)
 
     def _own_environ(self) -> dict[str, str]:
         """Saferun's own variables of the ranks. Runs within runs remember all that are around them."""
@@ -379,6 +427,8 @@ class Runtime:
         else:
             pids = tuple(rank.child.pid for rank in self._group.ranks)
             self._events.append(RanksStarted(time.monotonic(), action.attempt, pids))
+            if self._config.environ.lint and action.attempt == 0 and worth_a_look(self._environ, self._config.environ):
+                self._lint_at = time.monotonic() + _LINT_DELAY_S
 
     def _watch_stream(self, stream: RankStream) -> None:
         def on_readable() -> None:
@@ -451,6 +501,8 @@ class Runtime:
         leave_out = set(self._not_ours)
         if self._store.pid is not None:
             leave_out.add(self._store.pid)
+        if self._lint is not None and self._lint.pid is not None:
+            leave_out.add(self._lint.pid)
         if self._group is not None:
             leave_out.update(self._group.by_pid)  # given up: in an uninterruptible sleep
         leave_out.update(self._given_up)
@@ -471,6 +523,7 @@ class Runtime:
         self._end_sweep()
         self._paused.clear()
         self._store.deadline = None
+        self._lint_at = None
         group = self._group
         if group is None or group.is_closed:
             return
@@ -605,6 +658,9 @@ class Runtime:
         """Whatever the reason for the end: no process of ours lives on, and the console has everything."""
         self._end_attempt(time.monotonic())
         self._store.close()
+        if self._lint is not None:
+            self._lint.close()
+            self._lint = None
         give_up_at = time.monotonic() + _LAST_SWEEP_S
         while (pids := self._descendants()) and time.monotonic() < give_up_at:
             for pid in pids:

@@ -46,9 +46,12 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
             shown.append(REDACTED)
             hide_next = False
             continue
-        name, equals, _ = argument.partition("=")
+        name, equals, value = argument.partition("=")
+        inner, inner_equals, _ = value.partition("=")
         if equals and is_secret(name):
             shown.append(f"{name}={REDACTED}")
+        elif inner_equals and is_secret(inner):
+            shown.append(f"{name}={inner}={REDACTED}")  # --env=API_KEY=…, where … may hold anything
         else:
             shown.append(redacted_text(argument))
         hide_next = not equals and argument.startswith("-") and is_secret(argument)

@@ -30,4 +30,6 @@ def run_description(
 def _shown(name: str, value: object) -> object:
     if is_secret(name):
         return REDACTED
+    if isinstance(value, list | tuple):
+        return redacted_arguments(map(str, value))
     return redacted_text(value) if isinstance(value, str) else value

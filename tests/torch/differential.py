@@ -199,6 +199,9 @@ def environment(case: Case, job: Path, port: int) -> dict[str, str]:
         "PROBE_JOB": str(job),
         "PROBE_PYTHON": sys.executable,
         "PROBE_DOES": json.dumps(case.does),
+        # What saferun adds to torchrun's environment of its own accord has tests of its own.
+        "SAFERUN_ENV_PROFILE": "none",
+        "SAFERUN_LINT": "off",
     }
     env |= {name: filled(value, job, port) for name, value in case.env.items()}
     return env

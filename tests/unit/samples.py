@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.config import Command, LaunchConfig, LogConfig, OutputConfig, RendezvousConfig, Setting
+from saferun.config import Command, EnvironConfig, LaunchConfig, LogConfig, OutputConfig, RendezvousConfig, Setting
 from saferun.model import ExitStatus, Placement, RankEnd, RankPlace
 
 LOGS = LogConfig(None, (0, 0), (0, 0), frozenset(), (), (), None)
@@ -13,6 +13,7 @@ CONFIG = LaunchConfig(
     rendezvous=RendezvousConfig("static", "job7", "127.0.0.1", 29500, None),
     logs=LOGS,
     output=OutputConfig(None, True, None, None, "auto", "auto"),
+    environ=EnvironConfig(profiles=(), profile_path=(), env=(), unset=(), vendor="auto", lint=False),
     max_restarts=3,
     shutdown_timeout_s=30.0,
     signals=(15, 2),

@@ -1,0 +1,65 @@
+"""``saferunctl``: looks at a host, at settings and at runs. One file a verb."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from saferun import __version__
+from saferun.ctl import env
+from saferun.errors import SaferunError, UsageError
+
+
+class Verb(NamedTuple):
+    """A verb of the command: its name, what it is for, its arguments, and what answers."""
+
+    name: str
+    words: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb("env", "env profiles and variables: list, show, explain, diff, lint", env.add_arguments, env.run),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of two lines; the parsers of verbs and actions are of its kind."""
+
+    def error(self, message: str) -> NoReturn:
+        """Two lines and exit code 2."""
+        sys.stderr.write(f"{UsageError(message, f'see {self.prog} --help')}\n")
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The ``saferunctl`` command.
+
+    Args:
+        argv: the arguments; None: those of this process.
+
+    Returns:
+        The exit code: 0, or 1 where the answer is bad news, or 2 for a wrong question.
+    """
+    parser = _Parser(prog="saferunctl", description="Look at a host, at settings and at runs.")
+    parser.add_argument("--version", action="version", version=f"saferunctl {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for verb in VERBS:
+        subparser = verbs.add_parser(verb.name, help=verb.words, description=verb.words)
+        verb.add_arguments(subparser)
+        subparser.set_defaults(run=verb.run)
+    arguments = parser.parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except SaferunError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has seen enough, and what is left in the buffer must not be written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code

@@ -1,0 +1,103 @@
+"""``saferunctl env``: which variables a profile sets and why, and which variables of this environment do nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from saferun.config import EnvironConfig
+from saferun.errors import UsageError
+from saferun.lint.check import check
+from saferun.lint.findings import one_line
+from saferun.model import RankPlace
+from saferun.profiles import default_search_path, load_profiles
+from saferun.profiles.text import diff_lines, explain_lines, list_lines, show_lines
+from saferun.rank_environ import apply, host_vendor, installed_versions, resolve_environ
+
+_PATH_HELP = "a directory or file with more env profiles"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    parser.set_defaults(env_profile_path=[], vendor="auto")
+    _add_common(parser)
+    actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
+    actions.add_parser("list", help="the env profiles, with what they cost")
+    show = actions.add_parser("show", help="what a profile sets on this host, and why")
+    show.add_argument("profile")
+    explain = actions.add_parser("explain", help="what a variable is good for, and which profiles set it")
+    explain.add_argument("variable")
+    diff = actions.add_parser("diff", help="how two profiles differ on this host")
+    diff.add_argument("first")
+    diff.add_argument("second")
+    lint = actions.add_parser("lint", help="variables that nothing installed reads, and values that make no sense")
+    lint.add_argument("--env-profile", default="none", help="with the variables of these profiles, as for a launch")
+    lint.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="with this variable")
+    lint.add_argument("--all", action="store_true", help="also what cannot be told for sure")
+    lint.add_argument("--python", default=os.environ.get("PYTHON_EXEC", sys.executable), help="the ranks' interpreter")
+    lint.add_argument("script", nargs="?", help="the training script: what it reads is known")
+    for action in actions.choices.values():
+        _add_common(action)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    """What may stand before the action and behind it."""
+    path: dict[str, Any] = {"action": "append", "default": argparse.SUPPRESS, "metavar": "PATH", "help": _PATH_HELP}
+    parser.add_argument("--env-profile-path", **path)
+    words = "whose GPUs env profiles are for; auto: what this host has"
+    parser.add_argument("--vendor", choices=("auto", "nvidia", "amd", "none"), default=argparse.SUPPRESS, help=words)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer, on stdout. 1 when the lint found something."""
+    if arguments.action == "lint":
+        return _lint(arguments)
+    profiles = load_profiles(default_search_path(arguments.env_profile_path, os.environ))
+    vendor, versions = host_vendor(arguments.vendor), installed_versions(os.environ)
+    match arguments.action:
+        case "list":
+            lines = list_lines(profiles)
+        case "show":
+            lines = show_lines(profiles, arguments.profile, vendor=vendor, versions=versions)
+        case "explain":
+            lines = explain_lines(profiles, arguments.variable)
+        case _:
+            lines = diff_lines(profiles, arguments.first, arguments.second, vendor=vendor, versions=versions)
+    _print(lines)
+    return 0
+
+
+def _lint(arguments: argparse.Namespace) -> int:
+    pairs = []
+    for text in arguments.env:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--env {text} is not NAME=VALUE", "write --env NAME=VALUE")
+        pairs.append((name, value))
+    config = EnvironConfig(
+        profiles=tuple(name for name in arguments.env_profile.split(",") if name),
+        profile_path=tuple(arguments.env_profile_path),
+        env=tuple(pairs),
+        unset=(),
+        vendor=arguments.vendor,
+        lint=True,
+    )
+    environ = dict(os.environ)
+    resolution = resolve_environ(config, environ)
+    host = os.uname().nodename
+    apply(resolution, environ, RankPlace(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
+    result = check(environ, python=arguments.python, script=arguments.script)
+    shown = result.findings if arguments.all else result.at_launch
+    lines = [one_line(finding) for finding in shown] or ["nothing to complain about"]
+    searched = f"searched: {', '.join(result.known.libraries) or 'no libraries'}"
+    if result.known.unsearched:
+        searched += f"; not found or not searched: {', '.join(result.known.unsearched)}"
+    _print([*lines, searched])
+    return 1 if shown else 0
+
+
+def _print(lines: list[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()

@@ -1,0 +1,202 @@
+"""What --show-config and --dry-run print."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from saferun import plan_text
+from saferun.cli import read_config
+from saferun.config import OPTIONS, LaunchConfig
+from saferun.errors import UsageError
+from saferun.plan_text import config_lines, plan_lines
+from saferun.profiles import load_profiles, resolve
+from saferun.report.run_json import run_description
+
+ENVIRON = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def config_of(*arguments: str, environ: Mapping[str, str] | None = None) -> LaunchConfig:
+    return read_config(arguments, {**ENVIRON, **(environ or {})})
+
+
+def plan_of(
+    *arguments: str, environ: Mapping[str, str] | None = None, profiles: Mapping[str, str] | None = None
+) -> list[str]:
+    """The plan, with profiles from files of these contents."""
+    folder = Path("profiles")
+    folder.mkdir()
+    for name, content in (profiles or {}).items():
+        (folder / f"{name}.yaml").write_text(content)
+    config = config_of(*arguments, environ=environ)
+    around = {**ENVIRON, **(environ or {})}
+    resolution = resolve(
+        load_profiles([str(folder)]),
+        config.environ.profiles,
+        vendor="any",
+        versions={"torch": "2.13.0"},
+        user_environ=around,
+        env=config.environ.env,
+        unset=config.environ.unset,
+    )
+    return plan_lines(config, resolution, around, "node0")
+
+
+def rows_of(lines: list[str]) -> dict[str, tuple[str, str]]:
+    """Name -> value and origin. Columns are two blanks apart, and no value of these tests holds two."""
+    rows = {}
+    for line in lines:
+        name, value, origin = (part.strip() for part in line.split("  ") if part.strip())
+        rows[name] = (value, origin)
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings
+
+
+def test_every_setting_has_one_line_with_its_origin() -> None:
+    """Why does it do that? has an answer."""
+    Path("saferun.yaml").write_text("\nvendor: amd\nenv: {A: 1, B: 2}\n")
+    environ = {"SAFERUN_LINT": "off", "PET_MAX_RESTARTS": "3"}
+    lines = config_lines(config_of("--role", "trainer", "-r", "3", "train.py", environ=environ))
+    rows = rows_of(lines)
+    assert list(rows) == [option.dest for option in OPTIONS]
+    assert rows["role"] == ("trainer", "flag (--role)")
+    assert rows["redirects"] == ("3", "flag (--redirects)")
+    assert rows["lint"] == ("off", "environment (SAFERUN_LINT)")
+    assert rows["max_restarts"] == ("3", "environment (PET_MAX_RESTARTS)")
+    assert rows["vendor"] == ("amd", "file (saferun.yaml:2)")
+    assert rows["env"] == ("A=1,B=2", "file (saferun.yaml:3)")
+    assert rows["config"] == ("saferun.yaml", "default (found in the current directory)")
+    assert rows["env_profile"] == ("production", "default")
+    assert rows["standalone"] == ("False", "default")
+    assert rows["unset"] == rows["run_dir"] == rows["rdzv_endpoint"] == ("-", "default")
+    assert rows["node_rank"] == ("0", "default")
+
+
+def test_a_long_value_does_not_push_the_origins_of_the_others_away() -> None:
+    """The table stays one."""
+    lines = config_lines(config_of("--role", "x" * 200, "train.py"))
+    assert sum(len(line) > 120 for line in lines) == 1
+
+
+SECRETS = [
+    ("--env", "HF_TOKEN=s3cret"),
+    ("--env", "HF_TOKEN=s3cret with s3cret words, and s3cret commas; s3cret all"),
+    ("--env=HF_TOKEN=a b s3cret",),
+    ("--env", "URL=https://me:s3cret@example.com/x"),
+    ("--rdzv-conf", "password=s3cret,timeout=3"),
+]
+
+
+@pytest.mark.parametrize("arguments", SECRETS, ids=lambda arguments: arguments[-1])
+def test_no_secret_is_shown(arguments: tuple[str, ...]) -> None:
+    """These lines, and run.json, are what people paste into issues."""
+    script = ("train.py", "--api-key", "s3cret", "--login=me", "--passwd=s3cret")
+    config = config_of(*arguments, *script)
+    assert "s3cret" not in "\n".join(config_lines(config))
+    described = run_description(config, cwd="/", run_id="r", python_version="3", torch_version=None)
+    assert "s3cret" not in str(described)
+    plan = "\n".join(plan_of(*arguments, *script))
+    assert "s3cret" not in plan
+    assert "--login=me" in plan
+
+
+def test_secrets_of_the_environment_are_not_shown() -> None:
+    """What the user's own environment holds is never printed, whatever its name."""
+    profiles = {"mine": "variables: {HF_TOKEN: {value: x}, PLAIN: 1, FORCED: !force 1}"}
+    environ = dict.fromkeys(("HF_TOKEN", "PLAIN", "FORCED", "OTHER"), "s3cret")
+    plan = "\n".join(plan_of("--env-profile", "mine", "train.py", environ=environ, profiles=profiles))
+    assert "s3cret" not in plan
+    assert "PLAIN stays as your environment sets it" in plan
+    assert "FORCED=1  [profile mine" in plan
+    assert "replaces the value of your environment" in plan
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The plan
+
+
+def test_the_plan_names_ranks_commands_and_changes() -> None:
+    """The whole of it, as it is printed."""
+    plan = plan_of(
+        *("--nproc-per-node", "2", "--master-port", "29500", "--env-profile", "mine", "--env", "B=r{rank}"),
+        *("--env", "API_KEY=s3cret", "--unset", "C", "--role", "trainer"),
+        *("train.py", "--shard", "$local_rank", "two words"),
+        environ={"A": "own", "C": "gone", "OMP_NUM_THREADS": "4"},
+        profiles={"mine": "variables: {A: 1, D: {value: '{rank_dir}/d', cost: heavy}, E: {value: 1, vendor: amd}}"},
+    )
+    run_id = next(line for line in plan if "TORCHELASTIC_RUN_ID" in line)
+    signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    assert plan == [
+        "2 ranks on 1 host; store at 127.0.0.1:29500 (static)",
+        f"rank 0 (node0, local rank 0): {sys.executable} -u train.py --shard 0 'two words'",
+        f"rank 1 (node0, local rank 1): {sys.executable} -u train.py --shard 1 'two words'",
+        "environment of rank 0, as torchrun has it:",
+        *("  GROUP_RANK=0", "  GROUP_WORLD_SIZE=1", "  LOCAL_RANK=0", "  LOCAL_WORLD_SIZE=2"),
+        *("  MASTER_ADDR=127.0.0.1", "  MASTER_PORT=29500", "  RANK=0"),
+        *("  ROLE_NAME=trainer", "  ROLE_RANK=0", "  ROLE_WORLD_SIZE=2"),
+        *("  TORCHELASTIC_MAX_RESTARTS=0", "  TORCHELASTIC_RESTART_COUNT=0", run_id),
+        *(f"  TORCHELASTIC_SIGNALS_TO_HANDLE={signals}", "  TORCHELASTIC_USE_AGENT_STORE=True"),
+        *("  TORCH_NCCL_ASYNC_ERROR_HANDLING=1", "  WORLD_SIZE=2"),
+        "changes by env profiles (mine) and options:",
+        "  API_KEY=<redacted>  [--env]",
+        "  B='r{rank}'  [--env]",
+        "  D='{rank_dir}/d'  [profile mine (profiles/mine.yaml:1), cost: heavy]",
+        "  C is taken out  [--unset]",
+        "  A stays as your environment sets it  [profile mine would set A=1]",
+        "  E is left out  [profile mine: it is for AMD's GPUs]",
+    ]
+
+
+def test_what_is_decided_at_the_start_only_is_said_to_be() -> None:
+    """No port is taken, no address looked up."""
+    plan = plan_of("--env-profile", "none", "train.py")
+    assert plan[0] == "1 ranks on 1 host; store at <this host>:<a free port> (c10d)"
+    assert "  MASTER_ADDR=<this host>" in plan
+    assert "  MASTER_PORT=<a free port>" in plan
+    assert not any("changes by" in line for line in plan)
+
+
+def test_what_a_launch_would_refuse_the_plan_refuses() -> None:
+    """A dry run that passes promises something."""
+    with pytest.raises(UsageError, match="--virtual-local-rank"):
+        plan_of("--virtual-local-rank", "--nproc-per-node=2", "train.py", environ={"CUDA_VISIBLE_DEVICES": "0"})
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[31m", "\udcff", "\u2028"])
+def test_every_line_is_one_line_of_print(text: str) -> None:
+    """Arguments and values hold anything, and a terminal obeys some of it."""
+    arguments = ("--env", f"A={text}", "--role", text, "train.py", text)
+    for line in (*config_lines(config_of(*arguments)), *plan_of(*arguments)):
+        assert line.isprintable()
+
+
+def test_it_starts_nothing_and_asks_nobody() -> None:
+    """Printing has no way to touch a machine: its module imports none that does."""
+    program = (
+        "import sys; from saferun import plan_text; "
+        "print([name for name in ('subprocess', 'socket', 'saferun.runtime', 'saferun.host.children', 'torch') "
+        "if name in sys.modules])"
+    )
+    room = Path(plan_text.__file__).parents[1]
+    answer = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(room)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.strip() == "[]"

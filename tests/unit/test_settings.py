@@ -1,0 +1,428 @@
+"""One value an option, from the nearest of five places, and a place for every complaint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from saferun.cli import read_config
+from saferun.config import OPTIONS, LaunchConfig, Option, Setting
+from saferun.errors import SaferunError, UsageError
+from saferun.profiles.yaml_nodes import MAX_FILE_BYTES
+
+ENVIRON = {"PATH": "/usr/bin:/bin"}
+SETTABLE = [option for option in OPTIONS if not option.asks and option.dest != "config"]
+BY_DEST = {option.dest: option for option in OPTIONS}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def config_of(*arguments: str, environ: Mapping[str, str] | None = None, file: str | None = None) -> LaunchConfig:
+    if file is not None:
+        Path("saferun.yaml").write_text(file)
+    return read_config([*arguments, "train.py"], {**ENVIRON, **(environ or {})})
+
+
+def refusal(*arguments: str, environ: Mapping[str, str] | None = None, file: str | None = None) -> UsageError:
+    """The error, which has to be two lines of print with exit code 2."""
+    with pytest.raises(UsageError) as caught:
+        config_of(*arguments, environ=environ, file=file)
+    assert caught.value.exit_code == 2
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert all(line.isprintable() and len(line) < 1500 for line in lines)
+    return caught.value
+
+
+class Values(NamedTuple):
+    """Four texts that an option accepts, which are not its default, with what each is read as."""
+
+    flag: tuple[str, object]
+    own: tuple[str, object]
+    pet: tuple[str, object]
+    file: tuple[str, object]
+
+
+def alike(*values: tuple[str, object]) -> Values:
+    return Values(*values)
+
+
+def of_choices(option: Option) -> Values:
+    """Where there are few, places have to share a value; the origin still tells them apart."""
+    assert option.choices is not None
+    others = [choice for choice in option.choices if choice != option.default]
+    return Values(*((others[at % len(others)], others[at % len(others)]) for at in range(4)))
+
+
+# By kind, and by option where the option does not take just any value of its kind.
+BY_KIND = {
+    "int": alike(("3", 3), ("4", 4), ("5", 5), ("6", 6)),
+    "float": alike(("3", 3.0), ("0.5", 0.5), ("5e-1", 0.5), ("6.0", 6.0)),
+    "str": alike(("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")),
+    "list": alike(("a,b", ["a", "b"]), ("c,,d", ["c,d"]), ("e", ["e"]), ("f,g,,h", ["f", "g,h"])),
+    "append": alike(("A", ["A"]), ("B\nC", ["B", "C"]), ("", []), ("D,E", ["D,E"])),
+    # A switch that is given is on.
+    "flag": alike(("", True), ("off", False), ("0", False), ("on", True)),
+}
+SPECIAL = {
+    "nnodes": alike(("1", "1"), ("1:1", "1:1"), ("01", "01"), ("1:01", "1:01")),
+    "nproc_per_node": alike(("2", "2"), ("3", "3"), ("4", "4"), ("5", "5")),
+    "node_rank": alike(("0", 0), ("00", 0), ("-0", 0), ("0", 0)),
+    "rdzv_backend": alike(("c10d", "c10d"), ("static", "static"), ("c10d", "c10d"), ("c10d", "c10d")),
+    "rdzv_endpoint": alike(("a:1", "a:1"), ("b:2", "b:2"), ("c:3", "c:3"), ("d:4", "d:4")),
+    "rdzv_conf": alike(("a=1", "a=1"), ("b=2", "b=2"), ("c=3", "c=3"), ("d=4", "d=4")),
+    "redirects": alike(("1", "1"), ("2", "2"), ("3", "3"), ("0:1", "0:1")),
+    "tee": alike(("1", "1"), ("2", "2"), ("3", "3"), ("0:1", "0:1")),
+    "local_ranks_filter": alike(("0", "0"), ("1", "1"), ("2", "2"), ("0,1", "0,1")),
+    "signals_to_handle": alike(*((name, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"))),
+    "env": alike(("A=1", ["A=1"]), ("A=2\nB=3", ["A=2", "B=3"]), ("", []), ("A=4,5", ["A=4,5"])),
+}
+
+
+def values_of(option: Option) -> Values:
+    if option.dest in SPECIAL:
+        return SPECIAL[option.dest]
+    return of_choices(option) if option.choices else BY_KIND[option.kind]
+
+
+def flag_of(option: Option, text: str) -> Sequence[str]:
+    return [option.name] if option.kind == "flag" else [f"{option.name}={text}"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Precedence
+
+
+@pytest.mark.parametrize("option", SETTABLE, ids=lambda option: option.dest)
+def test_the_nearest_place_decides(option: Option) -> None:
+    """Flag before SAFERUN_* before PET_* before the file before the default: the nearer the launch, the stronger."""
+    values = values_of(option)
+    pet = f"PET_{option.dest.upper()}"
+    arguments = flag_of(option, values.flag[0])
+    environ = {option.variable: values.own[0]} | ({pet: values.pet[0]} if option.pet else {})
+    file = f"# settings\n{option.name.removeprefix('--')}: '{values.file[0]}'\n"
+    expected = [
+        (Setting(values.flag[1], "flag", option.name), arguments, environ),
+        (Setting(values.own[1], "environment", option.variable), (), environ),
+        (Setting(values.file[1], "file", "saferun.yaml:2"), (), {}),
+    ]
+    if option.pet:
+        expected.insert(2, (Setting(values.pet[1], "environment", pet), (), {pet: values.pet[0]}))
+    for setting, given, around in expected:
+        if option.dest == "no_python":
+            Path("train.py").chmod(0o755)
+            around = {**around, "PATH": "."}  # noqa: PLW2901 - the script is a program
+        assert config_of(*given, environ=around, file=file).settings[option.dest] == setting
+    Path("saferun.yaml").unlink()
+    default = list(option.default) if isinstance(option.default, tuple) else option.default
+    assert config_of().settings[option.dest] == Setting(default, "default", "")
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.asks], ids=lambda option: option.dest)
+def test_questions_stand_on_the_command_line_only(option: Option) -> None:
+    """A forgotten file that made every launch start nothing would be a trap."""
+    assert config_of(environ={option.variable: "1"}).settings[option.dest].origin == "default"
+    assert "there is no setting" in refusal(file=f"{option.name.removeprefix('--')}: on").what
+    assert config_of(option.name, file="").settings[option.dest] == Setting(True, "flag", option.name)
+
+
+def test_what_is_given_by_each_place_reaches_the_launch() -> None:
+    """Not the settings alone: what they are for."""
+    config = config_of(
+        *("--env", "A=1", "--env", "B=2"),
+        environ={"SAFERUN_UNSET": "C\n\nD\n", "SAFERUN_ENV_PROFILE": "none,debug", "SAFERUN_LINT": "off"},
+        file="nproc-per-node: 2\nmax_restarts: 7\nstandalone: yes\nvendor: amd\nprefix: none\n",
+    )
+    assert config.environ.env == (("A", "1"), ("B", "2"))
+    assert config.environ.unset == ("C", "D")
+    assert config.environ.profiles == ("none", "debug")
+    assert not config.environ.lint
+    assert config.environ.vendor == "amd"
+    assert (config.nproc_per_node, config.max_restarts, config.output.prefix) == (2, 7, None)
+
+
+def test_a_repeated_flag_replaces_what_other_places_give() -> None:
+    """Places are not added up: what is on the command line is all there is."""
+    environ = {"SAFERUN_ENV": "A=1\nB=2"}
+    assert config_of("--env", "C=3", "--env", "D=4", environ=environ).environ.env == (("C", "3"), ("D", "4"))
+    assert config_of("--env-profile", "none", file="env-profile: debug").environ.profiles == ("none",)
+
+
+def test_an_empty_list_is_a_value() -> None:
+    """How one launch does without what the file asks for."""
+    file = "env-profile: debug\nenv: {A: 1}\n"
+    config = config_of(environ={"SAFERUN_ENV_PROFILE": "", "SAFERUN_ENV": ""}, file=file)
+    assert config.environ.profiles == ()
+    assert config.environ.env == ()
+    assert config_of(file="env-profile: []\nunset: []\nenv:\n").environ.profiles == ()
+
+
+@pytest.mark.parametrize("word", ["1", "true", "True", "YES", "on"])
+def test_words_for_on(word: str) -> None:
+    """In SAFERUN_* and in the file alike."""
+    assert config_of(environ={"SAFERUN_STANDALONE": word}).settings["standalone"].value is True
+    assert config_of(file=f"standalone: {word}").settings["standalone"].value is True
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The file
+
+
+@pytest.mark.parametrize(
+    ("text", "env"),
+    [
+        ("env: {A: 1, B: 'x y'}", (("A", "1"), ("B", "x y"))),
+        ("env:\n  A: on\n  B: 010\n  C: ''\n", (("A", "on"), ("B", "010"), ("C", ""))),
+        ("env: [A=1, 'B=x=y']", (("A", "1"), ("B", "x=y"))),
+        ("env: A=1,B=2", (("A", "1,B=2"),)),
+        ("env:", ()),
+    ],
+)
+def test_env_may_be_a_mapping_or_a_list(text: str, env: tuple[tuple[str, str], ...]) -> None:
+    """Values stay as they are written: YAML's ideas about on, 010 and 1e3 are not the user's."""
+    assert config_of(file=text).environ.env == env
+
+
+@pytest.mark.parametrize(
+    ("text", "texts"),
+    [
+        ("[a, 'b,c']", ("a", "b,c")),
+        ("a,b", ("a", "b")),
+        ("'a,,b'", ("a,b",)),
+        ("\n  - a\n  - b", ("a", "b")),
+    ],
+)
+def test_lists_in_the_file(text: str, texts: tuple[str, ...]) -> None:
+    """A YAML list as it stands, or the text of the command line."""
+    config = config_of("--log-dir", "logs", file=f"duplicate-stdout-filters: {text}\n")
+    assert config.logs.duplicate_stdout_filters == texts
+
+
+def test_a_named_file_takes_the_place_of_the_one_that_lies_here() -> None:
+    """By flag before environment; a file that is found is told as the default."""
+    Path("a.yaml").write_text("max-restarts: 1")
+    Path("b.yaml").write_text("max-restarts: 2")
+    file = "max-restarts: 3"
+    found = config_of(file=file)
+    assert found.settings["config"] == Setting("saferun.yaml", "default", "found in the current directory")
+    assert (found.settings_file, found.max_restarts) == ("saferun.yaml", 3)
+    by_flag = config_of("--config", "a.yaml", environ={"SAFERUN_CONFIG": "b.yaml"})
+    assert by_flag.settings["config"] == Setting("a.yaml", "flag", "--config")
+    assert by_flag.settings["max_restarts"] == Setting(1, "file", "a.yaml:1")
+    by_variable = config_of(environ={"SAFERUN_CONFIG": "b.yaml"})
+    assert by_variable.settings["config"] == Setting("b.yaml", "environment", "SAFERUN_CONFIG")
+    assert by_variable.max_restarts == 2
+
+
+@pytest.mark.parametrize(("arguments", "environ"), [(["--config="], {}), ([], {"SAFERUN_CONFIG": ""})])
+def test_an_empty_name_means_no_file(arguments: list[str], environ: dict[str, str]) -> None:
+    """How a launch does without the file that lies here."""
+    config = config_of(*arguments, environ=environ, file="max-restarts: 3")
+    assert (config.settings_file, config.max_restarts) == (None, 0)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "~\n", "profiles: {mine: {variables: {X: 1}}}\n"])
+def test_a_file_without_settings_sets_nothing(text: str) -> None:
+    """One that holds env profiles alone is read by those."""
+    config = config_of(file=text)
+    assert config.settings_file == "saferun.yaml"
+    assert {setting.origin for setting in config.settings.values()} == {"default"}
+
+
+def test_profiles_of_a_named_file_are_found() -> None:
+    """As those of ./saferun.yaml are."""
+    Path("team.yaml").write_text("env-profile: mine\nprofiles: {mine: {variables: {X: 1}}}")
+    config = config_of("--config", "team.yaml", "--env-profile-path", "more")
+    assert config.environ.profile_path == ("more", "team.yaml")
+    assert config.settings["env_profile_path"].value == ["more"]
+    Path("team.yaml").write_text("env-profile: mine\n")
+    assert config_of("--config", "team.yaml").environ.profile_path == ()
+    # Looked into anyway, and twice would be once too often.
+    file = "profiles: {mine: {variables: {X: 1}}}"
+    assert config_of("--config", "./saferun.yaml", file=file).environ.profile_path == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "word", "hint"),
+    [
+        ("max-restart: 1", "saferun.yaml:1:1", "'max-restart'", "did you mean max-restarts?"),
+        ("a: 1", "saferun.yaml:1:1", "'a'", "known are nnodes"),
+        ("\nMAX_RESTARTS: 1", "saferun.yaml:2:1", "'MAX_RESTARTS'", "did you mean max-restarts?"),
+        ("lint: on\nenv_profil: none", "saferun.yaml:2:1", "'env_profil'", "did you mean env-profile?"),
+        ("profile: none", "saferun.yaml:1:1", "'profile'", "did you mean profiles?"),
+        ("config: other.yaml", "saferun.yaml:1:1", "'config'", "known are"),
+        ("max-restarts: 1\nlint: on\nmax-restarts: 2", "saferun.yaml:3:1", "'max-restarts'", "line 1"),
+        ("max-restarts: 1\nmax_restarts: 2", "saferun.yaml:2:1", "max_restarts", "keep one of the two"),
+        ("lint: of", "saferun.yaml:1: ", "'of' is none of on, off", "did you mean off?"),
+        ("vendor: intel", "saferun.yaml:1: ", "'intel' is none of", "--help"),
+        ("lint: on\n\nmax-restarts: many", "saferun.yaml:3: ", "'many' is not a whole number", ""),
+        ("max-restarts: 1.5", "saferun.yaml:1: ", "'1.5'", ""),
+        ("max-restarts: -1", "saferun.yaml:1: ", "--max-restarts -1 is negative", ""),
+        ("monitor-interval: soon", "saferun.yaml:1: ", "'soon' is not a number", ""),
+        ("standalone: maybe", "saferun.yaml:1: ", "--standalone: 'maybe' is neither on nor off", "write on or off"),
+        ("nnodes: 2", "saferun.yaml:1: ", "--nnodes 2", ""),
+        ("nproc-per-node: 0", "saferun.yaml:1: ", "--nproc-per-node 0", ""),
+        ("redirects: 7", "saferun.yaml:1: ", "--redirects 7", ""),
+        ("env: [A]", "saferun.yaml:1: ", "--env A is not NAME=VALUE", "--unset"),
+        ("env: {A: {B: 1}}", "saferun.yaml:1:10", "a mapping", "write one value"),
+        ("env: {A: }", "saferun.yaml:1:10", "nothing", "write one value"),
+        ("unset: {A: 1}", "saferun.yaml:1:8", "a mapping", "write one value"),
+        ("max-restarts: [1]", "saferun.yaml:1:15", "a list", "write one value"),
+        ("max-restarts:", "saferun.yaml:1:14", "nothing", "write one value"),
+        ("- max-restarts", "saferun.yaml:1:1", "a list", "begin with an option's name"),
+        ("max-restarts 1", "saferun.yaml:1:1", "a single value", "begin with an option's name"),
+        ("? [a]\n: 1", "saferun.yaml:1:3", "a list cannot be a name", ""),
+        ("lint: on\n  off: x", "saferun.yaml:2:", "not YAML", ""),
+        ("lint: !!python/object/apply:os.system [true]", "saferun.yaml:1:7", "unknown tag", ""),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_line(text: str, place: str, word: str, hint: str) -> None:
+    """File, line, what is wrong, and the word that was meant."""
+    error = refusal(file=text)
+    assert error.what.startswith(place)
+    assert word in error.what
+    assert hint in error.hint
+
+
+def bomb() -> bytes:
+    """Nine levels of nine aliases: a billion values from half a kilobyte."""
+    levels = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    levels += [f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    return "\n".join(levels).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (bomb(), "anchors and aliases"),
+        (b"\x7fELF\x02\x01\x01\0\0\0" + bytes(range(256)) * 16, ""),
+        (b"lint: on\nrole: \xff\xfe\n", "saferun.yaml:2: not text in UTF-8"),
+        (b"role: a\x00b\n", "not YAML"),
+        (b"#" * (MAX_FILE_BYTES + 1), "larger than"),
+        (b"[" * 10_000, "nested"),
+        (b"role: \x1b[31mred\n", "not YAML"),
+        (b"\x1b[31m: 1\n", "not YAML"),
+        (b"a" * 1000 + b": 1", "there is no setting"),
+        (b"role: a\n---\nrole: b\n", "second document"),
+    ],
+    ids=["bomb", "binary", "latin", "nul", "huge", "deep", "escape", "escape in name", "long name", "documents"],
+)
+def test_hostile_files_are_refused_in_bounded_time(content: bytes, word: str) -> None:
+    """It is found in whatever directory the launch happens in."""
+    Path("saferun.yaml").write_bytes(content)
+    began = time.process_time()
+    assert word in refusal().what
+    assert time.process_time() - began < 5.0
+
+
+def test_a_fifo_is_not_waited_for() -> None:
+    """Nobody may ever write into it."""
+    os.mkfifo("saferun.yaml")
+    assert config_of().settings_file is None
+    assert "no regular file" in refusal("--config", "saferun.yaml").what
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("nowhere.yaml", "No such file"), (".", "no regular file"), ("/dev/zero", "no regular file")],
+)
+def test_a_named_file_has_to_be_one(name: str, word: str) -> None:
+    """By flag and by variable: whoever names a file wants it."""
+    for error in (refusal("--config", name), refusal(environ={"SAFERUN_CONFIG": name})):
+        assert name in error.what
+        assert word in error.what
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The environment
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "word", "hint"),
+    [
+        ("SAFERUN_LINT", "of", "SAFERUN_LINT: --lint: 'of' is none of on, off", "did you mean off?"),
+        ("SAFERUN_MAX_RESTARTS", "many", "SAFERUN_MAX_RESTARTS: --max-restarts: 'many'", ""),
+        ("SAFERUN_MAX_RESTARTS", "", "SAFERUN_MAX_RESTARTS: --max-restarts: ''", ""),
+        ("SAFERUN_MAX_RESTARTS", "-1", "SAFERUN_MAX_RESTARTS: --max-restarts -1", ""),
+        ("SAFERUN_MAX_RESTARTS", "9" * 5000, "SAFERUN_MAX_RESTARTS", ""),
+        ("SAFERUN_MODULE", "maybe", "SAFERUN_MODULE: --module: 'maybe'", "write on or off"),
+        ("SAFERUN_MONITOR_INTERVAL", "nan", "SAFERUN_MONITOR_INTERVAL: --monitor-interval nan", ""),
+        ("SAFERUN_ENV", "A", "SAFERUN_ENV: --env A is not NAME=VALUE", "--unset"),
+        ("PET_MAX_RESTARTS", "-1", "PET_MAX_RESTARTS: --max-restarts -1", ""),
+        ("SAFERUN_LNIT", "off", "SAFERUN_LNIT: there is no such setting", "did you mean SAFERUN_LINT?"),
+        ("SAFERUN_MAX_RESTART", "1", "SAFERUN_MAX_RESTART: ", "did you mean SAFERUN_MAX_RESTARTS?"),
+        ("SAFERUN_PROFILE", "none", "SAFERUN_PROFILE: ", "did you mean SAFERUN_ENV_PROFILE?"),
+    ],
+)
+def test_what_is_wrong_with_the_environment_names_the_variable(variable: str, value: str, word: str, hint: str) -> None:
+    """It was set long ago and far away: the name of the option alone would not lead there."""
+    error = refusal(environ={variable: value})
+    assert error.what.startswith(word)
+    assert hint in error.hint
+
+
+def test_a_wrong_value_that_a_nearer_place_replaces_is_none() -> None:
+    """A launch can get around what it cannot change."""
+    config = config_of("--lint", "on", environ={"SAFERUN_LINT": "of"}, file="lint: on\nmax-restarts: 1")
+    assert config.environ.lint
+    assert config_of(environ={"SAFERUN_MAX_RESTARTS": "2"}, file="max-restarts: many").max_restarts == 2
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("SAFERUN_SERVICE_HOST", "SAFERUN_SERVICE_PORT", "SAFERUN_PORT", "SAFERUN_PORT_80_TCP_ADDR"),
+        *("SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_VERSION", "SAFERUN_", "saferun_lnit"),
+    ],
+)
+def test_other_variables_of_this_prefix_are_left_alone(variable: str) -> None:
+    """Kubernetes names variables after services, and saferun itself tells its ranks something."""
+    assert config_of(environ={variable: "x"}).settings == {**config_of().settings}
+
+
+def test_a_run_within_a_run_keeps_its_files_apart() -> None:
+    """A rank is told where its run's files are by the name that --run-dir has in the environment."""
+    environ = {"SAFERUN_RUN_DIR": "runs/7"}
+    assert config_of(environ=environ).output.run_dir == "runs/7"
+    environ["SAFERUN_RUN_ID"] = "0123456789abcdef"
+    assert config_of(environ=environ).output.run_dir is None
+    assert config_of("--run-dir", "mine", environ=environ).output.run_dir == "mine"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The command line
+
+
+@pytest.mark.parametrize(("text", "pair"), [("A=", ("A", "")), ("A=b=c", ("A", "b=c")), ("=b", ("", "b"))])
+def test_env_is_split_at_the_first_equal_sign(text: str, pair: tuple[str, str]) -> None:
+    """Values may hold more of them; an empty name is refused by those who know names."""
+    assert config_of("--env", text).environ.env == (pair,)
+
+
+def test_env_without_a_value_is_refused() -> None:
+    """Docker run -e NAME passes a variable on, which every rank gets here anyway: it was meant otherwise."""
+    error = refusal("--env", "NAME")
+    assert error.what == "--env NAME is not NAME=VALUE"
+    assert error.hint == "to take a variable out, use --unset NAME"
+
+
+def test_errors_of_the_command_line_keep_their_form() -> None:
+    """Nobody needs to be told where the command line is."""
+    error = refusal("--max-restarts", "-1", environ={"SAFERUN_MAX_RESTARTS": "3"}, file="max-restarts: 4")
+    assert error.what == "--max-restarts -1 is negative"
+
+
+def test_exit_codes_stay_with_their_errors() -> None:
+    """A switch of torchrun's that is no number ends with 1, as under torchrun."""
+    with pytest.raises(SaferunError) as caught:
+        config_of(environ={"PET_STANDALONE": "yes"})
+    assert caught.value.exit_code == 1
