@@ -83,7 +83,7 @@ def launch(folder: Path, *options: str, program: str = SHOW, lint: bool = False,
     ``lint`` False: what this machine's own variables come to is not told among the lines that the test looks at.
     """
     around = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder / "config"), "XDG_CACHE_HOME": str(folder / "cache")}
-    around |= {} if lint else {"SAFERUN_LINT": "off"}
+    around["SAFERUN_LINT"] = "on" if lint else "off"
     environ: Mapping[str, str] = more.pop("environ", {})
     return running(folder, program, *options, store=False, environ={**around, **environ}, **more)
 
