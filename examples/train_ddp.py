@@ -11,6 +11,7 @@ checkpoint, a job that was stopped or killed goes on where it was, and so does a
 """
 
 import argparse
+import gc
 import math
 import os
 import sys
@@ -230,6 +231,10 @@ def main() -> None:
     else:
         dist.init_process_group("gloo")
     train(args, device)
+    # DDP refers to itself, so the model lives on, and with it the process group and gloo's threads. One of them may
+    # still drop a tensor while the interpreter shuts down, and that aborts the process: "terminate called without an
+    # active exception".
+    gc.collect()
     # Not in a `finally`: a rank that has failed shall end with its traceback, not wait here for the others.
     dist.destroy_process_group()
 
