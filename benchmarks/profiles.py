@@ -14,7 +14,7 @@ from measure import Bar, Scratch, Table, alternate, finish, parse_options, progr
 SIDES = ("none", "minimal", "production")
 STEPS = {"full": 1000, "quick": 200}
 SCRIPT = """
-import sys, time
+import gc, sys, time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -35,6 +35,9 @@ for step in range(steps + 50):
 if dist.get_rank() == 0:
     with open(sys.argv[2], "w") as file:
         file.write(str((time.perf_counter() - started) / steps * 1e6))
+# The group must be gone before the interpreter is: see the training example.
+del model, optimizer
+gc.collect()
 dist.destroy_process_group()
 """
 
