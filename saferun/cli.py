@@ -25,6 +25,7 @@ from saferun.config import (
     OutputConfig,
     RendezvousConfig,
     Setting,
+    WatchConfig,
     comma_separated_list,
 )
 from saferun.errors import SaferunError, UsageError
@@ -35,10 +36,12 @@ _REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "app
 _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
 _OWN_PREFIX = "SAFERUN_"
-_TOLD_TO_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS"})
+_TOLD_TO_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOOK", "SAFERUN_HEARTBEAT_FILE"})
 # A service of this name in Kubernetes leaves SAFERUN_PORT and the like in every container: only slips are refused.
 _NEARLY = 0.75
 _MOST_RANKS = 4096
+# A year; what is beyond is a slip, or not a number at all.
+_LONGEST_S = 366 * 86400.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -315,6 +318,7 @@ def _resolve(
         logs=_logs(values, nproc_per_node),
         output=_output(values, environ),
         environ=_environ(values),
+        watch=_watch(values),
         max_restarts=values.max_restarts,
         shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ),
         signals=_signals(values.signals_to_handle),
@@ -342,6 +346,33 @@ def _environ(values: argparse.Namespace) -> EnvironConfig:
         unset=tuple(values.unset),
         vendor=cast("Literal['auto', 'nvidia', 'amd', 'none']", values.vendor),
         lint=values.lint == "on",
+    )
+
+
+def _watch(values: argparse.Namespace) -> WatchConfig:
+    for name in ("hang_timeout", "capture_budget"):
+        value = getattr(values, name)
+        if not 0 <= value < _LONGEST_S:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not a number of seconds", "0 turns it off")
+    if values.keep_cores < 0:
+        raise UsageError(f"--keep-cores {values.keep_cores} is negative", "to keep none, leave --cores at backtrace")
+    if values.on_hang == "restart" and values.max_restarts <= 0:
+        raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
+    if values.on_hang != "report" and values.hang_timeout == 0:
+        raise UsageError(
+            f"--on-hang {values.on_hang} waits for hangs, and --hang-timeout 0 does not look for any",
+            "pass a --hang-timeout in seconds",
+        )
+    return WatchConfig(
+        hang_timeout_s=values.hang_timeout,
+        on_hang=values.on_hang,
+        capture_budget_s=values.capture_budget,
+        native=values.native_stacks,
+        strace=values.strace,
+        cores=values.cores,
+        keep_cores=values.keep_cores,
+        gdb=values.gdb,
+        inject=not values.no_inject,
     )
 
 

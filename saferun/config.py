@@ -50,6 +50,7 @@ RENDEZVOUS = "rendezvous"
 WORKERS = "the training script"
 OUTPUT = "output"
 LIFE = "failures and signals"
+WATCH = "hangs and crashes"
 ENVIRONMENT = "environment of the ranks"
 SETTINGS = "settings"
 
@@ -328,6 +329,96 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         pet=False,
     ),
     Option(
+        ("--hang-timeout", "--hang_timeout"),
+        "hang_timeout",
+        "float",
+        300.0,
+        "seconds without any sign of progress on any rank after which the job is called hung; 0: never. The default is "
+        "well below the 600 s after which NCCL's own timeout ends the ranks and their stacks with them",
+        WATCH,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--on-hang", "--on_hang"),
+        "on_hang",
+        "str",
+        "report",
+        "what to do about a hang once it has been captured and told: let the job go on, stop it, or restart it (counts "
+        "towards --max-restarts)",
+        WATCH,
+        choices=("report", "stop", "restart"),
+        pet=False,
+    ),
+    Option(
+        ("--capture-budget", "--capture_budget"),
+        "capture_budget",
+        "float",
+        20.0,
+        "seconds that the capture of stacks and states may take before anything is stopped; 0: capture nothing",
+        WATCH,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--native-stacks", "--native_stacks"),
+        "native_stacks",
+        "str",
+        "auto",
+        "C and C++ frames in captured stacks; auto: of a few ranks that stand out, where their stacks end in C",
+        WATCH,
+        choices=("auto", "always", "never"),
+        pet=False,
+    ),
+    Option(
+        ("--strace",),
+        "strace",
+        "flag",
+        False,
+        "count the system calls of hung ranks for a second, where strace is installed",
+        WATCH,
+        pet=False,
+    ),
+    Option(
+        ("--cores",),
+        "cores",
+        "str",
+        "backtrace",
+        "cores of crashed ranks: take the stacks and delete the core, keep it, or change nothing about cores",
+        WATCH,
+        choices=("backtrace", "keep", "off"),
+        pet=False,
+    ),
+    Option(
+        ("--keep-cores", "--keep_cores"),
+        "keep_cores",
+        "int",
+        4,
+        "with --cores keep: how many cores are kept at most, one of each kind of crash",
+        WATCH,
+        pet=False,
+        metavar="N",
+    ),
+    Option(
+        ("--gdb",),
+        "gdb",
+        "flag",
+        False,
+        "read cores with gdb as well, which is slow; without it gdb is used only where pystack is missing",
+        WATCH,
+        pet=False,
+    ),
+    Option(
+        ("--no-inject", "--no_inject"),
+        "no_inject",
+        "flag",
+        False,
+        "do not put saferun's start-up hook into the ranks; without it there is no Flight Recorder, and there are no "
+        "stacks where ptrace is denied",
+        WATCH,
+        pet=False,
+    ),
+    Option(
         ("--env-profile", "--env_profile"),
         "env_profile",
         "list",
@@ -492,6 +583,23 @@ class EnvironConfig(NamedTuple):
     lint: bool
 
 
+class WatchConfig(NamedTuple):
+    """What is asked for about hangs and crashes.
+
+    ``hang_timeout_s`` 0: hangs are not looked for; ``capture_budget_s`` 0: nothing is captured.
+    """
+
+    hang_timeout_s: float
+    on_hang: Literal["report", "stop", "restart"]
+    capture_budget_s: float
+    native: Literal["auto", "always", "never"]
+    strace: bool
+    cores: Literal["backtrace", "keep", "off"]
+    keep_cores: int
+    gdb: bool
+    inject: bool
+
+
 class Setting(NamedTuple):
     """The value of an option, and where it comes from. ``place`` names the flag, the variable or the file and line."""
 
@@ -510,6 +618,7 @@ class LaunchConfig(NamedTuple):
     logs: LogConfig
     output: OutputConfig
     environ: EnvironConfig
+    watch: WatchConfig
     max_restarts: int
     shutdown_timeout_s: float
     signals: tuple[int, ...]

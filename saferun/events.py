@@ -5,9 +5,13 @@ Every event carries ``at`` (monotonic seconds) and the attempt that it belongs t
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from saferun.model import Diagnosis, ExitStatus, Placement, ProcessState
+from saferun.model import ExitStatus, Placement
+
+if TYPE_CHECKING:
+    # A launch that goes well never makes one, and does not pay for them.
+    from saferun.evidence import Diagnosis, HangVerdict
 
 # --------------------------------------------------------------------------------------------------------------------
 # Events: something happened.
@@ -90,12 +94,27 @@ class SignalReceived(NamedTuple):
     signum: int
 
 
-class EvidenceCaptured(NamedTuple):
-    """The survivors have been looked at."""
+class HangSuspected(NamedTuple):
+    """Nothing has moved for too long."""
 
     at: float
     attempt: int
-    survivors: tuple[ProcessState, ...]
+    verdict: HangVerdict
+
+
+class EvidenceCaptured(NamedTuple):
+    """The ranks that run have been looked at. ``culprits``: the local ranks that a hang is blamed on."""
+
+    at: float
+    attempt: int
+    culprits: tuple[int, ...] = ()
+
+
+class CoreDumpSeen(NamedTuple):
+    """A rank that should be gone by now is being dumped by the kernel."""
+
+    at: float
+    attempt: int
 
 
 class LeftoversGone(NamedTuple):
@@ -131,7 +150,9 @@ Event = (
     | StoreServed
     | StoreMissed
     | SignalReceived
+    | HangSuspected
     | EvidenceCaptured
+    | CoreDumpSeen
     | LeftoversGone
     | Diagnosed
     | DeadlineExpired
@@ -167,11 +188,22 @@ class ServeStore(NamedTuple):
 
 
 class CaptureEvidence(NamedTuple):
-    """Look at the ranks that still run, before any of them is signalled; answer EvidenceCaptured."""
+    """Look at the ranks that still run, before any of them is signalled; answer EvidenceCaptured.
+
+    ``verdict``: the hang that asks for it; None: a failure or a signal.
+    """
 
     attempt: int
     local_ranks: tuple[int, ...]
     budget_s: float
+    verdict: HangVerdict | None = None
+
+
+class ReportHang(NamedTuple):
+    """Tell the user of the hang that has been captured, and what is done about it."""
+
+    attempt: int
+    next_step: Literal["report", "stop", "restart"]
 
 
 class SignalRanks(NamedTuple):
@@ -190,13 +222,14 @@ class SweepLeftovers(NamedTuple):
 
 
 class Diagnose(NamedTuple):
-    """Find the cause of a failed attempt; answer Diagnosed."""
+    """Find the cause of a failed attempt; answer Diagnosed. ``hung``: it was ended because it hung."""
 
     attempt: int
     stop_signum: int | None
     abandoned: tuple[int, ...]
     trouble: str
     trouble_hint: str
+    hung: bool = False
 
 
 class ReportFailure(NamedTuple):
@@ -226,6 +259,7 @@ Action = (
     | StartRanks
     | ServeStore
     | CaptureEvidence
+    | ReportHang
     | SignalRanks
     | SweepLeftovers
     | Diagnose

@@ -18,12 +18,14 @@ from saferun.host.procfs import children_of
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import ensure_standard_descriptors
-from saferun.policy import RestartPolicy
+from saferun.investigation import CORE_BUDGET_S
+from saferun.policy import HangPolicy, RestartPolicy
 from saferun.profiles import Resolution
 from saferun.rank_environ import resolve_environ
 from saferun.runtime import Runtime
 from saferun.supervisor import Limits, Supervisor
 
+_BACKSTOP_S = 5.0
 # A few chunks of output with their prefixes.
 _KEPT_BYTES = 4 << 20
 
@@ -95,7 +97,13 @@ def _run(
             Supervisor(
                 config.nproc_per_node,
                 RestartPolicy(config.max_restarts),
-                Limits(grace_s=config.shutdown_timeout_s),
+                Limits(
+                    # The capture ends itself at its budget; the phase is the backstop.
+                    capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
+                    grace_s=config.shutdown_timeout_s,
+                    diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
+                ),
+                HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep"),
             ),
             screen=screen,
             run_dir=run_dir,

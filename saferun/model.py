@@ -87,16 +87,6 @@ class LogDestinations(NamedTuple):
     filtered_stderr: str
 
 
-class ProcessState(NamedTuple):
-    """A survivor as /proc shows it: state letter (``R S D T Z``), what it waits in, and its threads."""
-
-    local_rank: int
-    pid: int
-    state: str
-    wchan: str
-    threads: int
-
-
 class RankEnd(NamedTuple):
     """The end of one rank.
 
@@ -111,46 +101,6 @@ class RankEnd(NamedTuple):
     time: float
     stopped_by_us: bool
     clock: str = ""
-
-
-class RankOutput(NamedTuple):
-    """What a failed rank left behind: its last lines and the error file that ``@record`` wrote."""
-
-    local_rank: int
-    last_lines: tuple[str, ...]
-    stderr_path: str
-    error_message: str
-    error_time: float
-
-
-class Evidence(NamedTuple):
-    """All that is known of a failed attempt when it is diagnosed."""
-
-    host: str
-    started_at: float
-    ends: tuple[RankEnd, ...]
-    outputs: tuple[RankOutput, ...]
-    survivors: tuple[ProcessState, ...]
-    abandoned: tuple[int, ...]
-    stop_signum: int | None
-    trouble: str = ""
-    trouble_hint: str = ""
-
-
-class Diagnosis(NamedTuple):
-    """The cause of a failed attempt.
-
-    ``first`` is the rank that failed first (None where no rank did), ``also_failed`` those that failed by themselves
-    after it, ``stopped`` those that saferun stopped because of it.
-    """
-
-    headline: str
-    first: RankEnd | None
-    output: RankOutput | None
-    also_failed: tuple[RankEnd, ...]
-    stopped: tuple[int, ...]
-    abandoned: tuple[int, ...]
-    hint: str = ""
 
 
 JsonObject = dict[str, Any]

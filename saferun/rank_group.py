@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import localtime, strftime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.config import LaunchConfig
 from saferun.console.prefix import colored, render_legacy, render_template
@@ -19,14 +19,19 @@ from saferun.host.error_files import read_error_file
 from saferun.host.limits import make_room_for_files, restore_files
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
-from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankOutput, RankPlace
+from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace
 from saferun.topology import rank_environ, substitute_local_rank
+
+if TYPE_CHECKING:
+    from saferun.evidence import RankOutput
 
 _RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
 # So many ranks fit any limit on open files.
 _FEW_RANKS = 64
 # A rank that ends while something of its family goes on writing is not waited for beyond this.
 _MOST_CHUNKS_AT_EXIT = 256
+# Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
+_LAST_LINES = 200
 
 
 class AttemptPlan(NamedTuple):
@@ -55,6 +60,10 @@ class Rank:
         self.signals: set[int] = set()  # that saferun sent to it
         self.end: RankEnd | None = None
 
+    def output_bytes(self) -> int:
+        """How many bytes it has written to its streams, as far as they come through saferun."""
+        return sum(stream.bytes_read for stream in self.streams)
+
 
 class RankGroup:
     """All ranks of an attempt on this host.
@@ -66,6 +75,7 @@ class RankGroup:
         run_dir: where their bytes go.
         host: the host's name for prefixes.
         warn: told what could not be written.
+        prepare: called in each rank's process before its program starts; may not raise.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class RankGroup:
         run_dir: RunDirectory,
         host: str,
         warn: Callable[[str], None],
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
         self._plan = plan
@@ -86,8 +97,12 @@ class RankGroup:
         self._warn = warn
         self._filters = self._open_filters()
         limits = make_room_for_files(config.nproc_per_node) if config.nproc_per_node > _FEW_RANKS else None
-        self._prepare = partial(restore_files, limits) if limits is not None else None
+        prepares: list[Callable[[], None]] = [prepare] if prepare else []
+        if limits is not None:
+            prepares.append(partial(restore_files, limits))
+        self._prepare = partial(_call_all, prepares) if prepares else None
         self.is_closed = False
+        self._outputs: tuple[RankOutput, ...] = ()
         self.ranks: list[Rank] = []
         self.by_pid: dict[int, Rank] = {}
 
@@ -267,40 +282,56 @@ class RankGroup:
             clock=strftime("%H:%M:%S", localtime(time)),
         )
 
-    def close(self, at: float, last_lines: int) -> tuple[RankOutput, ...]:
+    def close(self, at: float) -> None:
         """The attempt is over: take in what is left in the pipes and close everything.
 
         Args:
             at: monotonic seconds.
-            last_lines: how many lines of each rank's stderr are wanted.
-
-        Returns:
-            What each rank left behind, in order of local rank.
         """
         self.is_closed = True
-        outputs = []
+        failed = any(rank.end is None or not rank.end.status.ok for rank in self.ranks)
         for rank in self.ranks:
             _take_in(rank, at)
-            outputs.append(self._output_of(rank, last_lines))
+        if failed:
+            self._outputs = self._read_outputs()
+        for rank in self.ranks:
             for stream in rank.streams:
                 stream.close()
             rank.streams.clear()
         for shared in self._filters:
             if shared is not None:
                 shared[1].close()
-        return tuple(outputs)
 
-    def _output_of(self, rank: Rank, last_lines: int) -> RankOutput:
-        stderr = next((stream for stream in rank.streams if stream.is_stderr), None)
+    def outputs(self) -> tuple[RankOutput, ...]:
+        """What each rank has written last, in order of local rank."""
+        return self._outputs if self.is_closed else self._read_outputs()
+
+    def _read_outputs(self) -> tuple[RankOutput, ...]:
+        return tuple(self._output_of(rank) for rank in self.ranks)
+
+    def _output_of(self, rank: Rank) -> RankOutput:
+        from saferun.evidence import RankOutput
+
         path = self._plan.destinations.error_files[rank.place.local_rank]
         recorded = read_error_file(path) if path and rank.end is not None and not rank.end.status.ok else None
         return RankOutput(
             rank.place.local_rank,
-            stderr.last_lines(last_lines) if stderr is not None else (),
+            _last_lines(rank, is_stderr=True),
             rank.stderr_path,
             recorded.message if recorded else "",
             recorded.time if recorded else 0.0,
+            _last_lines(rank, is_stderr=False),
         )
+
+
+def _last_lines(rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:
+    stream = next((stream for stream in rank.streams if stream.is_stderr is is_stderr), None)
+    return stream.last_lines(_LAST_LINES) if stream is not None else ()
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 def _take_in(rank: Rank, at: float) -> None:

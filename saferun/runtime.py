@@ -11,23 +11,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saferun import topology
-from saferun.captures.process_state import capture_process_states
 from saferun.config import LaunchConfig
 from saferun.console.rank_stream import RankStream
 from saferun.console.screen import Screen
-from saferun.diagnosis import diagnose
 from saferun.errors import SaferunError
 from saferun.events import (
     CaptureEvidence,
     ChecksPassed,
+    CoreDumpSeen,
     DeadlineExpired,
     Diagnose,
-    Diagnosed,
     Event,
-    EvidenceCaptured,
     Finish,
     HostsJoined,
     JoinHosts,
@@ -36,6 +33,7 @@ from saferun.events import (
     RankExited,
     RanksStarted,
     ReportFailure,
+    ReportHang,
     RunChecks,
     Say,
     ServeStore,
@@ -50,30 +48,23 @@ from saferun.host.error_files import copy_root_cause, read_error_file, write_lau
 from saferun.host.log_files import LogDirectory
 from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
-from saferun.host.procfs import belongs_to_run, descendants_of, sessions_of
-from saferun.host.run_dir import RunDirectory, current_directory, shorter_path
+from saferun.host.procfs import belongs_to_run, descendants_of, is_core_dumping, sessions_of
+from saferun.host.run_dir import RunDirectory, current_directory
+from saferun.investigation import Investigation
 from saferun.lint_run import LintRun, worth_a_look
-from saferun.model import (
-    Diagnosis,
-    Evidence,
-    JsonObject,
-    LogDestinations,
-    Placement,
-    ProcessState,
-    RankOutput,
-    signal_name,
-)
+from saferun.model import JsonObject, LogDestinations, Placement, signal_name
 from saferun.profiles import Resolution
 from saferun.profiles.text import launch_lines
 from saferun.rank_environ import apply
 from saferun.rank_group import AttemptPlan, Rank, RankGroup, plan_environs
 from saferun.report.run_json import run_description
-from saferun.report.text import failure_text
 from saferun.report.torchrun_events import agent_event, common_fields, missing_error, rank_event
 from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
 
-_LAST_LINES = 12
+if TYPE_CHECKING:
+    from saferun.evidence import Diagnosis
+
 _SWEEP_INTERVAL_S = 0.05
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
 _LINT_DELAY_S = 0.25
@@ -127,15 +118,28 @@ class Runtime:
         self._poller = Poller()
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
+        own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
         self._store = StoreService(
             config,
-            {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"},
+            own_environ,
             self._poller,
             post=self._events.append,
             attempt=lambda: supervisor.attempt,
             on_ready=self._on_prepared,
             on_torch=self._write_run_json,
             on_words=screen.err.say,
+        )
+        self._investigation = Investigation(
+            config,
+            own_environ,
+            self._poller,
+            run_dir=run_dir,
+            host=host,
+            run_id=run_id,
+            say=screen.say,
+            warn=self._warn,
+            post=self._events.append,
+            attempt=lambda: supervisor.attempt,
         )
         self._logs = LogDirectory(config.logs, run_dir)
         self._placement: Placement | None = None
@@ -146,8 +150,6 @@ class Runtime:
         self._started_at = 0.0
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
-        self._survivors: tuple[ProcessState, ...] = ()
-        self._outputs: tuple[RankOutput, ...] = ()
         self._swept: set[int] = set()
         self._given_up: set[int] = set()  # leftovers of earlier attempts that no signal ends
         self._sweep_at: float | None = None
@@ -160,7 +162,8 @@ class Runtime:
             JoinHosts: self._join_hosts,
             StartRanks: self._start_ranks,
             ServeStore: lambda _: self._store.serve_soon(),
-            CaptureEvidence: self._capture_evidence,
+            CaptureEvidence: self._investigation.capture,
+            ReportHang: self._investigation.report_hang,
             SignalRanks: self._signal_ranks,
             SweepLeftovers: self._sweep_leftovers,
             Diagnose: self._diagnose,
@@ -207,6 +210,7 @@ class Runtime:
             self._store.deadline,
             self._sweep_at,
             self._lint_at,
+            self._investigation.deadline,
         )
         due = min((moment for moment in moments if moment is not None), default=None)
         self._poller.wait(None if due is None else max(due - now, 0.0))
@@ -218,9 +222,17 @@ class Runtime:
             self._start_lint()
         if self._store.deadline is not None and self._store.deadline <= now:
             self._store.serve()
+        self._investigation.tick(now)
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= now and not self._events:
-            self._events.append(DeadlineExpired(now, self._supervisor.attempt))
+            expiry = CoreDumpSeen if self._dumps_core() else DeadlineExpired
+            self._events.append(expiry(now, self._supervisor.attempt))
+
+    def _dumps_core(self) -> bool:
+        """Whether the kernel is writing the core of a rank that is being stopped."""
+        if self._supervisor.state is not State.STOPPING or self._group is None:
+            return False
+        return any(is_core_dumping(pid) for pid in self._group.by_pid)
 
     def _watch_for_room(self) -> None:
         """Be woken when a console that was full takes bytes again."""
@@ -274,11 +286,14 @@ class Runtime:
             if self._lint is not None and pid == self._lint.pid:
                 self._lint.on_exit()
                 continue
+            if self._investigation.on_exit(pid):
+                continue
             rank = self._group.by_pid.get(pid) if self._group is not None else None
             if self._group is None or rank is None:
                 continue  # an orphan of a rank's, handed to this process
             self._poller.unwatch(rank.child.pidfd)
             self._group.note_exit(rank, status, at=now, time=time.time())
+            self._investigation.rank_ended(rank)
             self._events.append(RankExited(now, self._supervisor.attempt, rank.place.local_rank, status))
         if self._sweep_at is not None:
             self._sweep(time.monotonic())
@@ -350,6 +365,8 @@ class Runtime:
         for environ, more in zip(environs, changed, strict=False):
             environ.update(more)
         self._apply_profiles(attempt, placement, environs)
+        for place, environ in zip(placement.ranks, environs, strict=True):
+            environ.update(self._investigation.hook_environ(attempt, place.rank, environ))
         if answer.get("timer_file"):
             for environ in environs:
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
@@ -405,17 +422,22 @@ class Runtime:
     def _start_ranks(self, action: StartRanks) -> None:
         assert self._plan is not None  # noqa: S101 - JOINING has set it
         self._started_at = time.monotonic()
-        self._survivors = ()
-        self._outputs = ()
         self._swept = set()
         self._group = RankGroup(
-            self._config, self._plan, screen=self._screen, run_dir=self._run_dir, host=self._host, warn=self._warn
+            self._config,
+            self._plan,
+            screen=self._screen,
+            run_dir=self._run_dir,
+            host=self._host,
+            warn=self._warn,
+            prepare=self._investigation.prepare(),
         )
         failure: SaferunError | None = None
         try:
             self._group.start()
         except SaferunError as error:
             failure = error
+        self._investigation.ranks_started(self._group, self._started_at)
         for rank in self._group.ranks:
             if rank.child.pidfd >= 0:
                 self._poller.watch(rank.child.pidfd, self._reap)
@@ -448,15 +470,6 @@ class Runtime:
                 self._paused.append(stream)
             else:
                 self._watch_stream(stream)
-
-    def _capture_evidence(self, action: CaptureEvidence) -> None:
-        assert self._group is not None  # noqa: S101 - ranks are running
-        self._survivors = capture_process_states(
-            (rank.place.local_rank, rank.child.pid)
-            for rank in self._group.ranks
-            if rank.place.local_rank in action.local_ranks and rank.end is None
-        )
-        self._events.append(EvidenceCaptured(time.monotonic(), action.attempt, self._survivors))
 
     def _signal_ranks(self, action: SignalRanks) -> None:
         if self._group is not None:
@@ -503,6 +516,7 @@ class Runtime:
             leave_out.add(self._store.pid)
         if self._lint is not None and self._lint.pid is not None:
             leave_out.add(self._lint.pid)
+        leave_out |= self._investigation.pids
         if self._group is not None:
             leave_out.update(self._group.by_pid)  # given up: in an uninterruptible sleep
         leave_out.update(self._given_up)
@@ -521,6 +535,7 @@ class Runtime:
     def _end_attempt(self, now: float) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
         self._end_sweep()
+        self._investigation.attempt_ended()
         self._paused.clear()
         self._store.deadline = None
         self._lint_at = None
@@ -533,7 +548,7 @@ class Runtime:
             for stream in rank.streams:
                 self._poller.unwatch(stream.fd)
         self._finished = group.ranks
-        self._outputs = group.close(now, _LAST_LINES)
+        group.close(now)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Diagnosis and report
@@ -541,29 +556,10 @@ class Runtime:
     def _diagnose(self, action: Diagnose) -> None:
         self._stop_signum = action.stop_signum
         self._end_attempt(time.monotonic())
-        ranks = self._group.ranks if self._group is not None else []
-        evidence = Evidence(
-            host=self._host,
-            started_at=self._started_at,
-            ends=tuple(rank.end for rank in ranks if rank.end is not None),
-            outputs=self._outputs,
-            survivors=self._survivors,
-            abandoned=action.abandoned,
-            stop_signum=action.stop_signum,
-            trouble=action.trouble,
-            trouble_hint=action.trouble_hint,
-        )
-        self._events.append(Diagnosed(time.monotonic(), action.attempt, diagnose(evidence)))
+        self._investigation.diagnose(action)
 
     def _report_failure(self, action: ReportFailure) -> None:
-        lines = failure_text(
-            action.diagnosis,
-            files=shorter_path(self._run_dir.path) if self._run_dir.path is not None else None,
-            attempt=action.attempt,
-            max_restarts=self._config.max_restarts,
-            restarting=action.restarting,
-        )
-        self._screen.say("\n".join(lines))
+        self._investigation.report_failure(action)
         if not action.restarting:
             self._write_error_file(action.diagnosis)
         if self._group is not None:
@@ -625,6 +621,7 @@ class Runtime:
             for rank in self._finished:
                 self._hand_on(rank, _state_of(rank))
             self._hand_on_own("FAILED" if self._stop_signum is not None else "SUCCEEDED")
+        self._investigation.finish(action.exit_code, stopped=self._stop_signum is not None)
         self._finish = action
 
     def _warn(self, text: str) -> None:
@@ -657,6 +654,7 @@ class Runtime:
     def _end(self) -> None:
         """Whatever the reason for the end: no process of ours lives on, and the console has everything."""
         self._end_attempt(time.monotonic())
+        self._investigation.close()
         self._store.close()
         if self._lint is not None:
             self._lint.close()

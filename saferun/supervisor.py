@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import signal
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.events import (
     Action,
     CaptureEvidence,
     ChecksPassed,
+    CoreDumpSeen,
     DeadlineExpired,
     Diagnose,
     Diagnosed,
     Event,
     EvidenceCaptured,
     Finish,
+    HangSuspected,
     HostsJoined,
     JoinHosts,
     LaunchRequested,
@@ -26,6 +28,7 @@ from saferun.events import (
     RankExited,
     RanksStarted,
     ReportFailure,
+    ReportHang,
     RunChecks,
     Say,
     ServeStore,
@@ -37,7 +40,10 @@ from saferun.events import (
     SweepLeftovers,
 )
 from saferun.model import signal_name
-from saferun.policy import RestartPolicy
+from saferun.policy import HangPolicy, RestartPolicy
+
+if TYPE_CHECKING:
+    from saferun.evidence import HangVerdict
 
 
 class State(Enum):
@@ -63,6 +69,10 @@ class Stage(Enum):
     SWEEPING = "sweeping"  # they are gone; what they left behind is being ended
 
 
+# How soon a rank that is being dumped is looked at again.
+_LOOK_AGAIN_S = 0.2
+
+
 class Limits(NamedTuple):
     """How long each phase may last, in seconds. RUNNING alone lasts as long as its ranks."""
 
@@ -74,7 +84,8 @@ class Limits(NamedTuple):
     kill_s: float = 10.0
     sweep_term_s: float = 2.0
     sweep_s: float = 10.0
-    diagnose_s: float = 10.0
+    dump_s: float = 60.0  # by how much a core dump in progress may put SIGKILL off
+    diagnose_s: float = 30.0
 
 
 class Supervisor:
@@ -84,12 +95,15 @@ class Supervisor:
     (monotonic seconds) at which a DeadlineExpired is due, or None.
     """
 
-    def __init__(self, local_ranks: int, policy: RestartPolicy, limits: Limits) -> None:
+    def __init__(
+        self, local_ranks: int, policy: RestartPolicy, limits: Limits, hang_policy: HangPolicy | None = None
+    ) -> None:
         self.state = State.NEW
         self.attempt = 0
         self.deadline: float | None = None
         self._local_ranks = local_ranks
         self._policy = policy
+        self._hang_policy = hang_policy or HangPolicy()
         self._limits = limits
         self._stop_signum: int | None = None  # the user's or scheduler's, once there was one
         self._cause_signum: int | None = None  # the same, where it came before any failure
@@ -99,6 +113,9 @@ class Supervisor:
         self._running: set[int] = set()
         self._stage = Stage.ASKED
         self._failed = False
+        self._verdict: HangVerdict | None = None  # of the hang that is being captured
+        self._hung = False  # the ranks are ended because they hang
+        self._dumped_by = 0.0
         self._abandoned: tuple[int, ...] = ()
         self._trouble = ""
         self._trouble_hint = ""
@@ -136,11 +153,16 @@ class Supervisor:
                 # STARTING -> RUNNING
                 self._enter(State.RUNNING, None)
                 return []
-            case StoreMissed() if self.state is State.RUNNING:
+            case StoreMissed() if self.state is State.RUNNING or self._verdict is not None:
                 self._trouble, self._trouble_hint = event.what, event.hint
-                return self._fail(event.at)
+                self._failed = True
+                return self._fail(event.at) if self.state is State.RUNNING else []
+            case HangSuspected() if self.state is State.RUNNING:
+                return self._capture(event.at, event.verdict)
             case EvidenceCaptured() if self.state is State.CAPTURING:
-                return self._stop(event.at, self._stop_signum or signal.SIGTERM)
+                return self._after_capture(event.at, event.culprits)
+            case CoreDumpSeen() if self.state is State.STOPPING and self._stage is not Stage.SWEEPING:
+                return self._on_core_dump(event.at)
             case LeftoversGone() if self.state is State.STOPPING:
                 return self._after_sweep(event.at)
             case Diagnosed() if self.state is State.DIAGNOSING:
@@ -164,9 +186,13 @@ class Supervisor:
             if not self._running:
                 # RUNNING -> STOPPING: every rank is done; only what they left behind is to be ended.
                 return self._sweep(event.at)
-        elif self.state is State.CAPTURING and not self._running:
-            # CAPTURING -> STOPPING: nobody is left to be looked at.
-            return self._sweep(event.at)
+        elif self.state is State.CAPTURING:
+            # A rank may also fail while the others are looked at because they hang.
+            if self._verdict is not None and not event.status.ok:
+                self._failed = True
+            if not self._running:
+                # CAPTURING -> STOPPING: nobody is left to be looked at.
+                return self._sweep(event.at)
         elif self.state is State.STOPPING and self._stage is not Stage.SWEEPING and not self._running:
             return self._sweep(event.at)
         return []
@@ -178,18 +204,47 @@ class Supervisor:
             return self._sweep(at)
         return self._capture(at)
 
-    def _capture(self, at: float) -> list[Action]:
+    def _capture(self, at: float, verdict: HangVerdict | None = None) -> list[Action]:
         # RUNNING -> CAPTURING
+        self._verdict = verdict
         self._enter(State.CAPTURING, at + self._limits.capture_s)
-        return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), self._limits.capture_s)]
+        return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), self._limits.capture_s, verdict)]
 
-    def _stop(self, at: float, signum: int) -> list[Action]:
+    def _after_capture(self, at: float, culprits: tuple[int, ...]) -> list[Action]:
+        verdict, self._verdict = self._verdict, None
+        if verdict is None or self._failed or self._stop_signum is not None:
+            return self._stop(at, self._stop_signum or signal.SIGTERM)
+        next_step = self._hang_policy.next_step(certain=verdict.certain)
+        report = ReportHang(self.attempt, next_step)
+        if next_step == "report":
+            # CAPTURING -> RUNNING: the job goes on, and may well come to life again.
+            self._enter(State.RUNNING, None)
+            return [report]
+        if next_step == "stop":
+            self._policy = RestartPolicy(0)
+        self._failed = self._hung = True
+        aborted = tuple(rank for rank in culprits if rank in self._running) if self._hang_policy.abort_culprits else ()
+        return [report, *self._stop(at, signal.SIGTERM, aborted)]
+
+    def _stop(self, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
         # RUNNING | CAPTURING -> STOPPING
         if not self._running:
             return self._sweep(at)
         self._enter(State.STOPPING, at + self._limits.grace_s)
         self._stage = Stage.ASKED
-        return [SignalRanks(self.attempt, tuple(sorted(self._running)), signum)]
+        self._dumped_by = at + self._limits.grace_s + self._limits.dump_s
+        asked = tuple(sorted(self._running.difference(aborted)))
+        return [
+            *([SignalRanks(self.attempt, aborted, signal.SIGABRT)] if aborted else []),
+            *([SignalRanks(self.attempt, asked, signum)] if asked else []),
+        ]
+
+    def _on_core_dump(self, at: float) -> list[Action]:
+        """SIGKILL would end the dump: the phase goes on for as long as the kernel writes, within bounds."""
+        if self.deadline is None or at < self.deadline or at >= self._dumped_by:
+            return self._on_deadline(DeadlineExpired(at, self.attempt))
+        self._enter(State.STOPPING, min(at + _LOOK_AGAIN_S, self._dumped_by))
+        return []
 
     def _kill(self, at: float) -> list[Action]:
         self._enter(State.STOPPING, at + self._limits.kill_s)
@@ -209,7 +264,9 @@ class Supervisor:
             return self._finish(0)
         # STOPPING -> DIAGNOSING
         self._enter(State.DIAGNOSING, at + self._limits.diagnose_s)
-        return [Diagnose(self.attempt, self._cause_signum, self._abandoned, self._trouble, self._trouble_hint)]
+        return [
+            Diagnose(self.attempt, self._cause_signum, self._abandoned, self._trouble, self._trouble_hint, self._hung)
+        ]
 
     def _on_diagnosed(self, event: Diagnosed) -> list[Action]:
         wait_s = None if self._stop_signum is not None else self._policy.next_attempt_after_s(self.attempt)
@@ -247,7 +304,7 @@ class Supervisor:
             return self._sweep(event.at)
         return []
 
-    def _on_signal(self, event: SignalReceived) -> list[Action]:
+    def _on_signal(self, event: SignalReceived) -> list[Action]:  # noqa: C901 - the same signal, state by state
         if self._stop_signum is not None:
             if event.signum == signal.SIGINT and self.state in {State.CAPTURING, State.STOPPING}:
                 return self._impatient(event.at)
@@ -274,9 +331,12 @@ class Supervisor:
                 # BACKOFF -> DONE
                 return self._finish(1)
         # CAPTURING, STOPPING, DIAGNOSING: already on the way out; what follows sees the signal and does not restart.
-        if event.signum == signal.SIGINT and self.state in {State.CAPTURING, State.STOPPING}:
-            return self._impatient(event.at) if self._failed else []
-        return []
+        if event.signum != signal.SIGINT or self.state not in {State.CAPTURING, State.STOPPING}:
+            return []
+        if self.state is State.CAPTURING and self._verdict is not None and not self._failed:
+            # CAPTURING -> STOPPING: whoever is at the keyboard does not want to wait for the picture of a hang.
+            return self._stop(event.at, event.signum)
+        return self._impatient(event.at) if self._failed else []
 
     def _impatient(self, at: float) -> list[Action]:
         """A second Ctrl-C, or one while saferun is stopping the ranks already: no more grace."""
@@ -300,8 +360,8 @@ class Supervisor:
                     )
                 )
             case State.CAPTURING:
-                # CAPTURING -> STOPPING: whatever is not there by now is not waited for.
-                return self._stop(event.at, self._stop_signum or signal.SIGTERM)
+                # CAPTURING -> STOPPING | RUNNING: whatever is not there by now is not waited for.
+                return self._after_capture(event.at, ())
             case State.STOPPING if self._stage is Stage.ASKED:
                 return self._kill(event.at)
             case State.STOPPING if self._stage is Stage.KILLED:

@@ -18,36 +18,47 @@ PACKAGE = ROOT / "saferun"
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("model",),
+    ("evidence",),
     ("events", "config"),
-    ("policy", "diagnosis", "topology", "schedulers"),
+    ("policy", "diagnosis", "topology", "schedulers", "watchdog"),
     ("supervisor",),
     ("host",),
     ("captures", "checks", "console", "report", "profiles", "lint"),
-    ("settings_file", "rank_environ", "plan_text", "lint_run", "rank_group", "store_service"),
+    (
+        *("settings_file", "rank_environ", "plan_text", "lint_run", "rank_group", "store_service"),
+        *("watch_run", "capture_run", "incident_log"),
+    ),
+    ("investigation",),
     ("runtime",),
     ("launcher",),
     ("cli", "ctl"),
     ("__main__", "option_table"),
 )
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
-# These need no place in the order: the package itself holds the version, the coordinator is a process of its own.
-APART = {"__init__", "coordinator"}
+# These need no place in the order: the package itself holds the version, the coordinator is a process of its own, the
+# hook runs in the ranks and imports nothing of ours.
+APART = {"__init__", "coordinator", "inject"}
 
 # Reading these sources would be enough to know that no test of them ever needs a machine, a clock or a child.
 PURE = (
     "errors",
     "model",
+    "evidence",
     "events",
     "config",
     "policy",
     "diagnosis",
     "topology",
     "schedulers",
+    "watchdog",
     "supervisor",
     "console/lines",
     "console/prefix",
-    "report/text",
+    "report/picture",
     "report/redaction",
+    "report/report_json",
+    "report/report_text",
+    "report/text",
 )
 # ``signal`` is not among them: the names and numbers of signals are plain values. What does something is below.
 IMPURE_MODULES = frozenset(
@@ -103,6 +114,12 @@ NOT_AT_START = (
     "pathlib",
     "psutil",
     "pynvml",
+    "saferun.captures",
+    "saferun.diagnosis",
+    "saferun.evidence",
+    "saferun.report.report_json",
+    "saferun.report.text",
+    "saferun.watchdog",
     "shutil",
     "subprocess",
     "tempfile",

@@ -1,13 +1,241 @@
-"""The state of the ranks that still run, from /proc: who sleeps where, who is stopped, who cannot be interrupted."""
+"""What /proc tells about a process: a short look that never waits, and a full picture for the files.
+
+Source: proc(5).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+import threading
+import time
 
-from saferun.host.procfs import read_process_state
-from saferun.model import ProcessState
+from saferun.captures.scene import Scene
+from saferun.captures.waiting import Ends, list_fds
+from saferun.evidence import ProcessLook
+from saferun.host.procfs import children_of
+from saferun.host.syscalls import SystemCall, before_restart, read_syscall
+from saferun.model import JsonObject
+
+_READ_LIMIT_BYTES = 1 << 16
+_THREADS_LIMIT = 256
+_SHOWN_FDS_LIMIT = 128
+_COMMAND_LIMIT = 200
+_DESCENDANTS_LIMIT = 64
+_COMMAND_WAIT_S = 0.25
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+_SECRET_WORDS = ("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "dsn")
+_PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 
 
-def capture_process_states(pids: Iterable[tuple[int, int]]) -> tuple[ProcessState, ...]:
-    """The states of (local rank, pid) pairs. Reads /proc only, which never waits for the process."""
-    return tuple(read_process_state(local_rank, pid) for local_rank, pid in pids)
+# ------------------------------------------------------------------------------------------------------- the short look
+
+
+def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = None) -> ProcessLook:
+    """One process at a glance. Never waits for it; one that is gone has the state ``?``.
+
+    The command line is left empty: reading it waits for the lock of the process's address space, which one that hangs
+    in the kernel may hold.
+    """
+    status = _read_status(pid)
+    wchan = _read(f"/proc/{pid}/wchan")
+    wchan = "" if wchan == "0" else wchan
+    call = before_restart(read_syscall(pid), wchan)
+    ppid, cpu_s = _read_parent_and_cpu_s(pid)
+    return ProcessLook(
+        rank=rank,
+        pid=pid,
+        ppid=ppid,
+        is_rank=is_rank,
+        name=status.get("Name", ""),
+        command="",
+        state=status.get("State", "?")[:1],
+        wchan=wchan,
+        syscall=call.name if call is not None else "",
+        threads=_number(status, "Threads"),
+        tracer_pid=_number(status, "TracerPid"),
+        core_dumping=_number(status, "CoreDumping") == 1,
+        rss_bytes=_number(status, "VmRSS") * 1024,
+        waits_on=(ends or Ends()).quick(pid, call, wchan) if call is not None or wchan else "",
+        cpu_s=cpu_s,
+    )
+
+
+def read_thread_states(pid: int) -> dict[int, str]:
+    """The state of every thread of a process, by thread number; empty where it is gone."""
+    states: dict[int, str] = {}
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return states
+    for tid in tids[:_THREADS_LIMIT]:
+        content = _read(f"/proc/{pid}/task/{tid}/stat")
+        state = content[content.rfind(")") + 2 :][:1]
+        if state:
+            states[int(tid)] = state
+    return states
+
+
+def family_of(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessLook]:
+    """A rank and its living descendants, parents first, at a glance."""
+    looks = [read_process_look(rank, pid, is_rank=True, ends=ends)]
+    waiting = [pid]
+    seen = {pid}
+    while waiting and len(looks) < limit:
+        for child in children_of(waiting.pop(0)):
+            if child in seen:
+                continue
+            seen.add(child)
+            look = read_process_look(rank, child, is_rank=False, ends=ends)
+            if look.state not in "?ZX":
+                looks.append(look)
+                waiting.append(child)
+    return looks[:limit]
+
+
+# ----------------------------------------------------------------------------------------------------- the full picture
+
+
+def capture_process_state(scene: Scene) -> None:
+    """Write the full picture of every process, and give the looks again with what takes longer to find out."""
+    ends = Ends((process.rank, process.pid, process.look.name) for process in scene.processes)
+    ranks = [process for process in scene.processes if process.is_rank]
+    others = [process for process in scene.processes if not process.is_rank]
+    for process in (*ranks, *others[:_DESCENDANTS_LIMIT]):
+        started_at = time.monotonic()
+        scene.begin("process_state", process.place)
+        if not scene.left_s:
+            continue
+        look = read_process_look(process.rank, process.pid, is_rank=process.is_rank, ends=ends)
+        if look.state == "?":
+            scene.note("process_state", process.place, started_at, failure="the process is gone")
+            continue
+        call = before_restart(read_syscall(process.pid), look.wchan)
+        picture = _picture_of(process.pid, call, ends)
+        # Last what may wait for the process.
+        if "D" not in read_thread_states(process.pid).values():
+            look = look._replace(waits_on=ends.deep(process.pid, call, look.wchan) or look.waits_on)
+        look = look._replace(command=_read_command(process.pid))
+        # The first look is from before anything was done to the process: its state, its place in the kernel hold.
+        first = process.look
+        merged = first._replace(command=look.command, waits_on=_better(first, look))
+        scene.emit("look", merged)
+        picture = {"rank": process.rank, "is_rank": process.is_rank, "command": look.command} | picture
+        picture["waits_on"] = merged.waits_on
+        path = scene.write_json("process_state", picture, process)
+        scene.note("process_state", process.place, started_at, path=path)
+
+
+def _better(first: ProcessLook, second: ProcessLook) -> str:
+    same = first.syscall == second.syscall and first.wchan == second.wchan
+    return second.waits_on if same and second.waits_on else first.waits_on
+
+
+def _picture_of(pid: int, call: SystemCall | None, ends: Ends) -> JsonObject:
+    status = _read_status(pid)
+    fds = list_fds(pid)
+    return {
+        "pid": pid,
+        "name": status.get("Name", ""),
+        "state": status.get("State", "?"),
+        "wchan": _read(f"/proc/{pid}/wchan"),
+        "syscall": {"name": call.name, "arguments": [hex(value) for value in call.arguments]} if call else None,
+        "kernel_stack": _read(f"/proc/{pid}/stack").splitlines(),
+        "oom_score": _read(f"/proc/{pid}/oom_score"),
+        "oom_score_adj": _read(f"/proc/{pid}/oom_score_adj"),
+        "cgroup": _read(f"/proc/{pid}/cgroup").splitlines(),
+        "status": status,
+        "io": _read_pairs(f"/proc/{pid}/io"),
+        "limits": _read(f"/proc/{pid}/limits").splitlines(),
+        "open_files": len(fds),
+        "descriptors": {str(fd): _fd_words(pid, fd, ends) for fd in fds[:_SHOWN_FDS_LIMIT]},
+        "threads": [_thread_picture(pid, tid, state) for tid, state in sorted(read_thread_states(pid).items())],
+    }
+
+
+def _fd_words(pid: int, fd: int, ends: Ends) -> str:
+    return ends.words(pid, fd, holders=True)
+
+
+def _thread_picture(pid: int, tid: int, state: str) -> JsonObject:
+    wchan = _read(f"/proc/{pid}/task/{tid}/wchan")
+    call = before_restart(read_syscall(pid, tid), wchan)
+    return {
+        "tid": tid,
+        "name": _read(f"/proc/{pid}/task/{tid}/comm"),
+        "state": state,
+        "wchan": wchan,
+        "syscall": call.name if call is not None else "",
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def _read_command(pid: int) -> str:
+    """The command line, shortened, secrets left out; empty where it is not to be had within a quarter of a second."""
+    found: list[str] = []
+
+    def read() -> None:
+        found.append(_read(f"/proc/{pid}/cmdline"))
+
+    # A thread that waits in the kernel for somebody else's lock can only be left behind.
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(_COMMAND_WAIT_S)
+    return command_words(found[0].split("\0")) if found else ""
+
+
+def command_words(arguments: list[str]) -> str:
+    """A command line as one short line, without what looks like a secret.
+
+    The values of options and variables that are named like secrets, and passwords in addresses.
+    """
+    shown: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        is_secret = any(word in name.lower() for word in _SECRET_WORDS)
+        if hide_next and not argument.startswith("--"):
+            shown.append("…")
+        elif is_secret and equals:
+            shown.append(f"{name}=…")
+        else:
+            shown.append(_PASSWORD_IN_URL.sub(r"\1:…", argument))
+        hide_next = is_secret and not equals and argument.startswith("-")
+    words = " ".join(filter(None, shown))
+    return words if len(words) <= _COMMAND_LIMIT else f"{words[: _COMMAND_LIMIT - 1]}…"
+
+
+# -------------------------------------------------------------------------------------------------------- reading /proc
+
+
+def _read_parent_and_cpu_s(pid: int) -> tuple[int, float]:
+    content = _read(f"/proc/{pid}/stat")
+    fields = content[content.rfind(")") + 2 :].split()
+    try:
+        return int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+    except (IndexError, ValueError):
+        return 0, 0.0
+
+
+def _read_status(pid: int) -> dict[str, str]:
+    return _read_pairs(f"/proc/{pid}/status")
+
+
+def _read_pairs(path: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in _read(path).splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _number(pairs: dict[str, str], name: str) -> int:
+    words = pairs.get(name, "").split()
+    return int(words[0]) if words and words[0].isdigit() else 0
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return (file.read(_READ_LIMIT_BYTES) or b"").decode(errors="replace").rstrip("\n")
+    except OSError:
+        return ""

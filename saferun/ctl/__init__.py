@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from saferun import __version__
-from saferun.ctl import env
+from saferun.ctl import core, env, stacks
 from saferun.errors import SaferunError, UsageError
 
 
@@ -24,6 +24,8 @@ class Verb(NamedTuple):
 
 VERBS: tuple[Verb, ...] = (
     Verb("env", "env profiles and variables: list, show, explain, diff, lint", env.add_arguments, env.run),
+    Verb("stacks", "where the processes of a run, or any process, are in their code", stacks.add_arguments, stacks.run),
+    Verb("core", "the stacks in a core file", core.add_arguments, core.run),
 )
 
 

@@ -1,4 +1,4 @@
-"""The four prctl(2) calls that saferun needs, by ctypes: no package with a compiler for five lines of C."""
+"""The prctl(2) calls that saferun needs, by ctypes: no package with a compiler for five lines of C."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
@@ -37,6 +38,16 @@ def become_subreaper() -> bool:
     Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
     return bool(_prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def allow_ptrace_by(pid: int) -> None:
+    """Let a process and its descendants trace this one where Yama would let ancestors alone. Nothing without Yama.
+
+    It outlives exec, and is not inherited by children.
+
+    Source: prctl(2), PR_SET_PTRACER; Linux, Documentation/admin-guide/LSM/Yama.rst.
+    """
+    _prctl(_PR_SET_PTRACER, pid, 0, 0, 0)
 
 
 def set_name(name: str) -> None:

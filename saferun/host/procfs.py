@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-from saferun.model import ProcessState
-
 _RUN_ID = b"SAFERUN_RUN_ID="
 _OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
 _LISTENING = b"0A"  # TCP_LISTEN in include/net/tcp_states.h
@@ -34,15 +32,9 @@ def read_stat(pid: int) -> Stat | None:
         return None
 
 
-def read_process_state(local_rank: int, pid: int) -> ProcessState:
-    """The state of a rank's process. Never blocks, also on one in an uninterruptible sleep."""
-    state, threads = "?", 0
-    for line in _read(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"State:"):
-            state = line.split()[1].decode()
-        elif line.startswith(b"Threads:"):
-            threads = int(line.split()[1])
-    return ProcessState(local_rank, pid, state, _read(f"/proc/{pid}/wchan").decode(errors="replace"), threads)
+def is_core_dumping(pid: int) -> bool:
+    """Whether the kernel is writing a process's core. Source: proc(5), CoreDumping in /proc/PID/status."""
+    return b"\nCoreDumping:\t1" in _read(f"/proc/{pid}/status")
 
 
 def children_of(pid: int) -> list[int]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from saferun.model import JsonObject
 
 BASE = "saferun_runs"
+_LONGEST_BASE = 48
 
 
 class RunDirectory:
@@ -128,14 +129,17 @@ class RunDirectory:
 
     def write_json(self, name: str, content: JsonObject) -> None:
         """Write a file of the run directory as a whole, or not at all."""
+        self.write_text(name, json.dumps(content, indent=1, default=str) + "\n")
+
+    def write_text(self, name: str, content: str) -> None:
+        """Write a file of the run directory as a whole, or not at all."""
         if self.path is None:
             return
         path = os.path.join(self.path, name)
         temporary = f"{path}.{os.getpid()}"
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, default=str)
-                file.write("\n")
+            with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(content)
             os.replace(temporary, path)
         except OSError as error:
             self.lost(path, error)
@@ -154,16 +158,28 @@ class RunDirectory:
 
 def scratch_path(run_id: str) -> str:
     """Where a run's temporary files lie. The id is random and secret until the directory exists."""
-    return os.path.join(os.environ.get("TMPDIR") or "/tmp", f"saferun-{run_id}")  # noqa: S108
+    base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+    if len(os.fsencode(base)) > _LONGEST_BASE:
+        base = "/tmp"  # noqa: S108 - a socket's path may have 107 bytes in all
+    return os.path.join(base, f"saferun-{run_id}")
 
 
 def remove_scratch(run_id: str) -> None:
     """Remove a run's temporary files, if there are any."""
-    path = scratch_path(run_id)
-    if os.path.isdir(path):
-        import shutil
+    _remove(scratch_path(run_id))
 
-        shutil.rmtree(path, ignore_errors=True)
+
+def _remove(path: str) -> None:
+    # shutil, which can do this, takes longer to import than most launches take to end.
+    with suppress(OSError):
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove(entry.path)
+                else:
+                    with suppress(OSError):
+                        os.unlink(entry.path)
+        os.rmdir(path)
 
 
 def _made(path: str) -> str:

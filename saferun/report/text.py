@@ -1,14 +1,41 @@
-"""The end of a failed attempt in words: the cause first, at most 25 lines. Pure."""
+"""A failure or a hang in words, for the console: the cause first, then where everybody is, then what to do. Pure.
+
+Fewer than 40 lines, however many ranks there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from saferun.model import Diagnosis, RankEnd
+from saferun.evidence import CoreLook, Diagnosis, HangVerdict, Traceback, WaitGroup
+from saferun.model import RankEnd
+from saferun.report.picture import (
+    WIDTH,
+    frame_words,
+    group_lines,
+    is_user_code,
+    rank_ranges,
+    rank_words,
+    shown,
+    tree_lines,
+)
 
-_MOST_LINES = 25
+__all__ = ["failure_text", "hang_text", "rank_words", "recovery_text"]
+
+_MOST_LINES = 39
 _QUOTED_LINES = 12
-_LONGEST_LINE = 300
+_QUOTED_BESIDE_A_CORE = 6
+_TRACEBACK_LINES = 14
+_CORE_CALLS = 6
+_GROUPS_IN_A_HANG = 8
+_GROUPS_IN_A_FAILURE = 5
+_TREE_LINES = 14
+_TREE_LINES_IN_A_FAILURE = 8
+# Fewer would be a fork without branches.
+_FEWEST_TREE_LINES = 3
+_FINDINGS = 4
+_DECIMALS_BELOW_S = 10.0
+_SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def failure_text(
@@ -23,56 +50,268 @@ def failure_text(
         max_restarts: how often the ranks may be started again.
         restarting: whether they are.
     """
-    lines = [f"saferun: {_shortened(diagnosis.headline)}"]
+    head = [f"saferun: {shown(diagnosis.headline)}"]
     if diagnosis.hint:
-        lines.append(f"hint: {_shortened(diagnosis.hint)}")
+        head.append(f"hint: {shown(diagnosis.hint)}")
+    crash = _crash_lines(diagnosis.core)
+    rest = " in report.txt" if files else ""
+    said = _said_lines(diagnosis, rest, beside_a_core=bool(crash))
+    body = [*said, *_cause_lines(diagnosis, [*head, *said, *crash]), *crash]
+    # The dead are told of by name elsewhere.
+    living = [group for group in diagnosis.groups if group.kind != "dead"]
+    where = _groups(living, diagnosis, _GROUPS_IN_A_FAILURE, rest)
+    findings = _finding_lines(diagnosis, rest)
+    tail = [*_fate_lines(diagnosis), *_advice_lines(diagnosis), *_core_lines(diagnosis.core)]
+    if files:
+        tail.append(f"  files: {shown(files)}")
+    if restarting:
+        tail.append(f"saferun: starting all ranks again, restart {attempt + 1} of {max_restarts}")
+    if where:
+        where.insert(0, "  where the others were:" if diagnosis.first is not None else "  where the ranks were:")
+    # Ranks that all wait in the same thing are told of by one line; only of several is the way there worth reading.
+    room = _MOST_LINES - 1 - sum(map(len, (head, body, where, findings, tail)))
+    if len(living) != 1 and room >= _FEWEST_TREE_LINES:
+        where += _tree(diagnosis, min(room, _TREE_LINES_IN_A_FAILURE), rest, "  their calls, outermost first:")
+    return [*head, *[*body, *where, *findings][: _MOST_LINES - len(head) - len(tail)], *tail]
+
+
+def hang_text(
+    diagnosis: Diagnosis,
+    verdict: HangVerdict,
+    *,
+    host: str,
+    files: str | None,
+    on_hang: str,
+    count: int,
+    next_s: float | None,
+) -> list[str]:
+    """What the user reads when nothing moves any more.
+
+    Args:
+        diagnosis: the cause.
+        verdict: what was seen to stand still, and for how long.
+        host: whose ranks these are.
+        files: the run directory, if there is one.
+        on_hang: what is done about it: ``report``, ``stop`` or ``restart``.
+        count: how often this hang has been looked at, 1 for the first time.
+        next_s: seconds until it is looked at again; None: it is not.
+    """
+    rest = " in report.txt" if files else ""
+    head = [f"saferun: {shown(diagnosis.headline)}", f"  {_verdict_words(verdict, count)}"]
+    body = _groups(diagnosis.groups, diagnosis, _GROUPS_IN_A_HANG, rest)
+    body += _tree(diagnosis, _TREE_LINES, rest, f"  calls of the ranks on {shown(host, 60)}, outermost first:")
+    body += [*_cause_lines(diagnosis, [*head, *body]), *_finding_lines(diagnosis, rest)]
+    tail = []
+    if diagnosis.hint:
+        tail.append(f"hint: {shown(diagnosis.hint)}")
+    tail += _advice_lines(diagnosis)
+    if files:
+        tail.append(f"  files: {shown(files)}")
+    tail.append(f"saferun: {_next_step(verdict, on_hang, next_s)}")
+    return [*head, *body[: _MOST_LINES - len(head) - len(tail)], *tail]
+
+
+def recovery_text(lasted_s: float) -> str:
+    """What the user reads when a job that hung moves again. ``lasted_s``: seconds since it last did."""
+    return f"saferun: the job moves again after {duration_words(lasted_s)}"
+
+
+def duration_words(seconds: float) -> str:
+    """``312 s``, ``4.2 s``."""
+    return f"{seconds:.1f} s" if seconds < _DECIMALS_BELOW_S else f"{seconds:.0f} s"
+
+
+def size_words(size_bytes: int) -> str:
+    """``1.2 GiB``."""
+    for unit, factor in _SIZES:
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def core_words(core: CoreLook) -> str:
+    """What became of a core, in one line; empty where there is nothing to be said."""
+    size = f" ({size_words(core.size_bytes)})" if core.size_bytes > 0 else ""
+    failure = f": {shown(core.failure)}" if core.failure else ""
+    if core.path and core.kept:
+        return f"kept in {shown(core.path)}{size}{failure}"
+    if core.path or core.threads:
+        return f"deleted after it had been read{size}; --cores keep keeps it{failure}"
+    return f"none{failure}" if failure else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def _said_lines(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) -> list[str]:
+    """What the first rank said: its traceback, its last lines, or what it recorded."""
     output = diagnosis.output
-    if output is not None:
-        quoted = output.last_lines[-_QUOTED_LINES:]
-        if quoted:
-            place = f" ({_shortened(output.stderr_path)})" if output.stderr_path else ""
-            lines.append(f"  the last lines of its stderr{place}:")
-            lines.extend(f"  | {_shortened(line)}" for line in quoted)
-        elif output.error_message:
-            lines.append(f"  it recorded: {_shortened(output.error_message)}")
-        else:
-            lines.append("  it wrote nothing to stderr")
-    if diagnosis.also_failed:
-        lines.append(f"  failed after it: {_failures(diagnosis.also_failed)}")
+    path = shown(output.stderr_path) if output is not None else ""
+    traceback = _traceback_of(diagnosis)
+    if traceback is not None:
+        most = _QUOTED_BESIDE_A_CORE if beside_a_core else _TRACEBACK_LINES
+        others = len(diagnosis.tracebacks) - 1
+        more = f"; {others} other{'s' if others > 1 else ''}{rest}" if others else ""
+        head = f"  the traceback of {rank_ranges(traceback.ranks, 60)}{f', in {path}' if path else ''}{more}:"
+        return [head, *_quoted(_without_middle(traceback.lines, most))]
+    if output is None:
+        return []
+    quoted = output.last_lines[-(_QUOTED_BESIDE_A_CORE if beside_a_core else _QUOTED_LINES) :]
+    if quoted:
+        return [f"  the last lines of its stderr{f' ({path})' if path else ''}:", *_quoted(quoted)]
+    if output.error_message:
+        return [f"  it recorded: {shown(output.error_message)}"]
+    return ["  it wrote nothing to stderr"]
+
+
+def _traceback_of(diagnosis: Diagnosis) -> Traceback | None:
+    """The traceback to be shown: that of the first rank, else that of the cause."""
+    first = (diagnosis.first.rank,) if diagnosis.first is not None else ()
+    blamed = diagnosis.cause.ranks if diagnosis.cause is not None else ()
+    for ranks in (first, blamed):
+        for traceback in diagnosis.tracebacks:
+            if traceback.lines and not set(ranks).isdisjoint(traceback.ranks):
+                return traceback
+    return None
+
+
+def _without_middle(lines: Sequence[str], most: int) -> list[str]:
+    if len(lines) <= most:
+        return list(lines)
+    # The line that names it, and the end, where the exception is.
+    return [lines[0], f"  … {len(lines) - most + 1} lines …", *lines[len(lines) - most + 2 :]]
+
+
+def _quoted(lines: Iterable[str]) -> list[str]:
+    return [f"  | {shown(line)}" for line in lines]
+
+
+def _cause_lines(diagnosis: Diagnosis, told: Iterable[str]) -> list[str]:
+    """What is known of the cause and does not stand in the lines before."""
+    cause = diagnosis.cause
+    if cause is None:
+        return []
+    text = "\n".join(told)
+    words = shown(cause.words) if cause.words and shown(cause.words) not in text else ""
+    place = shown(cause.place) if cause.place and shown(cause.place) not in text else ""
+    lines = []
+    if words:
+        lines.append(f"  cause: {words} at {place}" if place else f"  cause: {words}")
+    elif place:
+        lines.append(f"  at {place}")
+    if cause.proof and shown(cause.proof.strip()) not in text:
+        lines.append(f"  proof: {shown(cause.proof.strip())}")
+    return lines
+
+
+def _crash_lines(core: CoreLook | None) -> list[str]:
+    """The calls of the thread that crashed, innermost first; the last one in the user's code is among them."""
+    if core is None or not core.threads or not core.threads[0].frames:
+        return []
+    frames = core.threads[0].frames
+    picks = list(range(min(len(frames), _CORE_CALLS)))
+    users = next((index for index, frame in enumerate(frames) if is_user_code(frame)), None)
+    if users is not None and users not in picks:
+        picks[-1] = users
+    address = f", address {shown(core.address, 40)}" if core.address else ""
+    tool = f", read by {shown(core.tool, 40)}" if core.tool else ""
+    lines = [f"  where it crashed (from its core{tool}{address}; innermost call first):"]
+    before = -1
+    for pick in picks:
+        gap = pick - before - 1
+        skipped = f"… {gap} call{'s' if gap > 1 else ''} …  " if gap else ""
+        lines.append(f"  | {skipped}{frame_words(frames[pick], WIDTH - 4 - len(skipped))}")
+        before = pick
+    return lines
+
+
+def _groups(groups: Sequence[WaitGroup], diagnosis: Diagnosis, budget: int, rest: str) -> list[str]:
+    return group_lines(groups, culprits=_culprits(diagnosis), budget=budget, rest=rest)
+
+
+def _tree(diagnosis: Diagnosis, budget: int, rest: str, title: str) -> list[str]:
+    lines = tree_lines(diagnosis.tree, culprits=_culprits(diagnosis), budget=budget, rest=rest)
+    return [title, *lines] if lines else []
+
+
+def _culprits(diagnosis: Diagnosis) -> tuple[int, ...]:
+    return diagnosis.cause.ranks if diagnosis.cause is not None else ()
+
+
+def _finding_lines(diagnosis: Diagnosis, rest: str) -> list[str]:
+    lines = [f"  {shown(line)}" for line in diagnosis.lines[:_FINDINGS]]
+    left = len(diagnosis.lines) - _FINDINGS
+    if left > 0:
+        lines[-1] = f"  … {left + 1} more findings{rest}"
+    return lines
+
+
+def _fate_lines(diagnosis: Diagnosis) -> list[str]:
+    """What became of the other ranks."""
+    lines = []
+    victims = set(diagnosis.victims)
+    others = [end for end in diagnosis.also_failed if end.rank not in victims]
+    if others:
+        lines.append(f"  failed after it: {_failures(others)}")
+    if victims:
+        lines.append(f"  failed because of it: {rank_words(victims)}")
     if diagnosis.stopped:
         lines.append(f"  stopped because of it: {rank_words(diagnosis.stopped)}")
     if diagnosis.abandoned:
         lines.append(
             f"  could not be killed (uninterruptible, state D): local {rank_words(diagnosis.abandoned)}; left behind"
         )
-    if files:
-        lines.append(f"  files: {_shortened(files)}")
-    if restarting:
-        lines.append(f"saferun: starting all ranks again, restart {attempt + 1} of {max_restarts}")
-    return lines[:_MOST_LINES]
+    return lines
 
 
-def rank_words(ranks: Iterable[int]) -> str:
-    """``rank 3``; ``ranks 0-2, 5``."""
-    ordered = sorted(ranks)
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    words = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"rank{'s' if len(ordered) > 1 else ''} {words}"
-
-
-def _failures(ends: tuple[RankEnd, ...]) -> str:
+def _failures(ends: Iterable[RankEnd]) -> str:
     by_words: dict[str, list[int]] = {}
     for end in ends:
         by_words.setdefault(end.status.words, []).append(end.rank)
-    return "; ".join(f"{rank_words(ranks)} ({words})" for words, ranks in by_words.items())
+    return shown("; ".join(f"{rank_words(ranks)} ({words})" for words, ranks in by_words.items()))
 
 
-def _shortened(line: str) -> str:
-    # Tracebacks keep their indentation; control characters of the rank do not reach the terminal in our name.
-    shown = "".join(char if char.isprintable() else "?" for char in line.expandtabs())
-    return shown if len(shown) <= _LONGEST_LINE else shown[: _LONGEST_LINE - 1] + "…"
+def _advice_lines(diagnosis: Diagnosis) -> list[str]:
+    advice = diagnosis.cause.advice if diagnosis.cause is not None else ""
+    return [f"hint: {shown(advice)}"] if advice and advice != diagnosis.hint else []
+
+
+def _core_lines(core: CoreLook | None) -> list[str]:
+    words = core_words(core) if core is not None else ""
+    return [f"  core: {words}"] if words else []
+
+
+# ---------------------------------------------------------------------------------------------------------------- hangs
+
+
+def _verdict_words(verdict: HangVerdict, count: int) -> str:
+    ranks = rank_words(verdict.ranks, 60)
+    lasted = duration_words(verdict.quiet_s)
+    match verdict.kind:
+        case "quiescent":
+            words = f"no process of any rank has done anything for {lasted}"
+        case "stuck_collective":
+            words = f"no collective has moved for {lasted}, and nobody does anything else"
+        case "spinning":
+            words = f"{ranks} used the processor on the spot for {lasted}, and nobody else moved"
+        case "stopped":
+            words = f"{ranks} in state T (stopped by a signal) for {lasted}"
+        case "uninterruptible":
+            words = f"{ranks} in state D (asleep in the kernel, and not to be woken) for {lasted}"
+        case "heartbeat":
+            words = f"no heartbeat from {ranks} for {lasted}"
+        case kind:
+            words = f"{shown(kind, 40)} for {lasted}"
+    if not verdict.certain:
+        words = f"a suspicion: {words}"
+    return f"{words}; told {count} times by now" if count > 1 else words
+
+
+def _next_step(verdict: HangVerdict, on_hang: str, next_s: float | None) -> str:
+    if verdict.certain and on_hang == "stop":
+        return "stopping all ranks (--on-hang stop)"
+    if verdict.certain and on_hang == "restart":
+        return "stopping all ranks, to start them again (--on-hang restart)"
+    look = f"it is looked at again in {duration_words(next_s)}" if next_s is not None else "it is not looked at again"
+    why = "(--on-hang report)" if on_hang == "report" else "(a suspicion is only told)"
+    return f"the job goes on; {look} {why}"

@@ -399,7 +399,7 @@ def test_ranks_inherit_stdin(tmp_path: Path) -> None:
 def test_ranks_get_no_descriptors_but_the_standard_ones(tmp_path: Path) -> None:
     """A leaked descriptor keeps a pipe open, or a port taken, for as long as the slowest grandchild lives."""
     program = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:-1])"
-    with running(tmp_path, program, nproc=2, pass_fds=[os.open(os.devnull, os.O_RDONLY)]) as job:
+    with running(tmp_path, program, "--no-inject", nproc=2, pass_fds=[os.open(os.devnull, os.O_RDONLY)]) as job:
         assert job.wait() == 0
         assert job.out.count("] [0, 1, 2]\n") == 2
 

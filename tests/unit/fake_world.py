@@ -10,12 +10,14 @@ from saferun.events import (
     Action,
     CaptureEvidence,
     ChecksPassed,
+    CoreDumpSeen,
     DeadlineExpired,
     Diagnose,
     Diagnosed,
     Event,
     EvidenceCaptured,
     Finish,
+    HangSuspected,
     HostsJoined,
     JoinHosts,
     LaunchRequested,
@@ -23,6 +25,7 @@ from saferun.events import (
     RankExited,
     RanksStarted,
     ReportFailure,
+    ReportHang,
     RunChecks,
     SignalRanks,
     SignalReceived,
@@ -31,8 +34,9 @@ from saferun.events import (
     StoreMissed,
     SweepLeftovers,
 )
-from saferun.model import Diagnosis, ExitStatus, Placement, RankPlace
-from saferun.policy import RestartPolicy
+from saferun.evidence import Diagnosis, HangVerdict
+from saferun.model import ExitStatus, Placement, RankPlace
+from saferun.policy import HangPolicy, RestartPolicy
 from saferun.supervisor import Limits, State, Supervisor
 
 OK = ExitStatus(0, None)
@@ -40,6 +44,8 @@ FAILED = ExitStatus(3, None)
 KILLED = ExitStatus(None, signal.SIGKILL)
 LIMITS = Limits()
 DIAGNOSIS = Diagnosis("rank 0 failed first", None, None, (), (), ())
+HANG = HangVerdict("quiescent", (0, 1), 300.0, certain=True)
+SUSPICION = HangVerdict("spinning", (1,), 300.0, certain=False)
 A = TypeVar("A", bound=Action)
 STARTS = (ChecksPassed, HostsJoined, RanksStarted)
 WITHOUT_DEADLINE = {State.NEW, State.RUNNING, State.DONE}
@@ -63,12 +69,13 @@ class World:
     Args:
         ranks: how many ranks this host has.
         max_restarts: of the policy.
+        hang_policy: what is done about hangs.
     """
 
-    def __init__(self, ranks: int = 2, max_restarts: int = 0) -> None:
+    def __init__(self, ranks: int = 2, max_restarts: int = 0, hang_policy: HangPolicy | None = None) -> None:
         self.now = 100.0
         self.ranks = ranks
-        self.supervisor = Supervisor(ranks, RestartPolicy(max_restarts), LIMITS)
+        self.supervisor = Supervisor(ranks, RestartPolicy(max_restarts), LIMITS, hang_policy)
         self.answers: list[Event] = []  # what has been asked for and not been answered yet
         self.given: list[Event] = []  # answers that were given and may come again
         self.alive: set[int] = set()
@@ -119,7 +126,7 @@ class World:
             all_well = len(self.statuses) == self.ranks and all(status.ok for status in self.statuses.values())
             self.told_to_stop = self.told_to_stop or not all_well
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Action) -> None:  # noqa: C901 - one flat table of the actions
         self.actions.append(action)
         match action:
             case RunChecks():
@@ -135,6 +142,9 @@ class World:
                 self.captured = True
                 assert set(action.local_ranks) == self.alive
                 self.answers.append(EvidenceCaptured(self.now, action.attempt, ()))
+            case ReportHang():
+                assert self.captured, "a hang told before it was captured"
+                assert (action.next_step == "report") == (self.state is State.RUNNING)
             case SignalRanks():
                 assert self.captured or self.interrupted, "a signal before evidence"
                 assert set(action.local_ranks) <= self.alive, "a rank that has ended was signalled"
@@ -177,6 +187,9 @@ class World:
     def signal(self, signum: int) -> list[Action]:
         return self.deliver(SignalReceived(self.now, self.attempt, signum))
 
+    def hang(self, verdict: HangVerdict = HANG) -> list[Action]:
+        return self.deliver(HangSuspected(self.now, self.attempt, verdict))
+
     def expire(self) -> list[Action]:
         """Time passes until the phase's deadline."""
         assert self.supervisor.deadline is not None
@@ -192,7 +205,7 @@ class World:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Step) -> None:  # noqa: C901 - one flat table of what can happen
         """Let one thing happen, if it can happen now."""
         self.now += 0.125
         number = step.number
@@ -218,6 +231,11 @@ class World:
                 self.fail_start(number % (self.ranks + 1))
             case "deadline" if self.supervisor.deadline is not None:
                 self.expire()
+            case "hang":
+                self.hang((HANG, SUSPICION)[number % 2])
+            case "dump" if self.supervisor.deadline is not None:
+                self.now = max(self.now, self.supervisor.deadline)
+                self.deliver(CoreDumpSeen(self.now, self.attempt))
 
     def _old(self, number: int) -> None:
         """Something of an attempt before, or after, comes in now."""
@@ -230,6 +248,8 @@ class World:
             DeadlineExpired(self.now, attempt),
             StartFailed(self.now, attempt, "old", "old", 2),
             SignalReceived(self.now, attempt, signal.SIGTERM),
+            HangSuspected(self.now, attempt, HANG),
+            CoreDumpSeen(self.now, attempt),
             StoreMissed(self.now, attempt, "old", "old"),
             HostsJoined(self.now, attempt, placement_of(self.ranks)),
             RanksStarted(self.now, attempt, ()),
@@ -243,8 +263,8 @@ def only(kind: type[A], actions: Iterable[Action]) -> A:
     return found
 
 
-def running(ranks: int = 2, max_restarts: int = 0) -> World:
-    world = World(ranks, max_restarts)
+def running(ranks: int = 2, max_restarts: int = 0, hang_policy: HangPolicy | None = None) -> World:
+    world = World(ranks, max_restarts, hang_policy)
     world.launch()
     world.answer_until(State.RUNNING)
     return world

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from saferun.config import Command, EnvironConfig, LaunchConfig, LogConfig, OutputConfig, RendezvousConfig, Setting
+from saferun.config import (
+    Command,
+    EnvironConfig,
+    LaunchConfig,
+    LogConfig,
+    OutputConfig,
+    RendezvousConfig,
+    Setting,
+    WatchConfig,
+)
 from saferun.model import ExitStatus, Placement, RankEnd, RankPlace
 
 LOGS = LogConfig(None, (0, 0), (0, 0), frozenset(), (), (), None)
@@ -14,6 +23,7 @@ CONFIG = LaunchConfig(
     logs=LOGS,
     output=OutputConfig(None, True, None, None, "auto", "auto"),
     environ=EnvironConfig(profiles=(), profile_path=(), env=(), unset=(), vendor="auto", lint=False),
+    watch=WatchConfig(300.0, "report", 20.0, "auto", strace=False, cores="off", keep_cores=0, gdb=False, inject=True),
     max_restarts=3,
     shutdown_timeout_s=30.0,
     signals=(15, 2),

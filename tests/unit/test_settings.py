@@ -74,6 +74,7 @@ BY_KIND = {
     "flag": alike(("", True), ("off", False), ("0", False), ("on", True)),
 }
 SPECIAL = {
+    "on_hang": alike(("stop", "stop"), ("report", "report"), ("stop", "stop"), ("report", "report")),
     "nnodes": alike(("1", "1"), ("1:1", "1:1"), ("01", "01"), ("1:01", "1:01")),
     "nproc_per_node": alike(("2", "2"), ("3", "3"), ("4", "4"), ("5", "5")),
     "node_rank": alike(("0", 0), ("00", 0), ("-0", 0), ("0", 0)),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from saferun.events import (
     Finish,
 )
+from saferun.policy import HangPolicy
 from saferun.supervisor import State
 from tests.unit.fake_world import (
     OK,
@@ -17,17 +18,37 @@ from tests.unit.fake_world import (
     running,
 )
 
-KINDS = ("answer", "answer", "answer", "exit", "again", "never", "old", "signal", "store", "start fails", "deadline")
+KINDS = (
+    *("answer", "answer", "answer", "exit", "again", "never", "old", "signal", "store"),
+    *("start fails", "deadline", "hang", "dump"),
+)
+HANG_POLICIES = st.builds(HangPolicy, st.sampled_from(["report", "stop", "restart"]), st.booleans())
 STEPS = st.lists(st.builds(Step, st.sampled_from(KINDS), st.integers(0, 59)), max_size=40)
 
 
 @settings(max_examples=500)
-@given(st.integers(1, 4), st.integers(0, 2), st.integers(0, 2), st.integers(0, 3), STEPS, st.booleans(), st.booleans())
+@given(
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.integers(0, 3),
+    STEPS,
+    st.booleans(),
+    st.booleans(),
+    HANG_POLICIES,
+)
 def test_whatever_happens_every_launch_ends(
-    ranks: int, max_restarts: int, failures: int, answers: int, steps: list[Step], answering: bool, obedient: bool
+    ranks: int,
+    max_restarts: int,
+    failures: int,
+    answers: int,
+    steps: list[Step],
+    answering: bool,
+    obedient: bool,
+    hang_policy: HangPolicy,
 ) -> None:
     """No sequence of events raises, breaks a law, or leaves the machine in a state that nothing ends."""
-    world = World(ranks, max_restarts)
+    world = World(ranks, max_restarts, hang_policy)
     world.launch()
     # The adventures begin anywhere: after some attempts that failed in an orderly way, and some good answers.
     for _ in range(min(failures, max_restarts)):

@@ -1,0 +1,107 @@
+"""Sampling: the processor time that watching 8 ranks for hangs takes, at rest, at work and in a hang.
+
+python benchmarks/sampling.py [--quick] [--only asleep,working,hung]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from measure import Bar, Options, Scratch, Table, parse_options, progress, say_machine, stop, wait_until
+from saferun.host.poller import Poller
+from saferun.watch_run import Watch, WatchedRank
+
+if TYPE_CHECKING:
+    from saferun.evidence import HangVerdict
+
+RANKS = 8
+HANG_TIMEOUT_S = 300.0
+
+# A rank like those of real jobs: many threads, some of which wake up now and then, and data-loader workers.
+RANK = """\
+import os
+import sys
+import threading
+import time
+for _ in range(4):
+    if os.fork() == 0:
+        time.sleep(3600)
+        os._exit(0)
+for number in range(30):
+    interval_s = 0.01 if number == 0 else 3600
+    threading.Thread(target=lambda s=interval_s: [time.sleep(s) for _ in iter(int, 1)], daemon=True).start()
+null = open("/dev/null", "wb", 0)
+open(os.path.join(os.environ["BENCHMARK_DIR"], "ready." + sys.argv[2]), "w").close()
+while True:
+    if sys.argv[1] == "working":
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        null.write(bytes(4096))
+        time.sleep(0.02)
+    elif sys.argv[1] == "hung":
+        time.sleep(0.001)
+    else:
+        time.sleep(3600)
+"""
+
+
+def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) -> dict[str, float]:
+    """Eight ranks, watched for a while: processor time of the watch in % of a core, per rank, and per sample."""
+    directory = scratch.new_directory()
+    processes = [scratch.start([sys.executable, script, what, str(rank)], directory) for rank in range(RANKS)]
+    for rank in range(RANKS):
+        wait_until((directory / f"ready.{rank}").exists, f"rank {rank}")
+    poller = Poller()
+    verdicts: list[HangVerdict] = []
+    watch = Watch(HANG_TIMEOUT_S, poller, on_verdict=verdicts.append, on_recovery=lambda _: None)
+    ranks = [
+        WatchedRank(rank, rank, process.pid, lambda: 0, "", os.path.join(directory, f"heartbeat.{rank}"))
+        for rank, process in enumerate(processes)
+    ]
+    began = time.monotonic()
+    watch.begin(began, ranks)
+    used_s = -time.thread_time()
+    samples = 0
+    while (now := time.monotonic()) < began + window_s:
+        assert watch.deadline is not None
+        poller.wait(max(0.0, min(watch.deadline, began + window_s) - now))
+        now = time.monotonic()
+        if watch.deadline <= now:
+            samples += 1
+            watch.tick(now)
+    used_s += time.thread_time()
+    watch.end()
+    poller.close()
+    assert not verdicts
+    for process in processes:
+        stop(process)
+    share = used_s / window_s * 100
+    return {"all ranks": share, "one rank": share / RANKS, "a sample": used_s / max(samples, 1) * 1e3}
+
+
+UNITS = {"all ranks": "% core", "one rank": "% core", "a sample": "ms"}
+
+
+def main(options: Options) -> None:
+    """Measures each state of the ranks and prints one table."""
+    say_machine("sampling", options)
+    window_s = 31.0 if options.quick else 121.0
+    table = Table(())
+    with Scratch() as scratch:
+        script = scratch.script("rank.py", RANK)
+        for what in options.only:
+            progress(f"{RANKS} ranks {what} for {window_s:g} s")
+            rounds = [measure_sampling(scratch, script, what, window_s) for _ in range(options.rounds or 1)]
+            for metric, unit in UNITS.items():
+                values = {"saferun": [one[metric] for one in rounds]}
+                bars = {"saferun": (Bar(0.1),)} if metric == "all ranks" else None
+                table.add(f"{RANKS} ranks {what}: {metric}", unit, values, bars)
+    table.say()
+
+
+if __name__ == "__main__":
+    main(parse_options(__doc__ or "", ("saferun",), ("asleep", "working", "hung")))

@@ -1,0 +1,39 @@
+"""``python -m saferun.captures``: a request of ``wire`` on stdin, its results on stdout, one JSON line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+_REQUEST_LIMIT_BYTES = 16 << 20
+
+
+def main() -> int:
+    """Read the request, do it, exit with 0; with 2 where it is no request."""
+    started_at = time.monotonic()
+    from saferun.captures.run import run_request
+    from saferun.captures.wire import decode_request
+
+    content = sys.stdin.buffer.read(_REQUEST_LIMIT_BYTES)
+    try:
+        request = decode_request(content)
+    except (ValueError, TypeError, KeyError) as error:
+        sys.stderr.write(f"saferun: this is no request to look at processes: {error}\nhint: saferunctl stacks PID\n")
+        return 2
+    try:
+        run_request(request, _write, started_at)
+    except BrokenPipeError:
+        return 0  # nobody wants to know any more
+    return 0
+
+
+def _write(content: bytes) -> None:
+    while content:
+        content = content[os.write(1, content) :]
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    # Threads of ours may wait in the kernel for others; an ordinary exit would wait for them.
+    os._exit(main())

@@ -1,0 +1,284 @@
+"""The cores of dead ranks: found, read, and then deleted or kept.
+
+Only what is provably a core of this run is ever deleted or moved: the process in its notes is a rank that died or one
+of its family, and it was written after the start.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
+from saferun.captures.tools import Steps, Tool, find_tool, run_steps
+from saferun.captures.wire import CoreRequest, DeadProcess
+from saferun.evidence import CoreLook, OomKill
+from saferun.host.cgroups import parse_oom_lines
+from saferun.host.core_files import (
+    CoreFile,
+    delete_core,
+    find_cores,
+    find_cores_below,
+    handler_has_directory,
+    move_core,
+    names_process,
+    why_none,
+)
+from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
+from saferun.host.core_pattern import CorePattern, read_core_pattern, room_for_core
+from saferun.host.procfs import is_core_dumping
+
+# The signals whose default action leaves a core. Source: signal(7).
+CORE_SIGNALS = frozenset(
+    {
+        signal.SIGQUIT,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGSEGV,
+        signal.SIGXCPU,
+        signal.SIGXFSZ,
+        signal.SIGSYS,
+    }
+)
+# What is left of the budget for saying what has been found.
+_WRAP_UP_S = 1.0
+# A program that cores are piped to goes on after the process is gone.
+_HANDLER_S = 5.0
+_LOOK_AGAIN_S = 0.1
+_BATCH = 4
+_UNPACK_S = 60.0
+_UNPACKED_FACTOR = 20
+_GROUP_FRAMES = 3
+_SHARED_FRAMES = frozenset({"raise", "abort", "gsignal", "???"})
+
+
+class _Find(NamedTuple):
+    """A core of this run. ``path`` is where it can be read: elsewhere where it had to be unpacked."""
+
+    rank: int
+    core: CoreFile
+    path: str
+    notes: CoreNotes
+    is_rank: bool
+    executable: str
+
+
+def examine_cores(request: CoreRequest) -> Iterator[CoreLook | OomKill | str]:
+    """What is known of ranks that a signal killed: lines of the kernel log, the OOM killer's work, their cores.
+
+    A rank whose signal makes no core, or that was killed by none, is looked at for the cores of its family alone, data
+    loaders above all.
+
+    Args:
+        request: whose cores, and what is to become of them.
+    """
+    deadline = time.monotonic() + max(request.budget_s - _WRAP_UP_S, request.budget_s / 2)
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    yield from _from_kernel_log(request)
+    pattern = read_core_pattern()
+    with tempfile.TemporaryDirectory(prefix="saferun-cores-", dir=request.directory or None) as unpacked:
+        finds, others = _find(request, pattern, limits, deadline, unpacked)
+        found = {find.notes.pid for find in finds}
+        for dead in request.dead:
+            if dead.signum in CORE_SIGNALS and dead.pid not in found:
+                failure = why_none(pattern, dead.cwd or os.getcwd(), limits, others)
+                yield CoreLook(
+                    dead.rank, dead.pid, dead.signum, "", 0, kept=False, tool="", threads=(), failure=failure
+                )
+        groups: set[tuple[object, ...]] = set()
+        for start in range(0, len(finds), _BATCH):
+            batch = finds[start : start + _BATCH]
+            jobs = [CoreJob(find.path, find.notes, find.notes.executable or find.executable) for find in batch]
+            for find, reading in zip(batch, read_cores(jobs, deadline, gdb=request.gdb), strict=True):
+                yield _conclude(request, find, reading, groups)
+
+
+# --------------------------------------------------------------------------------------------------------- kernel log
+
+
+def _from_kernel_log(request: CoreRequest) -> Iterator[OomKill | str]:
+    lines: list[str] = []
+    with suppress(Exception):  # a log that cannot be read costs its own lines and nothing else
+        from saferun.captures.kernel_log import read_kernel_lines
+
+        lines = read_kernel_lines(request.since)
+    yield from lines
+    killed = {dead.pid for dead in request.dead if dead.signum == signal.SIGKILL}
+    for kill in parse_oom_lines(lines):
+        if kill.pid in killed:
+            scope = "cgroup" if kill.is_cgroup else "host"
+            yield OomKill(scope, kill.limit_bytes, kill.rss_bytes, (kill.pid,), 1, "kernel log")
+            return
+
+
+# ------------------------------------------------------------------------------------------------------------- finding
+
+
+def _find(
+    request: CoreRequest, pattern: CorePattern, limits: tuple[int, int], deadline: float, unpacked: str
+) -> tuple[list[_Find], list[CoreFile]]:
+    """The cores of the dead and their families, the ranks' own first; and cores of others where theirs would be."""
+    cwds = list(dict.fromkeys([*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]))
+    expected = {dead.pid for dead in request.dead if dead.signum in CORE_SIGNALS}
+    cores = find_cores(pattern, cwds, request.since)
+    if pattern.handler:
+        give_up_at = min(deadline, time.monotonic() + (_HANDLER_S if handler_has_directory() else 0))
+        while not all(any(_is_of(core, pid) for core in cores) for pid in expected) and time.monotonic() < give_up_at:
+            time.sleep(_LOOK_AGAIN_S)
+            cores = find_cores(pattern, cwds, request.since)
+    elif limits[1] != 0 and not expected <= {core.notes.pid for core in cores if core.notes is not None}:
+        seen = {core.inode for core in cores}
+        cores += [core for core in find_cores_below(pattern, cwds, request.since) if core.inode not in seen]
+    finds: list[_Find] = []
+    others: list[CoreFile] = []
+    for core in cores:
+        dead = _whose(request.dead, core)
+        if dead is None:
+            others.append(core)
+            continue
+        _await_dump(core, deadline)
+        with suppress(CoreError, OSError):
+            path = _unpack(core, unpacked, deadline) if core.is_compressed else core.path
+            notes = read_core_notes(path)
+            if core.is_compressed and notes.pid != dead.pid:
+                continue
+            is_rank = notes.pid == dead.pid
+            finds.append(_Find(dead.rank, core, path, notes, is_rank, dead.executable if is_rank else ""))
+    finds.sort(key=lambda find: (not find.is_rank, find.rank, find.notes.pid))
+    return finds, others
+
+
+def _is_of(core: CoreFile, pid: int) -> bool:
+    return core.notes.pid == pid if core.notes is not None else names_process(core, pid)
+
+
+def _whose(dead: Sequence[DeadProcess], core: CoreFile) -> DeadProcess | None:
+    """The rank that a core is of, or whose family it is of: a rank leads a session, and its children have it too."""
+    for one in dead:
+        if _is_of(core, one.pid):
+            return one
+    notes = core.notes
+    return next((one for one in dead if notes is not None and one.pid in {notes.sid, notes.ppid}), None)
+
+
+def _await_dump(core: CoreFile, deadline: float) -> None:
+    """Wait for a core that is still being written. A rank's own is complete when its end is known."""
+    give_up_at = (time.monotonic() + deadline) / 2  # what is left is for reading it
+    while core.notes is not None and time.monotonic() < give_up_at and is_core_dumping(core.notes.pid):
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _unpack(core: CoreFile, directory: str, deadline: float) -> str:
+    """Unpack a compressed core into a directory; its path there.
+
+    Raises:
+        CoreError: it cannot be.
+        OSError: likewise.
+    """
+    reason = room_for_core(directory, os.path.getsize(core.path) * _UNPACKED_FACTOR)
+    if reason:
+        raise CoreError(reason)
+    path = os.path.join(directory, f"core.{core.inode[1]}")
+    extension = os.path.splitext(core.path)[1]
+    module = {".xz": "lzma", ".gz": "gzip"}.get(extension)
+    if module:
+        program = f"import {module},shutil,sys; shutil.copyfileobj({module}.open(sys.argv[1]),open(sys.argv[2],'wb'))"
+        argv: tuple[str, ...] = (sys.executable, "-P", "-c", program, core.path, path)
+    else:
+        name = {".zst": "zstd", ".lz4": "lz4"}[extension]
+        program = find_tool(name)
+        if not program:
+            raise CoreError(f"{name} is not installed")
+        argv = (program, "-q", "-d", core.path, *(("-o", path) if name == "zstd" else (path,)))
+
+    def steps() -> Steps:
+        yield Tool(argv, _UNPACK_S)
+
+    run_steps([steps()], at_once=1, deadline=deadline)
+    return path
+
+
+# ---------------------------------------------------------------------------------------------------------- concluding
+
+
+def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: set[tuple[object, ...]]) -> CoreLook:
+    """Write what was read, and delete or keep the core."""
+    notes, core = find.notes, find.core
+    path, is_kept, failure = core.path, True, reading.failure
+    if reading.is_taken:
+        group = failure_group(notes.signum, reading)
+        is_wanted = request.mode == "keep" and group not in groups and len(groups) < request.keep
+        if is_wanted:
+            groups.add(group)
+            if request.directory:
+                path = move_core(core, os.path.join(request.directory, _file_name(find, "core")))
+        elif not core.is_managed:
+            trouble = delete_core(core)
+            is_kept = bool(trouble)
+            failure = failure or (f"it cannot be deleted: {trouble}" if trouble else "")
+    elif not failure:
+        failure = "no tool could read it"
+    look = CoreLook(
+        find.rank,
+        notes.pid,
+        notes.signum,
+        path,
+        notes.size_bytes,
+        is_kept,
+        reading.tool,
+        reading.threads,
+        notes.sender_pid,
+        notes.address,
+        failure,
+    )
+    _write(request, find, look, reading)
+    return look
+
+
+def failure_group(signum: int, reading: CoreReading) -> tuple[object, ...]:
+    """What cores of the same failure have in common: the signal, and where the crashed thread was."""
+    frames = reading.threads[0].frames if reading.threads else ()
+    told = [frame for frame in frames if frame.function not in _SHARED_FRAMES and "pthread_kill" not in frame.function]
+    return (signum, *((frame.function, os.path.basename(frame.file)) for frame in told[:_GROUP_FRAMES]))
+
+
+def _file_name(find: _Find, suffix: str) -> str:
+    process = "" if find.is_rank else f"pid_{find.notes.pid}."
+    return f"rank_{find.rank}.{process}{suffix}"
+
+
+def _write(request: CoreRequest, find: _Find, look: CoreLook, reading: CoreReading) -> None:
+    if not request.directory:
+        return
+    lines = [core_headline(find.notes), *core_words(look), *stack_lines(reading.threads)]
+    text = "\n".join(_tidy(lines)) + (f"\n\n{reading.output}" if reading.output else "") + "\n"
+    path = os.path.join(request.directory, _file_name(find, "core.txt"))
+    with suppress(OSError), open(path, "wb", opener=_private) as file:
+        file.write(text.encode(errors="replace"))
+
+
+def core_words(look: CoreLook) -> list[str]:
+    """Where the core is, how large, who read it, and what went wrong with it."""
+    size = f"{look.size_bytes / 1e6:.1f} MB"
+    lines = [f"core {look.path} ({size}{'' if look.kept else ', deleted after it had been read'})"]
+    lines += [f"read by {look.tool}"] if look.tool else []
+    lines += [look.failure] if look.failure else []
+    return lines
+
+
+def _tidy(lines: Iterable[str]) -> Iterator[str]:
+    return ("".join(char if char.isprintable() else "?" for char in line) for line in lines)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,0 +1,144 @@
+"""Stacks that a process writes itself, by Python's faulthandler: no ptrace, and in the middle of C code too.
+
+The hook in the ranks has registered it for a signal; where it has not, nothing is ever sent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from saferun.captures.scene import UNPTRACEABLE_STATES, Process
+from saferun.evidence import Frame, ThreadStack
+from saferun.host.procfs import read_stat
+
+STACKS_SIGNAL = 63
+"""SIGRTMAX-1, as in the hook."""
+_TEXT_LIMIT_BYTES = 1 << 20
+_THREADS_LIMIT = 256
+_PATIENCE_S = 2.0
+_POLL_S = 0.01
+_SETTLED_POLLS = 3
+_THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-fA-F]+(?: \[(?P<name>.*)\])? \(most recent call first\):")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
+
+
+class _Asked(NamedTuple):
+    """One that was sent the signal: the file, and its size before."""
+
+    pid: int
+    path: str
+    before_bytes: int
+
+
+def dump_by_signal(processes: Iterable[Process], deadline: float) -> dict[int, bytes]:
+    """Have processes write their stacks; what they wrote, by pid. Those that cannot, or do not answer, are left out.
+
+    Args:
+        processes: whom to ask, all at once.
+        deadline: in monotonic seconds.
+    """
+    give_up_at = min(deadline, time.monotonic() + _PATIENCE_S)
+    asked = [one for one in map(_ask, processes) if one is not None]
+    sizes = {one.pid: (one.before_bytes, 0) for one in asked}
+    waiting = asked
+    while waiting and time.monotonic() < give_up_at:
+        time.sleep(_POLL_S)
+        still = []
+        for one in waiting:
+            size_bytes, polls = _size_of(one.path), 0
+            if size_bytes == sizes[one.pid][0] and size_bytes > one.before_bytes:
+                polls = sizes[one.pid][1] + 1
+            sizes[one.pid] = (size_bytes, polls)
+            # Nothing marks the end: it is written once it does not grow any more.
+            if polls < _SETTLED_POLLS:
+                still.append(one)
+        waiting = still
+    found = {one.pid: _read_from(one.path, one.before_bytes) for one in asked}
+    return {pid: text for pid, text in found.items() if text}
+
+
+def can_dump(process: Process) -> bool:
+    """Whether a process can be asked: the hook is in it, and it can take a signal now."""
+    stat = read_stat(process.pid)
+    if not process.hook_prefix or stat is None or stat.state in UNPTRACEABLE_STATES:
+        return False
+    return _catches_signal(process.pid) and os.path.isfile(_path_of(process))
+
+
+def _path_of(process: Process) -> str:
+    return f"{process.hook_prefix}.{process.pid}.stacks"
+
+
+def _catches_signal(pid: int) -> bool:
+    # Sent to a process that does not catch it, the signal would kill.
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        pass
+    return False
+
+
+def _ask(process: Process) -> _Asked | None:
+    if not can_dump(process):
+        return None
+    path = _path_of(process)
+    before_bytes = _size_of(path)
+    try:
+        os.kill(process.pid, STACKS_SIGNAL)
+    except OSError:
+        return None
+    return _Asked(process.pid, path, before_bytes)
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _read_from(path: str, offset: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return os.pread(fd, _TEXT_LIMIT_BYTES, offset)
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""
+
+
+def threads_from_text(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
+    """The threads that faulthandler's text tells of, the main one first; empty where it tells of none.
+
+    It gives neither names nor the kernel's numbers; the main thread is the one that it prints last, as the oldest.
+    """
+    threads: list[tuple[str, bool, list[Frame]]] = []
+    for line in content[:_TEXT_LIMIT_BYTES].decode(errors="replace").splitlines():
+        if head := _THREAD.match(line):
+            threads.append((head["name"] or "", line.startswith("Current"), []))
+        elif threads and (frame := _FRAME.match(line)):
+            number = int(frame["line"]) if frame["line"].isdigit() and len(frame["line"]) < 10 else 0  # noqa: PLR2004
+            threads[-1][2].append(Frame(frame["function"][:512], frame["file"][:1024], number))
+    stacks = [
+        ThreadStack(
+            name or ("MainThread" if is_last else ""),
+            pid if is_last else 0,
+            is_last,
+            is_current,
+            False,
+            tuple(frames),
+        )
+        for (name, is_current, frames), is_last in zip(
+            threads, (index == len(threads) - 1 for index in range(len(threads))), strict=True
+        )
+        if frames
+    ]
+    return tuple(stacks[::-1][:_THREADS_LIMIT])

@@ -1,0 +1,114 @@
+"""gdb's picture of a core: native calls only, slow and large, but found nearly everywhere. Pure, but for finding it.
+
+Source: gdb's manual, "Backtraces".
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.captures.tools import Tool, find_tool
+from saferun.evidence import Frame, ThreadStack
+
+_FRAMES = 200
+# Init files and scripts of libraries could do anything, and nothing is asked over the network.
+_ARGV = ("-nx", "-nh", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off")
+_SETTINGS = ("set pagination off", "set width 0", "set print frame-arguments none", "set print address on")
+_QUESTIONS = (f"bt {_FRAMES}", "info threads", f"thread apply all bt {_FRAMES}")
+_THREAD = re.compile(r"Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d+)\)?.*\):$")
+_FRAME = re.compile(r"#(\d+)\s+(?:0x[0-9a-f]+ in )?(.+)$")
+_AT = re.compile(r" at (.+):(\d+)$")
+_FROM = re.compile(r" from (.+)$")
+SIGNAL_HANDLER = "<signal handler called>"
+_NAME_LIMIT = 512
+
+
+def find_gdb() -> str:
+    """The path of gdb; empty: there is none."""
+    return find_tool("gdb")
+
+
+def gdb_tool(gdb: str, core: str, executable: str, timeout_s: float) -> Tool:
+    """What is to be run: the crashed thread, and then all of them.
+
+    Args:
+        gdb: the path of gdb.
+        core: the core's path.
+        executable: the path of the program that it is of; empty: gdb looks for it.
+        timeout_s: how long it may take. Reading torch's symbols takes seconds, and half a minute for the first time.
+    """
+    commands = [word for command in (*_SETTINGS, *_QUESTIONS) for word in ("-ex", command)]
+    return Tool((gdb, *_ARGV, *commands, *([executable] if executable else []), "-c", core), timeout_s)
+
+
+def threads_from_gdb(text: str, pid: int) -> tuple[ThreadStack, ...]:
+    """The threads in what gdb has printed, in its order; empty where there are none.
+
+    Args:
+        text: its output.
+        pid: the process; the thread with its number is the main one.
+    """
+    threads: list[ThreadStack] = []
+    frames: list[Frame] = []
+    tid = 0
+    for line in [*text.splitlines(), "Thread 0 (LWP 0):"]:
+        header = _THREAD.match(line)
+        if header is not None:
+            if tid and frames:
+                threads.append(ThreadStack("", tid, tid == pid, False, False, tuple(frames)))
+            frames, tid = [], int(header[2])
+        elif tid and len(frames) < _FRAMES:
+            match = _FRAME.match(line)
+            if match is not None:
+                frames.append(_frame(match[2]))
+    return tuple(threads)
+
+
+def _frame(text: str) -> Frame:
+    """``sum (n=...) at sum.c:7``, ``poll () from /lib/libc.so.6``, ``?? ()``."""
+    if text.startswith(SIGNAL_HANDLER):
+        return Frame(SIGNAL_HANDLER, "", 0, native=True)
+    file, line = "", 0
+    if place := _AT.search(text):
+        file, line, text = place[1], int(place[2]), text[: place.start()]
+    elif place := _FROM.search(text):
+        file, text = place[1], text[: place.start()]
+    function = _without_parameters(text)
+    return Frame(function[:_NAME_LIMIT] if function != "??" else "???", file[:_NAME_LIMIT], line, native=True)
+
+
+def _without_parameters(text: str) -> str:
+    """A call without what stands in its last parentheses; a function's name may hold parentheses too."""
+    text = text.rstrip()
+    depth = 0
+    for index in range(len(text) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(text[index], 0)
+        if depth == 0:
+            return text[:index].rstrip() if index < len(text) - 1 else text
+    return text.partition(" (")[0]
+
+
+_LOOP = ("_PyEval_EvalFrameDefault", "_PyEval_EvalFrameDefault.cold")
+_OF_THE_INTERPRETER = re.compile(
+    r"_?Py(?:Eval|Object|Function|CFunction|Method|Vectorcall)_|_PyEval|.*vectorcall|do_call_core|function_code_fastcall"
+    r"|slot_tp_call|type_call|cfunction_|method_|_Py_"
+)
+
+
+def with_python_calls(native: ThreadStack, python: ThreadStack | None) -> ThreadStack:
+    """A native stack in which Python's calls stand for the interpreter's own.
+
+    Above the interpreter's innermost loop stands what Python called, and that is where things crash; below it the
+    stack is Python's alone. ``native`` as it is where there are no Python calls.
+    """
+    if python is None or not python.frames:
+        return native
+    loop = next((index for index, frame in enumerate(native.frames) if frame.function in _LOOP), None)
+    above = native.frames[:loop] if loop is not None else ()
+    kept = tuple(frame for frame in above if not _OF_THE_INTERPRETER.match(frame.function))
+    return native._replace(
+        name=python.name,
+        active=python.active,
+        owns_gil=python.owns_gil,
+        frames=(*kept, *python.frames),
+    )

@@ -1,0 +1,200 @@
+"""What the kernel has logged while the job ran: dead GPUs, processes killed for memory, crashes, failing disks.
+
+The log is read from /dev/kmsg, or else by syslog(2), or else from the journal, whichever may be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from saferun.captures.kernel_lines import relevant, shown
+from saferun.captures.wire import HostCapture
+
+_RECORD_BYTES = 8192  # the kernel's own limit
+_RECORDS = 1 << 17
+_KEPT = 500
+_SYSLOG_READ_ALL, _SYSLOG_SIZE = 3, 10
+_JOURNAL_TIMEOUT_S = 5.0
+_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+_SYSLOG_LINE = re.compile(r"<(\d+)>\[ *(\d+\.\d+)\](?:\[ *[TC]\d+\])? ?(.*)")
+_FACILITY_SHIFT = 3
+# The kernel stamps its lines with a clock that nobody corrects, while the system's is corrected all the time: they
+# drift apart by some millionths of the time since boot.
+_DRIFT = 30e-6
+_SLACK_S = 1.0
+
+
+class KernelLog(NamedTuple):
+    """Lines of the kernel log as it holds them, oldest first.
+
+    ``source`` is where they were read, ``failure`` says in one line why nothing could be.
+    """
+
+    lines: tuple[str, ...]
+    source: str
+    failure: str = ""
+
+
+def capture_kernel_log(since: float, deadline: float) -> HostCapture:
+    """What the kernel has said since then that may explain a hang or a crash.
+
+    Args:
+        since: seconds since the epoch.
+        deadline: in monotonic seconds.
+    """
+    log = read_kernel_log(since, deadline)
+    lines = relevant(log.lines)
+    kept = lines[: _KEPT // 2] + lines[max(_KEPT // 2, len(lines) - _KEPT // 2) :]
+    return HostCapture(shown(lines), {"source": log.source, "lines": kept}, log.failure)
+
+
+def read_kernel_lines(since: float) -> list[str]:
+    """The lines since then that may explain a hang or a crash; none where the log may not be read.
+
+    Args:
+        since: seconds since the epoch.
+    """
+    return relevant(read_kernel_log(since, time.monotonic() + _JOURNAL_TIMEOUT_S).lines)
+
+
+def read_kernel_log(since: float, deadline: float, *, kmsg: str = "/dev/kmsg") -> KernelLog:
+    """All lines of the kernel since then.
+
+    Args:
+        since: seconds since the epoch. Lines that are a little older may be among them.
+        deadline: in monotonic seconds.
+        kmsg: the device with the kernel's records.
+    """
+    failures = []
+    oldest_s = _since_boot(since)
+    ways: tuple[tuple[str, Callable[[], list[str]]], ...] = (
+        (kmsg, lambda: _read_kmsg(kmsg, oldest_s, deadline)),
+        ("syslog(2)", lambda: _read_syslog(oldest_s)),
+        ("journalctl -k", lambda: _read_journal(since, deadline)),
+    )
+    for source, read in ways:
+        try:
+            return KernelLog(tuple(read()), source)
+        except OSError as error:
+            failures.append(f"{source}: {error.strerror or error}")
+    return KernelLog((), "", _why_denied(failures))
+
+
+def _since_boot(since: float) -> float:
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    return since - (time.time() - now) - _SLACK_S - _DRIFT * now
+
+
+def _why_denied(failures: list[str]) -> str:
+    restricted = ""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/dmesg_restrict", encoding="ascii") as file:
+        restricted = file.read().strip()
+    if restricted == "1":
+        return "the kernel log cannot be read: kernel.dmesg_restrict=1, and no CAP_SYSLOG"
+    return f"the kernel log cannot be read: {'; '.join(failures)}"
+
+
+# ----------------------------------------------------------------------------------------------------------- /dev/kmsg
+
+
+def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
+    lines: list[str] = []
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        for _ in range(_RECORDS):
+            try:
+                record = os.read(fd, _RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    continue  # the oldest records have been overwritten meanwhile; the next read goes on behind them
+                raise
+            if not record or time.monotonic() > deadline:
+                break
+            lines += parse_record(record, oldest_s)
+    finally:
+        os.close(fd)
+    return lines
+
+
+def parse_record(record: bytes, oldest_s: float) -> list[str]:
+    """The lines of one record of /dev/kmsg; none where it is too old, or where it is not the kernel's own.
+
+    Args:
+        record: ``level,number,microseconds,flags;text`` and a line end, and then lines with a space in front.
+        oldest_s: seconds since boot.
+
+    Source: Linux, Documentation/ABI/testing/dev-kmsg.
+    """
+    head, separator, rest = record.partition(b";")
+    fields = head.split(b",")
+    try:
+        priority, microseconds = int(fields[0]), int(fields[2])
+    except (IndexError, ValueError):
+        return []
+    # Programs may write here too: those records carry their facility, the kernel's is 0.
+    if not separator or priority >> _FACILITY_SHIFT or microseconds / 1e6 < oldest_s:
+        return []
+    text = rest.split(b"\n", 1)[0].decode("ascii", errors="replace")
+    unescaped = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
+    return [line for line in unescaped.split("\n") if line]
+
+
+# -------------------------------------------------------------------------------------------------- the syslog call
+
+
+def _read_syslog(oldest_s: float) -> list[str]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = libc.klogctl(_SYSLOG_SIZE, None, 0)
+    if size > 0:
+        buffer = ctypes.create_string_buffer(size)
+        size = libc.klogctl(_SYSLOG_READ_ALL, buffer, size)
+        if size >= 0:
+            return parse_syslog(buffer.raw[:size], oldest_s)
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number))
+
+
+def parse_syslog(content: bytes, oldest_s: float) -> list[str]:
+    """The kernel's own lines that are not too old in what syslog(2) gives: ``<6>[   12.345678] text``."""
+    lines: list[str] = []
+    for raw in content.decode(errors="replace").split("\n"):
+        match = _SYSLOG_LINE.match(raw)
+        # Without a time (printk.time=0) nobody can say whose time a line belongs to.
+        if match and not int(match[1]) >> _FACILITY_SHIFT and float(match[2]) >= oldest_s:
+            lines.append(match[3])
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------------- the journal
+
+
+def _read_journal(since: float, deadline: float) -> list[str]:
+    lines = _ask_journal(f"--since=@{max(0.0, since - _SLACK_S):.0f}", deadline)
+    # What this user may not see is as if it were not there: only a line of whatever age proves that nothing is hidden.
+    if not lines and not _ask_journal("--lines=1", deadline):
+        raise OSError(errno.EACCES, "no kernel lines that this user may see")
+    return lines
+
+
+def _ask_journal(option: str, deadline: float) -> list[str]:
+    import subprocess
+
+    timeout_s = max(0.1, min(_JOURNAL_TIMEOUT_S, deadline - time.monotonic()))
+    command = ["journalctl", "-k", "-o", "cat", "--no-pager", option]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(errno.ETIMEDOUT, "no answer in time") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        raise OSError(errno.EACCES, said.splitlines()[0] if said else f"exit code {done.returncode}")
+    return done.stdout.decode(errors="replace").splitlines()

@@ -1,0 +1,104 @@
+"""Which setting keeps one process from looking into another.
+
+Sources: ptrace(2), "Ptrace access mode checking"; Documentation/admin-guide/LSM/Yama.rst; proc(5), hidepid.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+
+from saferun.host.procfs import read_stat
+
+_CAP_SYS_PTRACE = 19
+_YAMA = {
+    1: "Yama allows it to ancestors only (kernel.yama.ptrace_scope=1)",
+    2: "Yama allows it to CAP_SYS_PTRACE only (kernel.yama.ptrace_scope=2)",
+    3: "Yama allows it to nobody (kernel.yama.ptrace_scope=3)",
+}
+_NEEDS_CAPABILITY = 2
+_NOBODY = 3
+
+
+def ptrace_denial(pid: int) -> str:
+    """Why this process may not ptrace another, in one line. Ask only when it has been denied."""
+    if not os.path.exists(f"/proc/{pid}"):
+        hidden = "hidepid=" in _read("/proc/self/mounts")
+        return "ptrace is denied: /proc hides the process (mounted with hidepid)" if hidden else "the process is gone"
+    return f"ptrace is denied: {_reason(_status('self'), _status(str(pid)), pid)}"
+
+
+def resume_if_stopped(pid: int, *, was_stopped: bool) -> None:
+    """Have a process go on that a tool of ours left stopped when it was killed."""
+    stat = read_stat(pid)
+    if not was_stopped and stat is not None and stat.state == "T":
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _reason(own: dict[str, str], target: dict[str, str], pid: int) -> str:
+    privileged = bool(_mask(own, "CapEff") >> _CAP_SYS_PTRACE & 1)
+    scope = _yama_scope()
+    if target.get("TracerPid", "0") not in {"0", ""}:
+        return f"process {target['TracerPid']} traces it already"
+    if scope == _NOBODY or (scope == _NEEDS_CAPABILITY and not privileged):
+        return _YAMA[scope]
+    if not privileged and (reason := _unlike_us(own, target, pid)):
+        return reason
+    if scope == 1 and not privileged:
+        return _YAMA[1]
+    if _read("/sys/fs/selinux/booleans/deny_ptrace").startswith("1"):
+        return "SELinux forbids it (deny_ptrace)"
+    if own.get("Seccomp", "0") == "2":
+        return "a seccomp filter, as of a container, forbids it"
+    if not privileged and _is_confined():
+        return "a security module, as of a container, forbids it"
+    return "the kernel does not tell why; a container needs CAP_SYS_PTRACE"
+
+
+def _unlike_us(own: dict[str, str], target: dict[str, str], pid: int) -> str:
+    """What the kernel holds against us before it asks any security module; empty where nothing."""
+    owner, me = target.get("Uid", "").split(), own.get("Uid", "").split()
+    if owner and me and set(owner[:3]) != {me[1]}:
+        return f"the process belongs to user {owner[1]}"
+    if _mask(target, "CapPrm") & ~_mask(own, "CapPrm"):
+        return "the process has capabilities that saferun lacks"
+    try:
+        # The right to read this is checked like ptrace's, but by neither Yama nor seccomp.
+        os.readlink(f"/proc/{pid}/exe")
+    except PermissionError:
+        return "the process is not dumpable (PR_SET_DUMPABLE=0, or its program may not be read)"
+    except OSError:
+        pass
+    return ""
+
+
+def _is_confined() -> bool:
+    profile = _read("/proc/self/attr/current").strip("\0\n ")
+    return profile not in {"", "unconfined"}
+
+
+def _yama_scope() -> int:
+    content = _read("/proc/sys/kernel/yama/ptrace_scope").strip()
+    return int(content) if content.isdigit() else 0
+
+
+def _mask(status: dict[str, str], name: str) -> int:
+    try:
+        return int(status.get(name, "0"), 16)
+    except ValueError:
+        return 0
+
+
+def _status(name: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in _read(f"/proc/{name}/status").splitlines())
+    return {key: value.strip() for key, _, value in pairs}
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(1 << 16).decode(errors="replace")
+    except OSError:
+        return ""

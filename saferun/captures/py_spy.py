@@ -1,0 +1,109 @@
+"""What py-spy says: its JSON as values, its errors in one line.
+
+Whatever runs in the process chose the names in it, so everything is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from saferun.captures.scene import one_line
+from saferun.captures.tools import ToolEnd
+from saferun.evidence import Frame, ThreadStack
+
+_THREADS_LIMIT = 256
+_FRAMES_LIMIT = 256
+_ALL_FRAMES_LIMIT = 8192
+_INNERMOST_KEPT = 192
+_NAME_LIMIT = 512
+_PATH_LIMIT = 1024
+
+
+def argv_of(py_spy: str, pid: int, *flags: str) -> tuple[str, ...]:
+    """The command that dumps the stacks of a process as JSON."""
+    return (py_spy, "dump", "--json", "--pid", str(pid), *flags)
+
+
+def threads_from_json(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
+    """The threads that ``py-spy dump --json`` tells of, the main one first.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        raw_threads = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if not isinstance(raw_threads, list):
+        raise ValueError("it is no list of threads")  # noqa: TRY004 - what was read is wrong, not the caller
+    threads = []
+    left = _ALL_FRAMES_LIMIT
+    for raw in raw_threads[:_THREADS_LIMIT]:
+        if isinstance(raw, dict) and left > 0:
+            thread = _thread(raw, pid, left)
+            left -= len(thread.frames)
+            threads.append(thread)
+    if not threads:
+        raise ValueError("there is no thread in it")
+    return tuple(sorted(threads, key=lambda thread: not thread.is_main))
+
+
+def _thread(raw: dict[str, Any], pid: int, left: int) -> ThreadStack:
+    name = _text(raw.get("thread_name"), _NAME_LIMIT)
+    tid = _count(raw.get("os_thread_id"))
+    frames = raw.get("frames")
+    kept: list[Any] = frames if isinstance(frames, list) else []
+    if len(kept) > _FRAMES_LIMIT:
+        # In an endless recursion the ends tell: where it is, and who began.
+        kept = kept[:_INNERMOST_KEPT] + kept[_INNERMOST_KEPT - _FRAMES_LIMIT :]
+    return ThreadStack(
+        name,
+        tid,
+        tid == pid if tid else name == "MainThread",
+        raw.get("active") is True,
+        raw.get("owns_gil") is True,
+        tuple(_frame(frame) for frame in kept[:left] if isinstance(frame, dict)),
+    )
+
+
+def _frame(raw: dict[str, Any]) -> Frame:
+    # Only native frames have a module, the library that they are in.
+    module = raw.get("module")
+    file = _text(raw.get("filename") or module, _PATH_LIMIT)
+    return Frame(_text(raw.get("name"), _NAME_LIMIT), file, _count(raw.get("line")), isinstance(module, str))
+
+
+def _text(value: object, limit: int) -> str:
+    return value[:limit] if isinstance(value, str) else ""
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 31 else 0
+
+
+def is_denied(end: ToolEnd) -> bool:
+    """Whether py-spy, or the like, failed for want of permission."""
+    words = end.stderr.lower()
+    return any(
+        sign in words
+        for sign in (b"permission denied", b"os error 13)", b"os error 1)", b"operation not permitted", b"eperm")
+    )
+
+
+def is_no_python(end: ToolEnd) -> bool:
+    """Whether it failed because the process runs no Python interpreter that it knows."""
+    return b"find python version" in end.stderr or b"find a python" in end.stderr.lower()
+
+
+def failure_words(end: ToolEnd) -> str:
+    """Why it failed, in one line: its last cause."""
+    if end.failure:
+        return end.failure
+    lines = end.stderr.decode(errors="replace").partition("Stack backtrace:")[0].splitlines()
+    told = [line.strip() for line in lines if line.strip() and line.strip() != "Caused by:"]
+    if not told:
+        return f"it ended with code {end.code}"
+    first = told[0].removeprefix("Error: ")
+    last = told[-1].partition(": ")[2] if told[-1][:1].isdigit() else ""
+    return one_line(f"{first}: {last}" if last and last not in first else first)

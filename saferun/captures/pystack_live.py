@@ -1,0 +1,39 @@
+"""pystack's picture of a living process, printed as py-spy prints its own.
+
+A program of its own, started by its path: pystack waits in the kernel for a process that cannot be stopped, and must be
+possible to kill.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+
+def main(pid: int, *, stop_process: bool) -> None:
+    """Print the stacks of a process as JSON. Errors go to stderr."""
+    from pystack.engine import get_process_threads
+
+    threads = []
+    for thread in get_process_threads(pid, stop_process=stop_process):
+        frames = [
+            {"name": frame.code.scope, "filename": frame.code.filename, "line": frame.code.location.lineno}
+            for frame in thread.frames
+        ]
+        # It begins with the outermost call.
+        frames.reverse()
+        owns_gil = thread.holds_the_gil > 0
+        threads.append(
+            {
+                "os_thread_id": thread.tid,
+                "thread_name": thread.name or ("MainThread" if thread.tid == pid else ""),
+                "active": owns_gil,
+                "owns_gil": owns_gil,
+                "frames": frames,
+            }
+        )
+    print(json.dumps(threads))  # noqa: T201 - its answer
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), stop_process=sys.argv[2:] != ["--no-block"])

@@ -1,0 +1,209 @@
+"""Runs captures, each in a process of its own, and passes on what they find as they find it.
+
+A capture that crashes, or never comes back from a driver, costs its own evidence and nothing else. They are forked from
+a process with a single thread, so that all that they share is what was imported before.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import NamedTuple
+
+from saferun.captures import CAPTURES, CaptureStep
+from saferun.captures.process_state import family_of
+from saferun.captures.scene import Emit, Process, Scene
+from saferun.captures.waiting import Ends
+from saferun.captures.wire import NOT_READY, CoreRequest, Done, Request, encode
+from saferun.evidence import CaptureNote, CoreLook, OomKill
+from saferun.host.children import reset_signals
+from saferun.host.prctl import die_with_parent
+from saferun.model import signal_name
+
+_PROCESSES_LIMIT = 2048
+_FAMILY_LIMIT = 256
+_END_WAIT_S = 0.2
+_WRAP_UP_S = 0.4
+"""So long before the end captures are to be ready, to say what they could not do."""
+
+
+class _Child(NamedTuple):
+    name: str
+    pid: int
+    fd: int
+    started_at: float
+
+
+def run_request(request: Request | CoreRequest, write: Callable[[bytes], None], started_at: float) -> None:
+    """Do what is asked for within its budget, and write the results as they come; the last line says ``done``.
+
+    Args:
+        request: what to look at.
+        write: takes whole lines of ``wire``.
+        started_at: when the budget began, in monotonic seconds.
+    """
+    ends_at = started_at + request.budget_s
+    if isinstance(request, CoreRequest):
+        steps: list[tuple[str, Callable[[Emit], None]]] = [("cores", lambda emit: _examine(request, emit))]
+        _run_beside_each_other(steps, write, ends_at)
+    else:
+        _run_live(request, write, ends_at)
+    write(encode("done", Done(round(time.monotonic() - started_at, 3))))
+
+
+def _run_live(request: Request, write: Callable[[bytes], None], ends_at: float) -> None:
+    def emit(kind: str, value: object) -> None:
+        write(encode(kind, value))
+
+    processes = _first_look(request, emit)
+    wrap_up_s = min(_WRAP_UP_S, request.budget_s / 5)
+    scene = Scene(request, processes, ends_at - wrap_up_s, emit)
+    for is_late in (False, True):
+        steps = [
+            (step.name, _bound(step, scene))
+            for step in CAPTURES
+            if step.is_late is is_late and (not step.wanted_by or getattr(request, step.wanted_by))
+        ]
+        _run_beside_each_other(steps, write, ends_at)
+
+
+def _bound(step: CaptureStep, scene: Scene) -> Callable[[Emit], None]:
+    def run(emit: Emit) -> None:
+        # Imported where it runs: what is missing or broken is missing there alone.
+        import_module(step.module).__dict__[step.function](scene._replace(emit=emit))
+
+    return run
+
+
+def _first_look(request: Request, emit: Emit) -> tuple[Process, ...]:
+    """Every rank and its descendants as they are before anything is done to them, ranks first."""
+    ends = Ends()
+    ranks: list[Process] = []
+    others: list[Process] = []
+    for target in request.targets[:_PROCESSES_LIMIT]:
+        for look in family_of(target.rank, target.pid, _FAMILY_LIMIT, ends):
+            process = Process(target.rank, look.pid, look.is_rank, target.hook_prefix, look)
+            (ranks if look.is_rank else others).append(process)
+            emit("look", look)
+    return tuple(ranks + others)[:_PROCESSES_LIMIT]
+
+
+def _examine(request: CoreRequest, emit: Emit) -> None:
+    from saferun.captures.cores import examine_cores
+
+    for found in examine_cores(request):
+        if isinstance(found, CoreLook):
+            emit("core", found)
+        elif isinstance(found, OomKill):
+            emit("oom", found)
+        else:
+            emit("kernel_line", found)
+
+
+# -------------------------------------------------------------------------------------------------------- the processes
+
+
+def _run_beside_each_other(
+    steps: list[tuple[str, Callable[[Emit], None]]], write: Callable[[bytes], None], ends_at: float
+) -> None:
+    """Run each step in a process of its own until all have ended or the time is over."""
+    children = _start_all(steps, write, ends_at)
+    poll = select.poll()
+    for fd in children:
+        poll.register(fd, select.POLLIN)
+    rests = dict.fromkeys(children, b"")
+    while children:
+        left_s = ends_at - time.monotonic()
+        if left_s <= 0:
+            break
+        for fd, _ in poll.poll(left_s * 1000 + 1):
+            chunk = os.read(fd, 1 << 18)
+            if not chunk:
+                poll.unregister(fd)
+                _end(children.pop(fd), write)
+                continue
+            whole, newline, rests[fd] = (rests[fd] + chunk).rpartition(b"\n")
+            if whole:
+                write(whole + newline)
+    for child in children.values():
+        # Its time is over: what it had begun is what is named as unfinished.
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        os.close(child.fd)
+
+
+def _start_all(
+    steps: list[tuple[str, Callable[[Emit], None]]], write: Callable[[bytes], None], ends_at: float
+) -> dict[int, _Child]:
+    children: dict[int, _Child] = {}
+    for name, run in steps:
+        failure = NOT_READY
+        if time.monotonic() < ends_at:
+            try:
+                child = _start(name, run, tuple(children))
+                children[child.fd] = child
+                continue
+            except OSError as error:
+                failure = f"it cannot be started: {error.strerror}"
+        write(encode("note", CaptureNote(name, -1, 0, "", 0.0, failure)))
+    return children
+
+
+def _start(name: str, run: Callable[[Emit], None], inherited: tuple[int, ...]) -> _Child:
+    read_end, write_end = os.pipe()
+    me = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.close(write_end)
+        return _Child(name, pid, read_end, time.monotonic())
+    code = 1
+    try:
+        die_with_parent(me)
+        reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        os.setsid()
+        # Whoever reads our results sees their end with ours, however long this process lives.
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)
+        for fd in (read_end, *inherited):
+            os.close(fd)
+        run(_emitter(write_end))
+        # Its results are complete, even where a thread of its own that a driver holds keeps the process.
+        os.close(write_end)
+        code = 0
+    except BaseException as error:
+        with suppress(BaseException):
+            _emitter(write_end)("note", CaptureNote(name, -1, 0, "", 0.0, f"{type(error).__name__}: {error}"))
+    finally:
+        os._exit(code)
+
+
+def _emitter(fd: int) -> Emit:
+    # A capture may have threads, and a long line takes several writes.
+    lock = threading.Lock()
+
+    def emit(kind: str, value: object) -> None:
+        content = encode(kind, value)
+        with lock:
+            while content:
+                content = content[os.write(fd, content) :]
+
+    return emit
+
+
+def _end(child: _Child, write: Callable[[bytes], None]) -> None:
+    os.close(child.fd)
+    give_up_at = time.monotonic() + _END_WAIT_S
+    pid, status = os.waitpid(child.pid, os.WNOHANG)
+    while not pid and time.monotonic() < give_up_at:
+        time.sleep(0.001)
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+    if pid and os.WIFSIGNALED(status):
+        elapsed_s = round(time.monotonic() - child.started_at, 3)
+        failure = f"it was killed by {signal_name(os.WTERMSIG(status))}"
+        write(encode("note", CaptureNote(child.name, -1, 0, "", elapsed_s, failure)))

@@ -1,0 +1,91 @@
+"""What every capture gets, and how it tells what became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from saferun.captures.wire import Begun, Request
+from saferun.evidence import CaptureNote, ProcessLook
+from saferun.model import JsonObject
+
+Emit = Callable[[str, Any], None]
+
+UNPTRACEABLE_STATES = frozenset("TtD")
+"""In these a process does not answer ptrace: who waits for it waits for as long as the state lasts."""
+
+
+class Process(NamedTuple):
+    """A rank, or a descendant of one. ``look`` is the first one, taken before anything else was done."""
+
+    rank: int
+    pid: int
+    is_rank: bool
+    hook_prefix: str
+    look: ProcessLook
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank and pid as a :class:`CaptureNote` has them."""
+        return self.rank, self.pid
+
+
+class Scene(NamedTuple):
+    """What there is to look at.
+
+    ``processes`` has the ranks first. ``deadline`` is in monotonic seconds. ``emit`` takes a kind of ``wire`` and its
+    value.
+    """
+
+    request: Request
+    processes: tuple[Process, ...]
+    deadline: float
+    emit: Emit
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; 0 when it has passed."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def begin(self, capture: str, place: tuple[int, int] = (-1, 0)) -> None:
+        """Say that a capture has begun, so that it can be named where it does not end."""
+        self.emit("begun", Begun(capture, *place))
+
+    def note(
+        self, capture: str, place: tuple[int, int], started_at: float, *, path: str = "", failure: str = ""
+    ) -> None:
+        """Say what became of a capture. ``started_at`` is in monotonic seconds."""
+        elapsed_s = round(time.monotonic() - started_at, 3)
+        self.emit("note", CaptureNote(capture, *place, path, elapsed_s, one_line(failure)))
+
+    def write(self, capture: str, content: bytes, extension: str, process: Process | None = None) -> str:
+        """Write a capture's file; its path, or empty where there is to be none, or none can be written."""
+        if not self.request.directory:
+            return ""
+        name = f"{capture}.{extension}"
+        if process is not None:
+            name = f"rank_{process.rank}.{'' if process.is_rank else f'pid_{process.pid}.'}{name}"
+        path = os.path.join(self.request.directory, name)
+        try:
+            with open(path, "wb", opener=_private) as file:
+                file.write(content)
+        except OSError:
+            return ""
+        return path
+
+    def write_json(self, capture: str, content: JsonObject, process: Process | None = None) -> str:
+        """As :meth:`write`, for JSON."""
+        return self.write(capture, json.dumps(content, indent=1).encode() + b"\n", "json", process)
+
+
+def _private(path: str, flags: int) -> int:
+    # What a process has open and what it is called with is its owner's business alone.
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """A text as one line of bounded length."""
+    return " ".join(text[: 4 * limit].split())[:limit]

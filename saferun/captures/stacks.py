@@ -1,0 +1,274 @@
+"""The stacks of every rank and of every Python process below it: py-spy first, then whatever else is left.
+
+py-spy is asked while the process can bear it (`blocking`), and without stopping it where it could not be stopped: one
+in state T or D makes whoever waits for it wait as long. Native frames come last, of few processes, and never hold up
+the others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+
+from saferun.captures import py_spy
+from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
+from saferun.captures.process_state import read_thread_states
+from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
+from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
+from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
+from saferun.captures.wire import NOT_READY
+from saferun.captures.worker_server import dump_by_worker_server
+from saferun.evidence import StackDump, ThreadStack
+
+_AT_ONCE = 4
+_TIMEOUT_S = 3.0
+_ATTEMPTS = 3
+_NATIVE_AT_ONCE = 2
+_NATIVE_TIMEOUT_S = 8.0
+_NATIVE_AUTO_TIMEOUT_S = 3.0
+_NATIVE_RANKS_AUTO = 16
+"""Native frames of more ranks than these are taken only when asked for."""
+_NATIVE_REPRESENTATIVES = 3
+_NATIVE_LEAST_S = 2.0
+_UNLIKELY_TRIED = 16
+_SILENT_SERVERS = 3
+_PYSTACK_LIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pystack_live.py")
+# Where a Python stack that ends in one of these says all that there is to be said.
+_PLAIN_WAITS = frozenset(
+    [
+        "connection.py",
+        "distributed_c10d.py",
+        "popen_fork.py",
+        "queue.py",
+        "selectors.py",
+        "socket.py",
+        "ssl.py",
+        "subprocess.py",
+        "threading.py",
+    ]
+)
+# So does a process that sleeps, or waits for a child.
+_PLAIN_CALLS = frozenset(["clock_nanosleep", "nanosleep", "pause", "wait4", "waitid"])
+
+
+def capture_stacks(scene: Scene) -> None:
+    """Take the stacks of all processes of the job that run Python."""
+    _Stacks(scene).take_all()
+
+
+class _Stacks:
+    """One round of stacks. ``_dumps`` has what has been taken so far, by pid; ``_left`` why others have none yet."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._py_spy = find_tool("py-spy")
+        self._has_pystack = importlib.util.find_spec("pystack") is not None
+        self._dumps: dict[int, StackDump] = {}
+        self._left: dict[int, str] = {}
+        self._by_pid = {process.pid: process for process in scene.processes}
+
+    def take_all(self) -> None:
+        likely = [process for process in self._scene.processes if process.is_rank or _looks_like_python(process)]
+        likely_pids = {process.pid for process in likely}
+        unlikely = [process for process in self._scene.processes if process.pid not in likely_pids][:_UNLIKELY_TRIED]
+        for process in likely:
+            self._scene.begin("py_spy", process.place)
+        if self._py_spy:
+            work = [self._ask_py_spy(process, self._py_spy) for process in likely]
+            # Interpreters embedded in programs of other names; of the others nobody wants to hear.
+            work += [self._ask_py_spy(process, self._py_spy, silent=True) for process in unlikely]
+            run_steps(work, at_once=_AT_ONCE, deadline=self._scene.deadline)
+        else:
+            for process in likely:
+                self._fail("py_spy", process, time.monotonic(), "py-spy is not installed")
+        self._use_what_is_left()
+        for pid, failure in self._left.items():
+            process = self._by_pid[pid]
+            self._scene.emit("stack", StackDump(process.rank, pid, process.is_rank, process.look.name, "", (), failure))
+        self._take_native()
+
+    # ------------------------------------------------------------------------------------------------------- py-spy
+
+    def _ask_py_spy(self, process: Process, program: str, *, silent: bool = False) -> Steps:
+        started_at = time.monotonic()
+        failure = ""
+        flags: tuple[str, ...] = ()
+        was_killed = False
+        for attempt in range(_ATTEMPTS):
+            states = read_thread_states(process.pid)
+            if not states or set(states.values()) <= {"Z", "X"}:
+                failure = "the process has ended"
+                break
+            held = bool(UNPTRACEABLE_STATES & set(states.values()))
+            flags = ("--nonblocking",) if held or was_killed or attempt == _ATTEMPTS - 1 else ()
+            end = yield Tool(py_spy.argv_of(program, process.pid, *flags), _TIMEOUT_S)
+            was_killed = end.was_killed
+            if was_killed:
+                resume_if_stopped(process.pid, was_stopped=states.get(process.pid) in {"T", "t"})
+            threads, failure = _threads_of(end, process.pid)
+            if threads:
+                self._keep("py_spy", process, "py-spy", threads, started_at, end.stdout)
+                return
+            if not self._scene.left_s:
+                failure = NOT_READY
+                break
+            if was_killed and flags:
+                break  # a third time would take as long
+            if py_spy.is_denied(end):
+                failure = ptrace_denial(process.pid)
+                break
+            if py_spy.is_no_python(end):
+                failure = f"{process.look.name} is no Python process"
+                break
+        if not silent:
+            self._fail("py_spy", process, started_at, failure)
+
+    # ------------------------------------------------------------------------------------------------ what else is left
+
+    def _use_what_is_left(self) -> None:
+        self._each_by_pystack()
+        if not self._scene.left_s:
+            return
+        left = [self._by_pid[pid] for pid in self._left]
+        started_at = time.monotonic()
+        for pid, text in dump_by_signal(left, self._scene.deadline).items():
+            self._keep_text("faulthandler", "faulthandler", self._by_pid[pid], text, started_at)
+        silent = 0
+        for pid in tuple(self._left):
+            process = self._by_pid[pid]
+            if not process.hook_prefix or silent >= _SILENT_SERVERS or not self._scene.left_s:
+                continue
+            started_at = time.monotonic()
+            text = dump_by_worker_server(process, self._scene.deadline)
+            self._keep_text("worker_server", "worker server", process, text, started_at)
+            silent += time.monotonic() - started_at > 0.5  # noqa: PLR2004 - a server answers in milliseconds or not
+
+    def _keep_text(self, capture: str, tool: str, process: Process, text: bytes, started_at: float) -> None:
+        threads = threads_from_text(text, process.pid)
+        if threads:
+            self._keep(capture, process, tool, threads, started_at, text, "txt")
+
+    def _each_by_pystack(self) -> None:
+        # Where ptrace is denied it is denied to pystack too, and of what is no Python process it tells no more.
+        may_help = [
+            self._by_pid[pid]
+            for pid, failure in self._left.items()
+            if not failure.endswith((" is no Python process", "has ended", NOT_READY))
+            and not failure.startswith("ptrace is denied")
+        ]
+        if self._has_pystack and may_help:
+            work = (self._ask_pystack(process) for process in may_help)
+            run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
+
+    def _ask_pystack(self, process: Process) -> Steps:
+        started_at = time.monotonic()
+        self._scene.begin("pystack", process.place)
+        states = read_thread_states(process.pid)
+        flags = ("--no-block",) if UNPTRACEABLE_STATES & set(states.values()) else ()
+        # -P: this folder's names are not to be taken for those of Python's library.
+        argv = (sys.executable, "-P", _PYSTACK_LIVE, str(process.pid), *flags)
+        end = yield Tool(argv, _TIMEOUT_S)
+        if end.was_killed:
+            resume_if_stopped(process.pid, was_stopped=states.get(process.pid) in {"T", "t"})
+        threads, failure = _threads_of(end, process.pid)
+        if threads:
+            self._keep("pystack", process, "pystack", threads, started_at, end.stdout)
+            return
+        if py_spy.is_denied(end):
+            failure = ptrace_denial(process.pid)
+            self._left[process.pid] = failure
+        self._scene.note("pystack", process.place, started_at, failure=failure)
+
+    # ------------------------------------------------------------------------------------------------- native frames
+
+    def _take_native(self) -> None:
+        chosen = [process for process in self._native_candidates() if self._can_bear_native(process)]
+        if not self._py_spy or not chosen or self._scene.left_s < _NATIVE_LEAST_S:
+            return
+        work = (self._ask_native(process, self._py_spy) for process in chosen)
+        run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
+
+    def _native_candidates(self) -> list[Process]:
+        wanted = self._scene.request.native
+        if wanted == "always":
+            return [self._by_pid[pid] for pid, dump in self._dumps.items() if dump.tool == "py-spy"]
+        if wanted != "auto" or len(self._scene.request.targets) > _NATIVE_RANKS_AUTO:
+            return []
+        alike: dict[object, list[StackDump]] = {}
+        for dump in sorted(self._dumps.values(), key=lambda dump: dump.rank):
+            if dump.is_rank and dump.tool == "py-spy" and dump.threads[0].is_main and dump.threads[0].frames:
+                alike.setdefault(dump.threads[0].frames, []).append(dump)
+        # The odd ones out first: they are what is asked about.
+        groups = sorted(alike.values(), key=len)
+        representatives = [group[0] for group in groups if self._is_puzzling(group[0])]
+        return [self._by_pid[dump.pid] for dump in representatives[:_NATIVE_REPRESENTATIVES]]
+
+    def _is_puzzling(self, dump: StackDump) -> bool:
+        """Whether what the main thread is in can be something that only native frames tell."""
+        look = self._by_pid[dump.pid].look
+        innermost = dump.threads[0].frames[0]
+        told = look.waits_on or look.syscall in _PLAIN_CALLS or os.path.basename(innermost.file) in _PLAIN_WAITS
+        return not told
+
+    def _can_bear_native(self, process: Process) -> bool:
+        states = set(read_thread_states(process.pid).values())
+        return bool(states) and not UNPTRACEABLE_STATES & states and not process.look.tracer_pid
+
+    def _ask_native(self, process: Process, program: str) -> Steps:
+        started_at = time.monotonic()
+        self._scene.begin("py_spy_native", process.place)
+        timeout_s = _NATIVE_AUTO_TIMEOUT_S if self._scene.request.native == "auto" else _NATIVE_TIMEOUT_S
+        end = yield Tool(py_spy.argv_of(program, process.pid, "--native"), timeout_s)
+        if end.was_killed:
+            resume_if_stopped(process.pid, was_stopped=False)
+        threads, failure = _threads_of(end, process.pid)
+        if threads:
+            self._keep("py_spy_native", process, "py-spy --native", threads, started_at, end.stdout)
+        else:
+            self._scene.note(
+                "py_spy_native", process.place, started_at, failure=failure if self._scene.left_s else NOT_READY
+            )
+
+    # ------------------------------------------------------------------------------------------------------- results
+
+    def _keep(
+        self,
+        capture: str,
+        process: Process,
+        tool: str,
+        threads: tuple[ThreadStack, ...],
+        started_at: float,
+        content: bytes,
+        extension: str = "json",
+    ) -> None:
+        dump = StackDump(process.rank, process.pid, process.is_rank, process.look.name, tool, threads)
+        self._scene.emit("stack", dump)
+        self._left.pop(process.pid, None)
+        self._dumps.setdefault(process.pid, dump)
+        path = self._scene.write(capture, content, extension, process)
+        self._scene.note(capture, process.place, started_at, path=path)
+
+    def _fail(self, capture: str, process: Process, started_at: float, failure: str) -> None:
+        self._left[process.pid] = failure
+        self._scene.note(capture, process.place, started_at, failure=failure)
+
+
+def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
+    """What a tool has told, or why not in one line."""
+    if end.failure or end.code != 0:
+        return (), py_spy.failure_words(end)
+    try:
+        return py_spy.threads_from_json(end.stdout, pid), ""
+    except ValueError as error:
+        return (), f"what it says cannot be read: {error}"
+
+
+def _looks_like_python(process: Process) -> bool:
+    name = process.look.name
+    try:
+        name = os.path.basename(os.readlink(f"/proc/{process.pid}/exe"))
+    except OSError:
+        pass
+    return name.startswith(("python", "pypy", "pt_"))

@@ -1,0 +1,190 @@
+"""Running tools: several at a time, each with a time limit, none of them ever waited for without one.
+
+Everything happens in one thread, because a child of ours dies with the *thread* that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from saferun.host.children import Child, SpawnError, spawn
+
+_OUTPUT_LIMIT_BYTES = 8 << 20
+_ERRORS_LIMIT_BYTES = 64 << 10
+_REAP_WAIT_S = 0.5
+
+
+class Tool(NamedTuple):
+    """A program to run: ``argv[0]`` is its path."""
+
+    argv: tuple[str, ...]
+    timeout_s: float
+    interrupt_s: float = 0.0
+    """After so many seconds it gets SIGINT, which is how some are told to sum up. 0: it does not."""
+
+
+class ToolEnd(NamedTuple):
+    """How a tool ended. ``failure`` says in one line why it gave nothing; ``was_killed``: its time was over."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+    failure: str = ""
+    was_killed: bool = False
+
+
+Steps = Generator[Tool, ToolEnd, None]
+"""One piece of work: yields the tools that it wants to be run, one after another, and is sent how each ended."""
+
+
+def find_tool(name: str) -> str:
+    """The path of a program: beside this interpreter, where pip puts it, or on PATH; empty where there is none."""
+    for folder in (os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin"), *os.get_exec_path()):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
+
+
+class _Running:
+    """A tool at work for a piece of work."""
+
+    def __init__(self, steps: Steps, tool: Tool, deadline: float) -> None:
+        self.steps = steps
+        self.tool = tool
+        now = time.monotonic()
+        self.ends_at = min(now + tool.timeout_s, deadline)
+        self.interrupted_at = now + tool.interrupt_s if tool.interrupt_s else float("inf")
+        self.stdout, self.stderr = bytearray(), bytearray()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
+        try:
+            self.child: Child = spawn(tool.argv, os.environ, stdin=null, stdout=out_write, stderr=err_write)
+        except BaseException:
+            os.close(out_read)
+            os.close(err_read)
+            raise
+        finally:
+            for fd in (null, out_write, err_write):
+                os.close(fd)
+        self.open = {out_read: self.stdout, err_read: self.stderr}
+
+    def read(self, fd: int) -> str:
+        """Take what a pipe holds. What is wrong with it, or empty."""
+        kept = self.open[fd]
+        chunk = os.read(fd, 1 << 16)
+        if not chunk:
+            del self.open[fd]
+            os.close(fd)
+        elif kept is self.stderr:
+            kept += chunk[: _ERRORS_LIMIT_BYTES - len(kept)]
+        elif len(kept) + len(chunk) > _OUTPUT_LIMIT_BYTES:
+            return f"{self.name} wrote more than {_OUTPUT_LIMIT_BYTES >> 20} MiB"
+        else:
+            kept += chunk
+        return ""
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.tool.argv[0])
+
+    def finish(self, failure: str = "") -> ToolEnd:
+        """Its end; killed where there is a failure."""
+        if failure:
+            with suppress(ProcessLookupError):
+                os.kill(self.child.pid, signal.SIGKILL)
+        for fd in self.open:
+            os.close(fd)
+        self.open = {}
+        code = self._reap()
+        if self.child.pidfd >= 0:
+            os.close(self.child.pidfd)
+        return ToolEnd(code, bytes(self.stdout), bytes(self.stderr), failure, bool(failure))
+
+    def _reap(self) -> int:
+        # One that has closed its streams is about to end; one that was killed may wait in the kernel, and is left.
+        give_up_at = time.monotonic() + _REAP_WAIT_S
+        while True:
+            pid, status = os.waitpid(self.child.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > give_up_at:
+                with suppress(ProcessLookupError):
+                    os.kill(self.child.pid, signal.SIGKILL)
+                return -signal.SIGKILL
+            time.sleep(0.001)
+
+
+def run_steps(work: Iterable[Steps], *, at_once: int, deadline: float) -> None:
+    """Do several pieces of work, each of which runs tools one after another.
+
+    When the deadline has passed every tool that runs is killed and none is started any more; the pieces are sent
+    failures until they end.
+
+    Args:
+        work: the pieces, begun in this order.
+        at_once: how many tools run at the same time.
+        deadline: in monotonic seconds.
+    """
+    waiting = iter(work)
+    running: list[_Running] = []
+    is_more = True
+    while running or is_more:
+        while is_more and len(running) < at_once:
+            steps = next(waiting, None)
+            if steps is None:
+                is_more = False
+            else:
+                _go_on(steps, None, running, deadline)
+        if running:
+            _turn(running, deadline)
+
+
+def _go_on(steps: Steps, end: ToolEnd | None, running: list[_Running], deadline: float) -> None:
+    while True:
+        try:
+            tool = next(steps) if end is None else steps.send(end)
+        except StopIteration:
+            return
+        if time.monotonic() >= deadline:
+            end = ToolEnd(-1, b"", b"", "the time for it was over", was_killed=True)
+            continue
+        try:
+            running.append(_Running(steps, tool, deadline))
+            return
+        except (OSError, SpawnError) as error:
+            end = ToolEnd(-1, b"", b"", f"{os.path.basename(tool.argv[0])} cannot be started: {error}")
+
+
+def _turn(running: list[_Running], deadline: float) -> None:
+    """Wait until something happens, and deal with it."""
+    poll = select.poll()
+    owner = {}
+    for one in running:
+        for fd in one.open:
+            poll.register(fd, select.POLLIN)
+            owner[fd] = one
+    next_at = min(min(one.ends_at, one.interrupted_at) for one in running)
+    troubles: dict[int, str] = {}
+    for fd, _ in poll.poll(max(0.0, next_at - time.monotonic()) * 1000 + 1):
+        if trouble := owner[fd].read(fd):
+            troubles[id(owner[fd])] = trouble
+    now = time.monotonic()
+    for one in tuple(running):
+        if now >= one.interrupted_at:
+            one.interrupted_at = float("inf")
+            with suppress(ProcessLookupError):
+                os.kill(one.child.pid, signal.SIGINT)
+        failure = troubles.get(id(one), "")
+        if not failure and one.open and now >= one.ends_at:
+            failure = f"{one.name} took longer than {one.tool.timeout_s:g} s"
+        if failure or not one.open:
+            running.remove(one)
+            _go_on(one.steps, one.finish(failure), running, deadline)

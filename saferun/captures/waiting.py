@@ -1,0 +1,196 @@
+"""What a process waits for, in words: the other end of the descriptor that its system call works on.
+
+What ``quick`` reads can never wait for the process. The rest reads the process's memory (the lists of poll and select,
+a path), which waits where another of its threads holds the lock of its address space.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+
+from saferun.host.sockets import SocketTables, socket_words
+from saferun.host.syscalls import SystemCall, descriptor_of
+
+_SHOWN = 3
+_POLLED_LIMIT = 64
+_PATH_LIMIT_BYTES = 4096
+_FDS_LIMIT = 1024
+_HOLDERS_LIMIT = 512
+# Which argument holds a path.
+_PATH_ARGUMENT = {"open": 0, "openat": 1, "openat2": 1, "creat": 0, "stat": 0, "lstat": 0, "newfstatat": 1, "statx": 1}
+_PATH_ARGUMENT |= {"access": 0, "faccessat": 1, "faccessat2": 1, "mkdir": 0, "mkdirat": 1, "unlink": 0, "unlinkat": 1}
+_PATH_ARGUMENT |= {"rename": 0, "renameat": 1, "statfs": 0, "truncate": 0, "execve": 0}
+# Kernel functions in which the opening of a FIFO waits for somebody at its other end.
+_FIFO_OPENING = ("wait_for_partner", "fifo_open")
+
+
+class Ends:
+    """Resolves descriptors of the job's processes, and tells which of them hold the other end.
+
+    Args:
+        processes: rank, pid and name of every process of the job.
+    """
+
+    def __init__(self, processes: Iterable[tuple[int, int, str]] = ()) -> None:
+        self._sockets = SocketTables()
+        self._processes = tuple(processes)[:_HOLDERS_LIMIT]
+        self._holders: dict[str, list[tuple[int, int, str]]] | None = None
+
+    def words(self, pid: int, fd: int, wchan: str = "", *, holders: bool = False) -> str:
+        """What a descriptor of a process is; empty where that cannot be read. ``holders``: who has its other end."""
+        link = _link(pid, fd)
+        kind, _, rest = link.partition(":[")
+        inode = int(rest[:-1]) if rest[:-1].isdigit() else 0
+        if kind == "socket":
+            found = self._sockets.find(pid, inode)
+            if found is None:
+                return "a socket"
+            peer = f"socket:[{found.peer_inode}]" if holders and found.peer_inode else ""
+            return socket_words(found) + (self._holder_words(peer, pid) if peer else "")
+        if kind == "pipe":
+            return "a pipe" + (self._holder_words(link, pid) if holders else "")
+        if link.startswith("anon_inode:"):
+            return f"an {link.removeprefix('anon_inode:').strip('[]')} descriptor"
+        if link.startswith(("/dev/pts/", "/dev/tty")):
+            return f"the terminal {link}"
+        if link.startswith("/dev/") and not link.startswith("/dev/shm/"):  # noqa: S108 - a place to be named
+            return f"the device {link}"
+        if link.startswith("/"):
+            return f"the {'FIFO' if 'pipe' in wchan else 'file'} {link}"
+        return ""
+
+    def _holder_words(self, link: str, pid: int) -> str:
+        if self._holders is None:
+            self._holders = {}
+            for process in self._processes:
+                for fd in list_fds(process[1]):
+                    held = _link(process[1], fd)
+                    if held.startswith(("socket:", "pipe:")) and process not in self._holders.setdefault(held, []):
+                        self._holders[held].append(process)
+        others = [process for process in self._holders.get(link, ()) if process[1] != pid]
+        if not others:
+            return ""
+        shown = ", ".join(f"{name} (pid {number}) of rank {rank}" for rank, number, name in others[:_SHOWN])
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        return f", shared with {shown}{more}"
+
+    def quick(self, pid: int, call: SystemCall | None, wchan: str) -> str:
+        """What a process waits for, from what can be read without waiting; empty where that does not tell."""
+        if any(name in wchan for name in _FIFO_OPENING):
+            return "a FIFO to be opened at its other end"
+        if call is None:
+            return ""
+        if call.name.startswith("epoll_"):
+            return self._list(pid, _epoll_targets(pid, call.arguments[0]))
+        if call.name in {"fcntl", "flock"}:
+            words = self.words(pid, call.arguments[0])
+            return f"a lock on {words}" if words else "a lock on a file"
+        if call.name in {"wait4", "waitid"}:
+            return _awaited_child(call)
+        fd = descriptor_of(call)
+        return self.words(pid, fd, wchan) if fd is not None else ""
+
+    def deep(self, pid: int, call: SystemCall | None, wchan: str) -> str:
+        """As ``quick``, and with what only the process's memory or a walk through the job tells."""
+        if call is None:
+            return self.quick(pid, call, wchan)
+        if call.name in _PATH_ARGUMENT:
+            path = _read_path(pid, call.arguments[_PATH_ARGUMENT[call.name]])
+            if not path:
+                return self.quick(pid, call, wchan)
+            return f"the {'FIFO' if any(name in wchan for name in _FIFO_OPENING) else 'file'} {path}"
+        if call.name in {"poll", "ppoll"}:
+            return self._list(pid, _polled(pid, *call.arguments[:2]), holders=True)
+        if call.name in {"select", "pselect6"}:
+            return self._list(pid, _selected(pid, *call.arguments[:3]), holders=True)
+        if call.name.startswith("epoll_"):
+            return self._list(pid, _epoll_targets(pid, call.arguments[0]), holders=True)
+        fd = descriptor_of(call)
+        if fd is not None and call.name not in {"fcntl", "flock"}:
+            return self.words(pid, fd, wchan, holders=True)
+        return self.quick(pid, call, wchan)
+
+    def _list(self, pid: int, fds: list[int], *, holders: bool = False) -> str:
+        found = list(dict.fromkeys(filter(None, (self.words(pid, fd, holders=holders) for fd in fds))))
+        # What keeps a loop awake is not what it waits for, while there is anything else.
+        telling = [words for words in found if not words.startswith("an event")] or found
+        more = f" and {len(telling) - _SHOWN} more" if len(telling) > _SHOWN else ""
+        return ", or ".join(telling[:_SHOWN]) + more
+
+
+def list_fds(pid: int) -> list[int]:
+    """The descriptors that a process has open; empty where they may not be read."""
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/fd")))[:_FDS_LIMIT]
+    except (OSError, ValueError):
+        return []
+
+
+def _link(pid: int, fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _awaited_child(call: SystemCall) -> str:
+    first, second = call.arguments[0], call.arguments[1]
+    if call.name == "wait4":
+        pid = first & 0xFFFFFFFF
+        pid = pid if pid < 1 << 31 else 0
+    else:
+        pid = second if first == os.P_PID else 0
+    if not pid:
+        return "one of its children to end"
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return f"process {pid} ({file.read().decode(errors='replace').strip()}) to end"
+    except OSError:
+        return f"process {pid} to end"
+
+
+def _epoll_targets(pid: int, epoll_fd: int) -> list[int]:
+    """The descriptors that an epoll descriptor watches. Source: proc_pid_fdinfo(5)."""
+    found: list[int] = []
+    try:
+        with open(f"/proc/{pid}/fdinfo/{epoll_fd}", "rb") as file:
+            for line in file.read(1 << 16).splitlines():
+                fields = line.split()
+                if fields[:1] == [b"tfd:"]:
+                    found.append(int(fields[1]))
+    except (OSError, ValueError, IndexError):
+        pass
+    return found[:_POLLED_LIMIT]
+
+
+def _read_memory(pid: int, address: int, size_bytes: int) -> bytes:
+    if not address:
+        return b""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
+            return os.pread(file.fileno(), size_bytes, address)
+    except (OSError, OverflowError):
+        return b""
+
+
+def _read_path(pid: int, address: int) -> str:
+    # Up to the end of the page only: the next one need not be there.
+    size_bytes = _PATH_LIMIT_BYTES - address % _PATH_LIMIT_BYTES
+    content, end, _ = _read_memory(pid, address, size_bytes).partition(b"\0")
+    return content.decode(errors="replace") if end else ""
+
+
+def _polled(pid: int, address: int, count: int) -> list[int]:
+    content = _read_memory(pid, address, 8 * min(count, _POLLED_LIMIT))
+    fds = [fd for fd, _, _ in struct.iter_unpack("=ihh", content[: len(content) // 8 * 8])]
+    return [fd for fd in fds if fd >= 0]
+
+
+def _selected(pid: int, count: int, *sets: int) -> list[int]:
+    found: set[int] = set()
+    for address in sets:
+        bits = int.from_bytes(_read_memory(pid, address, (min(count, _FDS_LIMIT) + 7) // 8), "little")
+        found.update(fd for fd in range(min(count, _FDS_LIMIT)) if bits >> fd & 1)
+    return sorted(found)[:_POLLED_LIMIT]

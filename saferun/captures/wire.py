@@ -1,0 +1,311 @@
+"""What the supervisor and the capture process say to each other: one request in, JSON lines out.
+
+The process looks, the supervisor reads what has come so far and never waits. Both ends take what they read for
+untrusted: stacks are made of names that the user's script chose, so everything is bounded and checked, and what does
+not fit is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from saferun.evidence import (
+    Capture,
+    CaptureNote,
+    CoreLook,
+    OomKill,
+    ProcessLook,
+    RankCollectives,
+    StackDump,
+)
+from saferun.model import JsonObject
+
+LINE_LIMIT_BYTES = 4 << 20
+"""A longer line is dropped whole."""
+NOT_READY = "not ready in time"
+"""The failure of a capture that the budget did not suffice for."""
+_STRING_LIMIT = 4096
+_ITEMS_LIMIT = 8192
+_INT_LIMIT = 1 << 63
+_VALUES_LIMIT = 16384
+_LINES_LIMIT = 512
+
+
+# ------------------------------------------------------------------------------------------------------------- requests
+
+
+class Target(NamedTuple):
+    """One rank to look at, with everything that descends from it.
+
+    ``hook_prefix`` is the rank's ``SAFERUN_HOOK``; empty where there is no hook.
+    """
+
+    rank: int
+    pid: int
+    hook_prefix: str = ""
+
+
+class Request(NamedTuple):
+    """What to look at, and how closely.
+
+    Attributes:
+        targets: the ranks that live.
+        directory: where the files go; it exists. Empty: no files.
+        budget_s: after so many seconds the process ends, ready or not.
+        native: native frames of live processes: ``auto`` (of a few ranks that stand in C code), ``always``, ``never``.
+        strace: whether to count system calls for a second.
+        gpu: whether there may be GPUs to be asked.
+        since: seconds since the epoch; older lines of the kernel log are not looked at.
+    """
+
+    targets: tuple[Target, ...]
+    directory: str = ""
+    budget_s: float = 20.0
+    native: str = "auto"
+    strace: bool = False
+    gpu: bool = True
+    since: float = 0.0
+
+
+class DeadProcess(NamedTuple):
+    """A rank that a signal killed. ``cwd`` and ``executable`` are empty where unknown."""
+
+    rank: int
+    pid: int
+    signum: int
+    cwd: str = ""
+    executable: str = ""
+
+
+class CoreRequest(NamedTuple):
+    """Whose cores to look for.
+
+    Attributes:
+        dead: the ranks that died.
+        directory: where the files go; it exists. Empty: no files.
+        mode: ``backtrace`` (the core is deleted once its stacks are read) or ``keep``.
+        keep: how many cores may be kept.
+        gdb: whether gdb is to be asked even where pystack has answered.
+        budget_s: after so many seconds the process ends, ready or not.
+        since: seconds since the epoch; older cores and older lines of the kernel log are other people's.
+    """
+
+    dead: tuple[DeadProcess, ...]
+    directory: str = ""
+    mode: str = "backtrace"
+    keep: int = 1
+    gdb: bool = False
+    budget_s: float = 60.0
+    since: float = 0.0
+
+
+class HostCapture(NamedTuple):
+    """What one look at the host as a whole gave.
+
+    ``lines`` are ready to be shown, ``content`` goes into the capture's file, ``failure`` says in one line why there is
+    nothing.
+    """
+
+    lines: tuple[str, ...]
+    content: JsonObject
+    failure: str = ""
+
+
+def encode_request(request: Request | CoreRequest) -> bytes:
+    """What is to be written to the capture process's stdin, which is then to be closed."""
+    kind = "cores" if isinstance(request, CoreRequest) else "live"
+    return json.dumps({"kind": kind, "value": request._asdict()}).encode()
+
+
+def decode_request(content: bytes) -> Request | CoreRequest:
+    """The other end of :func:`encode_request`.
+
+    Raises:
+        ValueError: it is no request.
+    """
+    message = _loads(content)
+    if not isinstance(message, dict):
+        raise ValueError("a request is a JSON object")  # noqa: TRY004 - what was read is wrong, not the caller
+    shape = CoreRequest if message.get("kind") == "cores" else Request
+    request: Request | CoreRequest = _fit(shape, message.get("value"))
+    return request
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+class Begun(NamedTuple):
+    """A capture has begun; the :class:`CaptureNote` of the same name, rank and process ends it."""
+
+    capture: str
+    rank: int
+    pid: int
+
+
+class Done(NamedTuple):
+    """The last message."""
+
+    elapsed_s: float = 0.0
+
+
+_SHAPES: dict[str, type] = {
+    "look": ProcessLook,
+    "stack": StackDump,
+    "collectives": RankCollectives,
+    "host_line": str,
+    "kernel_line": str,
+    "begun": Begun,
+    "note": CaptureNote,
+    "core": CoreLook,
+    "oom": OomKill,
+    "done": Done,
+}
+
+
+def encode(kind: str, value: Any = None) -> bytes:  # noqa: ANN401 - whatever the kind calls for
+    """One line: ``{"kind": "look", "value": {...}}``. ``value`` is what the kind's shape says, or None for ``done``."""
+    fields = value._asdict() if hasattr(value, "_asdict") else value
+    return json.dumps({"kind": kind} if value is None else {"kind": kind, "value": fields}).encode() + b"\n"
+
+
+class CaptureReader:
+    """Reads what a capture process writes, in whatever pieces it comes.
+
+    Attributes:
+        is_done: whether the process has said that it is done.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._rest = b""
+        self._skipping = False
+        self._values: dict[str, list[Any]] = {kind: [] for kind in _SHAPES}
+
+    def feed(self, content: bytes) -> None:
+        """Take the next piece. Lines that are no message, or too long, are dropped."""
+        *lines, rest = (self._rest + content).split(b"\n")
+        for line in lines:
+            if self._skipping:
+                self._skipping = False
+            elif len(line) <= LINE_LIMIT_BYTES:
+                self._take(line)
+        if len(rest) > LINE_LIMIT_BYTES:
+            self._skipping = True
+        self._rest = b"" if self._skipping else rest
+
+    @property
+    def capture(self) -> Capture:
+        """All that has come so far. ``unfinished`` names what has begun and not ended."""
+        looks: list[ProcessLook] = self._values["look"]
+        done: list[Done] = self._values["done"]
+        notes: list[CaptureNote] = self._values["note"]
+        return Capture(
+            # A later look at the same process knows more.
+            tuple({(look.rank, look.pid): look for look in looks}.values()),
+            tuple(self._values["stack"]),
+            tuple(self._values["collectives"]),
+            tuple(self._values["host_line"]),
+            tuple(notes),
+            self._unfinished(),
+            done[-1].elapsed_s if done else 0.0,
+        )
+
+    @property
+    def cores(self) -> tuple[CoreLook, ...]:
+        """The cores that were looked at so far."""
+        return tuple(self._values["core"])
+
+    @property
+    def oom(self) -> OomKill | None:
+        """What the OOM killer did, if it did."""
+        found: list[OomKill] = self._values["oom"]
+        return found[0] if found else None
+
+    @property
+    def kernel_lines(self) -> tuple[str, ...]:
+        """Lines of the kernel log."""
+        return tuple(self._values["kernel_line"])
+
+    def _unfinished(self) -> tuple[str, ...]:
+        if not any(self._values.values()):
+            return ("everything",)
+        begun: list[Begun] = self._values["begun"]
+        notes: list[CaptureNote] = self._values["note"]
+        ended = {(note.capture, note.rank, note.pid) for note in notes if note.failure != NOT_READY}
+        waited_for = [
+            *begun,
+            *(Begun(note.capture, note.rank, note.pid) for note in notes if note.failure == NOT_READY),
+        ]
+        return tuple(dict.fromkeys(unfinished_words(one) for one in waited_for if tuple(one) not in ended))
+
+    def _take(self, line: bytes) -> None:
+        try:
+            message = _loads(line)
+            kind = message["kind"]
+            kept = self._values[kind]
+            value = _fit(_SHAPES[kind], message.get("value", {}))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return
+        if kind == "done":
+            self.is_done = True
+        if len(kept) < (_LINES_LIMIT if _SHAPES[kind] is str else _VALUES_LIMIT):
+            kept.append(value)
+
+
+def unfinished_words(begun: Begun) -> str:
+    """``py_spy of rank 3``, ``py_spy of rank 3 (pid 4711)``, ``gpu_nvidia``."""
+    if begun.rank < 0:
+        return begun.capture
+    return f"{begun.capture} of rank {begun.rank}" + (f" (pid {begun.pid})" if begun.pid else "")
+
+
+# ------------------------------------------------------------------------------------------------------------- checking
+
+
+def _loads(content: bytes) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("too deep") from None
+
+
+_SCALARS = frozenset({str, bool, int, float})
+_hints: dict[type, dict[str, Any]] = {}
+
+
+def _fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and what may be a value of it
+    """The value of a shape that JSON holds. Raises ValueError or TypeError where it holds none."""
+    if get_origin(shape) is tuple:
+        if not isinstance(raw, list):
+            raise TypeError("a list is wanted")
+        return tuple(_fit(get_args(shape)[0], item) for item in raw[:_ITEMS_LIMIT])
+    if shape is float and type(raw) is int and abs(raw) <= _INT_LIMIT:
+        return float(raw)
+    if shape not in _SCALARS:
+        return _fit_fields(shape, raw)
+    if type(raw) is not shape or not _is_bounded(raw):
+        raise TypeError(f"{shape.__name__} is wanted")
+    if shape is not str:
+        return raw
+    short: str = raw[:_STRING_LIMIT]
+    # JSON may carry halves of surrogate pairs, which no file and no terminal takes.
+    return short if short.isascii() else short.encode(errors="replace").decode()
+
+
+def _is_bounded(raw: Any) -> bool:  # noqa: ANN401 - a scalar of JSON
+    if type(raw) is int:
+        return abs(raw) <= _INT_LIMIT
+    return type(raw) is not float or math.isfinite(raw)
+
+
+def _fit_fields(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a named tuple
+    hints = _hints.get(shape)
+    if hints is None:
+        hints = _hints[shape] = get_type_hints(shape)
+    if isinstance(raw, dict):
+        return shape(**{name: _fit(hint, raw[name]) for name, hint in hints.items() if name in raw})
+    if isinstance(raw, list):
+        return shape(*(_fit(hint, item) for hint, item in zip(hints.values(), raw, strict=False)))
+    raise TypeError("an object is wanted")

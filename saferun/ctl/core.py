@@ -1,0 +1,53 @@
+"""``saferunctl core``: where a process was in its code when it left a core."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from saferun.captures.core_reading import CoreJob, core_headline, read_cores, stack_lines
+from saferun.errors import UsageError
+from saferun.host.core_notes import CoreError, read_core_notes
+
+_BUDGET_S = 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    parser.add_argument("file", metavar="FILE", help="the core")
+    parser.add_argument("--exe", metavar="PROGRAM", help="the program that it is of, where the core names another one")
+    parser.add_argument(
+        "--gdb", action="store_true", help="what gdb says as well; without it gdb is asked only if need be"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the core and print its stacks; 1 where there are none to be had."""
+    path = os.path.realpath(arguments.file)
+    executable = os.path.realpath(arguments.exe) if arguments.exe else ""
+    if executable and not os.path.isfile(executable):
+        raise UsageError(f"{arguments.exe} is no file", "--exe takes the path of the program that left the core")
+    try:
+        notes = read_core_notes(path)
+    except CoreError as error:
+        raise UsageError(
+            f"{arguments.file} cannot be read as a core: {error}",
+            "see where the kernel puts cores: cat /proc/sys/kernel/core_pattern",
+        ) from None
+    [reading] = read_cores([CoreJob(path, notes, executable)], time.monotonic() + _BUDGET_S, gdb=arguments.gdb)
+    if not reading.threads:
+        hint = "install pystack (pip install pystack) or gdb; with --exe name the program that left the core"
+        if notes.is_cut_off:
+            hint = "have the disk, and ulimit -c, allow a whole core: one that was cut off is of no use"
+        raise UsageError(f"there are no stacks in {arguments.file}: {reading.failure}", hint)
+    lines = [core_headline(notes), f"core {path} ({notes.size_bytes / 1e6:.1f} MB), read by {reading.tool}"]
+    lines += [reading.failure] if reading.failure else []
+    text = "\n".join([*lines, *stack_lines(reading.threads)]) + "\n"
+    if arguments.gdb and reading.output:
+        text += f"\n{reading.output}"
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+    return 0

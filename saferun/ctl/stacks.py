@@ -1,0 +1,415 @@
+"""``saferunctl stacks``: where the processes of a running job are in their code, without a word to them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from saferun.capture_run import CaptureRun
+from saferun.captures.wire import CaptureReader, Request, Target
+from saferun.diagnosis.collectives import compare
+from saferun.diagnosis.stacks import merge
+from saferun.diagnosis.waiting import wait_groups
+from saferun.errors import UsageError
+from saferun.evidence import Capture, StackDump, WaitGroup
+from saferun.host.poller import Poller
+from saferun.host.procfs import read_cmdline, read_stat
+from saferun.host.run_dir import BASE, shorter_path
+from saferun.model import JsonObject
+from saferun.report.picture import group_lines, rank_words, shown, tree_lines
+
+_BUDGET_S = 20.0
+# Native frames take about a second a process.
+_NATIVE_BUDGET_S = 120.0
+_GRACE_S = 2.0
+_TREE_LINES = 60
+_GROUP_LINES = 24
+_NAMED_FAILURES = 8
+_SHORTEST_ID = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    parser.add_argument(
+        "target",
+        nargs="?",
+        default="latest",
+        metavar="PID|RUN",
+        help="a process with all its descendants, or a run: its directory, its name below saferun_runs, its id, "
+        "or 'latest' (the default)",
+    )
+    parser.add_argument("--native", action="store_true", help="with C and C++ frames; pauses each process for a second")
+    parser.add_argument("--json", action="store_true", help="everything that was seen, as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Take the stacks and print them."""
+    scene = find_scene(arguments.target, read_processes())
+    scene = _with_script(scene)
+    capture, failure = _look(scene, native=arguments.native)
+    if failure:
+        capture = capture._replace(unfinished=(*capture.unfinished, failure))
+    _require_stacks(capture)
+    if arguments.json:
+        text = json.dumps(_as_json(scene, capture), indent=1) + "\n"
+    else:
+        text = "".join(f"{line}\n" for line in picture(scene, capture))
+    # Names of functions may hold whatever a script's author, or nobody, has put there.
+    sys.stdout.write(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
+    sys.stdout.flush()
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------------- whom
+
+
+class Process(NamedTuple):
+    """A living process, and what its environment says about its part in a job. ``rank`` is -1 where it has none."""
+
+    pid: int
+    ppid: int
+    start_ticks: int
+    rank: int = -1
+    run_id: str = ""
+    hook_prefix: str = ""
+    is_readable: bool = True
+
+
+class Scene(NamedTuple):
+    """Whom to look at.
+
+    Attributes:
+        title: what they are, in a few words.
+        targets: the ranks.
+        leftovers: processes of the run that outlived their rank.
+        has_ranks: whether the targets are ranks at all.
+        script: the path of their script, or its module; empty where unknown.
+        cwd: the directory that they run in; empty where unknown.
+    """
+
+    title: str
+    targets: tuple[Target, ...]
+    leftovers: tuple[int, ...] = ()
+    has_ranks: bool = True
+    script: str = ""
+    cwd: str = ""
+
+
+def read_processes() -> dict[int, Process]:
+    """All living processes of this host but this one."""
+    found: dict[int, Process] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            stat = read_stat(int(name))
+            if stat is not None and stat.state not in "ZX":
+                found[int(name)] = _with_environ(Process(int(name), stat.ppid, stat.start_ticks))
+    return found
+
+
+def _with_environ(process: Process) -> Process:
+    try:
+        with open(f"/proc/{process.pid}/environ", "rb") as file:
+            entries = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
+    except PermissionError:
+        return process._replace(is_readable=False)
+    except OSError:
+        return process
+    rank = entries.get(b"RANK", b"")
+    return process._replace(
+        rank=int(rank) if rank.isdigit() and len(rank) < 8 else -1,  # noqa: PLR2004 - no job has more ranks
+        run_id=os.fsdecode(entries.get(b"SAFERUN_RUN_ID", b"")),
+        hook_prefix=os.fsdecode(entries.get(b"SAFERUN_HOOK", b"")),
+    )
+
+
+def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
+    """The processes that a word of the command line means.
+
+    Args:
+        target: a pid, or a run's directory, name, id or beginning of an id, or ``latest``.
+        processes: those that live.
+
+    Raises:
+        UsageError: there are none, or they may not be looked at.
+    """
+    # Anything else that looks like a number may be the beginning of an id.
+    pid = int(target) if re.fullmatch("[1-9][0-9]{0,6}", target) else -1
+    if pid in processes:
+        return _scene_of_process(processes[pid], processes)
+    directory = _run_directory(target)
+    if directory is not None:
+        return _scene_of_run(_run_id_of(directory), shorter_path(directory), processes, directory)
+    if target == "latest":
+        raise UsageError(f"there is no {BASE}/latest here", "name a pid, or a run by its directory or id")
+    ids = {process.run_id for process in processes.values() if process.run_id.startswith(target) and target}
+    if len(target) < _SHORTEST_ID or not ids:
+        if pid >= 0:
+            raise UsageError(f"there is no process {pid}", "see ps, or name a run by its directory or id")
+        raise UsageError(
+            f"{target!r} is no process, no run directory and no run with living processes on this host",
+            f"name a pid, a directory like {BASE}/latest, or the id of a run that lives",
+        )
+    if len(ids) > 1:
+        raise UsageError(f"several runs have an id that begins with {target!r}", "name more of it")
+    run_id = ids.pop()
+    return _scene_of_run(run_id, run_id, processes)
+
+
+def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Scene:
+    if not process.is_readable:
+        raise UsageError(
+            f"process {process.pid} belongs to user {_owner(process.pid)}, or lets nobody look into it",
+            "look as that user or as root",
+        )
+    title = f"process {process.pid} ({shown(' '.join(read_cmdline(process.pid)), 60) or '?'})"
+    below = [one for one in processes.values() if process.pid in _ancestors(one, processes)]
+    roots = _roots(below, processes, outside=process)
+    if roots:
+        targets, leftovers = _distinct(roots)
+        return Scene(title, targets, leftovers)
+    own = Target(max(process.rank, 0), process.pid, process.hook_prefix)
+    return Scene(title, (own,), has_ranks=process.rank >= 0)
+
+
+def _scene_of_run(run_id: str, name: str, processes: Mapping[int, Process], directory: str = "") -> Scene:
+    members = [process for process in processes.values() if run_id and process.run_id == run_id]
+    targets, leftovers = _distinct(_roots(members, processes))
+    if not targets:
+        report = os.path.join(directory, "report.txt") if directory else ""
+        hint = f"see {shorter_path(report)}" if os.path.exists(report) else "it has ended, or it runs on other hosts"
+        if any(not process.is_readable for process in processes.values()):
+            hint += "; processes of other users can be seen by root alone"
+        raise UsageError(f"no rank of run {name} lives on this host", hint)
+    return Scene(f"run {name}", targets, leftovers)
+
+
+def _roots(
+    members: Iterable[Process], processes: Mapping[int, Process], outside: Process | None = None
+) -> list[Process]:
+    """Of processes those that are ranks themselves: what they start inherits their variables.
+
+    Args:
+        members: the processes.
+        processes: all of them.
+        outside: whose variables are no sign of a rank, as they were there before.
+    """
+    inherited = (outside.rank, outside.run_id) if outside is not None else None
+    ranks = {one.pid: one for one in members if one.rank >= 0 and (one.rank, one.run_id) != inherited}
+    return [one for one in ranks.values() if not any(pid in ranks for pid in _ancestors(one, processes))]
+
+
+def _distinct(roots: list[Process]) -> tuple[tuple[Target, ...], tuple[int, ...]]:
+    """One process a rank, and those that are left over: orphans of ranks that are gone have their variables too."""
+    parents = Counter(root.ppid for root in roots)
+    by_rank: dict[int, list[Process]] = {}
+    for root in roots:
+        by_rank.setdefault(root.rank, []).append(root)
+    # Ranks have their supervisor for a parent; an orphan has whoever took it in.
+    chosen = {
+        rank: min(candidates, key=lambda one: (one.ppid == 1, -parents[one.ppid], one.start_ticks))
+        for rank, candidates in sorted(by_rank.items())
+    }
+    leftovers = tuple(sorted(root.pid for root in roots if chosen[root.rank] is not root))
+    return tuple(Target(rank, one.pid, one.hook_prefix) for rank, one in chosen.items()), leftovers
+
+
+def _ancestors(process: Process, processes: Mapping[int, Process]) -> Iterator[int]:
+    seen = {process.pid}
+    while process.ppid in processes and process.ppid not in seen:
+        seen.add(process.ppid)
+        process = processes[process.ppid]
+        yield process.pid
+
+
+def _run_directory(target: str) -> str | None:
+    for path in (target, os.path.join(BASE, target)):
+        if os.path.isfile(os.path.join(path, "run.json")):
+            return os.path.realpath(path)
+    return None
+
+
+def _run_id_of(directory: str) -> str:
+    path = os.path.join(directory, "run.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        run_id = content["run_id"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "name the run's id, or a pid") from None
+    return str(run_id)
+
+
+def _with_script(scene: Scene) -> Scene:
+    # It tells the user's own code from others'.
+    pid = scene.targets[0].pid
+    script = next((word for word in read_cmdline(pid)[1:] if not word.startswith("-")), "")
+    try:
+        return scene._replace(script=script, cwd=os.readlink(f"/proc/{pid}/cwd"))
+    except OSError:
+        return scene._replace(script=script)
+
+
+def _owner(pid: int) -> str:
+    import pwd
+
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+        return pwd.getpwuid(uid).pw_name
+    except (OSError, KeyError):
+        return "unknown"
+
+
+# ---------------------------------------------------------------------------------------------------------- looking
+
+
+def _look(scene: Scene, *, native: bool) -> tuple[Capture, str]:
+    """What the capture process sees, and why that is not all."""
+    seen: list[tuple[Capture, str]] = []
+
+    def take(reader: CaptureReader, failure: str) -> None:
+        seen.append((reader.capture, failure))
+
+    budget_s = _NATIVE_BUDGET_S if native else _BUDGET_S
+    poller = Poller()
+    with _sockets_only(scene.targets) as targets:
+        request = Request(
+            targets, budget_s=budget_s, native="always" if native else "never", gpu=False, since=time.time()
+        )
+        deadline = time.monotonic() + budget_s + _GRACE_S
+        run = CaptureRun(request, os.environ, poller, deadline=deadline, on_done=take)
+        pid = run.pid
+        try:
+            run.begin()
+            while not seen:
+                poller.wait(max(0.0, deadline - time.monotonic()))
+                if time.monotonic() >= deadline:
+                    run.expire()
+        finally:
+            run.close()
+            if pid is not None:
+                _reap(pid)
+            run.on_exit()
+            poller.close()
+    return seen[0]
+
+
+def _reap(pid: int) -> None:
+    # A process that was killed while the driver of a GPU held it may take its time: it is left to init.
+    until = time.monotonic() + _GRACE_S
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+@contextmanager
+def _sockets_only(targets: tuple[Target, ...]) -> Iterator[tuple[Target, ...]]:
+    """The targets with only those doors of their hook that need no signal.
+
+    Where a process may not be looked into, the capture would have it write its stacks by a signal. That is right for
+    a job that is given up; whoever only looks may not touch it.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="saferunctl-") as folder:
+        quiet = []
+        for target in targets:
+            prefix = os.path.join(folder, f"r{target.rank}") if target.hook_prefix else ""
+            for path in _sockets(target.hook_prefix):
+                os.symlink(path, prefix + path[len(target.hook_prefix) :])
+            quiet.append(target._replace(hook_prefix=prefix))
+        yield tuple(quiet)
+
+
+def _sockets(prefix: str) -> list[str]:
+    folder, _, start = prefix.rpartition("/")
+    try:
+        names = os.listdir(folder) if folder else []
+    except OSError:
+        return []
+    return [f"{folder}/{name}" for name in names if name.startswith(f"{start}.") and name.endswith(".sock")]
+
+
+def _require_stacks(capture: Capture) -> None:
+    if any(dump.threads for dump in capture.stacks):
+        return
+    failures = [dump.failure for dump in capture.stacks if dump.failure]
+    failures += [note.failure for note in capture.notes if note.failure]
+    failures += capture.unfinished
+    why = failures[0] if failures else "the processes have ended meanwhile"
+    hint = "look as the user whose processes they are, or as root"
+    if "ptrace_scope" in why:
+        hint = "look as root, or, as root, set kernel.yama.ptrace_scope to 0 with sysctl"
+    raise UsageError(f"no stacks: {why}", hint)
+
+
+# ---------------------------------------------------------------------------------------------------------- showing
+
+
+def picture(scene: Scene, capture: Capture) -> list[str]:
+    """What was seen, for a person."""
+    taken = [dump for dump in capture.stacks if dump.threads]
+    count = len({dump.pid for dump in capture.stacks} | {look.pid for look in capture.looks})
+    ranks = rank_words(target.rank for target in scene.targets) if scene.has_ranks else "no rank, shown as rank 0"
+    lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
+    groups = _groups(scene, capture)
+    if groups:
+        lines += ["", "who waits in what:", *group_lines(groups, budget=_GROUP_LINES, rest=" (all: --json)")]
+    told = compare(capture.collectives, [target.rank for target in scene.targets]).lines
+    if told:
+        # A look at a job that runs well may find a rank that is a moment late.
+        lines += ["", "collectives, at this moment:", *(f"    {shown(line)}" for line in told[:_NAMED_FAILURES])]
+    tree = merge(capture.stacks, scene.script, scene.cwd)
+    if tree:
+        lines += ["", "merged stacks:", *tree_lines(tree, budget=_TREE_LINES, rest=" (all: --json)")]
+    missing = [dump for dump in capture.stacks if not dump.threads]
+    lines += ["", *_failures(missing)] if missing and taken else []
+    if scene.leftovers:
+        lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, scene.leftovers))}"]
+    if capture.unfinished:
+        lines += ["", f"not ready in time: {', '.join(map(shown, capture.unfinished[:_NAMED_FAILURES]))}"]
+    return lines
+
+
+def _groups(scene: Scene, capture: Capture) -> tuple[WaitGroup, ...]:
+    ranks = [target.rank for target in scene.targets]
+    return wait_groups(capture, ranks=ranks, dead={}, script=scene.script, cwd=scene.cwd)
+
+
+def _failures(dumps: list[StackDump]) -> list[str]:
+    by_reason: dict[str, list[StackDump]] = {}
+    for dump in dumps:
+        by_reason.setdefault(shown(dump.failure) or "no stacks", []).append(dump)
+    lines = ["without stacks:"]
+    for reason, alike in list(by_reason.items())[:_NAMED_FAILURES]:
+        who = ", ".join(f"pid {dump.pid} ({shown(dump.name, 32)}, rank {dump.rank})" for dump in alike[:3])
+        more = f" and {len(alike) - 3} more" if len(alike) > 3 else ""  # noqa: PLR2004
+        lines.append(f"  {who}{more}: {reason}")
+    return lines
+
+
+def _as_json(scene: Scene, capture: Capture) -> JsonObject:
+    return {
+        "target": scene.title,
+        "ranks": [{"rank": target.rank, "pid": target.pid} for target in scene.targets],
+        "has_ranks": scene.has_ranks,
+        "leftovers": list(scene.leftovers),
+        "groups": [_plain(group) for group in _groups(scene, capture)],
+        "processes": [_plain(look) for look in capture.looks],
+        "stacks": [_plain(dump) for dump in capture.stacks],
+        "collectives": [_plain(one) for one in capture.collectives],
+        "unfinished": list(capture.unfinished),
+        "elapsed_s": capture.elapsed_s,
+    }
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a value of the evidence
+    if hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value

@@ -1,0 +1,379 @@
+"""Why nothing moves: evidence of a hang -> diagnosis. Pure.
+
+A rank that waits in a collective waits for somebody. So the cause is looked for among those that do not: first the
+Flight Recorder is asked who called something else or has not called at all, then who does something else than wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
+from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.peer_rules import ANY, STORE
+from saferun.diagnosis.stacks import merge
+from saferun.diagnosis.waiting import Wait, group_waits, rank_waits
+from saferun.evidence import Cause, Diagnosis, Evidence
+
+__all__ = ["diagnose_hang"]
+
+
+class _Class(NamedTuple):
+    """A class of causes; ``advice`` may hold ``{place}``, ``{what}`` and ``{ranks}``."""
+
+    name: str
+    advice: str
+
+
+_OTHER_WAY = "every rank must come to the same collectives in the same order"
+# In order of how sure it is that a rank in such a state is the one that holds up the others.
+_CLASSES: dict[str, _Class] = {
+    "stopped": _Class("hang_stopped", "find out who sent SIGSTOP or pressed Ctrl-Z; kill -CONT lets {ranks} go on"),
+    "uninterruptible": _Class(
+        "hang_uninterruptible",
+        "the kernel waits for a disk, a network file system or a driver: look at dmesg and at the mounts of this host",
+    ),
+    "spinning": _Class("hang_spinning", "the loop{at} does not end: look at what it waits for"),
+    "debugger": _Class("hang_debugger", "leave the debugger, or take the breakpoint{at} out"),
+    "file_io": _Class("hang_file_io", "look at {what}: is its other end, or the file system that it is on, alive?"),
+    "data_loading": _Class(
+        "hang_data_loading",
+        "look at what the worker waits for; locks and threads do not survive fork: multiprocessing_context='spawn'",
+    ),
+    "lock": _Class("hang_lock", "look at who holds, or should feed, what it waits for{at}"),
+    "sleep": _Class("hang_sleep", "look at why it sleeps{at}"),
+    "subprocess": _Class("hang_subprocess", "look at what {what} does, and give the wait for it a timeout"),
+    "network": _Class("hang_network", "look at the other end of {what}, and give the wait for it a timeout"),
+    "compile": _Class(
+        "hang_compile", "compilers may take minutes; compile before the first collective, or on one rank"
+    ),
+    "user_code": _Class("hang_missing_collective", "look at the path that it took{at}"),
+    "gpu": _Class("hang_gpu", "look at the GPU's state in the captures, and at the kernel log for Xid messages"),
+    "unanswering": _Class(
+        "hang_unknown", "allow saferun to look into the ranks (ptrace), or look at the ranks' output"
+    ),
+    "collective": _Class("hang_missing_collective", "compare the paths of the ranks"),
+    "dead": _Class("hang_early_exit", f"a rank may end only when all collectives are over: {_OTHER_WAY}"),
+}
+_SEVERITY = {kind: order for order, kind in enumerate(_CLASSES)}
+_FIFO = _Class("hang_fifo", "start the process that opens the other end of {what}")
+_LOCK_FILE = "a lock file"
+_LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
+_MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
+_ALL_ADVICE = "look at the ranks of other hosts, at the network between them, and at the captures' GPU states"
+_STORE_ADVICE = "look whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+_SHOWN_WAITS = 4
+_VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
+_MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
+_LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
+_FORKED = frozenset({"a forked child", "a process pool"})
+_FORK_ADVICE = "look at what the child waits for; locks and threads do not survive fork: start children by spawn"
+
+
+class _Verdict(NamedTuple):
+    """What is made of it all: the cause, the words of the first line, and what else is to be told."""
+
+    headline: str
+    cause: Cause
+    lines: tuple[str, ...] = ()
+
+
+def diagnose_hang(evidence: Evidence) -> Diagnosis:
+    """Name the ranks that hold up the others, and what they do.
+
+    Args:
+        evidence: what is known; ``hang`` and ``capture`` are set, ``ends`` has the ranks that ended before.
+    """
+    dead = {end.rank: end.status.words for end in evidence.ends if not end.stopped_by_us}
+    capture = evidence.capture
+    seen = {dump.rank for dump in capture.stacks} | {look.rank for look in capture.looks}
+    ranks = sorted({*evidence.ranks, *dead} or seen)
+    findings = compare(capture.collectives, ranks)
+    user = UserCode(evidence.script, evidence.cwd)
+    waits = rank_waits(capture, findings, ranks=ranks, dead=dead, hang=evidence.hang, user=user)
+    verdict = _Case(evidence, findings, waits).judge()
+    lines = [*verdict.lines, *(line for line in findings.lines if line not in verdict.headline)]
+    lines += [*_blind_spots(evidence, waits), *_unfinished(evidence)]
+    return Diagnosis(
+        headline=f"the job hangs: {verdict.headline}",
+        first=None,
+        output=None,
+        also_failed=(),
+        stopped=(),
+        abandoned=evidence.abandoned,
+        cause=verdict.cause,
+        groups=group_waits(waits),
+        tree=merge(capture.stacks, evidence.script, evidence.cwd),
+        lines=tuple(dict.fromkeys(line for line in lines if line != verdict.cause.proof)),
+    )
+
+
+class _Case:
+    """What the ranks of one hang do, and who of them is to be named."""
+
+    def __init__(self, evidence: Evidence, findings: CollectiveFindings, waits: Sequence[Wait]) -> None:
+        self._evidence = evidence
+        self._findings = findings
+        self._waits = {wait.rank: wait for wait in waits}
+        self._looks = {look.rank: look for look in evidence.capture.looks if look.is_rank}
+        self._held_up = [wait for wait in waits if wait.found.of_peers]
+
+    def judge(self) -> _Verdict:
+        """The first of these that finds somebody."""
+        return (
+            self._of(self._kind("stopped"))
+            or self._mismatch()
+            or self._absent()
+            or self._early_exit()
+            or self._of([wait for wait in self._waits.values() if not wait.found.of_peers])
+            or self._in_store_while_others_are_not()
+            or self._different_collectives()
+            or self._nobody_odd()
+        )
+
+    def _kind(self, kind: str) -> list[Wait]:
+        return [wait for wait in self._waits.values() if wait.found.kind == kind]
+
+    # ------------------------------------------------------------------------------------------------ Flight Recorder
+
+    def _mismatch(self) -> _Verdict | None:
+        if not self._findings.mismatched:
+            return None
+        first = self._findings.mismatched[0]
+        ranks = tuple(sorted({rank for mismatch in self._findings.mismatched for rank in mismatch.ranks}))
+        place = next((self._waits[rank].place for rank in first.ranks if rank in self._waits), "")
+        words = "called another collective than the others"
+        cause = Cause("hang_mismatched_collectives", words, ranks, first.words, _MISMATCH_ADVICE, place)
+        return _Verdict(first.words, cause)
+
+    def _absent(self) -> _Verdict | None:
+        """Who has not called, by the Flight Recorder."""
+        absent = [self._waits[rank] for rank in self._findings.culprits if rank in self._waits]
+        if not absent:
+            return None
+        idle = [wait for wait in absent if not wait.found.of_peers]
+        if idle:
+            return self._of(idle)
+        # All of them wait for somebody themselves: for one that has ended, or that does something else.
+        if any(not wait.found.of_peers for wait in self._waits.values()):
+            return None
+        proof = self._findings.lines[0] if self._findings.lines else ""
+        return self._named(absent, _CLASSES["collective"], proof)
+
+    # ---------------------------------------------------------------------------------------------- what the ranks do
+
+    def _early_exit(self) -> _Verdict | None:
+        dead = self._kind("dead")
+        if not dead or not self._held_up:
+            return None
+        ranks = tuple(wait.rank for wait in dead)
+        names = self._names(ranks)
+        how = dead[0].found.what if len({wait.found.what for wait in dead}) == 1 else "each by itself"
+        peers = rank_words(wait.rank for wait in self._held_up)
+        what = _what_they_wait_in(self._held_up)
+        headline = f"{names} {_has(ranks)} ended ({how}), and {peers} {_waits(self._held_up)} in {what}"
+        cause = Cause("hang_early_exit", f"ended ({how}) while others wait for it", ranks, "", _CLASSES["dead"].advice)
+        return _Verdict(headline, cause)
+
+    def _of(self, odd: Sequence[Wait]) -> _Verdict | None:
+        """Name those among ranks that do not wait for others that are the likeliest cause."""
+        living = [wait for wait in odd if wait.found.kind != "dead"]
+        if not living:
+            return None
+        suspects = self._suspects(living)
+        worst = min(_SEVERITY[wait.found.kind] for wait in suspects)
+        culprits = [wait for wait in suspects if _SEVERITY[wait.found.kind] == worst]
+        others = [f"{self._names([wait.rank])} {wait.words}" for wait in living if wait not in culprits]
+        proof = next((line for line in self._findings.lines if line in self._missing_words(culprits)), "")
+        verdict = self._named(culprits, _class_of(culprits[0]), proof)
+        return verdict._replace(lines=tuple(others[:_SHOWN_WAITS]))
+
+    def _suspects(self, living: Sequence[Wait]) -> Sequence[Wait]:
+        """Ranks that are not seen to wait for others, less those that probably do."""
+        verdict = self._evidence.hang
+        if verdict is not None and verdict.kind in _VERDICTS_ABOUT_RANKS:
+            named = [wait for wait in living if wait.rank in verdict.ranks]
+            if named:
+                return named
+        if self._held_up:
+            return living
+        # An asynchronous collective is waited for in the user's own line: then it is most ranks that stand there.
+        places: dict[tuple[str, str], list[Wait]] = {}
+        for wait in living:
+            places.setdefault((wait.found.kind, wait.place), []).append(wait)
+        (kind, _), most = max(places.items(), key=lambda item: len(item[1]))
+        if kind in _MAYBE_OF_PEERS and len(living) > len(most) > len(living) / 2:
+            return [wait for wait in living if wait not in most]
+        return living
+
+    def _missing_words(self, culprits: Sequence[Wait]) -> set[str]:
+        ranks = {wait.rank for wait in culprits}
+        return {missing.words for missing in self._findings.missing if ranks.intersection(missing.ranks)}
+
+    def _named(self, culprits: Sequence[Wait], cause_class: _Class, proof: str) -> _Verdict:
+        ranks = tuple(wait.rank for wait in culprits)
+        first = culprits[0]
+        peers = [wait for wait in self._held_up if wait.rank not in ranks]
+        alike = len({wait.words for wait in culprits}) == 1
+        if not peers:
+            same_doing = len({wait.found.doing for wait in culprits}) == 1
+            does = (
+                first.words
+                if alike
+                else f"{first.found.doing}{'' if same_doing else ' or the like'}, in different places"
+            )
+            joint = ": each " if len(ranks) > 1 else ": " if does.startswith("its ") else " "
+            headline = f"{self._names(ranks)}{joint}{does}"
+        else:
+            it = "it" if len(ranks) == 1 else "each" if alike else f"rank {first.rank}"
+            does = first.words if first.words.startswith("its ") and len(ranks) == 1 else f"{it} {first.words}"
+            headline = f"{self._names(ranks)} {self._keeps(ranks, peers)}: {does}"
+        if peers and cause_class.name in _LEFT_THE_PATH:
+            cause_class = cause_class._replace(advice=f"{cause_class.advice}: {_OTHER_WAY}")
+        name = cause_class.name
+        if name == "hang_unknown" and self._missing_words(culprits):
+            name = "hang_missing_collective"
+        at = f" at {first.place}" if first.place else ""
+        advice = cause_class.advice.format(at=at, what=first.found.what or "it", ranks=rank_words(ranks))
+        return _Verdict(
+            headline, Cause(name, first.found.words, ranks, proof or self._kernel_words(first), advice, first.place)
+        )
+
+    def _keeps(self, ranks: Sequence[int], peers: Sequence[Wait]) -> str:
+        """What the culprits owe the others."""
+        who = rank_words(wait.rank for wait in peers)
+        what = _what_they_wait_in(peers)
+        kinds = {wait.found.kind for wait in peers}
+        if kinds == {"collective"} and len({wait.found.what for wait in peers}) == 1 and self._can_be_called(what):
+            return f"{_has(ranks)} not called {_the(what)} that {who} {_waits(peers)} in"
+        if kinds == {"network"}:
+            return f"{_has(ranks)} not come to {what}, where {who} {_waits(peers)}"
+        return f"{'keeps' if len(ranks) == 1 else 'keep'} {who} waiting in {what}"
+
+    @staticmethod
+    def _can_be_called(what: str) -> bool:
+        return what.partition(" ")[0] not in {"send", "recv", "isend", "irecv", "wait", "batch_isend_irecv"}
+
+    # -------------------------------------------------------------------------------- everybody waits for somebody else
+
+    def _in_store_while_others_are_not(self) -> _Verdict | None:
+        """Ranks that wait in the store while others are in a collective: they have not come to it."""
+        in_store = [wait for wait in self._held_up if wait.found.kind == "network"]
+        if not in_store or len(in_store) == len(self._held_up):
+            return None
+        return self._named(in_store, _CLASSES["collective"], "")
+
+    def _different_collectives(self) -> _Verdict | None:
+        """Without a Flight Recorder: what the stacks say of a mismatch."""
+        recorded = {one.rank for one in self._evidence.capture.collectives if not one.failure and one.groups}
+        parties: dict[str, list[Wait]] = {}
+        for wait in self._held_up:
+            parties.setdefault(wait.found.what, []).append(wait)
+        ordered = sorted(parties.values(), key=len)
+        if recorded or len(ordered) < 2 or ANY in parties or not all(map(self._can_be_called, parties)):  # noqa: PLR2004
+            return None
+        sides = [f"{rank_words(wait.rank for wait in side)} in {side[0].found.what}" for side in reversed(ordered)]
+        is_tie = len(ordered[0]) == len(ordered[1])
+        culprits = self._held_up if is_tie else ordered[0]
+        ranks = tuple(sorted(wait.rank for wait in culprits))
+        headline = f"the ranks wait in different collectives: {', '.join(sides[:_SHOWN_WAITS])}"
+        words = "waits in another collective than the others"
+        cause = Cause("hang_mismatched_collectives", words, ranks, "", _MISMATCH_ADVICE, ordered[0][0].place)
+        return _Verdict(headline, cause)
+
+    def _nobody_odd(self) -> _Verdict:
+        if not self._held_up:
+            words = "nothing is known of what the ranks do"
+            return _Verdict(words, Cause("hang_unknown", words, (), "", _CLASSES["unanswering"].advice))
+        first = self._held_up[0]
+        same_place = len({wait.place for wait in self._held_up}) == 1
+        at = f" at {first.place}" if same_place and first.place else ""
+        what = _what_they_wait_in(self._held_up)
+        headline = f"all ranks of {self._evidence.host} wait in {what}{at}"
+        is_store = first.found.kind == "network"
+        if self._findings.stuck and not self._findings.stuck[0].unknown:
+            headline += ", and none of them is missing there"
+        elif not is_store:
+            headline += "; whom they wait for is not seen from here"
+        advice = _STORE_ADVICE if is_store else _ALL_ADVICE
+        proof = self._findings.stuck[0].words if self._findings.stuck else ""
+        cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))
+        return _Verdict(headline, cause)
+
+    # ---------------------------------------------------------------------------------------------------------- words
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        if len(ranks) > 1 and len(ranks) == len(self._waits):
+            return f"all ranks of {self._evidence.host}"
+        return f"{rank_words(ranks)} ({self._evidence.host})"
+
+    def _kernel_words(self, wait: Wait) -> str:
+        """What /proc says of a rank."""
+        look = self._looks.get(wait.rank)
+        if look is None or look.state not in {"S", "D", "T", "t", "R"}:
+            return ""
+        call = f", system call {look.syscall.removeprefix('system call ')}" if look.syscall else ""
+        where = f" in {look.wchan}" if look.wchan else ""
+        target = f", on {look.waits_on}" if look.waits_on else ""
+        return f"/proc of rank {wait.rank}: state {look.state}{call}{where}{target}"
+
+
+def _class_of(wait: Wait) -> _Class:
+    kind, what = wait.found.kind, wait.found.what
+    if kind == "file_io" and "FIFO" in what:
+        return _FIFO
+    if kind == "subprocess" and what in _FORKED:
+        return _CLASSES["subprocess"]._replace(advice=_FORK_ADVICE)
+    if kind == "lock" and what.startswith(_LOCK_FILE):
+        return _CLASSES["lock"]._replace(advice=_LOCK_FILE_ADVICE)
+    return _CLASSES[kind]
+
+
+def _what_they_wait_in(waits: Iterable[Wait]) -> str:
+    """``all_reduce``, ``init_process_group``, ``all_reduce and broadcast``."""
+    whats = dict.fromkeys(wait.found.what for wait in waits)
+    names = [what.removeprefix(f"{STORE} (").removesuffix(")") if "(" in what else what for what in whats]
+    return " and ".join(names[:_SHOWN_WAITS])
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _waits(waits: Sequence[Wait]) -> str:
+    return "waits" if len(waits) == 1 else "wait"
+
+
+def _the(what: str) -> str:
+    return what if what.startswith(("a ", "the ", "DDP's", "torch's", "Horovod")) else f"the {what}"
+
+
+# ----------------------------------------------------------------------------------------------------- further findings
+
+
+def _blind_spots(evidence: Evidence, waits: Sequence[Wait]) -> Iterable[str]:
+    """Where the evidence has holes, and why: each reason once, with its ranks."""
+    why: dict[str, list[int]] = {}
+    for wait in waits:
+        if wait.found.kind != "dead":
+            dumps = [dump for dump in evidence.capture.stacks if dump.is_rank and dump.rank == wait.rank]
+            if dumps and not any(dump.threads for dump in dumps):
+                why.setdefault(dumps[0].failure or "nothing was found", []).append(wait.rank)
+    for failure, ranks in why.items():
+        yield f"no stacks of {rank_words(ranks)}: {failure}"
+    if not any(wait.found.kind == "collective" for wait in waits):
+        return
+    why.clear()
+    for one in evidence.capture.collectives:
+        if one.failure:
+            why.setdefault(one.failure, []).append(one.rank)
+    for failure, ranks in why.items():
+        yield f"no Flight Recorder of {rank_words(ranks)}: {failure}"
+
+
+def _unfinished(evidence: Evidence) -> Iterable[str]:
+    names = evidence.capture.unfinished
+    if names:
+        more = f" and {len(names) - _SHOWN_WAITS} more" if len(names) > _SHOWN_WAITS else ""
+        yield f"not ready in time: {', '.join(names[:_SHOWN_WAITS])}{more}"

@@ -1,0 +1,140 @@
+"""What is seen of one rank, and the questions that are asked of it. Pure.
+
+A call that blocks in C shows in a Python stack only as the line that makes it. So four things are looked at: the
+library calls that the user's code has made, the native ones below them, the system call that the kernel names, and the
+collective that the Flight Recorder has as not over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.frames import Calls, UserCode, is_native, native_name
+from saferun.evidence import Frame, HangVerdict, ProcessLook, StackDump
+
+
+class Found(NamedTuple):
+    """What a rank waits in.
+
+    Attributes:
+        kind: that of a :class:`~saferun.evidence.WaitGroup`.
+        what: in words, to stand after the kind: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
+        doing: in words, to stand after "it": ``sleeps``, ``waits for a lock``.
+        of_peers: whether other ranks have to do something for it to go on.
+        trouble: what is wrong with a process that it waits for; ``its data-loader worker pid 12 waits for a lock``.
+    """
+
+    kind: str
+    what: str
+    doing: str
+    of_peers: bool = False
+    trouble: str = ""
+
+    @property
+    def words(self) -> str:
+        """``waits for its forked child pid 12; its child pid 12 waits for a lock``."""
+        # A rank that waits for its workers does nothing wrong; what they do is what there is to be told.
+        if self.trouble and self.kind == "data_loading":
+            return self.trouble
+        return f"{self.doing}; {self.trouble}" if self.trouble else self.doing
+
+
+class Sight(NamedTuple):
+    """Everything that is seen of one rank, or of a process that descends from it.
+
+    Attributes:
+        frames: the calls of the thread that represents it, innermost first; empty where there are none.
+        active: whether that thread was running Python when it was looked at.
+        owns_gil: whether that thread held the GIL.
+        look: the process as /proc shows it, where it does.
+        is_main: whether ``frames`` are the main thread's, of which alone /proc tells the system call.
+        children: its descendants, as /proc shows them.
+        workers: the dumps of its descendants, by pid.
+        pending: the oldest collective that it has called and that is not over; empty where none is known.
+        is_behind: whether others have called a collective that it has not.
+        ended: how it ended, in words; empty while it lives.
+        failure: why there are no stacks.
+        hang: the verdict.
+        rank: its number.
+        user: tells whose code a call is.
+    """
+
+    rank: int
+    user: UserCode
+    frames: tuple[Frame, ...] = ()
+    active: bool = False
+    look: ProcessLook | None = None
+    owns_gil: bool = False
+    is_main: bool = True
+    children: tuple[ProcessLook, ...] = ()
+    workers: tuple[StackDump, ...] = ()
+    pending: str = ""
+    is_behind: bool = False
+    ended: str = ""
+    failure: str = ""
+    hang: HangVerdict | None = None
+
+
+Rule = Callable[[Sight], Found | None]
+
+
+def user_frame(frames: Sequence[Frame], user: UserCode) -> Frame | None:
+    """The innermost call of the user's own code."""
+    return next((frame for frame in frames if user.owns(frame)), None)
+
+
+def library_calls(sight: Sight) -> Iterator[Frame]:
+    """The Python calls that the user's innermost call has led to, innermost first."""
+    for frame in sight.frames:
+        if sight.user.owns(frame):
+            return
+        if not is_native(frame):
+            yield frame
+
+
+def native_calls(sight: Sight) -> Iterator[str]:
+    """The names of the native calls that Python's innermost call has led to, innermost first."""
+    for frame in sight.frames:
+        if not is_native(frame):
+            return
+        yield native_name(frame.function)
+
+
+def library_call(sight: Sight, table: Calls) -> Frame | None:
+    """The innermost of those calls that stands in a table."""
+    return next((frame for frame in library_calls(sight) if frame in table), None)
+
+
+def native_call(sight: Sight, *starts: str) -> str:
+    """The innermost native call whose name starts so; empty where there is none."""
+    return next((name for name in native_calls(sight) if name.startswith(starts)), "")
+
+
+def syscall(sight: Sight) -> str:
+    """The system call that the thread is in; empty where that is not known."""
+    return sight.look.syscall if sight.look is not None and sight.is_main else ""
+
+
+def wchan(sight: Sight) -> str:
+    """The kernel function that the thread sleeps in; empty likewise."""
+    return sight.look.wchan if sight.look is not None and sight.is_main else ""
+
+
+def waits_on(sight: Sight) -> str:
+    """What the system call waits for, in words; empty likewise."""
+    return sight.look.waits_on if sight.look is not None and sight.is_main else ""
+
+
+def is_at_work(sight: Sight) -> bool:
+    """Whether the thread is at work rather than asleep."""
+    return sight.active or (sight.is_main and sight.look is not None and sight.look.state == "R")
+
+
+def first_found(sight: Sight, rules: Sequence[Rule]) -> Found | None:
+    """What the first rule that knows says."""
+    for rule in rules:
+        found = rule(sight)
+        if found is not None:
+            return found
+    return None

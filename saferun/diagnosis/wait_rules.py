@@ -1,0 +1,485 @@
+"""What one rank waits in: a table of rules, of which the first that knows decides. Pure."""
+
+from __future__ import annotations
+
+from saferun.diagnosis.frames import Calls, last_name, place_words
+from saferun.diagnosis.peer_rules import (
+    found_in_collective,
+    in_backward,
+    in_collective,
+    in_native_collective,
+    in_pending_collective,
+    in_store,
+    on_gpu,
+)
+from saferun.diagnosis.sight import (
+    Found,
+    Rule,
+    Sight,
+    first_found,
+    is_at_work,
+    library_call,
+    library_calls,
+    native_call,
+    native_calls,
+    syscall,
+    user_frame,
+    waits_on,
+    wchan,
+)
+from saferun.diagnosis.stacks import WORKER_NAME, main_thread, started_in_child
+
+__all__ = ["RULES"]
+
+# ------------------------------------------------------------------------------------- states of the process as a whole
+
+
+def _ended(sight: Sight) -> Found | None:
+    if sight.ended:
+        return Found("dead", sight.ended, f"has ended ({sight.ended})")
+    if sight.look is None or sight.frames:
+        return None
+    if sight.look.state in {"Z", "X", "?"}:
+        return Found("dead", "ended while it was looked at", "has ended")
+    if sight.look.core_dumping:
+        return Found("dead", "the kernel writes its core", "crashes: the kernel writes its core")
+    return None
+
+
+def _traced(sight: Sight) -> Found | None:
+    look = sight.look
+    if look is not None and (look.tracer_pid or look.state == "t"):
+        who = f"process {look.tracer_pid}" if look.tracer_pid else "a debugger"
+        return Found("debugger", f"traced by {who}", f"is held by {who}, which traces it")
+    frame = library_call(sight, _DEBUGGERS)
+    if frame is not None:
+        name = next(name for name in _DEBUGGER_NAMES if name in frame.file)
+        return Found("debugger", name, f"waits at a prompt of the debugger ({name})")
+    return None
+
+
+_DEBUGGERS = Calls(
+    ("/pdb.py", ()),
+    ("/bdb.py", ()),
+    ("/IPython/core/debugger.py", ()),
+    ("/debugpy/adapter/__main__.py", ()),
+    ("/pydevd.py", ("do_wait_suspend", "_do_wait_suspend")),
+    ("/torch/distributed/__init__.py", ("interaction", "breakpoint")),
+)
+_DEBUGGER_NAMES = ("IPython", "debugpy", "pydevd", "pdb", "bdb", "torch")
+
+
+def _stopped(sight: Sight) -> Found | None:
+    if sight.look is not None and sight.look.state == "T":
+        return Found("stopped", "state T", "is stopped (state T)")
+    return None
+
+
+def _uninterruptible(sight: Sight) -> Found | None:
+    look = sight.look
+    if look is None or look.state != "D" or (sight.hang is not None and sight.rank in sight.hang.busy):
+        return None
+    where = " in ".join(filter(None, (look.syscall, look.wchan)))
+    what = ", ".join(filter(None, (where, look.waits_on))) or "state D"
+    return Found("uninterruptible", what, f"sleeps in the kernel and cannot be woken (state D: {what})")
+
+
+def _unanswering(sight: Sight) -> Found | None:
+    if sight.frames:
+        return None
+    if sight.pending:
+        return found_in_collective(sight.pending)
+    found = first_found(sight, _KERNEL_RULES)
+    if found is not None:
+        return found
+    why = sight.failure or "no stacks of it"
+    return Found("unanswering", why, f"cannot be looked into ({why})")
+
+
+# -------------------------------------------------------------------------------------------------------- data loading
+
+_LOADER = Calls(("/torch/utils/data/dataloader.py", ()))
+_LOADER_WAIT = Calls(
+    ("/torch/utils/data/dataloader.py", ("_try_get_data", "_get_data", "_next_data", "_shutdown_workers")),
+)
+_IN_PROCESS = "_SingleProcessDataLoaderIter"
+
+
+def _data_loading(sight: Sight) -> Found | None:
+    frame = library_call(sight, _LOADER_WAIT)
+    if frame is None or any(_IN_PROCESS in call.function for call in library_calls(sight)):
+        return None
+    short, trouble = worker_trouble(sight)
+    return Found("data_loading", short or "its workers", "waits for its data loader", trouble=trouble)
+
+
+def worker_trouble(sight: Sight) -> tuple[str, str]:
+    """What the data-loader workers of a rank are stuck in: in short, and with the numbers of the processes.
+
+    Both are empty where none is seen to be stuck.
+    """
+    looks = {look.pid: look for look in sight.children if look.name == WORKER_NAME}
+    dumps = {dump.pid: dump for dump in sight.workers if dump.name == WORKER_NAME}
+    stuck: dict[tuple[str, str, str], list[int]] = {}
+    for pid in sorted({*looks, *dumps}):
+        thread = main_thread(dumps[pid]) if pid in dumps else None
+        frames = started_in_child(thread.frames) if thread is not None else ()
+        active = thread is not None and thread.active
+        view = Sight(sight.rank, sight.user, frames, active, looks.get(pid))
+        place = user_frame(frames, sight.user)
+        # One that waits for the next index to load has nothing to do.
+        found = first_found(view, RULES if place is not None else _STATE_RULES)
+        if found is not None:
+            stuck.setdefault((found.what or found.kind, found.doing, place_words(place)), []).append(pid)
+    if not stuck:
+        gone = "" if looks or dumps or not sight.children else "no worker of its data loader is left"
+        return gone, gone
+    (what, doing, place_told), pids = max(stuck.items(), key=lambda item: (len(item[1]), -item[1][0]))
+    at = f" at {place_told}" if place_told else ""
+    more = f" (and {len(pids) - 1} more)" if len(pids) > 1 else ""
+    return f"{what}{at.partition(' in ')[0]} in a worker", f"its data-loader worker pid {pids[0]}{more} {doing}{at}"
+
+
+# ---------------------------------------------------------------------------------------------------- compile, children
+
+_COMPILERS = frozenset(
+    [
+        "as",
+        "c++",
+        "cc1",
+        "cc1plus",
+        "cicc",
+        "clang",
+        "clang++",
+        "collect2",
+        "cudafe++",
+        "fatbinary",
+        "g++",
+        "gcc",
+        "hipcc",
+        "ld",
+        "ld.lld",
+        "lld",
+        "ninja",
+        "nvcc",
+        "ptxas",
+    ]
+)
+_COMPILE_CALLS = Calls(
+    ("/torch/_inductor/async_compile.py", ()),
+    ("/torch/_inductor/cpp_builder.py", ()),
+    ("/torch/_inductor/graph.py", ()),
+    ("/torch/_inductor/scheduler.py", ()),
+    ("/torch/_inductor/codecache.py", ("compile", "load", "load_async", "load_by_key_path", "compile_and_load")),
+    ("/torch/_dynamo/convert_frame.py", ()),
+    ("/torch/utils/cpp_extension.py", ()),
+    ("/triton/compiler/compiler.py", ()),
+    ("/triton/runtime/build.py", ()),
+)
+_CHILD_WAITS = Calls(
+    ("/subprocess.py", ()),
+    ("/multiprocessing/popen_fork.py", ("poll", "wait")),
+    ("/multiprocessing/process.py", ("join",)),
+)
+_POOL_WAITS = Calls(("/multiprocessing/pool.py", ("get", "wait", "next", "join", "apply", "map", "starmap")))
+
+
+def _compile(sight: Sight) -> Found | None:
+    compiler = next((look for look in sight.children if look.name in _COMPILERS), None)
+    frame = library_call(sight, _COMPILE_CALLS)
+    if compiler is None and frame is None:
+        return None
+    if library_call(sight, _FILE_LOCKS) is not None:
+        return None
+    by = compiler.name if compiler is not None else "torch.compile"
+    if frame is not None and frame.file.endswith("/cpp_extension.py") and compiler is None:
+        by = "the build of an extension"
+    return Found("compile", by, f"compiles ({by})")
+
+
+def _subprocess(sight: Sight) -> Found | None:
+    pool = library_call(sight, _POOL_WAITS)
+    if pool is not None:
+        return Found("subprocess", "a process pool", "waits for its process pool", trouble=_child_trouble(sight))
+    is_waiting = library_call(sight, _CHILD_WAITS) is not None or syscall(sight) in {"wait4", "waitid"}
+    if not is_waiting and not native_call(sight, "wait4", "waitpid", "waitid", "__waitpid", "os_waitpid"):
+        return None
+    what, words = _child_words(sight)
+    return Found("subprocess", what, f"waits for {words}", trouble=_child_trouble(sight))
+
+
+def _child_words(sight: Sight) -> tuple[str, str]:
+    """The child that a rank waits for, without and with its number."""
+    own = sight.look
+    awaited = waits_on(sight)
+    direct = [look for look in sight.children if own is not None and look.ppid == own.pid and look.name != WORKER_NAME]
+    named = [look for look in direct if f"process {look.pid} " in f"{awaited} "] or (direct if len(direct) == 1 else [])
+    if not named:
+        awaited = awaited.removesuffix(" to end") or "a child process"
+        return "a child process", awaited
+    child = named[0]
+    if own is not None and child.command and child.command == own.command:
+        return "a forked child", f"its forked child pid {child.pid}"
+    program, blank, arguments = (child.command or child.name).partition(" ")
+    what = f"{program.rpartition('/')[2]}{blank}{arguments}"
+    return what, f"pid {child.pid} ({what})"
+
+
+def _child_trouble(sight: Sight) -> str:
+    """What a Python child stands in."""
+    for dump in sight.workers:
+        thread = main_thread(dump)
+        if thread is None or dump.name == WORKER_NAME:
+            continue
+        look = next((look for look in sight.children if look.pid == dump.pid), None)
+        view = Sight(sight.rank, sight.user, started_in_child(thread.frames), thread.active, look)
+        found = first_found(view, RULES)
+        if found is not None:
+            place = place_words(user_frame(view.frames, sight.user))
+            return f"its child pid {dump.pid} {found.doing}{f' at {place}' if place else ''}"
+    return ""
+
+
+# --------------------------------------------------------------------------------------------------------------- locks
+
+_FILE_LOCKS = Calls(
+    ("/torch/utils/file_baton.py", ()),
+    ("/filelock/_api.py", ()),
+    ("/filelock/_unix.py", ()),
+    ("/fasteners/process_lock.py", ()),
+    ("/portalocker/utils.py", ()),
+)
+_LOCKS: tuple[tuple[Calls, str], ...] = (
+    (_FILE_LOCKS, "a lock file"),
+    (Calls(("/multiprocessing/queues.py", ()), ("/multiprocessing/connection.py", ())), "a queue between processes"),
+    (Calls(("/multiprocessing/synchronize.py", ()), ("/multiprocessing/managers.py", ())), "a lock between processes"),
+    (Calls(("/queue.py", ())), "a queue"),
+    (Calls(("/concurrent/futures/_base.py", ())), "a future"),
+    (Calls(("/concurrent/futures/thread.py", ("shutdown", "__exit__"))), "its thread pool"),
+    (Calls(("/threading.py", ("join", "_wait_for_tstate_lock", "_shutdown"))), "another thread to end"),
+    (Calls(("/threading.py", ("wait", "wait_for", "acquire", "__enter__"))), ""),
+)
+_LOCK_NATIVE = (
+    "PyThread_acquire_lock",
+    "lock_PyThread",
+    "rlock_acquire",
+    "PyMutex",
+    "_PyMutex",
+    "_PySemaphore",
+    "pthread_mutex_lock",
+    "__lll_lock_wait",
+    "sem_wait",
+    "__new_sem_wait",
+    "do_futex_wait",
+    "semlock_acquire",
+)
+_GIL_NATIVE = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure", "pybind11::gil_scoped")
+
+
+def _lock(sight: Sight) -> Found | None:
+    if native_call(sight, *_GIL_NATIVE):
+        return _in_lock("the GIL, which another thread holds")
+    for table, words in _LOCKS:
+        frames = [frame for frame in library_calls(sight) if frame in table]
+        if frames and not is_at_work(sight):
+            return _in_lock(words or _THREADING.get(frames[-1].function.partition(".")[0], "a lock"))
+    if syscall(sight) == "flock" or waits_on(sight).startswith("a lock on "):
+        return _in_lock(waits_on(sight) or "a lock on a file")
+    if native_call(sight, *_LOCK_NATIVE):
+        return _in_lock("a lock")
+    return None
+
+
+def _in_lock(what: str) -> Found:
+    return Found("lock", what, f"waits for {what}")
+
+
+_THREADING = {
+    "Event": "an event",
+    "Barrier": "a barrier between threads",
+    "Semaphore": "a semaphore",
+    "BoundedSemaphore": "a semaphore",
+    "Condition": "a condition",
+}
+
+
+def _futex(sight: Sight) -> Found | None:
+    if syscall(sight).startswith("futex") or "futex" in wchan(sight):
+        return _in_lock("a lock")
+    return None
+
+
+# ---------------------------------------------------------------------------------------- the kernel's side of the rest
+
+_SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
+_FILE_CALLS = frozenset(
+    [
+        "open",
+        "openat",
+        "openat2",
+        "creat",
+        "read",
+        "write",
+        "pread64",
+        "pwrite64",
+        "readv",
+        "writev",
+        "preadv",
+        "pwritev",
+        "fsync",
+        "fdatasync",
+        "sync",
+        "syncfs",
+        "fallocate",
+        "ftruncate",
+        "truncate",
+        "rename",
+        "renameat",
+        "unlink",
+        "unlinkat",
+        "stat",
+        "fstat",
+        "newfstatat",
+        "statx",
+        "getdents64",
+        "close",
+        "copy_file_range",
+        "sendfile",
+        "mkdir",
+        "mkdirat",
+    ]
+)
+_SOCKET_CALLS = frozenset(
+    [
+        "recvfrom",
+        "recvmsg",
+        "recvmmsg",
+        "sendto",
+        "sendmsg",
+        "sendmmsg",
+        "connect",
+        "accept",
+        "accept4",
+        "poll",
+        "ppoll",
+        "select",
+        "pselect6",
+        "epoll_wait",
+        "epoll_pwait",
+        "epoll_pwait2",
+        "read",
+        "write",
+        "readv",
+        "writev",
+    ]
+)
+_SOCKETS = ("a connection", "connections to ", "a UDP socket", "the Unix socket", "a Unix socket", "a socket")
+_FILES = ("the FIFO", "a FIFO", "the file", "the device", "a pipe")
+_NETWORK_CALLS = Calls(
+    ("/socket.py", ()),
+    ("/ssl.py", ()),
+    ("/http/client.py", ()),
+    ("/urllib/request.py", ()),
+    ("/urllib3/connectionpool.py", ()),
+    ("/requests/sessions.py", ()),
+    ("/botocore/httpsession.py", ()),
+    ("/grpc/_channel.py", ()),
+)
+_FILE_IO_CALLS = Calls(
+    ("/torch/serialization.py", ()),
+    ("/numpy/lib/npyio.py", ()),
+    ("/numpy/lib/_npyio_impl.py", ()),
+    ("/safetensors/torch.py", ()),
+    ("/shutil.py", ()),
+    ("/zipfile.py", ()),
+    ("/tarfile.py", ()),
+    ("/pathlib.py", ()),
+    ("/h5py/_hl/files.py", ()),
+)
+
+
+def _sleep(sight: Sight) -> Found | None:
+    native = next(native_calls(sight), "")
+    if syscall(sight) in _SLEEPS or native in {"clock_nanosleep", "nanosleep", "__nanosleep", "usleep", "time_sleep"}:
+        return Found("sleep", "time.sleep" if not native_call(sight, "sleep", "usleep") else "sleep", "sleeps")
+    return None
+
+
+def _file_io(sight: Sight) -> Found | None:
+    what = waits_on(sight)
+    if syscall(sight) in _FILE_CALLS and (what.startswith(_FILES) or not what):
+        if "partner" in wchan(sight) or what.startswith(("the FIFO", "a FIFO")):
+            what = what or "a FIFO to be opened at its other end"
+            return Found("file_io", what, f"waits for {what}")
+        if what == "a pipe" or what.startswith("a pipe,"):
+            return Found("file_io", what, f"waits for {what}")
+        verb = "writes to" if "write" in syscall(sight) or "sync" in syscall(sight) else "waits for"
+        return Found("file_io", what or syscall(sight), f"{verb} {what}" if what else f"is in {syscall(sight)}()")
+    if what.startswith("the terminal"):
+        return Found("file_io", what, f"waits for input from {what}")
+    if library_call(sight, _FILE_IO_CALLS) is not None and not is_at_work(sight):
+        return Found("file_io", what or "a file", f"waits for {what or 'a file'}")
+    return None
+
+
+def _network(sight: Sight) -> Found | None:
+    what = waits_on(sight)
+    if what.startswith(_SOCKETS) and syscall(sight) in _SOCKET_CALLS:
+        return Found("network", what, f"waits for {what}")
+    native = native_call(sight, "recv", "send", "connect", "accept", "SSL_read", "sock_")
+    if (library_call(sight, _NETWORK_CALLS) is not None or native) and not is_at_work(sight):
+        return Found("network", what or "a connection", f"waits for {what or 'a connection'}")
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- what is left
+
+
+def _spinning(sight: Sight) -> Found | None:
+    if sight.hang is None or sight.hang.kind != "spinning" or sight.rank not in sight.hang.ranks:
+        return None
+    return Found("spinning", "a loop that does not end", "spins")
+
+
+def _loading_in_process(sight: Sight) -> Found | None:
+    if any(frame in _LOADER for frame in sight.frames):
+        return Found("data_loading", "the dataset, in the rank itself", "loads data")
+    return None
+
+
+def _user_code(sight: Sight) -> Found | None:
+    call = next(library_calls(sight), None)
+    in_library = call is not None and user_frame(sight.frames, sight.user) is not None
+    if is_at_work(sight):
+        return Found("user_code", "", "computes")
+    what = last_name(call.function) if call is not None and in_library else ""
+    call_name = syscall(sight)
+    if call_name.isidentifier():
+        return Found("user_code", what, f"waits in {call_name}()")
+    return Found("user_code", what, "stands" if sight.is_main else "waits")
+
+
+_STATE_RULES: tuple[Rule, ...] = (_ended, _traced, _stopped, _uninterruptible)
+_KERNEL_RULES: tuple[Rule, ...] = (_subprocess, _sleep, _file_io, _network, _futex)
+RULES: tuple[Rule, ...] = (
+    *_STATE_RULES,
+    _unanswering,
+    in_store,
+    in_collective,
+    in_native_collective,
+    on_gpu,
+    _spinning,
+    _data_loading,
+    _compile,
+    in_backward,
+    _subprocess,
+    _lock,
+    _sleep,
+    _file_io,
+    _network,
+    in_pending_collective,
+    _futex,
+    _loading_in_process,
+    _user_code,
+)
+"""What is sure comes before what is likely, and what says most before what says less."""

@@ -1,0 +1,175 @@
+"""Who waits in what: each rank gets one answer, and ranks of the same answer are one group. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.collectives import CollectiveFindings, compare
+from saferun.diagnosis.frames import UserCode, is_native, place_words
+from saferun.diagnosis.sight import Found, Sight, first_found, user_frame
+from saferun.diagnosis.stacks import best_dumps, followed_threads, main_thread, worker_dumps
+from saferun.diagnosis.wait_rules import RULES
+from saferun.evidence import Capture, Frame, HangVerdict, ProcessLook, StackDump, ThreadStack, WaitGroup
+
+__all__ = ["Wait", "group_waits", "rank_waits", "wait_groups"]
+
+_IN_THREAD = "in another thread"
+# Kinds that say little, and give way to what a thread is in that the main thread waits for.
+_VAGUE = frozenset({"lock", "user_code"})
+# Kinds for which it matters that no other thread of the process can run meanwhile.
+_HELD_UP_BY_GIL = frozenset({"sleep", "lock", "file_io", "network", "user_code"})
+
+
+class Wait(NamedTuple):
+    """What one rank waits in, and where in the user's code; ``place`` is empty where that is not known."""
+
+    rank: int
+    found: Found
+    place: str
+
+    @property
+    def words(self) -> str:
+        """To stand after "it": ``sleeps at train.py:52 in step``."""
+        if self.found.trouble and self.found.kind == "data_loading":
+            return self.found.trouble
+        at = f" at {self.place}" if self.place else ""
+        trouble = f"; {self.found.trouble}" if self.found.trouble else ""
+        return f"{self.found.doing}{at}{trouble}"
+
+
+def wait_groups(
+    capture: Capture,
+    *,
+    ranks: Sequence[int],
+    dead: Mapping[int, str],
+    hang: HangVerdict | None = None,
+    script: str = "",
+    cwd: str = "",
+) -> tuple[WaitGroup, ...]:
+    """Who waits in what: every rank in one group, those that wait alike in the same, ordered by their first rank.
+
+    Args:
+        capture: what was seen.
+        ranks: all ranks of this host.
+        dead: how those that have ended did, in words: ``exit code 0``.
+        hang: the verdict, where there is one.
+        script: the path of the script, or its module; empty where unknown.
+        cwd: the ranks' working directory.
+    """
+    findings = compare(capture.collectives, ranks)
+    return group_waits(rank_waits(capture, findings, ranks=ranks, dead=dead, hang=hang, user=UserCode(script, cwd)))
+
+
+def group_waits(waits: Iterable[Wait]) -> tuple[WaitGroup, ...]:
+    """Ranks that wait alike as one group."""
+    members: dict[tuple[str, str, str], list[int]] = {}
+    for wait in waits:
+        members.setdefault((wait.found.kind, wait.found.what, wait.place), []).append(wait.rank)
+    groups = [WaitGroup(kind, what, tuple(sorted(ranks)), place) for (kind, what, place), ranks in members.items()]
+    return tuple(sorted(groups, key=lambda group: group.ranks))
+
+
+def rank_waits(
+    capture: Capture,
+    findings: CollectiveFindings,
+    *,
+    ranks: Sequence[int],
+    dead: Mapping[int, str],
+    hang: HangVerdict | None,
+    user: UserCode,
+) -> tuple[Wait, ...]:
+    """What each rank waits in, in order of the ranks.
+
+    Args:
+        capture: what was seen.
+        findings: what the Flight Recorders tell.
+        ranks: all ranks of this host.
+        dead: how those that have ended did, in words.
+        hang: the verdict, where there is one.
+        user: tells whose code a call is.
+    """
+    looks, children = _looks(capture.looks)
+    dumps = best_dumps(capture.stacks)
+    workers: dict[int, list[StackDump]] = {}
+    for dump in worker_dumps(capture.stacks):
+        workers.setdefault(dump.rank, []).append(dump)
+    pending = {wait.rank: wait.op or "a collective" for wait in reversed(findings.waiting)}
+    behind = {rank for missing in findings.missing for rank in missing.ranks}
+    natives = _natives(dumps, looks)
+    waits = []
+    for rank in sorted({*ranks, *dead}):
+        found_dump = dumps.get(rank)
+        thread = main_thread(found_dump) if found_dump is not None else None
+        sight = Sight(
+            rank,
+            user,
+            frames=thread.frames if thread is not None else (),
+            active=thread is not None and thread.active,
+            owns_gil=thread is not None and thread.owns_gil,
+            look=looks.get(rank),
+            children=tuple(children.get(rank, ())),
+            workers=tuple(workers.get(rank, ())),
+            pending=pending.get(rank, ""),
+            is_behind=rank in behind,
+            ended=dead.get(rank, ""),
+            failure=found_dump.failure if found_dump is not None else "",
+            hang=hang,
+        )
+        sight = sight._replace(frames=natives.get(_likeness(sight.frames, sight.look), sight.frames))
+        waits.append(_wait(sight, followed_threads(found_dump, user) if found_dump is not None else ()))
+    return tuple(waits)
+
+
+def _looks(looks: Iterable[ProcessLook]) -> tuple[dict[int, ProcessLook], dict[int, list[ProcessLook]]]:
+    """The ranks' own looks and those of what descends from them, by rank. A later look at a process says more."""
+    newest = {(look.rank, look.pid): look for look in looks}
+    own = {look.rank: look for look in newest.values() if look.is_rank}
+    children: dict[int, list[ProcessLook]] = {}
+    for _, look in sorted(newest.items()):
+        if not look.is_rank:
+            children.setdefault(look.rank, []).append(look)
+    return own, children
+
+
+_Likeness = tuple[tuple[Frame, ...], str]
+
+
+def _likeness(frames: Sequence[Frame], look: ProcessLook | None) -> _Likeness:
+    return tuple(frame for frame in frames if not is_native(frame)), look.syscall if look is not None else ""
+
+
+def _natives(dumps: Mapping[int, StackDump], looks: Mapping[int, ProcessLook]) -> dict[_Likeness, tuple[Frame, ...]]:
+    """Stacks with native calls, by what they have in common with those that were taken without.
+
+    Native calls are taken of one rank among those that stand in the same line, in the same system call.
+    """
+    found: dict[_Likeness, tuple[Frame, ...]] = {}
+    for rank, dump in sorted(dumps.items()):
+        thread = main_thread(dump)
+        # What runs is elsewhere at the next glance.
+        if thread is not None and not thread.active and any(map(is_native, thread.frames)):
+            likeness = _likeness(thread.frames, looks.get(rank))
+            if likeness[0]:
+                found.setdefault(likeness, thread.frames)
+    return found
+
+
+def _wait(sight: Sight, followed: Sequence[ThreadStack]) -> Wait:
+    found = first_found(sight, RULES) or Found("unanswering", "", "cannot be looked into")
+    place = place_words(user_frame(sight.frames, sight.user))
+    if sight.owns_gil and not sight.active and found.kind in _HELD_UP_BY_GIL and not found.of_peers:
+        found = found._replace(doing=f"{found.doing} in C code that holds the GIL")
+    if found.kind in _VAGUE and followed:
+        views = [_view_of(sight, thread) for thread in followed]
+        # What a thread waits for other ranks with is what the rank does.
+        _, found, place = min(views, key=lambda view: view[0])
+    return Wait(sight.rank, found, place if found.kind != "dead" else "")
+
+
+def _view_of(sight: Sight, thread: ThreadStack) -> tuple[tuple[bool, bool], Found, str]:
+    view = sight._replace(frames=thread.frames, active=thread.active, is_main=False)
+    found = first_found(view, RULES) or Found("user_code", "", "stands")
+    place = place_words(user_frame(thread.frames, sight.user))
+    told = found._replace(what=f"{found.what}, {_IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
+    return (not found.of_peers, found.kind in _VAGUE), told, f"{place}" if place else ""

@@ -1,0 +1,337 @@
+"""What is known about a hang or a failure, and what follows from it. Values only; pure.
+
+Loaded when something has gone wrong, never at start.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from saferun.model import RankEnd
+
+# ------------------------------------------------------------------------------------------------------------ evidence
+
+
+class Frame(NamedTuple):
+    """One call. ``line`` is 0 where unknown; ``file`` is a library's path for native frames."""
+
+    function: str
+    file: str
+    line: int
+    native: bool = False
+
+
+class ThreadStack(NamedTuple):
+    """One thread's stack, innermost frame first. ``tid`` is the kernel's number, 0 where unknown."""
+
+    name: str
+    tid: int
+    is_main: bool
+    active: bool
+    owns_gil: bool
+    frames: tuple[Frame, ...]
+
+
+class StackDump(NamedTuple):
+    """The stacks of one process.
+
+    ``rank`` is the rank that it is, or descends from. ``tool`` is what took them: ``py-spy``, ``py-spy --native``,
+    ``faulthandler``, ``worker server``, ``pystack``, ``gdb``. ``failure`` says in one line why there are none.
+    """
+
+    rank: int
+    pid: int
+    is_rank: bool
+    name: str
+    tool: str
+    threads: tuple[ThreadStack, ...]
+    failure: str = ""
+
+
+class ProcessLook(NamedTuple):
+    """One process as /proc shows it.
+
+    Attributes:
+        rank: the rank that it is, or descends from.
+        pid: its number.
+        ppid: its parent's.
+        is_rank: whether it is the rank itself.
+        name: its ``comm``.
+        command: its command line, shortened, secrets replaced.
+        state: the letter of proc(5): ``R S D T t Z``; ``?`` where it is gone.
+        wchan: the kernel function that it sleeps in; empty where it does not, or may not be read.
+        syscall: name of the system call that its main thread is in; empty likewise.
+        threads: how many it has.
+        tracer_pid: who traces it; 0: nobody.
+        core_dumping: whether the kernel is writing its core.
+        rss_bytes: its resident memory.
+        waits_on: what the system call waits for, in words: ``a connection to 10.0.0.2:29500 (ESTABLISHED)``,
+            ``the FIFO /tmp/x``; empty where it cannot be told.
+        cpu_s: processor time of all its threads.
+    """
+
+    rank: int
+    pid: int
+    ppid: int
+    is_rank: bool
+    name: str
+    command: str
+    state: str
+    wchan: str
+    syscall: str
+    threads: int
+    tracer_pid: int
+    core_dumping: bool
+    rss_bytes: int
+    waits_on: str
+    cpu_s: float
+
+
+class CollectiveCall(NamedTuple):
+    """One entry of the Flight Recorder. ``sizes`` as text: ``[[1024, 1024]]``; ``created_ns`` since the epoch."""
+
+    seq: int
+    op: str
+    sizes: str
+    retired: bool
+    is_p2p: bool
+    created_ns: int
+    frames: tuple[Frame, ...] = ()
+
+
+class GroupProgress(NamedTuple):
+    """How far one rank has come in one process group. Sequence numbers are -1 where nothing happened yet.
+
+    ``calls`` are the newest entries, oldest first; ``ranks`` the group's members where known.
+    """
+
+    group: str
+    description: str
+    ranks: tuple[int, ...]
+    enqueued: int
+    started: int
+    completed: int
+    calls: tuple[CollectiveCall, ...]
+
+
+class RankCollectives(NamedTuple):
+    """The Flight Recorder of one rank; ``failure`` says in one line why there is none."""
+
+    rank: int
+    groups: tuple[GroupProgress, ...]
+    failure: str = ""
+
+
+class CoreLook(NamedTuple):
+    """What became of the core of one dead process.
+
+    ``path`` is empty where there is none to be read, and then ``failure`` says why. ``threads`` has the crashing thread
+    first. ``sender_pid`` is who sent the signal (0: the kernel, or unknown). ``address`` the faulting address as text.
+    """
+
+    rank: int
+    pid: int
+    signum: int
+    path: str
+    size_bytes: int
+    kept: bool
+    tool: str
+    threads: tuple[ThreadStack, ...]
+    sender_pid: int = 0
+    address: str = ""
+    failure: str = ""
+
+
+class OomKill(NamedTuple):
+    """The kernel's OOM killer was at work while the ranks ran.
+
+    ``scope``: ``cgroup`` or ``host``. ``limit_bytes`` and ``rss_bytes`` (of the killed process) are 0 where unknown.
+    ``pids``: the killed ones where the kernel log tells; else empty. ``source``: where it was read.
+    """
+
+    scope: str
+    limit_bytes: int
+    rss_bytes: int
+    pids: tuple[int, ...]
+    kills: int
+    source: str
+
+
+class CaptureNote(NamedTuple):
+    """What became of one capture. ``rank`` is -1 and ``pid`` 0 for the host. ``path`` is its file, or empty."""
+
+    capture: str
+    rank: int
+    pid: int
+    path: str
+    elapsed_s: float
+    failure: str = ""
+
+
+class Capture(NamedTuple):
+    """Everything that was seen at one moment."""
+
+    looks: tuple[ProcessLook, ...] = ()
+    stacks: tuple[StackDump, ...] = ()
+    collectives: tuple[RankCollectives, ...] = ()
+    host_lines: tuple[str, ...] = ()
+    """What GPUs and the kernel log have to say, one line each, ready to be shown."""
+    notes: tuple[CaptureNote, ...] = ()
+    unfinished: tuple[str, ...] = ()
+    """What was not ready when the budget was spent, named."""
+    elapsed_s: float = 0.0
+
+
+class HangVerdict(NamedTuple):
+    """Nothing moves any more.
+
+    Attributes:
+        kind: ``quiescent`` (every process of every rank is quiet), ``stuck_collective`` (ranks are in a collective that
+            no longer moves, and nobody else does anything), ``spinning`` (one burns its processor on the spot while the
+            others wait), ``stopped`` (state T), ``uninterruptible`` (state D), ``heartbeat`` (a rank that used to beat
+            has stopped).
+        ranks: the ranks that it is about: the stopped, the spinning, …; all of them for ``quiescent``.
+        quiet_s: how long it has lasted.
+        certain: whether it may be acted upon; a suspicion is only told.
+        busy: ranks that use their processor, in an NCCL job often those that wait.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    quiet_s: float
+    certain: bool
+    busy: tuple[int, ...] = ()
+
+
+class RankOutput(NamedTuple):
+    """What a rank left behind: its last lines and the error file that ``@record`` wrote.
+
+    ``last_lines`` are those of stderr, ``last_stdout_lines`` those of stdout.
+    """
+
+    local_rank: int
+    last_lines: tuple[str, ...]
+    stderr_path: str
+    error_message: str
+    error_time: float
+    last_stdout_lines: tuple[str, ...] = ()
+
+
+class Evidence(NamedTuple):
+    """All that is known of an attempt that failed or hangs, when it is diagnosed.
+
+    ``started_at`` is in monotonic seconds. ``ranks`` maps local rank (the index) to rank. ``capture`` was taken before
+    any rank was signalled. ``hang`` is the verdict that led to it, ``hang_capture`` what was seen then, where the job
+    hung before it failed. ``kernel_lines`` are lines of the kernel log since the start (Xid, OOM).
+    ``supervisor_pid`` tells our own signals from other people's.
+    """
+
+    host: str
+    started_at: float
+    ends: tuple[RankEnd, ...]
+    outputs: tuple[RankOutput, ...]
+    abandoned: tuple[int, ...]
+    stop_signum: int | None
+    trouble: str = ""
+    trouble_hint: str = ""
+    ranks: tuple[int, ...] = ()
+    capture: Capture = Capture()
+    hang: HangVerdict | None = None
+    cores: tuple[CoreLook, ...] = ()
+    oom: OomKill | None = None
+    kernel_lines: tuple[str, ...] = ()
+    supervisor_pid: int = 0
+    script: str = ""
+    cwd: str = ""
+
+
+# ----------------------------------------------------------------------------------------------------------- diagnosis
+
+
+class Cause(NamedTuple):
+    """Why it happened.
+
+    Attributes:
+        class_name: the cause class, an identifier that reports keep: ``cuda_out_of_memory``, ``segmentation_fault``,
+            ``hang_lock``, ``unknown`` …
+        words: the cause in a few words, to stand after ``rank 3 (node1): ``.
+        ranks: the ranks that are the cause; empty where it is nobody's.
+        proof: the words that prove it, a line of output or of a report; empty where the exit status is all.
+        advice: one line: what to do.
+        place: the last frame in the user's code, ``train.py:52 in step``; empty where unknown.
+    """
+
+    class_name: str
+    words: str
+    ranks: tuple[int, ...]
+    proof: str
+    advice: str
+    place: str = ""
+
+
+class StackNode(NamedTuple):
+    """One node of the merged stacks: a call, the ranks whose stacks run through it, and the calls below it.
+
+    ``ranks`` are sorted. ``processes`` counts processes where descendants of ranks are merged too.
+    """
+
+    frame: Frame
+    ranks: tuple[int, ...]
+    children: tuple[StackNode, ...]
+
+
+class WaitGroup(NamedTuple):
+    """Ranks that wait in the same thing.
+
+    ``kind``: ``collective data_loading file_io compile lock sleep subprocess user_code dead stopped unanswering gpu
+    uninterruptible network spinning debugger``. ``what`` in words: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
+    ``place``: the frame in the user's code, ``train.py:52 in step``.
+    """
+
+    kind: str
+    what: str
+    ranks: tuple[int, ...]
+    place: str
+
+
+class Traceback(NamedTuple):
+    """A traceback that several ranks printed alike."""
+
+    ranks: tuple[int, ...]
+    lines: tuple[str, ...]
+
+
+class Diagnosis(NamedTuple):
+    """The cause of a failed or hanging attempt.
+
+    Attributes:
+        headline: the cause in one line.
+        first: the rank that failed first (None where no rank did, as in a hang).
+        output: what that rank left behind.
+        also_failed: those that failed by themselves after it.
+        stopped: ranks that saferun stopped because of it.
+        abandoned: local ranks that could not be killed.
+        hint: advice that the trouble itself came with.
+        cause: why.
+        victims: ranks that failed only because another one did.
+        groups: who waits in what.
+        tree: the merged stacks of the ranks that lived.
+        tracebacks: what failed ranks printed, each once.
+        core: the core of the rank that is the cause.
+        lines: further findings worth a line each: mismatched collectives, what was not ready, kernel messages.
+    """
+
+    headline: str
+    first: RankEnd | None
+    output: RankOutput | None
+    also_failed: tuple[RankEnd, ...]
+    stopped: tuple[int, ...]
+    abandoned: tuple[int, ...]
+    hint: str = ""
+    cause: Cause | None = None
+    victims: tuple[int, ...] = ()
+    groups: tuple[WaitGroup, ...] = ()
+    tree: tuple[StackNode, ...] = ()
+    tracebacks: tuple[Traceback, ...] = ()
+    core: CoreLook | None = None
+    lines: tuple[str, ...] = ()

@@ -1,0 +1,310 @@
+"""Memory limits of control groups, and whether the kernel's OOM killer was at work.
+
+Nothing here raises, and a reading takes well under a millisecond: what cannot be read is 0 or None.
+
+Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.events), cgroup-v1/memory.rst
+(memory.limit_in_bytes, memory.oom_control, memory.failcnt), mm/oom_kill.c; proc_pid_mountinfo(5); cgroups(7).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from saferun.evidence import OomKill
+
+_MOST_LEVELS = 32
+# Without a limit v1 says the largest number of pages there is, and v2 says ``max``.
+_NO_LIMIT_BYTES = 1 << 60
+# What follows a name in the lines of a kill; between name and sizes some kernels have the user.
+_AFTER_NAME = (") total-vm:", ") score ", "), UID")
+
+
+class MemoryState(NamedTuple):
+    """How much memory a process's control group may use, and what the OOM killer has done so far.
+
+    Attributes:
+        version: of the memory controller: 1 or 2; 0 where there is none to be read.
+        path: the process's control group, as a directory.
+        limit_bytes: the least of its limits and those of its ancestors; 0: none.
+        limit_path: the control group that has this limit; empty: none.
+        usage_bytes: what that control group uses (the process's own where there is no limit).
+        oom_kills: processes of this control group that were killed so far; None where it cannot be told.
+        limit_hits: how often a limit was hit on the way up; it tells only by growing.
+        host_oom_kills: processes that were killed on the whole host so far; None where it cannot be told.
+        host_bytes: the host's memory.
+    """
+
+    version: int
+    path: str
+    limit_bytes: int
+    limit_path: str
+    usage_bytes: int
+    oom_kills: int | None
+    limit_hits: int
+    host_oom_kills: int | None
+    host_bytes: int
+
+
+class OomLine(NamedTuple):
+    """One kill, as the kernel log tells it. ``rss_bytes`` and ``limit_bytes`` are 0 where unknown.
+
+    ``pid`` is as the host counts, whatever the process's own pid namespace.
+    """
+
+    pid: int
+    name: str
+    rss_bytes: int
+    is_cgroup: bool
+    limit_bytes: int
+
+
+def read_memory_state(pid: int = 0) -> MemoryState:
+    """The state of a process's control group.
+
+    Args:
+        pid: the process; 0: this one.
+    """
+    version, path, mount_point = _memory_cgroup(pid)
+    limit_bytes, limit_path, hits = 0, "", 0
+    for directory in _up(path, mount_point):
+        limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")  # noqa: PLR2004
+        if limit is not None and limit < _NO_LIMIT_BYTES:
+            if not limit_path or limit < limit_bytes:
+                limit_bytes, limit_path = limit, directory
+            hits += _limit_hits(version, directory)
+    return MemoryState(
+        version,
+        path,
+        limit_bytes,
+        limit_path,
+        _usage(version, limit_path or path),
+        _oom_kills(version, path),
+        hits,
+        _keyed("/proc/vmstat").get(b"oom_kill"),
+        _host_bytes(),
+    )
+
+
+def memory_limit_bytes() -> int:
+    """How much memory the processes of this control group may use together: its limit, or what the host has."""
+    version, path, mount_point = _memory_cgroup(0)
+    limits = [_host_bytes()]
+    for directory in _up(path, mount_point):
+        limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")  # noqa: PLR2004
+        if limit is not None:
+            limits.append(limit)
+    return min(limits)
+
+
+def oom_kill_between(
+    before: MemoryState,
+    after: MemoryState,
+    rss_bytes: int = 0,
+    kernel_lines: Iterable[str] = (),
+    pids: Iterable[int] = (),
+) -> OomKill | None:
+    """What the OOM killer did to this control group between two readings.
+
+    Args:
+        before: the reading when the ranks had been started.
+        after: the reading after one of them was killed by SIGKILL.
+        rss_bytes: how much memory the killed rank was last seen to use; 0: unknown.
+        kernel_lines: lines of the kernel log since the ranks were started, where they may be read.
+        pids: the ranks that were killed by SIGKILL, as the host counts.
+
+    Returns:
+        None where it did nothing, or nothing that can have been to these ranks.
+    """
+    from saferun.evidence import OomKill  # a start reads limits, and pays for nothing else
+
+    lines = parse_oom_lines(kernel_lines)
+    wanted = set(pids)
+    ours = [line for line in lines if line.pid in wanted]
+    counted = after.oom_kills is not None and before.oom_kills is not None
+    kills = (after.oom_kills or 0) - (before.oom_kills or 0) if counted else _host_kills(before, after)
+    if kills <= 0 and not ours:
+        return None
+    told = ours or lines
+    source = "kernel log" if ours else "memory cgroup" if counted else "/proc/vmstat"
+    is_cgroup = told[-1].is_cgroup if told else counted and after.limit_hits > before.limit_hits
+    limits = [after.limit_bytes, *(line.limit_bytes for line in told)]
+    return OomKill(
+        "cgroup" if is_cgroup else "host",
+        min((limit for limit in limits if limit), default=0) if is_cgroup else after.host_bytes,
+        max((line.rss_bytes for line in told), default=0) or rss_bytes,
+        tuple(dict.fromkeys(line.pid for line in told)),
+        max(kills, len(told)),
+        source,
+    )
+
+
+def _host_kills(before: MemoryState, after: MemoryState) -> int:
+    if after.host_oom_kills is None or before.host_oom_kills is None:
+        return 0
+    return after.host_oom_kills - before.host_oom_kills
+
+
+# ------------------------------------------------------------------------------------------------------ the kernel log
+
+
+def parse_oom_lines(lines: Iterable[str]) -> list[OomLine]:
+    """The kills that lines of the kernel log tell of, each once. Pure.
+
+    ``Memory cgroup out of memory: Killed process 71 (python) total-vm:90kB, anon-rss:60kB, file-rss:5kB, …``
+    """
+    kills: dict[int, OomLine] = {}
+    limit_bytes = 0
+    constrained: set[int] = set()
+    for line in lines:
+        if "memory: usage " in line and ", limit " in line:
+            limit_bytes = _kilobytes(line, ", limit ", 0) * 1024
+        elif "oom-kill:constraint=CONSTRAINT_MEMCG" in line:
+            constrained.add(_kilobytes(line, ",pid=", 0))
+        elif "illed process " in line or "Kill process " in line:
+            kill = _killed(line)
+            # Older kernels announce a kill in one line and tell its size in the next.
+            if kill is not None and (kill.pid not in kills or kill.rss_bytes):
+                earlier = kills.get(kill.pid)
+                is_cgroup = kill.is_cgroup or kill.pid in constrained or bool(earlier and earlier.is_cgroup)
+                kills[kill.pid] = kill._replace(is_cgroup=is_cgroup, limit_bytes=limit_bytes if is_cgroup else 0)
+                limit_bytes = 0
+    return list(kills.values())
+
+
+def _killed(line: str) -> OomLine | None:
+    for start in ("Killed process ", "killed process ", "Kill process "):
+        head, found, rest = line.partition(start)
+        if found:
+            break
+    else:
+        return None
+    digits, _, rest = rest.partition(" ")
+    pid = digits.rstrip(",")
+    if not pid.isdecimal():
+        return None
+    # The name may hold anything, closing parentheses too; what follows it begins with a word that we know.
+    end = max(rest.rfind(ending) for ending in _AFTER_NAME)
+    name = rest[rest.find("(") + 1 : end] if end > 0 else ""
+    sizes = rest[max(end, 0) :]
+    rss_kilobytes = sum(_kilobytes(sizes, key, 0) for key in ("anon-rss:", "file-rss:", "shmem-rss:"))
+    return OomLine(int(pid), name[:64], rss_kilobytes * 1024, "emory cgroup" in head, 0)
+
+
+def _kilobytes(text: str, key: str, otherwise: int) -> int:
+    """The number behind a key."""
+    _, found, rest = text.rpartition(key)
+    digits = ""
+    for char in rest if found else "":
+        if not char.isdecimal() or len(digits) > 18:  # noqa: PLR2004 - more than any size
+            break
+        digits += char
+    return int(digits) if digits else otherwise
+
+
+# ------------------------------------------------------------------------------------------------------ control groups
+
+
+def _memory_cgroup(pid: int) -> tuple[int, str, str]:
+    """Version of the memory controller, the process's directory in it, and where it is mounted; (0, "", ""): none.
+
+    In a container the path that the process sees may begin at the host's root while only its own part is mounted.
+    """
+    proc = f"/proc/{pid}" if pid else "/proc/self"
+    paths: dict[int, str] = {}
+    for line in _read(f"{proc}/cgroup").splitlines():
+        number, controllers, path = [*os.fsdecode(line).split(":", 2), "", ""][:3]
+        if "memory" in controllers.split(","):
+            paths[1] = path
+        elif number == "0" and not controllers:
+            paths[2] = path
+    mounts = _cgroup_mounts()
+    # Where both are mounted, the one that has the controller counts: a process's v1 line says so.
+    for version in (1, 2):
+        if version not in paths or version not in mounts:
+            continue
+        root, mount_point = mounts[version]
+        path = paths[version]
+        within = path[len(root) :] if path == root or path.startswith(f"{root.rstrip('/')}/") else ""
+        directory = f"{mount_point}/{within.strip('/')}".rstrip("/")
+        if not os.path.isdir(directory):
+            directory = mount_point
+        if version == 1 or os.path.exists(f"{directory}/memory.events") or os.path.exists(f"{directory}/memory.stat"):
+            return version, directory, mount_point
+    return 0, "", ""
+
+
+def _cgroup_mounts() -> dict[int, tuple[str, str]]:
+    """Version of the memory controller -> root within the hierarchy and mount point."""
+    mounts: dict[int, tuple[str, str]] = {}
+    for line in _read("/proc/self/mountinfo").splitlines():
+        if b" - cgroup" not in line:
+            continue
+        fields, _, rest = line.partition(b" - ")
+        words, ends = os.fsdecode(fields).split(" "), os.fsdecode(rest).split(" ")
+        if len(words) < 5 or len(ends) < 3:  # noqa: PLR2004
+            continue
+        root, mount_point = (word.replace("\\040", " ") for word in words[3:5])
+        if ends[0] == "cgroup2":
+            mounts.setdefault(2, (root, mount_point))
+        elif ends[0] == "cgroup" and "memory" in ends[2].split(","):
+            mounts.setdefault(1, (root, mount_point))
+    return mounts
+
+
+def _up(path: str, mount_point: str) -> Iterator[str]:
+    for _ in range(_MOST_LEVELS):
+        if not path:
+            return
+        yield path
+        if path == mount_point:
+            return
+        path = os.path.dirname(path)
+
+
+def _usage(version: int, path: str) -> int:
+    name = "memory.current" if version == 2 else "memory.usage_in_bytes"  # noqa: PLR2004
+    return (_number(f"{path}/{name}") or 0) if path else 0
+
+
+def _oom_kills(version: int, path: str) -> int | None:
+    if not version:
+        return None
+    return _keyed(f"{path}/{'memory.events' if version == 2 else 'memory.oom_control'}").get(b"oom_kill")  # noqa: PLR2004
+
+
+def _limit_hits(version: int, path: str) -> int:
+    if version == 2:  # noqa: PLR2004
+        return _keyed(f"{path}/memory.events").get(b"oom", 0)
+    return _number(f"{path}/memory.failcnt") or 0
+
+
+def _host_bytes() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def _number(path: str) -> int | None:
+    content = _read(path).strip()
+    return int(content) if content.isdigit() else None
+
+
+def _keyed(path: str) -> dict[bytes, int]:
+    """A file of lines of a name and a number."""
+    values: dict[bytes, int] = {}
+    for line in _read(path).splitlines():
+        key, _, number = line.partition(b" ")
+        if number.strip().isdigit():
+            values[key] = int(number)
+    return values
+
+
+def _read(path: str) -> bytes:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return b""

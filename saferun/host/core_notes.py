@@ -1,0 +1,301 @@
+"""What a core file says about the process that it is of: its ELF header and notes.
+
+The memory in it is not touched, but for the stack's top where a signal handler hid why the process died. Cores may be
+cut off, larger than memory, or garbage under a core's name: everything is bounded and checked.
+
+Sources: elf(5), core(5), sigaction(2); Linux, fs/binfmt_elf.c, include/linux/elfcore.h.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_HEADER_BYTES = 64
+_PROGRAM_HEADER_BYTES = 56
+_MOST_PROGRAM_HEADERS = 1 << 20
+_TYPE_CORE = 4
+_LOAD, _NOTE = 1, 4
+_IN_SECTION_ZERO = 0xFFFF  # PN_XNUM: there are more program headers than the field can count
+_PRSTATUS, _PRPSINFO, _AUXV = 1, 3, 6
+_SIGINFO, _FILE = 0x53494749, 0x46494C45
+_SIGINFO_BYTES = 128
+_PROGRAM_HEADERS_AT = 3  # AT_PHDR
+# What names the process comes first; a note for each thread follows.
+_FIRST_NOTES_BYTES = 1 << 13
+_NOTES_BYTES = 16 << 20
+_MOST_THREADS = 4096
+# Where registers stand in a thread's note, and which of them the stack pointer is (x86-64).
+_REGISTERS_AT, _STACK_POINTER = 112, 19
+_STACK_BYTES = 1 << 16
+# What the kernel saves for a signal handler (x86-64): ``ucontext``, behind which the handler's siginfo stands where it
+# asked for one.
+_CONTEXT_BYTES, _CONTEXT_FLAGS = 304, frozenset({2, 3, 6, 7})
+_CODE_SEGMENT_AT, _USER_CODE = 184, 0x33
+_TRAP_AT, _PAGE_FAULT = 200, 14
+_SI_KERNEL = 0x80
+# SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV: the kernel says where.
+_WITH_ADDRESS = frozenset({4, 5, 7, 8, 11})
+
+
+class CoreError(Exception):
+    """A file is no core that can be read; the text says why in a few words."""
+
+
+class CoreNotes(NamedTuple):
+    """Whose core it is, and of what it died.
+
+    Attributes:
+        pid: the process, as its own pid namespace counts.
+        ppid: its parent then.
+        sid: its session.
+        name: its ``comm``.
+        command: its command line as far as the kernel keeps it (79 bytes).
+        signum: the signal that ended it.
+        sender_pid: who sent that signal; 0: the kernel, the process itself, or unknown.
+        address: what could not be accessed or executed, as text; empty where the signal has none.
+        tids: its threads, the one that crashed first. Only this one where the notes were read for a search.
+        executable: the program's path; empty where it cannot be told.
+        size_bytes: how much of the core there is.
+        full_bytes: how much there should be.
+    """
+
+    pid: int
+    ppid: int
+    sid: int
+    name: str
+    command: str
+    signum: int
+    sender_pid: int
+    address: str
+    tids: tuple[int, ...]
+    executable: str
+    size_bytes: int
+    full_bytes: int
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a part of it is missing: a full disk, a limit, or a dump that still goes on."""
+        return self.size_bytes < self.full_bytes
+
+
+def read_core_notes(path: str, *, whole: bool = True) -> CoreNotes:
+    """Read whose core a file is.
+
+    Args:
+        path: the file. It is neither followed, where it is a link, nor waited for, where it is a FIFO.
+        whole: False reads only what tells the process, its session and its parent: a few kilobytes.
+
+    Raises:
+        CoreError: it is none, or cannot be read.
+    """
+    fd = open_regular(path)
+    try:
+        return _read_notes(fd, os.fstat(fd).st_size, whole=whole)
+    except OSError as error:
+        raise CoreError(error.strerror or str(error)) from None
+    except (struct.error, IndexError, OverflowError):
+        raise CoreError("its ELF notes make no sense") from None
+    finally:
+        os.close(fd)
+
+
+def open_regular(path: str) -> int:
+    """Open a file for reading that is a regular file itself: no link, no FIFO, no device.
+
+    Raises:
+        CoreError: it is something else, or cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise CoreError(error.strerror or str(error)) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CoreError("no regular file")
+    return fd
+
+
+def is_core(path: str) -> bool:
+    """Whether a file begins as a core does."""
+    try:
+        fd = open_regular(path)
+    except CoreError:
+        return False
+    try:
+        header = os.pread(fd, 18, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return header[:4] == b"\x7fELF" and header[16:18] in {b"\4\0", b"\0\4"}
+
+
+class _Segment(NamedTuple):
+    kind: int
+    offset: int
+    address: int
+    file_bytes: int
+
+
+def _read_notes(fd: int, size_bytes: int, *, whole: bool) -> CoreNotes:
+    segments = _read_segments(fd)
+    found: dict[int, bytes] = {}
+    tids: list[int] = []
+    left = _NOTES_BYTES if whole else _FIRST_NOTES_BYTES
+    for segment in segments:
+        if segment.kind != _NOTE:
+            continue
+        block = os.pread(fd, min(segment.file_bytes, left), segment.offset)
+        left -= len(block)
+        for kind, content in _notes(block):
+            found.setdefault(kind, content)
+            if kind == _PRSTATUS and len(tids) < _MOST_THREADS:
+                tids.append(struct.unpack_from("<i", content, 32)[0])
+    if _PRSTATUS not in found or _PRPSINFO not in found:
+        raise CoreError("cut off before its notes" if size_bytes <= _HEADER_BYTES * 64 else "it names no process")
+    pid, ppid, _pgrp, sid = struct.unpack_from("<4i", found[_PRPSINFO], 24)
+    signum, sender_pid, address = _why(fd, pid, found, segments if whole else [])
+    return CoreNotes(
+        pid,
+        ppid,
+        sid,
+        _text(found[_PRPSINFO][40:56]),
+        _text(found[_PRPSINFO][56:136]).strip(),
+        signum,
+        sender_pid,
+        address,
+        tuple(tids),
+        _executable(found.get(_AUXV, b""), found.get(_FILE, b"")) if whole else "",
+        size_bytes,
+        max((segment.offset + segment.file_bytes for segment in segments), default=0),
+    )
+
+
+def _read_segments(fd: int) -> list[_Segment]:
+    header = os.pread(fd, _HEADER_BYTES, 0)
+    if not header:
+        raise CoreError("empty")
+    if header[:4] != b"\x7fELF"[: len(header)]:
+        raise CoreError("no ELF file")
+    if len(header) < _HEADER_BYTES:
+        raise CoreError("cut off within its header")
+    if header[4:6] != b"\2\1":
+        raise CoreError("of a 32-bit or big-endian machine")
+    if struct.unpack_from("<H", header, 16)[0] != _TYPE_CORE:
+        raise CoreError("an ELF file, but no core")
+    (table_at,) = struct.unpack_from("<Q", header, 0x20)
+    (sections_at,) = struct.unpack_from("<Q", header, 0x28)
+    entry_bytes, count = struct.unpack_from("<HH", header, 0x36)
+    if count == _IN_SECTION_ZERO:
+        (count,) = struct.unpack("<I", os.pread(fd, 4, sections_at + 0x2C))
+    if entry_bytes != _PROGRAM_HEADER_BYTES or not 0 < count <= _MOST_PROGRAM_HEADERS:
+        raise CoreError("its ELF header makes no sense")
+    table = os.pread(fd, entry_bytes * count, table_at)
+    if len(table) < entry_bytes * count:
+        raise CoreError("cut off within its header")
+    return [
+        _Segment(kind, offset, address, file_bytes)
+        for kind, _flags, offset, address, _physical, file_bytes, _bytes, _align in struct.iter_unpack(
+            "<IIQQQQQQ", table
+        )
+    ]
+
+
+def _notes(block: bytes) -> Iterator[tuple[int, bytes]]:
+    """The notes of a segment, as far as they are there."""
+    at = 0
+    while at + 12 <= len(block):
+        name_bytes, content_bytes, kind = struct.unpack_from("<III", block, at)
+        content_at = at + 12 + (name_bytes + 3 & ~3)
+        if content_at + content_bytes > len(block):
+            return
+        if block[at + 12 : at + 16] == b"CORE":
+            yield kind, block[content_at : content_at + content_bytes]
+        at = content_at + (content_bytes + 3 & ~3)
+
+
+def _why(fd: int, pid: int, found: dict[int, bytes], segments: list[_Segment]) -> tuple[int, int, str]:
+    """Signal, sender and address."""
+    (signum,) = struct.unpack_from("<h", found[_PRSTATUS], 12)
+    info = found.get(_SIGINFO, b"")
+    if len(info) < _SIGINFO_BYTES:
+        return signum, 0, ""
+    signum, _errno, code = struct.unpack_from("<3i", info)
+    (sender_pid,) = struct.unpack_from("<i", info, 16)
+    if code <= 0 and sender_pid == pid:
+        # A handler (faulthandler's, say) that has told what it had to tell raises the signal anew, and the core knows
+        # only of that. What happened first is saved on the handler's stack.
+        context = _saved_context(fd, found[_PRSTATUS], segments)
+        behind = context[_CONTEXT_BYTES:]
+        if behind[:4] == info[:4]:
+            info = behind
+            (code,) = struct.unpack_from("<i", info, 8)
+            (sender_pid,) = struct.unpack_from("<i", info, 16)
+        elif context and signum in _WITH_ADDRESS:
+            trap, _mask, address = struct.unpack_from("<3Q", context, _TRAP_AT)
+            return signum, 0, hex(address) if trap == _PAGE_FAULT else ""
+    if code <= 0:
+        return signum, sender_pid if sender_pid != pid else 0, ""
+    if signum not in _WITH_ADDRESS or code == _SI_KERNEL:
+        return signum, 0, ""
+    return signum, 0, hex(struct.unpack_from("<Q", info, 16)[0])
+
+
+def _saved_context(fd: int, prstatus: bytes, segments: list[_Segment]) -> bytes:
+    """What the kernel saved for the innermost signal handler of the crashed thread.
+
+    It is a ``ucontext`` and the bytes behind it; empty: there is none, or it is no x86-64.
+
+    Source: Linux, arch/x86/include/uapi/asm/sigcontext.h, arch/x86/include/asm/sigframe.h.
+    """
+    if os.uname().machine != "x86_64" or len(prstatus) < _REGISTERS_AT + 8 * (_STACK_POINTER + 1):
+        return b""
+    (pointer,) = struct.unpack_from("<Q", prstatus, _REGISTERS_AT + 8 * _STACK_POINTER)
+    stack = _read_memory(fd, pointer & ~7, _STACK_BYTES, segments)
+    for at in range(0, len(stack) - _CONTEXT_BYTES - _SIGINFO_BYTES, 8):
+        # Flags of three bits, no next context, and user code's own code segment.
+        if stack[at] in _CONTEXT_FLAGS and not any(stack[at + 1 : at + 16]):
+            (code_segment,) = struct.unpack_from("<H", stack, at + _CODE_SEGMENT_AT)
+            if code_segment == _USER_CODE:
+                return stack[at : at + _CONTEXT_BYTES + _SIGINFO_BYTES]
+    return b""
+
+
+def _read_memory(fd: int, address: int, size_bytes: int, segments: list[_Segment]) -> bytes:
+    for segment in segments:
+        within = address - segment.address
+        if segment.kind == _LOAD and 0 <= within < segment.file_bytes:
+            return os.pread(fd, min(size_bytes, segment.file_bytes - within), segment.offset + within)
+    return b""
+
+
+def _executable(auxv: bytes, files: bytes) -> str:
+    """The path of the file whose program headers the kernel has told the process: the program itself.
+
+    The first mapping would be the dynamic loader's now and then.
+    """
+    headers_at = 0
+    for kind, value in struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]):
+        if kind == _PROGRAM_HEADERS_AT:
+            headers_at = value
+    if len(files) < 16:  # noqa: PLR2004 - two numbers
+        return ""
+    (count,) = struct.unpack_from("<Q", files)
+    if count > len(files) // 24:
+        return ""
+    names = files[16 + 24 * count :].split(b"\0")
+    for index in range(count):
+        start, end = struct.unpack_from("<QQ", files, 16 + 24 * index)
+        if start <= headers_at < end and index < len(names):
+            return os.fsdecode(names[index])
+    return ""
+
+
+def _text(raw: bytes) -> str:
+    text = raw.split(b"\0", 1)[0].decode(sys.getfilesystemencoding(), errors="replace")
+    return "".join(char if char.isprintable() else "?" for char in text)

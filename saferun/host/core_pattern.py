@@ -1,0 +1,98 @@
+"""What the kernel does with cores, as far as a launch has to know beforehand. Loaded at every start.
+
+Source: core(5); Linux, fs/coredump.c.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import NamedTuple
+
+RENAMED_PREFIX = "core.saferun."
+"""What cores are called that had to make room for the next one under the same name."""
+_PATTERN = "/proc/sys/kernel/core_pattern"
+_USES_PID = "/proc/sys/kernel/core_uses_pid"
+_PID_SPECIFIERS = frozenset("pPiI")
+_LEAST_ROOM_BYTES = 1 << 30
+
+
+class CorePattern(NamedTuple):
+    """``kernel.core_pattern`` and ``kernel.core_uses_pid``."""
+
+    text: str
+    uses_pid: bool = False
+
+    @property
+    def handler(self) -> str:
+        """The name of the program that the kernel pipes cores to; empty where it writes files."""
+        words = self.text[1:].split() if self.text.startswith("|") else []
+        return os.path.basename(words[0]) if words else ""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the kernel itself writes a file."""
+        return bool(self.text or self.uses_pid) and not self.text.startswith(("|", "@"))
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the file goes to the directory in which the process is when it dies, or below."""
+        return self.is_file and not self.text.startswith("/")
+
+    @property
+    def specifiers(self) -> frozenset[str]:
+        """The letters behind its percent signs."""
+        letters = set()
+        at = self.text.find("%")
+        while 0 <= at < len(self.text) - 1:
+            letters.add(self.text[at + 1])
+            at = self.text.find("%", at + 2)
+        return frozenset(letters)
+
+    @property
+    def is_shared_name(self) -> bool:
+        """Whether processes that die in the same place write to the same file."""
+        return self.is_file and not self.uses_pid and not _PID_SPECIFIERS & self.specifiers
+
+    def directory(self, cwd: str) -> str:
+        """Where the core of a process in that directory goes, as far as that is the same for all."""
+        directory = os.path.dirname(self.text)
+        while "%" in directory:
+            directory = os.path.dirname(directory)
+        return os.path.join(cwd, directory) if directory else cwd
+
+    def words(self) -> str:
+        """The pattern, to be put into a sentence."""
+        uses_pid = ", core_uses_pid 1" if self.uses_pid and self.is_file else ""
+        return f"kernel.core_pattern is {self.text!r}{uses_pid}"
+
+
+def read_core_pattern() -> CorePattern:
+    """What the kernel does with cores now."""
+    return CorePattern(_read(_PATTERN), _read(_USES_PID) not in {"", "0"})
+
+
+def room_for_core(directory: str, size_bytes: int) -> str:
+    """Why a core should not be written to a directory, in one line; empty: it may.
+
+    Args:
+        directory: where it would go.
+        size_bytes: how large it may get. Less than a gigabyte may never be free.
+    """
+    try:
+        file_system = os.statvfs(directory)
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} may not be written to"
+    free_bytes = file_system.f_bavail * file_system.f_frsize
+    if free_bytes >= max(size_bytes, _LEAST_ROOM_BYTES):
+        return ""
+    needed = f", and a core may take {size_bytes / 1e9:.1f} GB" if size_bytes > free_bytes else ""
+    return f"{directory} has {free_bytes / 1e9:.1f} GB free{needed}"
+
+
+def _read(path: str) -> str:
+    with suppress(OSError), open(path, "rb") as file:
+        return os.fsdecode(file.read().strip(b"\n"))
+    return ""

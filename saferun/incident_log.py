@@ -1,0 +1,106 @@
+"""What went wrong in a launch so far, and the report of it in the run directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from saferun.config import LaunchConfig
+from saferun.host.run_dir import RunDirectory, shorter_path
+
+if TYPE_CHECKING:
+    from saferun.evidence import Diagnosis, Evidence
+    from saferun.report.report_json import Incident
+
+_CLOCK = "%Y-%m-%d %H:%M:%S"
+
+
+class IncidentLog:
+    """Incidents in the order of time. The report is written anew with each, and at the end.
+
+    Args:
+        config: the launch.
+        run_dir: where the report goes.
+        host: the host's short name.
+        run_id: marks the processes of this run.
+        guarded: calls, and says in one line what could not be done.
+    """
+
+    def __init__(
+        self, config: LaunchConfig, run_dir: RunDirectory, *, host: str, run_id: str, guarded: Callable[..., Any]
+    ) -> None:
+        self.launched_time = time.time()
+        self._config = config
+        self._run_dir = run_dir
+        self._host = host
+        self._run_id = run_id
+        self._guarded = guarded
+        self._incidents: list[Incident] = []
+
+    @property
+    def files(self) -> str | None:
+        """The run directory as it is shown, if there is one."""
+        return shorter_path(self._run_dir.path) if self._run_dir.path is not None else None
+
+    def add(
+        self,
+        kind: str,
+        evidence: Evidence,
+        diagnosis: Diagnosis,
+        *,
+        attempt: int,
+        followed: str,
+        said: Sequence[str],
+        directory: str,
+    ) -> None:
+        """One more incident. The arguments are the fields of report_json's Incident."""
+        from saferun.report.report_json import Incident
+
+        now = time.time()
+        self._incidents.append(
+            Incident(
+                kind,  # type: ignore[arg-type]
+                attempt,
+                now,
+                evidence,
+                diagnosis,
+                followed,  # type: ignore[arg-type]
+                said=tuple(said),
+                directory=directory,
+                clock=time.strftime(_CLOCK, time.localtime(now)),
+            )
+        )
+        self._guarded("write the report", self._write)
+
+    def note_recovery(self, lasted_s: float) -> None:
+        """The hang that was told last is over, after so many seconds."""
+        if self._incidents and self._incidents[-1].kind == "hang":
+            self._incidents[-1] = self._incidents[-1]._replace(followed="recovered", recovered_after_s=lasted_s)
+            self._guarded("write the report", self._write)
+
+    def finish(self, exit_code: int, *, stopped: bool) -> None:
+        """The launch is over; where nothing went wrong there is no report."""
+        if self._incidents:
+            outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
+            self._guarded("write the report", self._write, exit_code, outcome)
+
+    def _write(self, exit_code: int | None = None, outcome: str = "running") -> None:
+        if self._run_dir.path is None:
+            return
+        from saferun.report.report_json import Run, build_report
+        from saferun.report.report_text import build_report_text
+
+        run = Run(
+            self._run_id,
+            self._host,
+            ("saferun", *self._config.argv),
+            self.launched_time,
+            ended_at=time.time() if exit_code is not None else None,
+            exit_code=exit_code,
+            outcome=outcome,  # type: ignore[arg-type]
+            files=self.files or "",
+            clock=time.strftime(_CLOCK, time.localtime(self.launched_time)),
+        )
+        self._run_dir.write_json("report.json", build_report(run, self._incidents))
+        self._run_dir.write_text("report.txt", build_report_text(run, self._incidents))

@@ -1,0 +1,236 @@
+"""Opens a rank's Python for looking at, without the script noticing.
+
+Python imports a module of this name at start-up, before the script; this directory is the first on PYTHONPATH of the
+ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number P
+
+* writes the stacks of all its threads to ``<prefix>.P.stacks`` when signal 63 arrives, in the middle of C code too;
+* serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on.
+
+Then the module takes itself away, from ``sys.path`` and the environment too, and lets the ``sitecustomize`` follow that
+Python would have found without it. Whatever goes wrong here is nobody's business and stays without a word.
+
+Only what has been imported before (``os``, ``sys``) and one builtin module may be used: a script that asks what is in
+``sys.modules`` gets the same answer as without. That is also why no ``from __future__`` stands here.
+"""  # noqa: INP001 - the directory stands on PYTHONPATH; a package it is not
+
+import os
+import sys
+
+_STACKS_SIGNAL = 63
+"""SIGRTMAX-1. Nobody uses the high end: C libraries keep the low real-time signals, programs count from SIGRTMIN."""
+_HIGH_DESCRIPTOR = 200
+"""What is open here is numbered from this on, so that the script's own files have the numbers that they always had."""
+_LONGEST_SOCKET_PATH = 107
+"""In bytes: unix(7)."""
+_SILENT = 4
+"""Above torch's most severe log level."""
+_SPARE_THREADS = 256
+"""So many more must fit into the limits after the worker server's own."""
+
+
+# -------------------------------------------------------------------------------------------------------------- stacks
+
+
+def _stacks_file(prefix: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    return os.open(f"{prefix}.{os.getpid()}.stacks", flags, 0o600)
+
+
+def _raised(descriptor: int) -> int:
+    """The same file, under the highest free number below 256 that the limit allows."""
+    for number in range(255, descriptor, -1):
+        try:
+            os.fstat(number)
+        except OSError:
+            try:
+                os.dup2(descriptor, number, inheritable=False)
+            except OSError:
+                continue
+            os.close(descriptor)
+            return number
+    return descriptor
+
+
+def _sweep(prefix: str) -> None:
+    """Remove the empty files of processes that are gone: a job may start children without number."""
+    directory, _, stem = prefix.rpartition("/")
+    for name in os.listdir(directory):
+        path = f"{directory}/{name}"
+        pid, _, kind = name.removeprefix(f"{stem}.").partition(".")
+        if kind in {"stacks", "sock"} and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+            try:
+                if not os.stat(path).st_size:
+                    os.unlink(path)
+            except OSError:
+                pass
+
+
+def _offer_stacks(prefix: str) -> None:
+    known = "faulthandler" in sys.modules
+    import faulthandler
+
+    if not known:
+        del sys.modules["faulthandler"]
+    descriptor = _raised(_stacks_file(prefix))
+    faulthandler.register(_STACKS_SIGNAL, descriptor, all_threads=True, chain=False)
+    identity = os.fstat(descriptor)
+
+    def follow_fork() -> None:
+        # The child inherits descriptor and handler, but has a name of its own.
+        nonlocal identity
+        try:
+            if not os.path.samestat(os.fstat(descriptor), identity):
+                return  # the script has closed it, and uses the number for something else
+            own = _stacks_file(prefix)
+            os.dup2(own, descriptor, inheritable=False)
+            os.close(own)
+            identity = os.fstat(descriptor)
+            if not os.getpid() % 16:
+                _sweep(prefix)
+        except Exception:  # noqa: S110 - without a word
+            pass
+
+    os.register_at_fork(after_in_child=follow_fork)
+    if not os.getpid() % 16:
+        _sweep(prefix)
+
+
+# ------------------------------------------------------------------------------------------------------- worker server
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _has_room_for(threads: int) -> bool:
+    """Whether that many more threads, in every rank of the host, stay well below the limits.
+
+    The server's thread makes the others and cannot bear to be refused one: the rank would die of it.
+    """
+    wanted = threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) + _SPARE_THREADS
+    limit = os.sysconf("SC_CHILD_MAX")  # RLIMIT_NPROC; a user has at most as many threads as the host
+    if limit >= 0 and int(_read("/proc/loadavg").split()[3].partition("/")[2]) + wanted > limit:
+        return False
+    groups = {"/sys/fs/cgroup", "/sys/fs/cgroup/pids"}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        root = "/sys/fs/cgroup/pids" if controllers == "pids" else "/sys/fs/cgroup"
+        while path.strip("/"):
+            groups.add(root + path)
+            path = path.rpartition("/")[0]
+    for group in groups:
+        most = _read(f"{group}/pids.max").strip()
+        if most.isdecimal() and int(_read(f"{group}/pids.current")) + wanted > int(most):
+            return False
+    return True
+
+
+def _serve(prefix: str) -> None:
+    """Start torch's worker server, without a line of its log, for as long as the process lives."""
+    ctypes = sys.modules["ctypes"]
+    path = f"{prefix}.{os.getpid()}.sock"
+    # It answers with as many threads as the host has processors, eight at least.
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH or not _has_room_for(max(9, os.cpu_count() or 1)):
+        return
+    # Looked up, never loaded. A torch that logs by other means has no such variable, and then there is no server.
+    level = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so", os.RTLD_NOLOAD), "FLAGS_caffe2_log_level")
+    try:
+        os.unlink(path)  # of a process that had the number before
+    except OSError:
+        pass
+    occupied = [os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)]
+    before = level.value
+    try:
+        while occupied[-1] < _HIGH_DESCRIPTOR - 1:
+            occupied.append(os.dup(occupied[0]))
+        level.value = _SILENT
+        server = sys.modules["torch._C._distributed_c10d"]._WorkerServer(path)  # noqa: SLF001 - torch has no public name
+    finally:
+        level.value = before
+        for descriptor in occupied:
+            os.close(descriptor)
+    # One reference too many, so that it is never destroyed. Its end writes to stderr, and in a forked child it would
+    # wait for a thread that only the parent has.
+    ctypes.pythonapi["Py_IncRef"](ctypes.py_object(server))
+
+
+class _TorchWatcher:
+    """Stands in ``sys.meta_path``, finds nothing, and learns so that ``torch.distributed`` is being imported.
+
+    It stays there: taking it out while another thread walks that list would make the thread miss a finder.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._is_waiting = True
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        if self._is_waiting and name.startswith("torch.distributed."):
+            try:
+                self._look()
+            except Exception:  # noqa: S110 - without a word
+                pass
+
+    def _look(self) -> None:
+        module = sys.modules.get("torch.distributed.distributed_c10d")
+        if not hasattr(module, "init_process_group"):
+            return  # not there yet, or only half; the modules that follow it are asked for too
+        self._is_waiting = False
+        prefix = self._prefix
+        # Not at once: many a process imports torch and never has a process group, and a fork in a process that has
+        # threads is warned of. A process group starts threads anyway, and every new one is registered here.
+        register = getattr(module, "_register_process_group", None)
+        if register is None:
+            _serve(prefix)
+            return
+
+        def register_first(*arguments: object, **named: object) -> object:
+            setattr(module, "_register_process_group", register)  # noqa: B010 - mypy knows no such module
+            try:
+                _serve(prefix)
+            except Exception:  # noqa: S110 - without a word
+                pass
+            return register(*arguments, **named)
+
+        setattr(module, "_register_process_group", register_first)  # noqa: B010 - as above
+
+
+# ------------------------------------------------------------------------------------------------------------ and gone
+
+
+def _act() -> None:
+    prefix = os.environ.get("SAFERUN_HOOK", "")
+    if prefix.startswith("/"):
+        try:
+            _offer_stacks(prefix)
+        finally:
+            sys.meta_path.insert(0, _TorchWatcher(prefix))
+
+
+def _leave() -> None:
+    entry = os.path.dirname(__file__)
+    sys.path[:] = [path for path in sys.path if path != entry]
+    sys.path_importer_cache.pop(entry, None)
+    del sys.modules[__name__]
+    # Interpreters within this process run this file once more, and shall find nothing to do.
+    os.environ.pop("SAFERUN_HOOK", None)
+    if "PYTHONPATH" in os.environ:
+        kept = [path for path in os.environ["PYTHONPATH"].split(":") if path != entry]
+        if kept:
+            os.environ["PYTHONPATH"] = ":".join(kept)
+        else:
+            del os.environ["PYTHONPATH"]
+
+
+if __name__ == "sitecustomize":
+    try:
+        _act()
+    except Exception:  # noqa: S110 - without a word
+        pass
+    _leave()
+    # The next one on the path takes our place. Where there is none, the ImportError is what Python expects then.
+    __import__("sitecustomize")

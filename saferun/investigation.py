@@ -1,0 +1,574 @@
+"""Everything that looks at the ranks of a launch: the watchdog, the captures, the diagnosis and the report.
+
+Nothing in here can fail a launch, and nothing in here is loaded before something is to be looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from saferun.config import LaunchConfig
+from saferun.events import (
+    CaptureEvidence,
+    Diagnose,
+    Diagnosed,
+    Event,
+    EvidenceCaptured,
+    HangSuspected,
+    ReportFailure,
+    ReportHang,
+)
+from saferun.host.poller import Poller
+from saferun.host.run_dir import RunDirectory, current_directory
+from saferun.incident_log import IncidentLog
+from saferun.rank_group import Rank, RankGroup
+
+if TYPE_CHECKING:
+    from saferun.capture_run import CaptureRun
+    from saferun.captures.wire import CaptureReader
+    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill
+    from saferun.host.cgroups import MemoryState
+    from saferun.host.core_limits import RankPreparation
+    from saferun.host.core_watch import CoreWatch
+    from saferun.watch_run import Watch
+
+INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
+# Ranks that are done by then were not worth watching.
+_WATCH_DELAY_S = 0.5
+# How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache.
+CORE_BUDGET_S = 60.0
+# What the drivers of NVIDIA and AMD leave in /dev.
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# The longest path of a Unix socket, less what the hook appends.
+_LONGEST_PREFIX = 107 - len(".4194304.sock")
+
+
+class Investigation:
+    """Looks at the ranks of a launch.
+
+    Args:
+        config: the launch.
+        environ: the environment of saferun's own processes.
+        poller: the loop's.
+        run_dir: where files go.
+        host: the host's short name.
+        run_id: marks the processes of this run.
+        say: takes whole lines for the user.
+        warn: takes one line about something that could not be done.
+        post: takes events.
+        attempt: tells the number of the current attempt.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        run_dir: RunDirectory,
+        host: str,
+        run_id: str,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+        post: Callable[[Event], None],
+        attempt: Callable[[], int],
+    ) -> None:
+        self._config = config
+        self._watching = config.watch
+        self._environ = environ
+        self._poller = poller
+        self._run_dir = run_dir
+        self._host = host
+        self._run_id = run_id
+        self._say = say
+        self._warn = warn
+        self._post = post
+        self._attempt = attempt
+        self._watch: Watch | None = None
+        self._watch_at: float | None = None
+        self._core_watch: CoreWatch | None = None
+        self._memory: MemoryState | None = None
+        self._hook_directory: str | None = None
+        self._run: CaptureRun | None = None
+        self._dying: list[CaptureRun] = []  # killed, not reaped yet
+        self._captures = 0
+        self._log = IncidentLog(config, run_dir, host=host, run_id=run_id, guarded=self._guarded)
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self._group: RankGroup | None = None
+        self._started_at = 0.0
+        self._started_time = time.time()
+        self._verdict: HangVerdict | None = None
+        self._hangs: dict[str, int] = {}  # kind -> how often it was told
+        self._capture: Capture | None = None
+        self._capture_directory = ""
+        self._diagnosis: Diagnosis | None = None
+        self._evidence: Evidence | None = None
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The loop's side
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        watch_at = self._watch.deadline if self._watch is not None else self._watch_at
+        moments = [watch_at, self._run.deadline if self._run is not None else None]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._run is not None and self._run.deadline <= now:
+            self._run.expire()
+        if self._watch_at is not None and self._watch_at <= now:
+            self._watch_at = None
+            self._guarded("watch the ranks", self._begin_watch, now)
+        elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
+            self._guarded("watch the ranks", self._watch.tick, now)
+
+    @property
+    def pids(self) -> set[int]:
+        """Processes of the investigation's own, which are no leftovers of the ranks."""
+        runs = [*self._dying, *([self._run] if self._run is not None else [])]
+        pids = {run.pid for run in runs if run.pid is not None}
+        return pids | (self._watch.pids if self._watch is not None else set())
+
+    def on_exit(self, pid: int) -> bool:
+        """A child has been reaped. Whether it was one of the investigation's."""
+        for run in (*self._dying, self._run):
+            if run is not None and run.pid == pid:
+                run.on_exit()
+                if run in self._dying:
+                    self._dying.remove(run)
+                return True
+        if self._watch is not None and self._watch.owns(pid):
+            self._watch.on_exit(pid)
+            return True
+        return False
+
+    def close(self) -> None:
+        """End whatever runs."""
+        self.attempt_ended()
+        if self._core_watch is not None:
+            self._core_watch.close()
+        for run in self._dying:
+            run.close()
+
+    def _guarded(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - any call
+        """What watches, captures or reports may fail only by saying so in one line."""
+        try:
+            return call(*arguments)
+        except Exception as error:
+            self._warn(f"cannot {what}: {type(error).__name__}: {error}")
+            return None
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The ranks
+
+    def hook_environ(self, attempt: int, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables that put the hook into a rank; empty where it cannot be put there.
+
+        Args:
+            attempt: the attempt's number.
+            rank: the rank.
+            environ: its environment so far.
+        """
+        prefix = self.hook_prefix(attempt, rank)
+        if not prefix:
+            return {}
+        variables = {"SAFERUN_HEARTBEAT_FILE": f"{prefix}.heartbeat"}
+        if self._watching.inject:
+            path = environ.get("PYTHONPATH")
+            variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{INJECT}{os.pathsep}{path}" if path else INJECT}
+        return variables
+
+    def hook_prefix(self, attempt: int, rank: int) -> str:
+        """What the paths of a rank's hook begin with; empty where there is no room for them."""
+        if self._hook_directory is None:
+            try:
+                self._hook_directory = self._run_dir.scratch()
+            except OSError as error:
+                self._hook_directory = ""
+                self._warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")
+        prefix = os.path.join(self._hook_directory, f"a{attempt}r{rank}") if self._hook_directory else ""
+        return prefix if len(os.fsencode(prefix)) <= _LONGEST_PREFIX else ""
+
+    def prepare(self) -> Callable[[], None] | None:
+        """What is to be called in each rank's process before its program starts."""
+        from saferun.host.core_limits import plan_preparation, prepare_rank
+
+        plan = self._guarded("prepare for cores", self._plan_preparation, plan_preparation)
+        return partial(prepare_rank, plan) if plan is not None else None
+
+    def _plan_preparation(self, plan: Callable[..., RankPreparation]) -> RankPreparation:
+        cores = self._watching.cores != "off"
+        return plan(current_directory(), self._config.nproc_per_node, cores=cores, tracer_pid=os.getpid())
+
+    def ranks_started(self, group: RankGroup, now: float) -> None:
+        """The ranks of an attempt run."""
+        self._begin_attempt()
+        self._group = group
+        self._started_at = now
+        self._guarded("read the memory limits", self._read_memory)
+        if self._watching.cores != "off":
+            self._guarded("watch for cores", self._watch_cores)
+        if self._watching.hang_timeout_s > 0:
+            self._watch_at = now + _WATCH_DELAY_S
+
+    def _watch_cores(self) -> None:
+        if self._core_watch is None:
+            from saferun.host.core_watch import CoreWatch
+
+            self._core_watch = CoreWatch(current_directory(), self._poller)
+
+    def _read_memory(self) -> None:
+        from saferun.host.cgroups import read_memory_state
+
+        self._memory = read_memory_state()
+
+    def rank_ended(self, rank: Rank) -> None:
+        """A rank has been reaped."""
+        if self._watch is not None:
+            self._guarded("watch the ranks", self._watch.rank_ended, rank.place.local_rank)
+
+    def attempt_ended(self) -> None:
+        """No rank is left, or none that could be looked at."""
+        self._watch_at = None
+        if self._watch is not None:
+            self._guarded("end the watch", self._watch.end)
+        self._watch = None
+        self._drop_run()
+
+    def _drop_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
+            if run.pid is not None:
+                self._dying.append(run)
+
+    def _begin_watch(self, now: float) -> None:
+        from saferun.watch_run import Watch, WatchedRank
+
+        assert self._group is not None  # noqa: S101 - ranks run
+        self._watch = Watch(
+            self._watching.hang_timeout_s,
+            self._poller,
+            on_verdict=lambda verdict: self._post(HangSuspected(time.monotonic(), self._attempt(), verdict)),
+            on_recovery=self._on_recovery,
+        )
+        attempt = self._attempt()
+        self._watch.begin(
+            now,
+            [
+                WatchedRank(
+                    rank.place.local_rank,
+                    rank.place.rank,
+                    rank.child.pid,
+                    rank.output_bytes,
+                    self.hook_prefix(attempt, rank.place.rank),
+                    f"{self.hook_prefix(attempt, rank.place.rank)}.heartbeat",
+                )
+                for rank in self._group.ranks
+                if rank.end is None
+            ],
+        )
+
+    def _on_recovery(self, lasted_s: float) -> None:
+        from saferun.report.text import recovery_text
+
+        self._say(recovery_text(lasted_s))
+        self._log.note_recovery(lasted_s)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Captures
+
+    def capture(self, action: CaptureEvidence) -> None:
+        """Look at the ranks that run; the answer is EvidenceCaptured."""
+        if self._watch is not None:
+            self._watch.pause()
+        self._watch_at = None
+        self._verdict = action.verdict or self._verdict
+        ranks = [rank for rank in self._living() if rank.place.local_rank in action.local_ranks]
+        budget_s = min(action.budget_s, self._watching.capture_budget_s)
+        if budget_s <= 0 or not ranks:
+            self._captured(action, None, "")
+            return
+        self._guarded("capture", self._start_capture, action, ranks, budget_s)
+        if self._run is None and self._capture is None:
+            self._captured(action, None, "")
+
+    def _living(self) -> list[Rank]:
+        return [rank for rank in self._group.ranks if rank.end is None] if self._group is not None else []
+
+    def _start_capture(self, action: CaptureEvidence, ranks: Sequence[Rank], budget_s: float) -> None:
+        from saferun.capture_run import CaptureRun
+        from saferun.captures.wire import Request, Target
+
+        directory = self._new_directory("hang" if action.verdict is not None else "failure")
+        self._capture = None
+        targets = tuple(
+            Target(rank.place.rank, rank.child.pid, self.hook_prefix(action.attempt, rank.place.rank)) for rank in ranks
+        )
+        request = Request(
+            targets,
+            directory=directory,
+            budget_s=budget_s,
+            native=self._watching.native,
+            strace=self._watching.strace and action.verdict is not None,
+            gpu=any(map(os.path.exists, _GPU_DEVICES)),
+            since=self._log.launched_time,
+        )
+        self._run = CaptureRun(
+            request,
+            self._environ,
+            self._poller,
+            deadline=time.monotonic() + budget_s,
+            on_done=lambda reader, failure: self._captured(action, reader, failure),
+        )
+        self._run.begin()
+
+    def _new_directory(self, reason: str) -> str:
+        """A directory for the files of a capture; empty where there is no run directory."""
+        self._capture_directory = ""
+        if self._run_dir.host_path is None:
+            return ""
+        self._captures += 1
+        path = os.path.join(self._run_dir.host_path, f"attempt_{self._attempt()}", f"{reason}_{self._captures}")
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            self._run_dir.lost(path, error)
+            return ""
+        self._capture_directory = path
+        return path
+
+    def _captured(self, action: CaptureEvidence, reader: CaptureReader | None, failure: str) -> None:
+        from saferun.evidence import Capture
+
+        self._drop_run()
+        capture = reader.capture if reader is not None else Capture()
+        if failure:
+            capture = capture._replace(unfinished=(*capture.unfinished, failure))
+        self._capture = capture
+        culprits: tuple[int, ...] = ()
+        if action.verdict is not None:
+            self._diagnosis = self._guarded("diagnose the hang", self._diagnose_hang, action.verdict)
+            cause = self._diagnosis.cause if self._diagnosis is not None else None
+            blamed = cause.ranks if cause is not None else ()
+            culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
+        self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits))
+
+    def _diagnose_hang(self, verdict: HangVerdict) -> Diagnosis:
+        from saferun.diagnosis.hang import diagnose_hang
+
+        self._evidence = self._gather(verdict)
+        return diagnose_hang(self._evidence)
+
+    def report_hang(self, action: ReportHang) -> None:
+        """Tell of the hang that has just been captured."""
+        verdict, diagnosis = self._verdict, self._diagnosis
+        now = time.monotonic()
+        if verdict is not None and diagnosis is not None:
+            self._guarded("tell of the hang", self._tell_hang, action, verdict, diagnosis)
+        elif verdict is not None:
+            self._say(f"saferun: nothing has moved for {verdict.quiet_s:.0f} s ({verdict.kind})")
+        if action.next_step == "report":
+            # What was seen now says nothing about a failure that comes later.
+            self._capture = self._verdict = None
+            if self._watch is not None:
+                self._guarded("watch the ranks", self._watch.captured, now)
+
+    def _tell_hang(self, action: ReportHang, verdict: HangVerdict, diagnosis: Diagnosis) -> None:
+        from saferun.report.text import hang_text
+
+        self._hangs[verdict.kind] = self._hangs.get(verdict.kind, 0) + 1
+        lines = hang_text(
+            diagnosis,
+            verdict,
+            host=self._host,
+            files=self._log.files,
+            on_hang=action.next_step,
+            count=self._hangs[verdict.kind],
+            next_s=self._next_capture_s(verdict.kind),
+        )
+        self._say("\n".join(lines))
+        followed = {"report": "continued", "stop": "stopped", "restart": "restarted"}[action.next_step]
+        self._log_incident("hang", diagnosis, followed, lines)
+
+    def _next_capture_s(self, kind: str) -> float | None:
+        """How long a hang must go on to be captured again; None: it has been captured often enough."""
+        from saferun.watchdog.verdicts import AT_MOST, pause_s
+
+        told = self._hangs[kind]
+        return pause_s(self._watching.hang_timeout_s, told) if sum(self._hangs.values()) < AT_MOST else None
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Failures
+
+    def diagnose(self, action: Diagnose) -> None:
+        """Read what the dead ranks left, and find the cause; the answer is Diagnosed."""
+        self._drop_run()
+        dead = self._dead()
+        if dead and self._watching.cores != "off":
+            self._guarded("read the cores", self._start_cores, action, dead)
+        if self._run is None:
+            self._conclude(action, None, "")
+
+    def _dead(self) -> list[Rank]:
+        """The ranks that may have left a core, or whose children may have, and those that somebody else killed."""
+        group = self._group
+        if group is None:
+            return []
+        cores_seen = self._core_watch is not None and bool(self._core_watch.renamed)
+        outputs = dict(zip((rank.place.rank for rank in group.ranks), group.outputs(), strict=False))
+        dead = []
+        for rank in group.ranks:
+            end = rank.end
+            if end is None or end.status.ok:
+                continue
+            if end.status.signum is not None:
+                wanted = not end.stopped_by_us or end.status.signum == signal.SIGABRT
+            else:
+                output = outputs.get(rank.place.rank)
+                wanted = cores_seen or (
+                    output is not None and any("killed by signal" in line for line in output.last_lines)
+                )
+            if wanted:
+                dead.append(rank)
+        return dead
+
+    def _start_cores(self, action: Diagnose, dead: Sequence[Rank]) -> None:
+        from saferun.capture_run import CaptureRun
+        from saferun.captures.wire import CoreRequest, DeadProcess
+
+        cwd = current_directory()
+        request = CoreRequest(
+            tuple(DeadProcess(r.place.rank, r.child.pid, r.end.status.signum or 0, cwd) for r in dead if r.end),
+            directory=self._new_directory("cores"),
+            mode=self._watching.cores,
+            keep=self._watching.keep_cores,
+            gdb=self._watching.gdb,
+            budget_s=CORE_BUDGET_S,
+            since=self._started_time,
+        )
+        self._run = CaptureRun(
+            request,
+            self._environ,
+            self._poller,
+            deadline=time.monotonic() + CORE_BUDGET_S,
+            on_done=lambda reader, failure: self._conclude(action, reader, failure),
+        )
+        self._run.begin()
+
+    def _conclude(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> None:
+        self._drop_run()
+        diagnosis = self._guarded("find the cause", self._diagnosed, action, reader, failure)
+        if diagnosis is None:
+            from saferun.evidence import Diagnosis
+
+            diagnosis = Diagnosis("the attempt failed", None, None, (), (), action.abandoned)
+        self._diagnosis = diagnosis
+        self._post(Diagnosed(time.monotonic(), action.attempt, diagnosis))
+
+    def _diagnosed(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> Diagnosis:
+        from saferun.diagnosis import diagnose
+
+        evidence = self._gather(self._verdict if action.hung else None)._replace(
+            abandoned=action.abandoned,
+            stop_signum=action.stop_signum,
+            trouble=action.trouble,
+            trouble_hint=action.trouble_hint,
+        )
+        if reader is not None:
+            seen = reader.capture
+            evidence = evidence._replace(
+                cores=reader.cores,
+                kernel_lines=reader.kernel_lines,
+                capture=evidence.capture._replace(
+                    notes=evidence.capture.notes + seen.notes,
+                    unfinished=evidence.capture.unfinished + ((f"cores: {failure}",) if failure else ()),
+                ),
+            )
+        self._evidence = evidence._replace(oom=self._guarded("read the OOM counters", self._read_oom, evidence))
+        return diagnose(self._evidence)
+
+    def _gather(self, verdict: HangVerdict | None) -> Evidence:
+        from saferun.evidence import Capture, Evidence
+
+        group = self._group
+        ranks = group.ranks if group is not None else []
+        return Evidence(
+            host=self._host,
+            started_at=self._started_at,
+            ends=tuple(rank.end for rank in ranks if rank.end is not None),
+            outputs=group.outputs() if group is not None else (),
+            abandoned=(),
+            stop_signum=None,
+            ranks=tuple(rank.place.rank for rank in ranks),
+            capture=self._capture or Capture(),
+            hang=verdict,
+            supervisor_pid=os.getpid(),
+            script=self._config.command.name,
+            cwd=current_directory(),
+        )
+
+    def report_failure(self, action: ReportFailure) -> None:
+        """Tell why the attempt failed, and what happens next."""
+        lines = self._guarded("tell of the failure", self._failure_lines, action)
+        lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
+        self._say("\n".join(lines))
+        followed = "restarted" if action.restarting else "ended"
+        self._guarded("report", self._log_incident, "failure", action.diagnosis, followed, lines)
+
+    def _failure_lines(self, action: ReportFailure) -> list[str]:
+        from saferun.report.text import failure_text
+
+        diagnosis = action.diagnosis
+        if self._evidence is not None and self._evidence.hang is not None:
+            # The picture has been shown.
+            diagnosis = diagnosis._replace(
+                headline=f"ended because of the hang: {diagnosis.headline}", cause=None, groups=(), tree=(), lines=()
+            )
+        return failure_text(
+            diagnosis,
+            files=self._log.files,
+            attempt=action.attempt,
+            max_restarts=self._config.max_restarts,
+            restarting=action.restarting,
+        )
+
+    def _read_oom(self, evidence: Evidence) -> OomKill | None:
+        from saferun.host.cgroups import oom_kill_between, read_memory_state
+
+        killed = [end for end in evidence.ends if end.status.signum == signal.SIGKILL and not end.stopped_by_us]
+        if self._memory is None or not killed:
+            return None
+        sizes = {look.pid: look.rss_bytes for look in evidence.capture.looks}
+        return oom_kill_between(
+            self._memory,
+            read_memory_state(),
+            max((sizes.get(end.pid, 0) for end in killed), default=0),
+            evidence.kernel_lines,
+            [end.pid for end in killed],
+        )
+
+    def _log_incident(self, kind: str, diagnosis: Diagnosis, followed: str, said: Sequence[str]) -> None:
+        evidence = self._evidence or self._gather(None)
+        self._log.add(
+            kind,
+            evidence,
+            diagnosis,
+            attempt=self._attempt(),
+            followed=followed,
+            said=said,
+            directory=self._capture_directory,
+        )
+
+    def finish(self, exit_code: int, *, stopped: bool) -> None:
+        """The launch is over; where something went wrong on the way, the report says how it ended."""
+        self._log.finish(exit_code, stopped=stopped)

@@ -1,0 +1,320 @@
+"""report.txt: what the console said and everything that found no room there, for people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from saferun import __version__
+from saferun.evidence import (
+    CaptureNote,
+    CoreLook,
+    Diagnosis,
+    Evidence,
+    Frame,
+    OomKill,
+    ProcessLook,
+    RankCollectives,
+    StackDump,
+    ThreadStack,
+)
+from saferun.report.picture import (
+    WIDTH,
+    frame_words,
+    group_lines,
+    group_words,
+    rank_ranges,
+    rank_words,
+    whole_tree_lines,
+)
+from saferun.report.report_json import (
+    Incident,
+    Run,
+    cores_of,
+    first_and_last,
+    followed_by,
+    redacted_command,
+    redacted_command_line,
+    redacted_line,
+)
+from saferun.report.text import core_words, duration_words, size_words
+
+LIMIT_BYTES = 4 << 20
+"""How large the report is at most."""
+_WIDEST = 1000
+_RULE = "=" * 100
+_MOST_FRAMES = 200
+_MOST_NAMES = 6
+_FOLLOWED = {
+    "continued": "the job went on",
+    "stopped": "the ranks were stopped",
+    "restarted": "the ranks were started again",
+    "ended": "the launch ended",
+}
+
+
+def build_report_text(run: Run, incidents: Sequence[Incident]) -> str:
+    """The content of report.txt, at most ``LIMIT_BYTES`` large in UTF-8; each incident has the same share of it."""
+    kept = first_and_last(incidents)
+    # What is over when an incident is cut must hold the words that say so.
+    share = (LIMIT_BYTES - (LIMIT_BYTES >> 3)) // (len(kept) or 1)
+    lines = _within(_run_lines(run, len(incidents), len(kept)), LIMIT_BYTES >> 4)
+    for number, incident in enumerate(kept, 1):
+        lines += _within(_incident_lines(number, incident), share)
+    return "\n".join(lines) + "\n"
+
+
+def _within(lines: Iterable[str], most_bytes: int) -> list[str]:
+    kept: list[str] = []
+    for line in lines:
+        text = redacted_line(line, _WIDEST)
+        most_bytes -= len(text.encode()) + 1
+        if most_bytes < 0:
+            return [*kept, "… cut here: this is as long as it may be; the files of the captures have the rest"]
+        kept.append(text)
+    return kept
+
+
+# --------------------------------------------------------------------------------------------------------------- parts
+
+
+def _run_lines(run: Run, incidents: int, kept: int) -> Iterator[str]:
+    started = f", started {run.clock}" if run.clock else ""
+    yield f"saferun {__version__}: run {run.run_id} on {run.host}{started}"
+    yield f"command: {' '.join(redacted_command(run.command))}"
+    exit_code = f" (exit code {run.exit_code})" if run.exit_code is not None else ""
+    yield f"outcome: {run.outcome}{exit_code}"
+    if run.files:
+        yield f"files: {run.files}"
+    if kept < incidents:
+        yield f"incidents: {incidents}, of which the first and the last are told, {kept} in all"
+
+
+def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
+    evidence, diagnosis = incident.evidence, incident.diagnosis
+    capture = evidence.capture
+    clock = f" at {incident.clock}" if incident.clock else ""
+    yield ""
+    yield _RULE
+    yield f"{number}. {incident.kind} in attempt {incident.attempt} on {evidence.host}{clock}"
+    yield _RULE
+    yield from incident.said or (diagnosis.headline,)
+    yield f"what followed: {_followed_words(incident)}"
+    if incident.directory:
+        yield f"files of the captures: {incident.directory}"
+    culprits = diagnosis.cause.ranks if diagnosis.cause is not None else ()
+    yield from _section("cause", _cause_lines(diagnosis, evidence))
+    budget = max(len(diagnosis.groups), 3)
+    yield from _section(
+        "who waits in what", group_lines(diagnosis.groups, culprits=culprits, budget=budget, width=_WIDEST)
+    )
+    yield from _section("calls of all ranks, outermost first", whole_tree_lines(diagnosis.tree, culprits=culprits))
+    yield from _section("rank by rank", _rank_lines(diagnosis))
+    yield from _section("findings", (f"  {line}" for line in diagnosis.lines))
+    yield from _section("ends", _end_lines(diagnosis, evidence))
+    yield from _section("tracebacks", _traceback_lines(diagnosis))
+    yield from _section("last lines of the ranks", _output_lines(evidence))
+    yield from _section("processes", map(_process_line, capture.looks))
+    yield from _section("collectives (Flight Recorder)", _collective_lines(capture.collectives))
+    yield from _section("all threads, each distinct stack once, innermost call first", _stack_lines(capture.stacks))
+    yield from _section("cores", _core_lines(cores_of(incident)))
+    yield from _section("out of memory", _oom_lines(evidence.oom))
+    yield from _section("this host", (f"  {line}" for line in capture.host_lines))
+    yield from _section("kernel log", (f"  {line}" for line in evidence.kernel_lines))
+    yield from _section("captures", _note_lines(capture.notes))
+    yield from _section("not ready when the time was over", (f"  {name}" for name in capture.unfinished))
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """A title and the lines below it; nothing where there are no lines."""
+    is_first = True
+    for line in lines:
+        if is_first:
+            yield ""
+            yield f"--- {title}"
+            is_first = False
+        yield line
+
+
+def _followed_words(incident: Incident) -> str:
+    followed = followed_by(incident)
+    if followed == "recovered":
+        after_s = incident.recovered_after_s
+        return f"the job moved again{f' after {duration_words(after_s)}' if after_s is not None else ''}"
+    return _FOLLOWED[followed]
+
+
+def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
+    cause, verdict = diagnosis.cause, evidence.hang
+    if cause is not None:
+        yield f"  class: {cause.class_name}"
+        yield f"  words: {cause.words}"
+        if cause.ranks:
+            yield f"  of: {rank_words(cause.ranks, _WIDEST)}"
+        if cause.place:
+            yield f"  at: {cause.place}"
+        if cause.proof:
+            yield f"  proof: {cause.proof}"
+        if cause.advice:
+            yield f"  advice: {cause.advice}"
+    if verdict is not None:
+        certain = "certain" if verdict.certain else "a suspicion"
+        lasted = duration_words(verdict.quiet_s)
+        yield f"  verdict: {verdict.kind} ({certain}), {rank_words(verdict.ranks, _WIDEST)}, for {lasted}"
+        if verdict.busy:
+            yield f"  busy: {rank_words(verdict.busy, _WIDEST)}"
+
+
+def _rank_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    rows = [(rank, group) for group in diagnosis.groups for rank in group.ranks]
+    for rank, group in sorted(rows, key=lambda row: row[0]):
+        place = f"  {group.place}" if group.place else ""
+        yield f"  rank {rank}: {group_words(group)}{place}"
+
+
+def _end_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
+    first = diagnosis.first.rank if diagnosis.first is not None else -1
+    victims = frozenset(diagnosis.victims)
+    for end in sorted(evidence.ends, key=lambda end: end.at):
+        notes = [
+            *(["the first"] if end.rank == first else []),
+            *(["because of another rank"] if end.rank in victims else []),
+            *(["stopped by saferun"] if end.stopped_by_us else []),
+        ]
+        clock = f" at {end.clock}" if end.clock else ""
+        note = f" ({', '.join(notes)})" if notes else ""
+        after = duration_words(end.at - evidence.started_at)
+        yield f"  rank {end.rank}, pid {end.pid}: {end.status.words}{clock}, {after} after the start{note}"
+    if diagnosis.abandoned:
+        yield f"  could not be killed: local {rank_words(diagnosis.abandoned, _WIDEST)}"
+
+
+def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    for traceback in diagnosis.tracebacks:
+        yield f"  of {rank_ranges(traceback.ranks, _WIDEST)}:"
+        yield from (f"  | {line}" for line in traceback.lines)
+
+
+def _output_lines(evidence: Evidence) -> Iterator[str]:
+    for output in evidence.outputs:
+        path = f" ({output.stderr_path})" if output.stderr_path else ""
+        for name, lines in (("stderr", output.last_lines), ("stdout", output.last_stdout_lines)):
+            if lines:
+                yield f"  local rank {output.local_rank}, {name}{path if name == 'stderr' else ''}:"
+                yield from (f"  | {line}" for line in lines)
+        if output.error_message:
+            yield f"  local rank {output.local_rank} recorded: {output.error_message}"
+
+
+def _process_line(look: ProcessLook) -> str:
+    who = f"rank {look.rank}" if look.is_rank else f"rank {look.rank}, child of {look.ppid}"
+    parts = [
+        f"  {who}: pid {look.pid} {look.name}, state {look.state}",
+        *([f"in {look.syscall}"] if look.syscall else []),
+        *([f"asleep in {look.wchan}"] if look.wchan else []),
+        *([f"waits on {look.waits_on}"] if look.waits_on else []),
+        *([f"traced by pid {look.tracer_pid}"] if look.tracer_pid else []),
+        *(["its core is being written"] if look.core_dumping else []),
+        f"{look.threads} thread{'' if look.threads == 1 else 's'}",
+        size_words(look.rss_bytes),
+        f"{look.cpu_s:.1f} s of processor time",
+    ]
+    return f"{', '.join(parts)}: {redacted_command_line(look.command)}"
+
+
+def _collective_lines(ranks: Sequence[RankCollectives]) -> Iterator[str]:
+    for rank in ranks:
+        if rank.failure:
+            yield f"  rank {rank.rank}: not available: {rank.failure}"
+        for group in rank.groups:
+            description = f" ({group.description})" if group.description else ""
+            yield (
+                f"  rank {rank.rank}, group {group.group}{description}: enqueued {group.enqueued}, "
+                f"started {group.started}, completed {group.completed}"
+            )
+            for call in group.calls[-3:]:
+                state = "done" if call.retired else "not done"
+                yield f"    {call.seq} {call.op} {call.sizes}, {state}"
+
+
+# -------------------------------------------------------------------------------------------------------------- stacks
+
+
+def _stack_lines(dumps: Sequence[StackDump]) -> Iterator[str]:
+    by_frames: dict[tuple[Frame, ...], list[tuple[StackDump, ThreadStack]]] = {}
+    for dump in dumps:
+        for thread in dump.threads:
+            by_frames.setdefault(thread.frames, []).append((dump, thread))
+    # Main threads of ranks first, and of those the odd ones.
+    for frames, threads in sorted(by_frames.items(), key=lambda item: _stack_order(item[1])):
+        yield f"  {_owners(threads)}:"
+        shown_frames = frames if len(frames) <= _MOST_FRAMES else frames[:_MOST_FRAMES]
+        yield from (f"      {frame_words(frame, 2 * WIDTH)}" for frame in shown_frames)
+        if len(shown_frames) < len(frames):
+            yield f"      … {len(frames) - len(shown_frames)} more calls"
+        if not frames:
+            yield "      (no calls)"
+    for dump in dumps:
+        if dump.failure:
+            yield f"  no stack of {_process_words(dump)} by {dump.tool}: {dump.failure}"
+
+
+def _stack_order(threads: Sequence[tuple[StackDump, ThreadStack]]) -> tuple[bool, int]:
+    return not any(thread.is_main and dump.is_rank for dump, thread in threads), len(threads)
+
+
+def _owners(threads: Sequence[tuple[StackDump, ThreadStack]]) -> str:
+    ranks = rank_ranges((dump.rank for dump, _ in threads), 200)
+    names = _few(thread.name for _, thread in threads)
+    tools = _few(dump.tool for dump, _ in threads)
+    below = _few(_process_words(dump) for dump, _ in threads if not dump.is_rank)
+    locked = [dump.rank for dump, thread in threads if thread.owns_gil]
+    parts = [
+        ranks,
+        *([f"thread {names}"] if names else []),
+        *([f"in {below}"] if below else []),
+        *([f"the GIL is held by {rank_words(locked)}"] if locked else []),
+        *([f"by {tools}"] if tools else []),
+    ]
+    return ", ".join(parts)
+
+
+def _process_words(dump: StackDump) -> str:
+    return f"pid {dump.pid}" + (f" ({dump.name})" if dump.name else "") + f" of rank {dump.rank}"
+
+
+def _few(names: Iterable[str]) -> str:
+    distinct = [name for name in dict.fromkeys(names) if name]
+    more = f" and {len(distinct) - _MOST_NAMES} more" if len(distinct) > _MOST_NAMES else ""
+    return ", ".join(distinct[:_MOST_NAMES]) + more
+
+
+# ------------------------------------------------------------------------------------------------------ host and cores
+
+
+def _core_lines(cores: Sequence[CoreLook]) -> Iterator[str]:
+    for core in cores:
+        sender = f", sent by pid {core.sender_pid}" if core.sender_pid else ""
+        address = f", address {core.address}" if core.address else ""
+        yield f"  rank {core.rank}, pid {core.pid}, signal {core.signum}{sender}{address}: {core_words(core) or 'none'}"
+        for number, thread in enumerate(core.threads):
+            crashed = " (it crashed)" if number == 0 else ""
+            yield f"    thread {thread.name or thread.tid}{crashed}, by {core.tool}:"
+            yield from (f"      {frame_words(frame, 2 * WIDTH)}" for frame in thread.frames[:_MOST_FRAMES])
+
+
+def _oom_lines(oom: OomKill | None) -> Iterator[str]:
+    if oom is None:
+        return
+    limit = f", limit {size_words(oom.limit_bytes)}" if oom.limit_bytes else ""
+    used = f", the killed process used {size_words(oom.rss_bytes)}" if oom.rss_bytes else ""
+    pids = f", pids {', '.join(map(str, oom.pids[:50]))}" if oom.pids else ""
+    yield f"  {oom.kills} killed by the kernel's OOM killer ({oom.scope}{limit}{used}{pids}); read from {oom.source}"
+
+
+def _note_lines(notes: Sequence[CaptureNote]) -> Iterator[str]:
+    for note in notes:
+        who = f"rank {note.rank}" if note.rank >= 0 else "host"
+        pid = f", pid {note.pid}" if note.pid else ""
+        path = f": {note.path}" if note.path else ""
+        failure = f": failed: {note.failure}" if note.failure else ""
+        yield f"  {note.capture} of {who}{pid}, {note.elapsed_s:.2f} s{path}{failure}"

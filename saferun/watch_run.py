@@ -1,0 +1,344 @@
+"""Watching the ranks: reads samples, asks the watchdog, and does what it wishes for. Never waits for anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from saferun.evidence import HangVerdict
+from saferun.host.children import SpawnError, spawn
+from saferun.host.poller import Poller
+from saferun.host.progress import FamilyReader, newest_pid
+from saferun.host.sequence_numbers import NumbersQuery
+from saferun.watchdog import JobSample, Numbers, RankSample, Watchdog, sampling_interval_s
+from saferun.watchdog.py_spy_json import threads_from
+
+_CPU_SHARE = 0.0008
+# Sampling may become rarer than it was meant to be, so that it costs little, down to so many samples in a timeout.
+_SAMPLES_AT_LEAST = 8
+_WALKS = 40
+_WALKS_AT_LEAST = 8
+_URGENT_S = 0.25
+_QUERY_DEADLINE_S = 2.0
+_LOOK_DEADLINE_S = 5.0
+_LOOKS_AT_ONCE = 2
+_LOOK_LIMIT_BYTES = 4 << 20
+_READ_BYTES = 1 << 16
+
+
+class WatchedRank(NamedTuple):
+    """One rank to be watched.
+
+    Attributes:
+        local_rank: its number on this host.
+        rank: its number in the job.
+        pid: its process.
+        output_bytes: tells how much it has written to stdout and stderr.
+        hook_prefix: its ``SAFERUN_HOOK``; empty where there is no hook.
+        heartbeat_file: its ``SAFERUN_HEARTBEAT_FILE``; empty where there is none.
+    """
+
+    local_rank: int
+    rank: int
+    pid: int
+    output_bytes: Callable[[], int]
+    hook_prefix: str
+    heartbeat_file: str
+
+
+class Watch:
+    """Watches the ranks of one attempt.
+
+    Args:
+        hang_timeout_s: how long nothing may move.
+        poller: the loop's.
+        on_verdict: takes a verdict. Watching pauses then, until ``captured``.
+        on_recovery: what was told is over; takes how many seconds it lasted.
+        environ: the environment of helper processes; this process's own unless given.
+    """
+
+    def __init__(
+        self,
+        hang_timeout_s: float,
+        poller: Poller,
+        *,
+        on_verdict: Callable[[HangVerdict], None],
+        on_recovery: Callable[[float], None],
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._timeout_s = hang_timeout_s
+        self._poller = poller
+        self._on_verdict = on_verdict
+        self._on_recovery = on_recovery
+        self._environ = os.environ if environ is None else environ
+        self._py_spy = find_py_spy(self._environ)
+        self._watchdog = Watchdog(hang_timeout_s, can_look=bool(self._py_spy))
+        self._interval_s = sampling_interval_s(hang_timeout_s)
+        self._cost_s = 0.0
+        self._ranks: dict[int, WatchedRank] = {}
+        self._families: dict[int, FamilyReader] = {}
+        self._principals: dict[int, int] = {}
+        self._below: frozenset[int] = frozenset()
+        self._walked_at = float("-inf")
+        self._sample_at: float | None = None
+        self._asked_s = self._interval_s
+        self._look_at: float | None = None
+        self._looks: dict[int, _Look] = {}
+        self._queries: dict[int, NumbersQuery] = {}
+        self._children: set[int] = set()
+
+    # ----------------------------------------------------------------------------------------------------- the schedule
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds; None: never."""
+        if self._sample_at is None:
+            return None
+        moments = [self._sample_at, *(look.deadline for look in self._looks.values())]
+        moments += [query.deadline for query in self._queries.values()]
+        if self._look_at is not None:
+            moments.append(self._look_at)
+        return min(moments)
+
+    def begin(self, now: float, ranks: Sequence[WatchedRank]) -> None:
+        """Watch these ranks from now on."""
+        self._ranks = {rank.local_rank: rank for rank in ranks}
+        self._families = {rank.local_rank: FamilyReader(rank.pid) for rank in ranks}
+        self._below = frozenset(self._ranks)
+        self._sample_at = now
+        self.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._sample_at is None:
+            return
+        for look in [look for look in self._looks.values() if look.deadline <= now]:
+            self._end_look(look)
+            self._watchdog.take_look(look.target, now, ())
+        for local_rank, query in list(self._queries.items()):
+            if query.deadline <= now:
+                query.give_up()
+            if query.is_over:
+                self._answered(local_rank, query)
+        if self._sample_at <= now:
+            self._sample(now)
+        self._begin_looks(now)
+
+    def pause(self) -> None:
+        """See and do nothing until ``captured``."""
+        self._sample_at = self._look_at = None
+        for look in list(self._looks.values()):
+            self._end_look(look)
+        for query in self._queries.values():
+            query.give_up()
+        self._queries.clear()
+
+    def captured(self, now: float) -> None:
+        """What was told has been captured; watch on."""
+        self.pause()
+        self._watchdog.captured()
+        if self._ranks:
+            self._sample_at = now
+
+    def rank_ended(self, local_rank: int) -> None:
+        """A rank is gone."""
+        self._ranks.pop(local_rank, None)
+        self._families.pop(local_rank, None)
+        self._principals.pop(local_rank, None)
+        query = self._queries.pop(local_rank, None)
+        if query is not None:
+            query.give_up()
+        self._watchdog.rank_ended(local_rank)
+        if not self._ranks:
+            self.pause()
+
+    def end(self) -> None:
+        """End whatever runs."""
+        self.pause()
+        self._ranks.clear()
+        self._families.clear()
+
+    # ------------------------------------------------------------------------------------------------- helper processes
+
+    @property
+    def pids(self) -> set[int]:
+        """Helper processes that have not been reaped."""
+        return set(self._children)
+
+    def owns(self, pid: int) -> bool:
+        """Whether a child is a helper of the watch."""
+        return pid in self._children
+
+    def on_exit(self, pid: int) -> None:
+        """A helper has been reaped. What it wrote is still in its pipe."""
+        self._children.discard(pid)
+
+    # ---------------------------------------------------------------------------------------------------------- samples
+
+    def _sample(self, now: float) -> None:
+        began_s = time.thread_time()
+        # Whatever happens below, the next one is not due at once.
+        self._sample_at = now + self._asked_s
+        outcome = self._watchdog.feed(JobSample(now, self._asked_s, tuple(self._read_ranks(now))))
+        self._below = outcome.look_below
+        spent_s = time.thread_time() - began_s
+        self._cost_s += (spent_s - self._cost_s) / (4 if self._cost_s else 1)
+        longest_s = max(self._interval_s, self._timeout_s / _SAMPLES_AT_LEAST)
+        self._asked_s = min(max(self._interval_s, self._cost_s / _CPU_SHARE), longest_s)
+        if outcome.is_urgent:
+            self._asked_s = min(self._asked_s, _URGENT_S)
+        self._sample_at = now + self._asked_s
+        for local_rank in outcome.ask_numbers:
+            self._ask(local_rank, now)
+        if outcome.recovered_s is not None:
+            self._on_recovery(outcome.recovered_s)
+        if outcome.verdict is not None:
+            self.pause()
+            self._on_verdict(outcome.verdict)
+
+    def _read_ranks(self, now: float) -> list[RankSample]:
+        walk_s = max(self._interval_s, self._timeout_s / _WALKS)
+        newest = 0
+        walks = bool(self._below) and now - self._walked_at >= walk_s
+        if walks:
+            self._walked_at = now
+            newest = newest_pid()
+        samples = []
+        for local_rank, rank in self._ranks.items():
+            family = self._families[local_rank]
+            below = local_rank in self._below
+            if walks and below:
+                family.walk(now, newest, self._timeout_s / _WALKS_AT_LEAST)
+            processes = family.read(below=below)
+            if processes is None:
+                continue
+            principal, others = processes
+            self._principals[local_rank] = principal.pid
+            samples.append(
+                RankSample(
+                    local_rank,
+                    rank.rank,
+                    principal,
+                    others,
+                    family.is_wrapper,
+                    rank.output_bytes(),
+                    _modified_ns(rank.heartbeat_file),
+                )
+            )
+        return samples
+
+    # ------------------------------------------------------------------------------------------------- sequence numbers
+
+    def _ask(self, local_rank: int, now: float) -> None:
+        rank = self._ranks.get(local_rank)
+        if rank is None or not rank.hook_prefix:
+            self._watchdog.take_numbers(local_rank, None)
+            return
+        path = f"{rank.hook_prefix}.{self._principals.get(local_rank, rank.pid)}.sock"
+        query = NumbersQuery(path, self._poller, now + _QUERY_DEADLINE_S)
+        self._queries[local_rank] = query
+        query.begin(lambda: self._answered(local_rank, query))
+
+    def _answered(self, local_rank: int, query: NumbersQuery) -> None:
+        if self._queries.get(local_rank) is query:
+            del self._queries[local_rank]
+            self._watchdog.take_numbers(local_rank, query.numbers)
+
+    # ---------------------------------------------------------------------------------------------------------- stacks
+
+    def _begin_looks(self, now: float) -> None:
+        self._look_at = None
+        if self._sample_at is None:
+            return
+        for pid in self._watchdog.wanted_looks(now)[: _LOOKS_AT_ONCE - len(self._looks)]:
+            self._begin_look(pid, now)
+        spacing_s = self._watchdog.look_spacing_s
+        if spacing_s is not None and len(self._looks) < _LOOKS_AT_ONCE:
+            self._look_at = now + spacing_s
+
+    def _begin_look(self, pid: int, now: float) -> None:
+        self._watchdog.look_begun(pid, now)
+        try:
+            look = _Look(self._py_spy, pid, self._environ, now + _LOOK_DEADLINE_S)
+        except (OSError, SpawnError):
+            self._watchdog.take_look(pid, now, ())
+            return
+        self._looks[look.pid] = look
+        self._children.add(look.pid)
+        self._poller.watch(look.fd, lambda: self._read_look(look))
+
+    def _read_look(self, look: _Look) -> None:
+        if look.read():
+            return
+        self._end_look(look)
+        now = time.monotonic()
+        self._watchdog.take_look(look.target, now, threads_from(bytes(look.content), look.target))
+        self._begin_looks(now)
+
+    def _end_look(self, look: _Look) -> None:
+        self._looks.pop(look.pid, None)
+        self._poller.unwatch(look.fd)
+        os.close(look.fd)
+        if look.pid in self._children:
+            with suppress(ProcessLookupError):
+                os.kill(look.pid, signal.SIGKILL)
+
+
+class _Look:
+    """One run of py-spy. It only reads the memory of the process, which does not notice."""
+
+    def __init__(self, py_spy: str, target: int, environ: Mapping[str, str], deadline: float) -> None:
+        self.target = target
+        self.deadline = deadline
+        self.content = bytearray()
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self.fd, write_end = os.pipe()
+        try:
+            argv = [py_spy, "dump", "--nonblocking", "--json", "--pid", str(target)]
+            child = spawn(argv, environ, stdin=null, stdout=write_end, stderr=null)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        finally:
+            os.close(null)
+            os.close(write_end)
+        if child.pidfd >= 0:
+            os.close(child.pidfd)
+        self.pid = child.pid
+        os.set_blocking(self.fd, False)
+
+    def read(self) -> bool:
+        """Take what has come. Returns whether there may be more."""
+        try:
+            chunk = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self.content += chunk
+        return bool(chunk) and len(self.content) <= _LOOK_LIMIT_BYTES
+
+
+def find_py_spy(environ: Mapping[str, str]) -> str:
+    """The py-spy that was installed with this Python, or the first on the PATH; empty where there is none."""
+    folders = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
+    for folder in folders:
+        path = os.path.join(folder, "py-spy")
+        if folder and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return ""
+
+
+def _modified_ns(path: str) -> int:
+    if not path:
+        return 0
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+__all__ = ["Numbers", "Watch", "WatchedRank", "find_py_spy"]

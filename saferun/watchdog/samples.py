@@ -1,0 +1,104 @@
+"""What is read of the ranks at one moment. Counters only grow; what matters is how far they moved since last time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from saferun.evidence import HangVerdict
+
+Numbers: TypeAlias = dict[str, tuple[int, int]]
+"""Process group -> sequence numbers of the collectives (last enqueued, last completed); -1: none yet."""
+
+
+class ProcessSample(NamedTuple):
+    """One process.
+
+    Attributes:
+        pid: its number.
+        start_ticks: when it started, in clock ticks since boot; tells two processes of the same number apart.
+        age_s: how long it has lived.
+        forked: whether it runs its parent's program (forked, and no exec since), as data-loader workers do.
+        comm: its name.
+        state: of its main thread, the letter of proc(5).
+        main_run_ns: processor time of its main thread.
+        main_wait_ns: how long its main thread was ready to run and had no processor.
+        main_wakes: how often its main thread was put on a processor.
+        main_io_bytes: what its main thread read and wrote, through system calls and from and to disks.
+        major_faults: of its main thread: pages that had to be read from a disk.
+        minor_faults: of its main thread: pages that were new to it.
+        cpu_ns: processor time of all its threads.
+        io_bytes: what all its threads read and wrote.
+        children_cpu_ns: processor time of its children that have ended.
+        busy_thread_ns: how long the busiest of its other threads ran since the sample before; -1: not looked at.
+        traced: whether somebody debugs it.
+        core_dumping: whether the kernel is writing its core.
+    """
+
+    pid: int
+    start_ticks: int
+    age_s: float
+    forked: bool
+    comm: str
+    state: str
+    main_run_ns: int
+    main_wait_ns: int
+    main_wakes: int
+    main_io_bytes: int
+    major_faults: int
+    minor_faults: int
+    cpu_ns: int
+    io_bytes: int
+    children_cpu_ns: int
+    busy_thread_ns: int = -1
+    traced: bool = False
+    core_dumping: bool = False
+
+
+class RankSample(NamedTuple):
+    """One rank.
+
+    Attributes:
+        local_rank: its number on this host.
+        rank: its number in the job.
+        process: the process that does the rank's work: the rank itself, or where that is a shell script or the like,
+            the Python that it runs.
+        others: all other processes of the rank; None where they were not looked at.
+        is_wrapper: whether the rank is no Python and runs none.
+        output_bytes: how much it has written to stdout and stderr.
+        heartbeat_ns: modification time of its heartbeat file; 0: it has never beaten.
+    """
+
+    local_rank: int
+    rank: int
+    process: ProcessSample
+    others: tuple[ProcessSample, ...] | None
+    is_wrapper: bool
+    output_bytes: int
+    heartbeat_ns: int
+
+
+class JobSample(NamedTuple):
+    """All ranks of this host that live. ``at`` is in monotonic seconds, ``asked_s`` what the interval was to be."""
+
+    at: float
+    asked_s: float
+    ranks: tuple[RankSample, ...]
+
+
+class Outcome(NamedTuple):
+    """What follows from a sample.
+
+    Attributes:
+        verdict: the job hangs, or looks like it. No more samples are wanted before ``Watchdog.captured``.
+        recovered_s: what was told is over, after so long.
+        ask_numbers: local ranks whose sequence numbers are wanted; each is to be answered, see
+            ``Watchdog.take_numbers``.
+        look_below: local ranks whose other processes are to be in the next sample.
+        is_urgent: a verdict waits for nothing but those numbers and one more sample.
+    """
+
+    verdict: HangVerdict | None = None
+    recovered_s: float | None = None
+    ask_numbers: tuple[int, ...] = ()
+    look_below: frozenset[int] = frozenset()
+    is_urgent: bool = False

@@ -1,0 +1,151 @@
+"""What the watchdog remembers of one rank. Times are those of the watchdog's clock."""
+
+from __future__ import annotations
+
+from saferun.watchdog.samples import Numbers, ProcessSample, RankSample
+from saferun.watchdog.signs import RankSigns
+from saferun.watchdog.stacks import Suspect
+
+# For how many timeouts the weak signs of a child that a rank waits for are believed.
+_PATIENCE = 4
+# After this part of the timeout the rank has been asked for its sequence numbers.
+_UNSEEN = 0.25
+
+
+class Watched:
+    """One rank.
+
+    Args:
+        rank: its number in the job.
+        window_s: over how long rates are averaged.
+        clock_s: the time.
+
+    Attributes:
+        moved_s: when it last moved.
+        active_s: when it last moved or burned.
+        burners: its processes that burned in the last interval.
+        main_burns: whether the main thread of the rank did.
+        stopped_s: since when it has been stopped; None: it is not.
+        stopped_samples: in how many samples in a row it was.
+        uninterruptible_s: since when it has been in one uninterruptible sleep.
+        beat_ns: its last heartbeat; 0: none yet.
+        beat_s: when that was noticed.
+        is_asked: whether it has been asked for its sequence numbers and has not answered.
+    """
+
+    def __init__(self, rank: int, window_s: float, clock_s: float) -> None:
+        self.rank = rank
+        self.moved_s = clock_s
+        self.active_s = clock_s
+        self.burners: frozenset[int] = frozenset()
+        self.main_burns = False
+        self.stopped_s: float | None = None
+        self.stopped_samples = 0
+        self.uninterruptible_s: float | None = None
+        self.beat_ns = 0
+        self.beat_s = clock_s
+        self.is_asked = False
+        self.suspects: dict[int, Suspect] = {}
+        self._signs = RankSigns(window_s)
+        self._wakes = -1
+        self._numbers: Numbers | None = None
+        self._numbers_s = clock_s
+        self._asked = 0
+        self._is_disturbed = False
+
+    def move(self, clock_s: float) -> None:
+        """It gets on: whatever spoke against it is forgotten."""
+        self.moved_s = self.active_s = clock_s
+        self._asked = 0
+        self.suspects.clear()
+
+    def rebase(self) -> None:
+        """What happened since the last sample is not the rank's doing."""
+        self._signs.rebase()
+        self.is_asked = self._is_disturbed = False
+        self._asked = 0
+        self.suspects.clear()
+
+    def take(self, sample: RankSample, interval_s: float, clock_s: float, *, can_look: bool, timeout_s: float) -> bool:
+        """Take a sample. Returns whether the rank moved."""
+        disturbed, self._is_disturbed = self._is_disturbed, self.is_asked
+        signs = self._signs.take(sample, interval_s, disturbed=disturbed, patience_s=_PATIENCE * timeout_s)
+        self.burners, self.main_burns = signs.burners, signs.main_burns
+        self._take_state(sample.process, clock_s, moved=signs.moved)
+        if sample.heartbeat_ns != self.beat_ns:
+            self.beat_ns, self.beat_s = sample.heartbeat_ns, clock_s
+        # What burns and cannot be looked at is taken for work, unless it turns out to be in a collective.
+        works = (
+            clock_s - self.moved_s >= _UNSEEN * timeout_s
+            and not (self.is_in_collective or self.is_asked)
+            and any(not can_look or self._is_unreadable(pid) for pid in signs.burners)
+        )
+        if signs.moved or works:
+            self.move(clock_s)
+        elif signs.burners:
+            self.active_s = clock_s
+        return signs.moved or works
+
+    def _is_unreadable(self, pid: int) -> bool:
+        return pid in self.suspects and self.suspects[pid].is_unreadable
+
+    def _take_state(self, process: ProcessSample, clock_s: float, *, moved: bool) -> None:
+        if process.state == "T":
+            self.stopped_s = clock_s if self.stopped_s is None else self.stopped_s
+            self.stopped_samples += 1
+        else:
+            self.stopped_s, self.stopped_samples = None, 0
+        if process.state != "D":
+            self.uninterruptible_s = None
+        elif self.uninterruptible_s is None or moved or process.main_wakes != self._wakes:
+            self.uninterruptible_s = clock_s
+        self._wakes = process.main_wakes
+
+    # ------------------------------------------------------------------------------------------------ sequence numbers
+
+    def ask(self, reached: int) -> bool:
+        """Whether its numbers are to be asked for now that it has reached so many of the marks."""
+        if reached <= self._asked:
+            return False
+        self._asked = reached
+        return self.ask_now()
+
+    def ask_now(self) -> bool:
+        """Whether its numbers are to be asked for, because it has not been asked already."""
+        asks = not self.is_asked
+        self.is_asked = self._is_disturbed = True
+        return asks
+
+    def take_numbers(self, numbers: Numbers | None, clock_s: float) -> bool:
+        """Take the answer; None where there is none. Returns whether the numbers have moved."""
+        self.is_asked = False
+        if numbers is None or numbers == self._numbers:
+            return False
+        moved = self._numbers is not None
+        self._numbers, self._numbers_s = numbers, clock_s
+        if moved:
+            self.move(clock_s)
+        return moved
+
+    @property
+    def is_in_collective(self) -> bool:
+        """Whether it has begun a collective that is not complete, as far as its numbers tell."""
+        return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
+
+    def frozen_s(self, clock_s: float) -> float:
+        """How long its numbers are known not to have moved."""
+        return clock_s - self._numbers_s
+
+    # ---------------------------------------------------------------------------------------------------------- stacks
+
+    def suspect(self, pid: int) -> Suspect:
+        """One of its processes that burn."""
+        return self.suspects.setdefault(pid, Suspect(main_only=self.main_burns))
+
+    def looks_alike(self, looks: int, span_s: float) -> bool:
+        """Whether all that burns has shown the same stacks in so many looks over so long, as far as it can be seen."""
+        suspects = [self.suspects.get(pid) for pid in self.burners]
+        return all(
+            suspect is not None and (suspect.is_unreadable or (suspect.looks >= looks and suspect.span_s >= span_s))
+            for suspect in suspects
+        )

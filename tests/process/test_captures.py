@@ -1,0 +1,557 @@
+"""The capture process, on real processes: sleeping, stopped, blocked, undumpable, gone."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun.captures import CAPTURES, CaptureStep, run, stacks, strace
+from saferun.captures.process_state import read_process_look
+from saferun.captures.scene import Process, Scene
+from saferun.captures.wire import (
+    NOT_READY,
+    CaptureReader,
+    CoreRequest,
+    Request,
+    Target,
+    encode,
+    encode_request,
+)
+from saferun.evidence import CaptureNote, ProcessLook, StackDump
+from tests.process.launching import state_of, until
+
+ROOT = Path(__file__).resolve().parents[2]
+SLEEP = "def step(): print('ready', flush=True); time.sleep(1000)\nstep()"
+LOCK = "def step(): lock = threading.Lock(); lock.acquire(); print('ready', flush=True); lock.acquire()\nstep()"
+BUDGET_S = 20.0
+_CAP_SYS_PTRACE, _PR_CAPBSET_DROP, _PR_SET_DUMPABLE = 19, 24, 4
+REGISTER = "import faulthandler; faulthandler.register(63, open(f'{sys.argv[1]}.{os.getpid()}.stacks', 'w'))\n"
+
+
+def without_ptrace() -> None:
+    """Take root's right to trace everybody from a child; others have none."""
+    ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_PTRACE, 0, 0, 0)
+
+
+@contextmanager
+def python(source: str, *arguments: str, prepare: Callable[[], None] | None = None) -> Iterator[int]:
+    """A Python process that has said that it is ready."""
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import ctypes, os, signal, socket, sys, threading, time\n{source}", *arguments],
+        stdout=subprocess.PIPE,
+        preexec_fn=prepare,  # noqa: PLW1509 - there is one thread here
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process.pid
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def capture(
+    *targets: Target, program: str = "", prepare: Callable[[], None] | None = None, **fields: Any
+) -> tuple[CaptureReader, float]:
+    """What the capture process finds, and how long it takes."""
+    request = Request(targets, budget_s=fields.pop("budget_s", BUDGET_S), since=time.time(), **fields)
+    started_at = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, *(["-c", program] if program else ["-m", "saferun.captures"])],
+        input=encode_request(request),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        preexec_fn=prepare,
+        check=True,
+        timeout=60,
+    )
+    elapsed_s = time.monotonic() - started_at
+    reader = CaptureReader()
+    reader.feed(done.stdout)
+    assert reader.is_done
+    return reader, elapsed_s
+
+
+def await_syscall(pid: int, name: str) -> None:
+    """Return when a process is in a system call."""
+    until(lambda: read_process_look(0, pid, is_rank=True).syscall == name, f"process {pid} is in {name}")
+
+
+def functions(dump: StackDump) -> list[str]:
+    return [frame.function for frame in dump.threads[0].frames]
+
+
+def look_of(reader: CaptureReader, pid: int) -> ProcessLook:
+    (look,) = (look for look in reader.capture.looks if look.pid == pid)
+    return look
+
+
+def python_dump_of(reader: CaptureReader, pid: int) -> StackDump:
+    (dump,) = (dump for dump in reader.capture.stacks if dump.pid == pid and not dump.tool.endswith("--native"))
+    return dump
+
+
+# --------------------------------------------------------------------------------------------- what there is to be seen
+
+
+def test_ranks_and_their_descendants_are_seen(tmp_path: Path) -> None:
+    """Every rank, every Python process below it, and the rest by name; each in a file of its own."""
+    family = (
+        "import subprocess\n"
+        f"worker = subprocess.Popen([sys.executable, '-c', 'import time\\n' + {SLEEP!r}], stdout=subprocess.PIPE)\n"
+        "worker.stdout.readline()\n"
+        "other = subprocess.Popen(['sleep', '1000'])\n" + SLEEP
+    )
+    with python(SLEEP) as first, python(family) as second:
+        reader, _ = capture(Target(0, first), Target(5, second), directory=str(tmp_path), native="never")
+        looks = {look.name: look for look in reader.capture.looks if not look.is_rank}
+        assert looks["sleep"].rank == 5
+        assert looks["sleep"].ppid == second
+        worker = next(look.pid for look in reader.capture.looks if look.ppid == second and look.name != "sleep")
+        assert {dump.pid for dump in reader.capture.stacks} == {first, second, worker}
+        for pid, rank in ((first, 0), (second, 5), (worker, 5)):
+            dump = python_dump_of(reader, pid)
+            assert (dump.rank, dump.is_rank, dump.tool, dump.failure) == (rank, pid != worker, "py-spy", "")
+            assert functions(dump)[:2] == ["step", "<module>"]
+            assert dump.threads[0].is_main
+            look = look_of(reader, pid)
+            assert (look.state, look.syscall) == ("S", "clock_nanosleep")
+            assert look.command.startswith(sys.executable)
+    assert reader.capture.unfinished == ()
+    assert reader.capture.elapsed_s > 0
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {"rank_0.py_spy.json", "rank_0.process_state.json", f"rank_5.pid_{worker}.py_spy.json"}
+    for note in reader.capture.notes:
+        assert not note.path or Path(note.path).stat().st_mode & 0o777 == 0o600
+
+
+def test_native_frames_come_when_asked_for(tmp_path: Path) -> None:
+    """They come on top of the Python frames, never in their place."""
+    with python(SLEEP) as pid:
+        reader, _ = capture(Target(0, pid), directory=str(tmp_path), native="always")
+    python_dump, native_dump = reader.capture.stacks
+    assert (python_dump.tool, native_dump.tool) == ("py-spy", "py-spy --native")
+    assert native_dump.threads[0].frames[0].native
+    assert "step" in functions(native_dump)
+
+
+def test_of_many_alike_the_odd_one_is_asked_for_native_frames() -> None:
+    """It takes a second of a processor each: enough for the few that tell the most. Who sleeps is no puzzle."""
+    with ExitStack() as stack:
+        pids = [stack.enter_context(python(LOCK)) for _ in range(3)]
+        odd = stack.enter_context(python(LOCK.replace("step", "odd")))
+        asleep = stack.enter_context(python(SLEEP))
+        for pid in (*pids, odd):
+            await_syscall(pid, "futex")
+        reader, _ = capture(*(Target(rank, pid) for rank, pid in enumerate([*pids, odd, asleep])))
+    native = [dump.pid for dump in reader.capture.stacks if dump.tool == "py-spy --native"]
+    assert set(native) == {odd, pids[0]}
+
+
+def test_a_blocked_process_says_on_what(tmp_path: Path) -> None:
+    """The FIFO or the peer is often the whole story."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    listen = "server = socket.create_server(('127.0.0.1', 0)); client = socket.create_connection(server.getsockname())"
+    with (
+        python("print('ready', flush=True); open(sys.argv[1])", str(fifo)) as opening,
+        python(f"{listen}\nprint('ready', flush=True); client.recv(1)") as receiving,
+        python(
+            "print('ready', flush=True); os.waitpid(os.fork() or os.pause(), 0)".replace("os.pause", "signal.pause")
+        ) as waiting,
+    ):
+        for pid, syscall in ((opening, "openat"), (receiving, "recvfrom"), (waiting, "wait4")):
+            await_syscall(pid, syscall)
+        reader, _ = capture(*(Target(rank, pid) for rank, pid in enumerate((opening, receiving, waiting))))
+        assert look_of(reader, opening).waits_on == f"the FIFO {fifo}"
+        assert look_of(reader, receiving).waits_on.startswith("a connection to 127.0.0.1:")
+        assert "(ESTABLISHED)" in look_of(reader, receiving).waits_on
+        assert look_of(reader, waiting).waits_on.startswith("process ")
+
+
+def test_what_a_process_waits_for_is_known_after_a_stop_too() -> None:
+    """Whoever looks with ptrace stops it for a moment, and then it goes on in another system call."""
+    source = "import select\nserver = socket.create_server(('127.0.0.1', 0))\nprint('ready', flush=True)\n"
+    poll = "poll = select.poll(); poll.register(server.fileno()); poll.poll(1000_000)"
+    with python(source + poll) as pid:
+        await_syscall(pid, "poll")
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: state_of(pid) == "T", "stopped")
+        os.kill(pid, signal.SIGCONT)
+        await_syscall(pid, "poll")
+        reader, _ = capture(Target(0, pid))
+    assert look_of(reader, pid).waits_on.startswith("connections to 127.0.0.1:")
+
+
+def test_a_stopped_process_is_read_and_stays_stopped() -> None:
+    """Waiting for it would take as long as it is stopped; setting it going is not ours."""
+    with python(SLEEP) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: state_of(pid) == "T", "stopped")
+        reader, elapsed_s = capture(Target(0, pid), native="always")
+        assert state_of(pid) == "T"
+    assert look_of(reader, pid).state == "T"
+    assert functions(python_dump_of(reader, pid))[0] == "step"
+    assert [dump.tool for dump in reader.capture.stacks] == ["py-spy"]
+    assert elapsed_s < 5
+
+
+def test_an_uninterruptible_process_is_read(tmp_path: Path) -> None:
+    """Who attaches to it waits until it wakes. It waits for a child that has not yet become another program."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    source = (
+        "actions = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]\n"
+        "def step(): print('ready', flush=True); os.posix_spawn('/bin/true', ['true'], {}, file_actions=actions)\n"
+        "step()"
+    )
+    with python(source, str(fifo)) as pid:
+        until(lambda: state_of(pid) == "D", "in a vfork")
+        reader, elapsed_s = capture(Target(0, pid), native="always", strace=True)
+        assert state_of(pid) == "D"
+    assert look_of(reader, pid).state == "D"
+    assert functions(python_dump_of(reader, pid))[0] == "step"
+    assert not any(dump.pid == pid and dump.tool == "py-spy --native" for dump in reader.capture.stacks)
+    assert elapsed_s < 10
+
+
+def test_a_rank_that_is_no_python_is_said_to_be_none() -> None:
+    """A rank may be a shell script."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            reader, _ = capture(Target(0, process.pid))
+        finally:
+            process.kill()
+    (dump,) = reader.capture.stacks
+    assert (dump.failure, dump.threads, dump.tool) == ("sleep is no Python process", (), "")
+
+
+# ---------------------------------------------------------------------------------------------------- what is left then
+
+UNDUMPABLE = f"ctypes.CDLL(None).prctl({_PR_SET_DUMPABLE}, 0, 0, 0, 0)\n"
+
+
+def test_denied_ptrace_is_explained_and_other_captures_go_on() -> None:
+    """Without the hook there are no stacks then, and it is said which setting is in the way."""
+    with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
+        reader, elapsed_s = capture(Target(0, pid), prepare=without_ptrace, strace=True)
+    (dump,) = reader.capture.stacks
+    assert dump.failure == (
+        "ptrace is denied: the process is not dumpable (PR_SET_DUMPABLE=0, or its program may not be read)"
+    )
+    assert look_of(reader, pid).state == "S"
+    assert {note.capture for note in reader.capture.notes if not note.failure} >= {"process_state"}
+    assert reader.capture.unfinished == ()
+    assert elapsed_s < 10
+
+
+def test_where_ptrace_is_denied_the_process_writes_its_own_stacks(tmp_path: Path) -> None:
+    """By the handler that the hook has registered."""
+    prefix = str(tmp_path / "a0r0")
+    reader = CaptureReader()
+    with python(UNDUMPABLE + REGISTER + SLEEP, prefix, prepare=without_ptrace) as pid:
+        for _ in range(2):  # the second time the file already holds something
+            reader, _ = capture(Target(0, pid, prefix), prepare=without_ptrace, directory=str(tmp_path))
+            (dump,) = reader.capture.stacks
+            assert (dump.tool, functions(dump), dump.failure) == ("faulthandler", ["step", "<module>"], "")
+            assert len(dump.threads) == 1
+    notes = {note.capture: note for note in reader.capture.notes}
+    assert notes["py_spy"].failure.startswith("ptrace is denied")
+    assert Path(notes["faulthandler"].path).name == "rank_0.faulthandler.txt"
+
+
+def test_no_signal_is_sent_to_who_does_not_catch_it(tmp_path: Path) -> None:
+    """It would die of it."""
+    prefix = str(tmp_path / "a0r0")
+    with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
+        Path(f"{prefix}.{pid}.stacks").touch()
+        capture(Target(0, pid, prefix), prepare=without_ptrace)
+        assert state_of(pid) == "S"
+
+
+def test_where_nothing_else_is_left_torchs_worker_server_tells(tmp_path: Path) -> None:
+    """It answers with faulthandler's text over HTTP."""
+    prefix = str(tmp_path / "a0r0")
+    server = """
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"{sys.argv[1]}.{os.getpid()}.sock")
+listener.listen()
+def answer():
+    while True:
+        link, _ = listener.accept()
+        link.recv(1000)
+        link.sendall(b'HTTP/1.1 200 OK\\r\\n\\r\\n')
+        link.sendall(b'Thread 0x01 (most recent call first):\\n  File "t.py", line 5 in f\\n')
+        link.close()
+threading.Thread(target=answer, daemon=True).start()
+"""
+    with python(UNDUMPABLE + server + SLEEP, prefix, prepare=without_ptrace) as pid:
+        reader, _ = capture(Target(0, pid, prefix), prepare=without_ptrace)
+    (dump,) = reader.capture.stacks
+    assert (dump.tool, functions(dump)) == ("worker server", ["f"])
+
+
+# ------------------------------------------------------------------------------------------ every capture, and bad luck
+
+
+class Found:
+    """Takes what a capture emits."""
+
+    def __init__(self) -> None:
+        self.reader = CaptureReader()
+
+    def __call__(self, kind: str, value: object) -> None:
+        self.reader.feed(encode(kind, value))
+
+    @property
+    def notes(self) -> tuple[CaptureNote, ...]:
+        return self.reader.capture.notes
+
+
+def do(step: CaptureStep, pid: int, left_s: float, directory: str = "") -> Found:
+    """Run one capture in this process; it has to be ready in time."""
+    found = Found()
+    look = read_process_look(0, pid, is_rank=True)
+    request = Request((Target(0, pid, "/nonexistent/hook"),), directory, native="always", strace=True)
+    began_at = time.monotonic()
+    deadline = began_at + left_s
+    process = Process(0, pid, True, "/nonexistent/hook", look)
+    import_module(step.module).__dict__[step.function](Scene(request, (process,), deadline, found))
+    assert time.monotonic() < max(deadline, began_at) + 2
+    return found
+
+
+EVERY = pytest.mark.parametrize("step", CAPTURES, ids=[step.name for step in CAPTURES])
+
+
+@EVERY
+def test_a_process_that_is_gone_costs_a_capture_nothing(step: CaptureStep) -> None:
+    """It may end between the request and the look."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    started_at = time.monotonic()
+    found = do(step, gone.pid, 8.0)
+    assert time.monotonic() - started_at < 8
+    assert found.reader.capture.stacks == () or found.reader.capture.stacks[0].failure == "the process has ended"
+    assert not [note for note in found.notes if note.pid and not note.failure]
+
+
+@EVERY
+def test_a_missing_tool_is_a_failure_and_no_exception(
+    step: CaptureStep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing has to be installed but what the package needs."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for module in (stacks, strace):
+        monkeypatch.setattr(module, "find_tool", lambda _name: "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with python(SLEEP) as pid:
+        found = do(step, pid, 8.0)
+    failures = {note.capture: note.failure for note in found.notes}
+    assert failures.get("py_spy", "py-spy is not installed") == "py-spy is not installed"
+    assert failures.get("strace", "strace is not installed") == "strace is not installed"
+    assert [dump.failure for dump in found.reader.capture.stacks] in ([], ["py-spy is not installed"])
+
+
+@EVERY
+def test_a_deadline_that_has_passed_ends_a_capture_at_once(step: CaptureStep) -> None:
+    """Whatever is not ready is named."""
+    with python(SLEEP) as pid:
+        started_at = time.monotonic()
+        found = do(step, pid, -1.0)
+        assert time.monotonic() - started_at < 2
+    assert found.reader.capture.stacks == () or found.reader.capture.stacks[0].failure == NOT_READY
+    if step.name in {"stacks", "process_state", "strace"}:
+        assert found.reader.capture.unfinished
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pystack") is None, reason="pystack is an extra")
+@pytest.mark.parametrize("stopped", [False, True])
+def test_without_py_spy_pystack_is_asked(monkeypatch: pytest.MonkeyPatch, *, stopped: bool) -> None:
+    """Without stopping the process where it could not be stopped."""
+    monkeypatch.setattr(stacks, "find_tool", lambda _name: "")
+    with python(SLEEP) as pid:
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
+            until(lambda: state_of(pid) == "T", "stopped")
+        found = do(CAPTURES[0], pid, 20.0)
+        assert state_of(pid) == ("T" if stopped else "S")
+    (dump,) = found.reader.capture.stacks
+    assert (dump.tool, functions(dump), dump.threads[0].is_main) == ("pystack", ["step", "<module>"], True)
+
+
+# ------------------------------------------------------------------------------------------------- tools that misbehave
+
+
+def fake_tool(folder: Path, script: str) -> str:
+    path = folder / "py-spy"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("script", "failure"),
+    [
+        ("exit 3", "it ended with code 3"),
+        ("kill -TERM $$", "it ended with code -15"),
+        ("echo '[]'", "what it says cannot be read: there is no thread in it"),
+        ("echo no JSON", "what it says cannot be read: Expecting value: line 1 column 1 (char 0)"),
+        ("head -c 20000000 /dev/zero; exec sleep 1000", "py-spy wrote more than 8 MiB"),
+        ("exec 1>&- 2>&-; exec sleep 1000", "it ended with code -9"),
+    ],
+)
+def test_what_a_broken_tool_says_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, failure: str
+) -> None:
+    """It costs its own evidence."""
+    path = fake_tool(tmp_path, script)
+    monkeypatch.setattr(stacks, "find_tool", lambda _name: path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with python(SLEEP) as pid:
+        found = do(CAPTURES[0], pid, 10.0)
+    assert [note.failure for note in found.notes] == [failure]
+    assert [dump.failure for dump in found.reader.capture.stacks] == [failure]
+
+
+def test_a_tool_that_never_ends_is_killed_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was to tell is named as unfinished."""
+    path = fake_tool(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    monkeypatch.setattr(stacks, "find_tool", lambda _name: path)
+    with python(SLEEP) as pid:
+        started_at = time.monotonic()
+        found = do(CAPTURES[0], pid, 0.7)
+        assert time.monotonic() - started_at < 2
+    assert found.reader.capture.unfinished == (f"py_spy of rank 0 (pid {pid})",)
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def test_no_tool_outlives_a_capture_process_that_is_killed(tmp_path: Path) -> None:
+    """The supervisor kills it when the budget is spent, whatever it is doing."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    path = fake_tool(tmp_path, f"echo $$ > {fifo}; exec sleep 1000")
+    program = f"""
+import saferun.captures.stacks as stacks
+from saferun.captures.__main__ import main
+stacks.find_tool = lambda name: {path!r}
+main()
+"""
+    with (
+        python(SLEEP) as pid,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT
+        ) as process,
+    ):
+        try:
+            assert process.stdin is not None
+            process.stdin.write(encode_request(Request((Target(0, pid),))))
+            process.stdin.close()
+            tool = int(fifo.read_text())
+        finally:
+            process.kill()
+    until(lambda: not Path(f"/proc/{tool}").exists() or state_of(tool) == "Z", "the tool is gone")
+
+
+def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
+    """A driver may crash who asks it, or never answer."""
+
+    def crash(_emit: Callable[[str, Any], None]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def fail(_emit: Callable[[str, Any], None]) -> None:
+        raise KeyError("x")
+
+    def hang(emit: Callable[[str, Any], None]) -> None:
+        emit("host_line", str(os.getpid()))
+        time.sleep(1000)
+
+    def answer(emit: Callable[[str, Any], None]) -> None:
+        emit("kernel_line", "x" * 4000)
+
+    reader = CaptureReader()
+    started_at = time.monotonic()
+    steps = [("crash", crash), ("fail", fail), ("hang", hang), ("answer", answer)]
+    run._run_beside_each_other(steps, reader.feed, started_at + 1.0)
+    assert 0.9 < time.monotonic() - started_at < 3
+    assert {note.capture: note.failure for note in reader.capture.notes} == {
+        "crash": "it was killed by SIGKILL",
+        "fail": "KeyError: 'x'",
+    }
+    assert reader.kernel_lines == ("x" * 4000,)
+    (hanging,) = reader.capture.host_lines
+    until(lambda: state_of(int(hanging)) in {"Z", ""}, "it is killed")
+    os.waitpid(int(hanging), 0)
+
+
+# ---------------------------------------------------------------------------------------------------------- the process
+
+
+def test_a_budget_that_does_not_suffice_is_kept() -> None:
+    """The picture comes when it was promised, with what there is."""
+    with python(SLEEP) as pid:
+        reader, elapsed_s = capture(Target(0, pid), budget_s=0.01)
+    assert elapsed_s < 2
+    assert look_of(reader, pid).state == "S"
+
+
+def test_eight_ranks_are_ready_long_before_the_budget_is_spent() -> None:
+    """Two seconds where nothing else runs, which a benchmark measures; somebody at a terminal waits for it."""
+    with ExitStack() as stack:
+        pids = [stack.enter_context(python(SLEEP)) for _ in range(8)]
+        reader, elapsed_s = capture(*(Target(rank, pid) for rank, pid in enumerate(pids)), gpu=False)
+    assert len({dump.rank for dump in reader.capture.stacks if dump.threads}) == 8
+    assert elapsed_s < BUDGET_S / 2
+
+
+def test_cores_are_asked_for_in_the_same_way() -> None:
+    """No dead, no cores; but an answer."""
+    done = subprocess.run(
+        [sys.executable, "-m", "saferun.captures"],
+        input=encode_request(CoreRequest((), budget_s=5.0)),
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        check=True,
+        timeout=60,
+    )
+    reader = CaptureReader()
+    reader.feed(done.stdout)
+    assert reader.is_done
+    assert (reader.cores, reader.capture.notes) == ((), ())
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b'{"kind": "live", "value": 3}'])
+def test_what_is_no_request_is_refused_in_two_lines(content: bytes) -> None:
+    """Somebody may start it by hand."""
+    done = subprocess.run(
+        [sys.executable, "-m", "saferun.captures"],
+        input=content,
+        capture_output=True,
+        cwd=ROOT,
+        check=False,
+        timeout=60,
+    )
+    first, second = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert first.startswith("saferun: ")
+    assert second.startswith("hint: ")
+
+
+def test_reading_results_loads_nothing_that_takes_them() -> None:
+    """The supervisor reads them in its only thread."""
+    program = "import sys; import saferun.captures.wire; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
+    loaded = set(done.stdout.decode().split())
+    assert not loaded & {"ctypes", "subprocess", "dataclasses", "inspect", "socket", "saferun.captures.stacks"}

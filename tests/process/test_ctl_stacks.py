@@ -1,0 +1,378 @@
+"""``saferunctl stacks``: whom a word of the command line means, and where those processes are in their code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun.captures.wire import Target
+from saferun.ctl.stacks import Process, _sockets_only, find_scene, read_processes
+from saferun.errors import UsageError
+from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines
+
+SAFERUNCTL = (sys.executable, "-m", "saferun.ctl")
+RUN_ID = "0123456789abcdef"
+
+
+def ask(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """One question."""
+    return subprocess.run(
+        [*SAFERUNCTL, "stacks", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def answer(*arguments: str, cwd: Path) -> str:
+    """What is printed, which has to be all."""
+    done = ask(*arguments, cwd=cwd)
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def refusal(*arguments: str, cwd: Path) -> tuple[str, str]:
+    """The two lines about a wrong question."""
+    done = ask(*arguments, cwd=cwd)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    return two_lines(done.stderr)
+
+
+# ------------------------------------------------------------------------------------------------------- whom it means
+
+
+def host(*processes: Process) -> dict[int, Process]:
+    return {process.pid: process for process in processes}
+
+
+def member(pid: int, ppid: int, rank: int = -1, **more: Any) -> Process:
+    """A process of the run, started in the order of the numbers."""
+    return Process(pid, ppid, start_ticks=pid, rank=rank, **{"run_id": RUN_ID, **more})
+
+
+def stranger(pid: int, ppid: int = 1, **more: Any) -> Process:
+    return Process(pid, ppid, start_ticks=pid, **more)
+
+
+# A supervisor with its coordinator and two ranks, of which one has a data-loader worker.
+JOB = host(
+    stranger(1, 0),
+    stranger(100),
+    member(101, 100),
+    member(110, 100, 0, hook_prefix="/tmp/hook/a0r0"),
+    member(111, 100, 1),
+    member(120, 110, 0, hook_prefix="/tmp/hook/a0r0"),
+    stranger(500),
+)
+RANKS = (Target(0, 110, "/tmp/hook/a0r0"), Target(1, 111, ""))
+
+
+@pytest.mark.parametrize("target", ["100", RUN_ID, RUN_ID[:6]])
+def test_a_supervisor_and_a_run_id_mean_the_ranks(target: str) -> None:
+    """Not the supervisor itself, nor its coordinator, nor again what a rank has started."""
+    assert find_scene(target, JOB).targets == RANKS
+
+
+def test_a_shell_above_the_supervisor_means_the_ranks_too() -> None:
+    assert find_scene("50", {**JOB, 50: stranger(50), 100: stranger(100, 50)}).targets == RANKS
+
+
+def test_the_pid_of_a_rank_means_that_rank() -> None:
+    scene = find_scene("110", JOB)
+    assert (scene.targets, scene.has_ranks) == ((RANKS[0],), True)
+
+
+def test_the_pid_of_a_worker_means_that_process_of_its_rank() -> None:
+    assert find_scene("120", JOB).targets == (Target(0, 120, "/tmp/hook/a0r0"),)
+
+
+def test_any_other_process_is_looked_at_as_well() -> None:
+    scene = find_scene("500", JOB)
+    assert (scene.targets, scene.has_ranks) == ((Target(0, 500),), False)
+
+
+def test_a_job_inside_of_a_rank_is_found_by_its_supervisor() -> None:
+    """The outer rank's variables are there too, in every process of the inner job."""
+    inner = host(
+        member(200, 110, 0),
+        member(210, 200, 0, run_id="fedcba9876543210"),
+        member(211, 200, 1, run_id="fedcba9876543210"),
+    )
+    assert [target.pid for target in find_scene("200", {**JOB, **inner}).targets] == [210, 211]
+
+
+def test_an_orphan_does_not_stand_in_for_its_rank() -> None:
+    """A data-loader worker of an earlier attempt has the variables of a rank, and nobody for a parent."""
+    scene = find_scene(RUN_ID, {**JOB, 105: member(105, 1, 0), 106: member(106, 1, 1)})
+    assert [target.pid for target in scene.targets] == [110, 111]
+    assert scene.leftovers == (105, 106)
+
+
+def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:
+    orphans = host(stranger(1, 0), member(110, 1, 0), member(111, 1, 1))
+    assert [target.pid for target in find_scene(RUN_ID, orphans).targets] == [110, 111]
+
+
+@pytest.mark.parametrize(
+    ("target", "processes", "what", "hint"),
+    [
+        ("4711", JOB, "there is no process 4711", "ps"),
+        ("latest", JOB, "there is no saferun_runs/latest here", "name a pid"),
+        ("banana", JOB, "'banana' is no process, no run directory", "name a pid"),
+        ("", JOB, "'' is no process", "name a pid"),
+        ("9" * 5000, JOB, "is no process, no run", "name a pid"),
+        ("\u00b2", JOB, "is no process, no run", "name a pid"),
+        (RUN_ID[:2], JOB, "is no process", "name a pid"),
+        (
+            "0123",
+            {**JOB, 300: member(300, 1, 0, run_id="0123ffff")},
+            "several runs have an id that begins with '0123'",
+            "name more of it",
+        ),
+        ("500", {500: stranger(500, is_readable=False)}, "process 500 belongs to user", "as that user or as root"),
+        (RUN_ID, {101: member(101, 100)}, f"no rank of run {RUN_ID} lives on this host", "it has ended"),
+    ],
+)
+def test_a_word_that_means_nothing_is_explained(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    processes: dict[int, Process],
+    what: str,
+    hint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        find_scene(target, processes)
+    assert what in raised.value.what
+    assert hint in raised.value.hint
+    assert raised.value.exit_code == 2
+
+
+def run_directory(folder: Path, content: str) -> Path:
+    path = folder / "saferun_runs" / "20260101-120000-012345"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(content)
+    (path.parent / "latest").symlink_to(path.name)
+    return path
+
+
+@pytest.mark.parametrize("target", ["latest", "20260101-120000-012345", "saferun_runs/latest", "{path}"])
+def test_a_run_is_named_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    path = run_directory(tmp_path, json.dumps({"run_id": RUN_ID}))
+    monkeypatch.chdir(tmp_path)
+    scene = find_scene(target.format(path=path), JOB)
+    assert scene.targets == RANKS
+    assert scene.title == "run saferun_runs/20260101-120000-012345"
+
+
+def test_a_run_that_has_ended_leads_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_directory(tmp_path, json.dumps({"run_id": "feedfeedfeedfeed"}))
+    (path / "report.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as raised:
+        find_scene("latest", JOB)
+    assert raised.value.hint == "see saferun_runs/20260101-120000-012345/report.txt"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "\0", "[" * 99999])
+def test_a_directory_that_cannot_be_read_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    run_directory(tmp_path, content)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"run\.json cannot be read"):
+        find_scene("latest", JOB)
+
+
+def test_the_processes_of_this_host_are_seen_as_they_are() -> None:
+    child = subprocess.Popen(
+        ["sleep", "3600"], env={"PATH": os.environ["PATH"], "RANK": "7", "SAFERUN_RUN_ID": RUN_ID, "SAFERUN_HOOK": "/x"}
+    )
+    try:
+        seen = read_processes()
+        assert seen[child.pid]._replace(start_ticks=0) == Process(child.pid, os.getpid(), 0, 7, RUN_ID, "/x")
+        assert os.getpid() not in seen
+    finally:
+        child.kill()
+        child.wait()
+
+
+# ------------------------------------------------------------------------------------------------------- what it prints
+
+SCRIPT = """
+import os, sys, time
+
+def wait_for_the_teacher():
+    os.write(int(sys.argv[1]), b"ready")
+    time.sleep(3600)
+
+def lesson():
+    wait_for_the_teacher()
+
+lesson()
+"""
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that sleeps in a known place."""
+    (tmp_path / "school.py").write_text(SCRIPT)
+    ready, tell = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "school.py", str(tell)], cwd=tmp_path, pass_fds=[tell], env={"PATH": os.environ["PATH"]}
+    )
+    os.close(tell)
+    try:
+        assert os.read(ready, 5) == b"ready"
+        yield child
+    finally:
+        os.close(ready)
+        child.kill()
+        child.wait()
+
+
+def test_a_process_is_shown_with_its_calls(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    text = answer(str(sleeper.pid), cwd=tmp_path)
+    assert text.startswith(f"process {sleeper.pid} (")
+    assert "no rank, shown as rank 0; 1 process\n" in text
+    for words in ("merged stacks:", "lesson", "wait_for_the_teacher", "school.py:6", "sleep"):
+        assert words in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_whoever_is_looked_at_goes_on_as_before(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    answer(str(sleeper.pid), cwd=tmp_path)
+    assert state_of(sleeper.pid) == "S"
+    assert sleeper.poll() is None
+
+
+def test_a_stopped_process_is_shown_and_stays_stopped(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """Whoever has stopped it had a reason."""
+    sleeper.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED | os.WNOWAIT)
+    assert "wait_for_the_teacher" in answer(str(sleeper.pid), cwd=tmp_path)
+    assert state_of(sleeper.pid) == "T"
+
+
+def test_json_has_everything(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    content = json.loads(answer(str(sleeper.pid), "--json", cwd=tmp_path))
+    assert content["ranks"] == [{"rank": 0, "pid": sleeper.pid}]
+    assert content["has_ranks"] is False
+    (dump,) = content["stacks"]
+    assert (dump["pid"], dump["tool"]) == (sleeper.pid, "py-spy")
+    functions = [frame["function"] for frame in dump["threads"][0]["frames"]]
+    assert functions[:2] == ["wait_for_the_teacher", "lesson"]
+    assert [look["state"] for look in content["processes"]] == ["S"]
+    assert content["groups"][0]["ranks"] == [0]
+
+
+def test_native_frames_are_shown_on_demand(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    content = json.loads(answer(str(sleeper.pid), "--native", "--json", cwd=tmp_path))
+    frames = [frame for dump in content["stacks"] for thread in dump["threads"] for frame in thread["frames"]]
+    assert any(frame["native"] for frame in frames)
+    assert any(frame["function"] == "lesson" for frame in frames)
+
+
+def test_a_process_that_runs_no_python_gives_a_reason(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "3600"])
+    try:
+        what, hint = refusal(str(child.pid), cwd=tmp_path)
+        assert what.startswith("no stacks: ")
+        assert hint
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_process_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    what, _ = refusal(str(child.pid), cwd=tmp_path)
+    assert what == f"there is no process {child.pid}"
+
+
+def test_without_a_run_there_is_nothing_to_show(tmp_path: Path) -> None:
+    assert refusal(cwd=tmp_path)[0] == "there is no saferun_runs/latest here"
+
+
+def test_only_those_doors_of_the_hook_are_used_that_need_no_signal(tmp_path: Path) -> None:
+    """Whoever only looks may not touch the job, whatever the hook has prepared for the moment when it is given up."""
+    for name in ("a0r1.42.sock", "a0r1.42.stacks", "a0r1.43.sock", "a0r12.44.sock", "a0r1.heartbeat"):
+        (tmp_path / name).touch()
+    targets = (Target(1, 42, f"{tmp_path}/a0r1"), Target(2, 50, f"{tmp_path}/none/a0r2"), Target(3, 60))
+    with _sockets_only(targets) as quiet:
+        assert [target._replace(hook_prefix="") for target in quiet] == [
+            target._replace(hook_prefix="") for target in targets
+        ]
+        folder, _, name = quiet[0].hook_prefix.rpartition("/")
+        links = {path.name: path.resolve() for path in Path(folder).iterdir()}
+        assert links == {f"{name}.{pid}.sock": tmp_path / f"a0r1.{pid}.sock" for pid in (42, 43)}
+        assert not quiet[2].hook_prefix
+    assert not Path(folder).exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ a launch
+
+APART = """
+from rank import *
+
+def evaluate():
+    tell("ready")
+    await_release("end")
+
+def exchange():
+    tell("ready")
+    await_release("end")
+
+evaluate() if RANK == 1 else exchange()
+"""
+
+
+def ask_of(job: Job, *arguments: str) -> str:
+    return answer(*arguments, cwd=job.folder / "job")
+
+
+def test_a_launch_is_shown_by_its_directory_its_id_and_its_pid(tmp_path: Path) -> None:
+    with running(tmp_path, APART, nproc=3, store=False) as job:
+        words = job.hear("ready", 3)
+        run_id = json.loads((job.run_dir / "run.json").read_text())["run_id"]
+        texts = [ask_of(job, *target) for target in ([], [run_id], [str(job.process.pid)])]
+        for text in texts:
+            assert "ranks 0-2; 3 processes\n" in text.splitlines(keepends=True)[0]
+            (evaluating,) = [line for line in text.splitlines() if "evaluate" in line and "rank 1" in line]
+            assert "train.py" in evaluating
+            assert "exchange" in text
+        (one,) = [word.pid for word in words if word.rank == 1]
+        assert "rank 1; 1 process" in ask_of(job, str(one))
+        job.release("end")
+        assert job.wait() == 0
+    what, _ = refusal(cwd=tmp_path / "job")
+    assert "no rank of run saferun_runs/" in what
+    assert what.endswith("lives on this host")
+
+
+def test_a_rank_that_died_meanwhile_does_not_hide_the_others(tmp_path: Path) -> None:
+    """The answer is for those that there are."""
+    with running(tmp_path, APART, nproc=2, store=False, sweeps=False) as job:
+        pids = {word.rank: word.pid for word in job.hear("ready", 2)}
+        job.process.send_signal(signal.SIGSTOP)
+        kill(pids[0], signal.SIGKILL)
+        give_up_at = time.monotonic() + 30
+        while state_of(pids[0]):
+            assert time.monotonic() < give_up_at
+        text = ask_of(job, str(job.process.pid))
+        assert "rank 1; 1 process" in text
+        job.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun.host import cgroups
+from saferun.host.cgroups import (
+    MemoryState,
+    OomLine,
+    memory_limit_bytes,
+    oom_kill_between,
+    parse_oom_lines,
+    read_memory_state,
+)
+
+GIB = 1 << 30
+
+CGROUP_KILL = tuple(
+    """\
+python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0
+memory: usage 65536kB, limit 65536kB, failcnt 19
+memory+swap: usage 65536kB, limit 9007199254740988kB, failcnt 0
+oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,oom_memcg=/job,task_memcg=/job,task=python,pid=1438,uid=0
+Memory cgroup out of memory: Killed process 1438 (python) total-vm:1061096kB, anon-rss:65024kB, file-rss:5872kB, \
+shmem-rss:0kB, UID:0 pgtables:200kB oom_score_adj:0
+oom_reaper: reaped process 1438 (python), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB
+""".splitlines()
+)
+HOST_KILL = tuple(
+    """\
+oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0-1,global_oom,task_memcg=/job,pid=99,uid=1000
+Out of memory: Killed process 99 (pt_data_worker) total-vm:900kB, anon-rss:700kB, file-rss:20kB, shmem-rss:4kB, \
+UID:1000 pgtables:200kB oom_score_adj:0
+""".splitlines()
+)
+
+
+# ----------------------------------------------------------------------------------------------------- the kernel log
+
+
+def test_a_kill_in_a_cgroup_is_read_with_its_limit() -> None:
+    """As Linux 6.18 wrote it."""
+    assert parse_oom_lines(CGROUP_KILL) == [OomLine(1438, "python", 70896 * 1024, is_cgroup=True, limit_bytes=64 << 20)]
+
+
+def test_a_kill_of_the_host_is_no_cgroup_s() -> None:
+    """A limit that was told of another kill is not this one's."""
+    kills = parse_oom_lines(CGROUP_KILL + HOST_KILL)
+    assert kills[1] == OomLine(99, "pt_data_worker", 724 * 1024, is_cgroup=False, limit_bytes=0)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (
+            "Memory cgroup out of memory: Kill process 7 (python) score 1905 or sacrifice child",
+            "Killed process 7 (python) total-vm:99kB, anon-rss:60kB, file-rss:4kB, shmem-rss:0kB",
+        ),
+        (
+            "Memory cgroup out of memory: Kill process 7 (python) score 1905 or sacrifice child",
+            "Killed process 7 (python), UID 1000, total-vm:99kB, anon-rss:60kB, file-rss:4kB, shmem-rss:0kB",
+        ),
+        (
+            "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task=python,pid=7,uid=0",
+            "Killed process 7, UID 1000, (python) total-vm:99kB, anon-rss:60kB, file-rss:4kB, shmem-rss:0kB",
+        ),
+    ],
+)
+def test_kernels_write_a_kill_in_several_ways(lines: tuple[str, ...]) -> None:
+    """Clusters live long."""
+    assert parse_oom_lines(lines) == [OomLine(7, "python", 64 * 1024, is_cgroup=True, limit_bytes=0)]
+
+
+def test_a_name_may_look_like_the_rest_of_the_line() -> None:
+    """Programs call themselves what they like."""
+    line = "Out of memory: Killed process 7 (a) total-vm:1kB (b)) total-vm:99kB, anon-rss:60kB, file-rss:0kB"
+    assert [(kill.pid, kill.rss_bytes) for kill in parse_oom_lines([line])] == [(7, 60 * 1024)]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(),
+            st.sampled_from(CGROUP_KILL + HOST_KILL),
+            st.builds(
+                "".join,
+                st.lists(
+                    st.sampled_from(
+                        [
+                            "Killed process ",
+                            "Kill process ",
+                            "7",
+                            "(",
+                            ") total-vm:",
+                            "memory: usage ",
+                            ", limit ",
+                            "kB",
+                        ]
+                    )
+                ),
+            ),
+        )
+    )
+)
+def test_any_line_may_be_in_a_log(lines: list[str]) -> None:
+    """Whatever stands there, reading it ends without an error."""
+    assert all(kill.pid >= 0 for kill in parse_oom_lines(lines))
+
+
+# --------------------------------------------------------------------------------------------------- between readings
+
+
+def _state(**changed: object) -> MemoryState:
+    state = MemoryState(2, "/c", 64 * GIB, "/c", 60 * GIB, 0, 0, 5, 512 * GIB)
+    return MemoryState(**{**state._asdict(), **changed})
+
+
+def test_a_kill_in_the_own_cgroup_at_its_limit_is_told_with_the_limit() -> None:
+    """Killed by the kernel's OOM killer: cgroup limit 64 GiB, rank used 61 GiB."""
+    kill = oom_kill_between(_state(), _state(oom_kills=1, limit_hits=1, host_oom_kills=6), 61 * GIB)
+    assert kill is not None
+    assert (kill.scope, kill.limit_bytes, kill.rss_bytes, kill.kills) == ("cgroup", 64 * GIB, 61 * GIB, 1)
+    assert kill.source == "memory cgroup"
+
+
+def test_a_kill_of_the_own_cgroup_s_process_without_its_limit_is_the_host_s() -> None:
+    """The host had run out of memory; raising the job's limit would not help."""
+    kill = oom_kill_between(_state(), _state(oom_kills=1, host_oom_kills=6))
+    assert kill is not None
+    assert (kill.scope, kill.limit_bytes) == ("host", 512 * GIB)
+
+
+def test_other_people_s_kills_are_not_ours() -> None:
+    """The host's counter counts everybody's."""
+    assert oom_kill_between(_state(), _state(host_oom_kills=9)) is None
+    assert oom_kill_between(_state(), _state(limit_hits=9)) is None
+    assert oom_kill_between(_state(), _state(), kernel_lines=HOST_KILL, pids=[71]) is None
+
+
+def test_without_a_counter_of_the_cgroup_the_host_s_counts() -> None:
+    """It is all that there is."""
+    kill = oom_kill_between(_state(version=0, oom_kills=None), _state(version=0, oom_kills=None, host_oom_kills=6))
+    assert kill is not None
+    assert (kill.scope, kill.source) == ("host", "/proc/vmstat")
+    nothing = _state(version=0, oom_kills=None, host_oom_kills=None)
+    assert oom_kill_between(nothing, nothing) is None
+
+
+def test_the_kernel_log_tells_more_than_the_counters() -> None:
+    """Who was killed, how large it was, and which limit it was."""
+    kill = oom_kill_between(_state(), _state(oom_kills=1), kernel_lines=CGROUP_KILL, pids=[1438])
+    assert kill is not None
+    assert (kill.scope, kill.limit_bytes, kill.rss_bytes) == ("cgroup", 64 << 20, 70896 * 1024)
+    assert (kill.pids, kill.source) == ((1438,), "kernel log")
+
+
+# ------------------------------------------------------------------------------------------------------ the hierarchy
+
+
+class Host:
+    """Files of /proc and control groups in a directory."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self._proc: dict[str, bytes] = {"/proc/vmstat": b"nr_free_pages 5\noom_kill 3\n"}
+        monkeypatch.setattr(cgroups, "_read", self._read)
+        monkeypatch.setattr(cgroups, "_host_bytes", lambda: 512 * GIB)
+
+    def _read(self, path: str) -> bytes:
+        if path.startswith("/proc/"):
+            return self._proc.get(path, b"")
+        try:
+            return Path(path).read_bytes()
+        except OSError:
+            return b""
+
+    def mount(self, cgroup: str, *mounts: str) -> None:
+        self._proc["/proc/self/cgroup"] = cgroup.encode()
+        self._proc["/proc/self/mountinfo"] = "".join(f"{mount}\n" for mount in mounts).encode()
+
+    def group(self, path: str, **files: str) -> str:
+        directory = self.root / path
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (directory / name.replace("__", ".")).write_text(f"{content}\n")
+        return str(directory)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(tmp_path, monkeypatch)
+
+
+def test_the_least_limit_on_the_way_up_counts(host: Host) -> None:
+    """Schedulers limit the job, not the step that ranks are in."""
+    host.group("", memory__stat="anon 1")
+    job = host.group("job_7", memory__max=str(64 * GIB), memory__current="123", memory__events="oom 2\noom_kill 4")
+    step = host.group("job_7/step_0", memory__max="max", memory__events="low 0\noom 1\noom_kill 1", memory__current="1")
+    host.mount("0::/job_7/step_0", f"41 31 0:38 / {host.root} rw - cgroup2 cgroup2 rw")
+    state = read_memory_state()
+    assert (state.version, state.path, state.limit_bytes, state.limit_path) == (2, step, 64 * GIB, job)
+    assert (state.usage_bytes, state.oom_kills, state.limit_hits, state.host_oom_kills) == (123, 1, 2, 3)
+    assert memory_limit_bytes() == 64 * GIB
+
+
+def test_version_1_has_other_files_and_a_number_for_no_limit(host: Host) -> None:
+    """Hybrid hosts have both, and the memory controller in only one of them."""
+    host.group("unified")
+    job = host.group(
+        "memory/slurm/job_7",
+        memory__limit_in_bytes=str(8 * GIB),
+        memory__failcnt="3",
+        memory__usage_in_bytes="77",
+        memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2",
+    )
+    host.group("memory/slurm", memory__limit_in_bytes="9223372036854771712", memory__failcnt="9")
+    host.mount(
+        "4:cpu,memory:/slurm/job_7\n1:name=systemd:/x\n0::/y",
+        f"35 31 0:32 / {host.root}/memory rw - cgroup cgroup rw,memory",
+        f"41 31 0:38 / {host.root}/unified rw - cgroup2 cgroup2 rw",
+    )
+    state = read_memory_state()
+    assert (state.version, state.path, state.limit_bytes, state.usage_bytes) == (1, job, 8 * GIB, 77)
+    assert (state.oom_kills, state.limit_hits) == (2, 3)
+
+
+def test_in_a_container_the_path_is_the_host_s_and_the_mount_is_its_own(host: Host) -> None:
+    """Docker without a cgroup namespace."""
+    own = host.group("memory", memory__limit_in_bytes=str(GIB), memory__oom_control="oom_kill 0")
+    host.mount("4:memory:/docker/abc", f"35 31 0:32 /docker/abc {host.root}/memory ro - cgroup cgroup ro,memory")
+    assert (read_memory_state().path, read_memory_state().limit_bytes) == (own, GIB)
+
+
+def test_in_a_cgroup_namespace_the_own_group_is_the_root(host: Host) -> None:
+    """Kubernetes and Docker with version 2."""
+    own = host.group("unified", memory__max=str(GIB), memory__events="oom_kill 0", memory__current="5")
+    host.mount("0::/", f"35 31 0:32 / {own} ro - cgroup2 cgroup ro")
+    assert (read_memory_state().path, read_memory_state().limit_bytes) == (own, GIB)
+
+
+@pytest.mark.parametrize("cgroup", ["", "garbage", "4:memory", "0::/../../etc", "4:memory:/gone"])
+@pytest.mark.parametrize(
+    "mount", ["", "garbage - cgroup", "1 2 3 / - cgroup2", "35 31 0:32 / /nowhere rw - cgroup2 c rw"]
+)
+def test_whatever_proc_says_nothing_is_raised(host: Host, cgroup: str, mount: str) -> None:
+    """A reading at the start of a launch may cost its own values and nothing else."""
+    host.mount(cgroup, mount)
+    state = read_memory_state()
+    assert (state.version, state.limit_bytes, state.oom_kills) == (0, 0, None)
+    assert memory_limit_bytes() == 512 * GIB
+
+
+def test_the_machine_itself_can_be_read() -> None:
+    """The files of the kernel that these tests run on."""
+    state = read_memory_state()
+    assert state.host_bytes > 0
+    assert 0 < memory_limit_bytes() <= state.host_bytes

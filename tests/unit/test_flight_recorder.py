@@ -1,0 +1,279 @@
+"""Asking torch's worker server, with a stand-in for it that answers what a test wants, and reading what it tells."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun.captures import flight_recorder
+from saferun.captures.flight_recorder import capture_flight_recorder, read_groups
+from saferun.captures.wire import CaptureReader, Target, encode
+from saferun.diagnosis.collectives import compare
+from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+
+PID = os.getpid()
+
+
+def entry(seq: int, op: str = "gloo:all_reduce", **other: Any) -> dict[str, Any]:
+    """One entry as torch 2.13 writes it, as far as it is read."""
+    return {
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "is_p2p": False,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": op,
+        "input_sizes": [[3]],
+        "retired": True,
+        "state": "scheduled",
+        "time_created_ns": 1_795_237_237_184_915_516,
+    } | other
+
+
+def trace(*entries: Any, **other: Any) -> bytes:
+    return json.dumps({"entries": list(entries), "pg_config": {}, "pg_status": {}, "version": "2.10"} | other).encode()
+
+
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@contextlib.contextmanager
+def answering(folder: Path, answers: Mapping[str, bytes], pid: int = PID) -> Iterator[Target]:
+    """A server that gives each path the bytes of its name, and then closes; a path without bytes is never answered."""
+    stopping = threading.Event()
+    held: list[socket.socket] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / f"a0r3.{pid}.sock"))
+        listener.listen()
+        listener.settimeout(0.05)
+
+        def serve() -> None:
+            while not stopping.is_set():
+                try:
+                    link, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                held.append(link)
+                link.settimeout(5)
+                request = link.recv(4096).split()
+                answer = answers.get(request[1].decode())
+                if answer is not None:
+                    with contextlib.suppress(OSError):
+                        link.sendall(answer)
+                    link.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield Target(3, PID, str(folder / "a0r3"))
+        finally:
+            stopping.set()
+            thread.join()
+            for link in held:
+                link.close()
+
+
+def capture(target: Target, wait_s: float = 5.0) -> tuple[RankCollectives, bytes]:
+    return capture_flight_recorder(target, time.monotonic() + wait_s)
+
+
+NAMES = http(b'["ping","fr_trace_json","dump_traceback"]')
+BOTH = http(b'["fr_trace_json","dump_nccl_trace_json"]')
+
+
+# -------------------------------------------------------------------------------------------------------------- asking
+
+
+def test_a_rank_is_asked_for_what_its_torch_offers(tmp_path: Path) -> None:
+    reply = trace(entry(1), entry(2, retired=False))
+    with answering(tmp_path, {"/handler/": NAMES, "/handler/fr_trace_json": http(reply)}) as target:
+        collectives, content = capture(target)
+    assert collectives.failure == ""
+    assert collectives.rank == 3
+    (group,) = collectives.groups
+    assert (group.group, group.description, group.enqueued, group.completed) == ("gloo:0", "default_pg", 2, 1)
+    assert json.loads(content) == {"fr_trace_json": json.loads(reply)}
+
+
+def test_both_recorders_of_a_process_count(tmp_path: Path) -> None:
+    """A CUDA build keeps NCCL's calls apart from gloo's; one that fails does not cost the other."""
+    answers = {"/handler/": BOTH, "/handler/fr_trace_json": http(trace(entry(1)))}
+    nccl = trace(entry(7, "nccl:_all_gather_base"))
+    with answering(tmp_path, answers | {"/handler/dump_nccl_trace_json": http(nccl)}) as target:
+        assert [group.group for group in capture(target)[0].groups] == ["gloo:0", "nccl:0"]
+    (tmp_path / f"a0r3.{PID}.sock").unlink()
+    with answering(tmp_path, answers | {"/handler/dump_nccl_trace_json": http(b"", "500 Oh")}) as target:
+        collectives, content = capture(target)
+    assert [group.group for group in collectives.groups] == ["gloo:0"]
+    assert list(json.loads(content)) == ["fr_trace_json"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "failure"),
+    [
+        ({}, "it does not answer"),
+        ({"/handler/": b""}, "what answers is not torch's worker server"),
+        ({"/handler/": b"\x00" * 100_000}, "what answers is not torch's worker server"),
+        ({"/handler/": b"SSH-2.0-OpenSSH\r\n\r\n"}, "what answers is not torch's worker server"),
+        ({"/handler/": http(b"", "404 Not Found")}, "it answers with status 404"),
+        ({"/handler/": http(b"no json")}, "its answer is no JSON"),
+        ({"/handler/": http(b"[" * 100_000)}, "its answer is no JSON"),
+        ({"/handler/": http(b"\xff\xfe")}, "its answer is no JSON"),
+        ({"/handler/": http(b"null")}, "this torch has no Flight Recorder that can be asked"),
+        ({"/handler/": http(b'["ping"]')}, "this torch has no Flight Recorder that can be asked"),
+        ({"/handler/": http(b'["ping"]')[:-4]}, "its answer breaks off"),
+        ({"/handler/": NAMES}, "it does not answer"),
+        ({"/handler/": NAMES, "/handler/fr_trace_json": http(b"{")}, "its answer is no JSON"),
+    ],
+)
+def test_whatever_answers_otherwise_is_told_in_one_line(
+    answers: dict[str, bytes], failure: str, tmp_path: Path
+) -> None:
+    """The socket's other end is the user's process: it may be anything, and may be stopped."""
+    with answering(tmp_path, answers) as target:
+        before = time.monotonic()
+        collectives, content = capture(target, 0.5)
+    assert collectives == RankCollectives(3, (), failure)
+    assert content == b""
+    assert time.monotonic() - before < 5
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"x"', b'{"entries": 3, "pg_status": [], "pg_config": 1}'])
+def test_json_of_another_shape_tells_nothing(body: bytes, tmp_path: Path) -> None:
+    with answering(tmp_path, {"/handler/": NAMES, "/handler/fr_trace_json": http(body)}) as target:
+        assert capture(target)[0] == RankCollectives(3, ())
+
+
+def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "REPLY_LIMIT_BYTES", 1 << 20)
+    answers = {"/handler/": NAMES, "/handler/fr_trace_json": b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (2 << 20)}
+    with answering(tmp_path, answers) as target:
+        assert capture(target)[0].failure == "its answer is longer than 1 MiB"
+
+
+def test_without_a_hook_or_a_process_group_nothing_is_asked(tmp_path: Path) -> None:
+    assert capture(Target(3, PID))[0].failure == "the hook is not in this rank"
+    assert capture(Target(3, PID, str(tmp_path / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
+    assert capture(Target(3, PID, str(tmp_path / "none" / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
+    for name in ("a0r3.x.sock", "a0r3..sock", "a0r3.sock", "a0r33.1.sock", f"a0r3.{2**22 + 1}.sock", "a0r3.²3.sock"):
+        (tmp_path / name).touch()
+    assert capture(Target(3, PID, str(tmp_path / "a0r3")))[0].failure == flight_recorder._NO_SOCKET
+
+
+def test_where_the_rank_is_a_shell_its_python_is_asked(tmp_path: Path) -> None:
+    """Any process of the rank may hold the process group; the sockets carry the rank's prefix."""
+    reply = http(trace(entry(4)))
+    with answering(tmp_path, {"/handler/": NAMES, "/handler/fr_trace_json": reply}, os.getppid()) as target:
+        assert capture(target)[0].groups[0].enqueued == 4
+
+
+def test_a_process_that_does_not_answer_leaves_time_for_the_next(tmp_path: Path) -> None:
+    answers = {"/handler/": NAMES, "/handler/fr_trace_json": http(trace(entry(4)))}
+    with answering(tmp_path, {}) as target, answering(tmp_path, answers, os.getppid()):
+        assert capture(target, 1.0)[0].groups[0].enqueued == 4
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def groups_of(*entries: Any, recorder: str = "fr_trace_json", **other: Any) -> dict[str, GroupProgress]:
+    return {group.group: group for group in read_groups({recorder: trace(*entries, **other)})}
+
+
+def test_a_call_is_read() -> None:
+    frames = [{"name": "step", "filename": "train.py", "line": 52}, "none", {}]
+    (group,) = groups_of(entry(5, "nccl:_reduce_scatter_base", input_sizes=[[2, 3]], frames=frames)).values()
+    (call,) = group.calls
+    assert call[:6] == (5, "reduce_scatter_tensor", "[[2, 3]]", True, False, 1_795_237_237_184_915_516)
+    assert [tuple(frame)[:3] for frame in call.frames] == [("step", "train.py", 52), ("", "", 0)]
+    assert group.group == "nccl:0"
+
+
+def test_groups_are_told_apart_by_name_and_not_by_a_rank_s_own_number() -> None:
+    """A rank numbers the groups that it is in; the third group is its second."""
+    groups = groups_of(
+        entry(1),
+        entry(1, pg_id=1, process_group=["2", "pair"]),
+        pg_status={"0": {"last_enqueued_collective": "1", "last_completed_collective": "1"}, "9": {}, "x": 3},
+        pg_config={"": {"name": "", "ranks": "[]"}, "2": {"name": "2", "desc": "pair", "ranks": "[2, 1]"}},
+    )
+    assert {name: (group.description, group.ranks) for name, group in groups.items()} == {
+        "gloo:0": ("default_pg", ()),
+        "gloo:2": ("pair", (2, 1)),
+    }
+
+
+def test_numbers_that_count_something_else_are_not_believed() -> None:
+    """With gloo the status counts sends and receives too: 21 where the collectives are at 16."""
+    status = {
+        "0": {"last_enqueued_collective": "21", "last_completed_collective": "14", "last_started_collective": "-1"}
+    }
+    group = groups_of(entry(13), entry(16, retired=False), pg_status=status)["gloo:0"]
+    assert (group.enqueued, group.started, group.completed) == (16, -1, 15)
+
+
+def test_a_status_without_entries_is_all_that_there_is() -> None:
+    status = {"0": {"last_enqueued_collective": "9", "last_started_collective": "8", "last_completed_collective": 7}}
+    group = groups_of(pg_status=status, recorder="dump_nccl_trace_json")["nccl:0"]
+    assert (group.enqueued, group.started, group.completed, group.calls) == (9, 8, 7, ())
+    nothing = {"0": dict.fromkeys(status["0"], "-1")}
+    assert groups_of(pg_status=nothing) == {}
+
+
+def test_a_coalesced_call_is_complete_once_one_of_its_members_is() -> None:
+    members = [entry(4, "nccl:_broadcast_oop", retired=False), entry(4, "nccl:coalesced")]
+    assert groups_of(*members)["nccl:0"].completed == 4
+
+
+def test_a_group_that_was_made_anew_counts_from_one_again() -> None:
+    group = groups_of(entry(1), entry(2), entry(3), entry(1), entry(2, retired=False))["gloo:0"]
+    assert (group.enqueued, group.completed, [call.seq for call in group.calls]) == (2, 1, [1, 2])
+
+
+def test_sends_and_receives_do_not_count_as_collectives() -> None:
+    group = groups_of(entry(3), entry(3, "nccl:send 0->1", is_p2p=True, p2p_seq_id=40, retired=False))
+    assert [(call.seq, call.op, call.is_p2p) for call in group["nccl:0"].calls] == [(40, "send 0->1", True)]
+    assert group["gloo:0"].enqueued == 3
+
+
+def test_what_a_rank_waits_in_is_kept_though_it_ran_far_ahead() -> None:
+    """A GPU may be hundreds of calls behind its rank."""
+    group = groups_of(*(entry(seq, "nccl:all_reduce", retired=seq < 100) for seq in range(1, 501)))["nccl:0"]
+    assert group.completed == 99
+    assert [call.seq for call in group.calls] == [100, 101, 102, 103, *range(481, 501)]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["0", "[1]", "-1"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from([*entry(1), "0", "ranks"]), inner),
+    max_leaves=12,
+)
+
+
+@given(
+    entries=JSON | st.lists(st.builds(lambda odd: entry(1) | odd, st.dictionaries(st.sampled_from([*entry(1)]), JSON))),
+    status=JSON,
+    config=JSON,
+)
+def test_whatever_an_entry_holds_it_is_read_or_passed_over(entries: Any, status: Any, config: Any) -> None:
+    """And what is read travels to the supervisor, and can be compared and shown."""
+    reply = json.dumps({"entries": entries, "pg_status": status, "pg_config": config}).encode()
+    found = RankCollectives(0, read_groups({"fr_trace_json": reply}))
+    reader = CaptureReader()
+    reader.feed(encode("collectives", found))
+    assert reader.capture.collectives == (found,)
+    for line in compare([found, found._replace(rank=1)], [0, 1]).lines:
+        assert line.isprintable()
+    assert all(isinstance(call, CollectiveCall) for group in found.groups for call in group.calls)
