@@ -532,7 +532,7 @@ class Investigation:
         if self._evidence is not None and self._evidence.hang is not None:
             # The picture has been shown.
             diagnosis = diagnosis._replace(
-                headline=f"ended because of the hang: {diagnosis.headline}", cause=None, groups=(), tree=(), lines=()
+                headline=f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}", cause=None, groups=(), tree=(), lines=()
             )
         return failure_text(
             diagnosis,
