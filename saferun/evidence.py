@@ -223,7 +223,7 @@ class Evidence(NamedTuple):
     ``started_at`` is in monotonic seconds. ``ranks`` maps local rank (the index) to rank. ``capture`` was taken before
     any rank was signalled. ``hang`` is the verdict that led to it, ``hang_capture`` what was seen then, where the job
     hung before it failed. ``kernel_lines`` are lines of the kernel log since the start (Xid, OOM).
-    ``supervisor_pid`` tells our own signals from other people's.
+    ``supervisor_pid`` tells our own signals from other people's, ``store_port`` connections to the store from others.
     """
 
     host: str
@@ -243,6 +243,7 @@ class Evidence(NamedTuple):
     supervisor_pid: int = 0
     script: str = ""
     cwd: str = ""
+    store_port: int = 0
 
 
 # ----------------------------------------------------------------------------------------------------------- diagnosis

@@ -260,6 +260,7 @@ class Investigation:
             self._poller,
             on_verdict=lambda verdict: self._post(HangSuspected(time.monotonic(), self._attempt(), verdict)),
             on_recovery=self._on_recovery,
+            environ=self._environ,
         )
         attempt = self._attempt()
         self._watch.begin(
@@ -515,6 +516,7 @@ class Investigation:
             supervisor_pid=os.getpid(),
             script=self._config.command.name,
             cwd=current_directory(),
+            store_port=group.plan.placement.master_port if group is not None else 0,
         )
 
     def report_failure(self, action: ReportFailure) -> None:

@@ -90,7 +90,7 @@ class RankGroup:
         prepare: Callable[[], None] | None = None,
     ) -> None:
         self._config = config
-        self._plan = plan
+        self.plan = plan
         self._screen = screen
         self._run_dir = run_dir
         self._host = host
@@ -112,14 +112,14 @@ class RankGroup:
         Raises:
             SaferunError: one could not be started; those before it run.
         """
-        for place in self._plan.placement.ranks:
+        for place in self.plan.placement.ranks:
             self._start(place)
 
     # ----------------------------------------------------------------------------------------------------------------
 
     def _start(self, place: RankPlace) -> None:
-        environ = self._plan.environs[place.local_rank]
-        argv = [*self._plan.command_prefixes[place.local_rank], *self._argv(place.local_rank)]
+        environ = self.plan.environs[place.local_rank]
+        argv = [*self.plan.command_prefixes[place.local_rank], *self._argv(place.local_rank)]
         opened: list[int] = []
         streams: list[RankStream] = []
         stderr_path = ""
@@ -165,7 +165,7 @@ class RankGroup:
 
     def _open_stream(self, place: RankPlace, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
         """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
-        destinations = self._plan.destinations
+        destinations = self.plan.destinations
         i = place.local_rank
         path = (destinations.stderrs if is_stderr else destinations.stdouts)[i]
         teed = i in (destinations.tee_stderrs if is_stderr else destinations.tee_stdouts)
@@ -173,7 +173,7 @@ class RankGroup:
         paths = [path] if path not in {"", os.devnull} else []
         if self._run_dir.host_path is not None:
             name = "stderr.log" if is_stderr else "stdout.log"
-            own = os.path.join(self._run_dir.rank_path(self._plan.attempt, place.rank), name)
+            own = os.path.join(self._run_dir.rank_path(self.plan.attempt, place.rank), name)
             if own not in paths:
                 paths.append(own)
         shown_path = shorter_path(paths[-1]) if paths else ""
@@ -201,7 +201,7 @@ class RankGroup:
                 return open_terminal(columns - len(self._prefix(place)), rows)
             except OSError as error:
                 self._warn(f"no pseudo-terminal for rank {place.rank}: {error.strerror}; it gets a pipe")
-        return open_pipe(2 * len(self._plan.placement.ranks))
+        return open_pipe(2 * len(self.plan.placement.ranks))
 
     def resize(self) -> None:
         """The terminal has another size: tell the ranks on pseudo-terminals."""
@@ -240,7 +240,7 @@ class RankGroup:
         return ConsoleStream(pane, prefix.encode(errors="backslashreplace"))
 
     def _open_filters(self) -> tuple[tuple[tuple[str, ...], FileSink] | None, tuple[tuple[str, ...], FileSink] | None]:
-        logs, destinations = self._config.logs, self._plan.destinations
+        logs, destinations = self._config.logs, self.plan.destinations
         out = err = None
         if logs.duplicate_stdout_filters:
             out = (logs.duplicate_stdout_filters, FileSink(destinations.filtered_stdout, self._run_dir.lost))
@@ -312,7 +312,7 @@ class RankGroup:
     def _output_of(self, rank: Rank) -> RankOutput:
         from saferun.evidence import RankOutput
 
-        path = self._plan.destinations.error_files[rank.place.local_rank]
+        path = self.plan.destinations.error_files[rank.place.local_rank]
         recorded = read_error_file(path) if path and rank.end is not None and not rank.end.status.ok else None
         return RankOutput(
             rank.place.local_rank,

@@ -91,7 +91,15 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     ranks = sorted({*evidence.ranks, *dead} or seen)
     findings = compare(capture.collectives, ranks)
     user = UserCode(evidence.script, evidence.cwd)
-    waits = rank_waits(capture, findings, ranks=ranks, dead=dead, hang=evidence.hang, user=user)
+    waits = rank_waits(
+        capture,
+        findings,
+        ranks=ranks,
+        dead=dead,
+        hang=evidence.hang,
+        user=user,
+        store_port=evidence.store_port,
+    )
     verdict = _Case(evidence, findings, waits).judge()
     lines = [*verdict.lines, *(line for line in findings.lines if line not in verdict.headline)]
     lines += [*_blind_spots(evidence, waits), *_unfinished(evidence)]

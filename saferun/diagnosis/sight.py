@@ -58,6 +58,7 @@ class Sight(NamedTuple):
         hang: the verdict.
         rank: its number.
         user: tells whose code a call is.
+        store_port: of the job's store; 0: unknown.
     """
 
     rank: int
@@ -74,6 +75,7 @@ class Sight(NamedTuple):
     ended: str = ""
     failure: str = ""
     hang: HangVerdict | None = None
+    store_port: int = 0
 
 
 Rule = Callable[[Sight], Found | None]

@@ -78,6 +78,7 @@ def rank_waits(
     dead: Mapping[int, str],
     hang: HangVerdict | None,
     user: UserCode,
+    store_port: int = 0,
 ) -> tuple[Wait, ...]:
     """What each rank waits in, in order of the ranks.
 
@@ -88,6 +89,7 @@ def rank_waits(
         dead: how those that have ended did, in words.
         hang: the verdict, where there is one.
         user: tells whose code a call is.
+        store_port: of the job's store; 0: unknown.
     """
     looks, children = _looks(capture.looks)
     dumps = best_dumps(capture.stacks)
@@ -115,6 +117,7 @@ def rank_waits(
             ended=dead.get(rank, ""),
             failure=found_dump.failure if found_dump is not None else "",
             hang=hang,
+            store_port=store_port,
         )
         sight = sight._replace(frames=natives.get(_likeness(sight.frames, sight.look), sight.frames))
         waits.append(_wait(sight, followed_threads(found_dump, user) if found_dump is not None else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,10 @@ def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
     tmp_path: Path, how: str, class_name: str, function: str
 ) -> None:
     """Whoever is woken up by a hang wants one rank, one reason and one line of code."""
-    with watched(tmp_path, HANG, "--how", how, "--rank", "1", nproc=3, options=(*TIMEOUT, "--on-hang", "stop")) as job:
+    # What the ranks leave in TMPDIR when they are ended is theirs.
+    own = {"TMPDIR": str(tmp_path)}
+    options = (*TIMEOUT, "--on-hang", "stop")
+    with watched(tmp_path / "case", HANG, "--how", how, "--rank", "1", nproc=3, options=options, environ=own) as job:
         failure = await_failure(job)
         hang = await_hang(job)
         assert job.process.returncode == 1
@@ -64,7 +68,7 @@ def test_a_stopped_rank_is_told_at_once_and_the_job_goes_on_when_it_is_continued
         hang = await_hang(job)
         assert blamed(hang) == ("hang_stopped", [1]), job.err
         (pid,) = [look["pid"] for look in hang["processes"] if look["rank"] == 1 and look["is_rank"]]
-        kill(pid, 18)
+        kill(pid, signal.SIGCONT)
         assert job.wait(60) == 0
         until(lambda: report_of(job).get("run", {}).get("outcome") == "succeeded", "the report of a good end")
 
@@ -117,9 +121,10 @@ def test_a_rank_in_an_uninterruptible_sleep_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "fs"
     folder.mkdir()
     program = f"""
-import os
+import os, signal
 import torch
 import torch.distributed as dist
+signal.signal(signal.SIGUSR1, lambda *_: None)
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 def load_a_checkpoint():
@@ -136,6 +141,8 @@ os._exit(0)
         with watched(tmp_path / "job-run", script, nproc=2, options=TIMEOUT, **arguments) as job:
             file_system.begin()
             file_system.await_opening()
+            # The kernel sleeps interruptibly until the first signal comes.
+            kill(next(event["pids"][1] for event in job.events() if event["event"] == "RanksStarted"), signal.SIGUSR1)
             hang = await_hang(job)
             assert blamed(hang) == ("hang_uninterruptible", [1]), job.err
             assert "load_a_checkpoint" in hang["cause"]["place"]
