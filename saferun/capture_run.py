@@ -13,7 +13,17 @@ from saferun.host.children import Child, SpawnError, spawn
 from saferun.host.poller import Poller
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from saferun.captures.__main__ import main; sys.exit(main())"
+# What the user has on PYTHONPATH comes last: a sitecustomize of theirs, or a module called like one of Python's, is
+# meant for the ranks. Whatever this process starts finds it where it was.
+_PROGRAM = """
+import os, sys
+root, path = sys.argv[1:]
+sys.path += [root, *filter(None, path.split(os.pathsep))]
+if path:
+    os.environ["PYTHONPATH"] = path
+from saferun.captures.__main__ import main
+sys.exit(main())
+"""
 _READ_BYTES = 1 << 18
 
 
@@ -50,20 +60,21 @@ class CaptureRun:
             self._failure = f"the capture process cannot be started: {error}"
 
     def _start(self, request: Request | CoreRequest, environ: Mapping[str, str]) -> None:
-        # A file in memory rather than a pipe: however long the request is, writing it never waits for the reader.
-        stdin = os.memfd_create("saferun-request", os.MFD_CLOEXEC)
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        read_end, write_end = os.pipe()
+        environ = dict(environ)
+        argv = [sys.executable, "-P", "-c", _PROGRAM, _ROOT, environ.pop("PYTHONPATH", "")]
+        opened: list[int] = []
         try:
+            # A file in memory rather than a pipe: however long the request is, writing it never waits for the reader.
+            opened.append(os.memfd_create("saferun-request", os.MFD_CLOEXEC))
+            opened.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+            opened += os.pipe()
+            stdin, null, read_end, write_end = opened
             os.write(stdin, encode_request(request))
             os.lseek(stdin, 0, os.SEEK_SET)
-            argv = [sys.executable, "-P", "-c", _PROGRAM, _ROOT]
             self._child = spawn(argv, environ, stdin=stdin, stdout=write_end, stderr=null)
-        except BaseException:
-            os.close(read_end)
-            raise
+            opened.remove(read_end)
         finally:
-            for fd in (stdin, null, write_end):
+            for fd in opened:
                 os.close(fd)
         os.set_blocking(read_end, False)
         self._fd = read_end

@@ -17,7 +17,9 @@ _CLOCK = "%Y-%m-%d %H:%M:%S"
 
 
 class IncidentLog:
-    """Incidents in the order of time. The report is written anew with each, and at the end.
+    """Incidents in the order of time. The report is written anew after each, and at the end.
+
+    Not at once: the user reads first, and the disk may be what hangs.
 
     Args:
         config: the launch.
@@ -37,6 +39,7 @@ class IncidentLog:
         self._run_id = run_id
         self._guarded = guarded
         self._incidents: list[Incident] = []
+        self.is_due = False
 
     @property
     def files(self) -> str | None:
@@ -71,13 +74,19 @@ class IncidentLog:
                 clock=time.strftime(_CLOCK, time.localtime(now)),
             )
         )
-        self._guarded("write the report", self._write)
+        self.is_due = True
+
+    def write(self) -> None:
+        """Write the report, if something has happened since."""
+        if self.is_due:
+            self.is_due = False
+            self._guarded("write the report", self._write)
 
     def note_recovery(self, lasted_s: float) -> None:
         """The hang that was told last is over, after so many seconds."""
         if self._incidents and self._incidents[-1].kind == "hang":
             self._incidents[-1] = self._incidents[-1]._replace(followed="recovered", recovered_after_s=lasted_s)
-            self._guarded("write the report", self._write)
+            self.is_due = True
 
     def finish(self, exit_code: int, *, stopped: bool) -> None:
         """The launch is over; where nothing went wrong there is no report."""

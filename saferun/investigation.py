@@ -6,6 +6,7 @@ Nothing in here can fail a launch, and nothing in here is loaded before somethin
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,37 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _LONGEST_PREFIX = 107 - len(".4194304.sock")
 
 
+class _GuardedPoller(Poller):
+    """The loop's poller for handlers that may fail, which an ordinary handler may not: its exception ends the launch.
+
+    Args:
+        poller: the loop's.
+        guarded: calls a handler, and says in one line that it has failed.
+    """
+
+    def __init__(self, poller: Poller, guarded: Callable[[Callable[[], None]], bool]) -> None:
+        self._poller = poller
+        self._guarded = guarded
+
+    def watch(self, fd: int, handler: Callable[[], None], events: int = select.EPOLLIN) -> None:
+        """As the poller's; a handler that fails is called no more."""
+
+        def call() -> None:
+            if not self._guarded(handler):
+                # What it has left unread would be told again, and again. Who owns it has a deadline.
+                self._poller.unwatch(fd)
+
+        self._poller.watch(fd, call, events)
+
+    def unwatch(self, fd: int) -> None:
+        """As the poller's."""
+        self._poller.unwatch(fd)
+
+    def is_watched(self, fd: int) -> bool:
+        """As the poller's."""
+        return self._poller.is_watched(fd)
+
+
 class Investigation:
     """Looks at the ranks of a launch.
 
@@ -81,7 +113,7 @@ class Investigation:
         self._config = config
         self._watching = config.watch
         self._environ = environ
-        self._poller = poller
+        self._poller = _GuardedPoller(poller, self._calls_well)
         self._run_dir = run_dir
         self._host = host
         self._run_id = run_id
@@ -110,6 +142,7 @@ class Investigation:
         self._capture_directory = ""
         self._diagnosis: Diagnosis | None = None
         self._evidence: Evidence | None = None
+        self._concluded = False
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -117,12 +150,15 @@ class Investigation:
     @property
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
+        if self._log.is_due:
+            return 0.0
         watch_at = self._watch.deadline if self._watch is not None else self._watch_at
         moments = [watch_at, self._run.deadline if self._run is not None else None]
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        self._log.write()
         if self._run is not None and self._run.deadline <= now:
             self._run.expire()
         if self._watch_at is not None and self._watch_at <= now:
@@ -167,6 +203,15 @@ class Investigation:
             self._warn(f"cannot {what}: {type(error).__name__}: {error}")
             return None
 
+    def _calls_well(self, handler: Callable[[], None]) -> bool:
+        """Whether a handler of the loop's does what it is for; if not, that is said."""
+
+        def call() -> bool:
+            handler()
+            return True
+
+        return bool(self._guarded("take in what was seen", call))
+
     # ----------------------------------------------------------------------------------------------------------------
     # The ranks
 
@@ -191,7 +236,7 @@ class Investigation:
         """What the paths of a rank's hook begin with; empty where there is no room for them."""
         if self._hook_directory is None:
             try:
-                self._hook_directory = self._run_dir.scratch()
+                self._hook_directory = os.path.abspath(self._run_dir.scratch())
             except OSError as error:
                 self._hook_directory = ""
                 self._warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")
@@ -297,11 +342,12 @@ class Investigation:
         ranks = [rank for rank in self._living() if rank.place.local_rank in action.local_ranks]
         budget_s = min(action.budget_s, self._watching.capture_budget_s)
         if budget_s <= 0 or not ranks:
-            self._captured(action, None, "")
+            self._captured(action, None, "--capture-budget is 0" if ranks else "")
             return
+        self._capture = None
         self._guarded("capture", self._start_capture, action, ranks, budget_s)
         if self._run is None and self._capture is None:
-            self._captured(action, None, "")
+            self._captured(action, None, "the capture cannot be started")
 
     def _living(self) -> list[Rank]:
         return [rank for rank in self._group.ranks if rank.end is None] if self._group is not None else []
@@ -311,7 +357,6 @@ class Investigation:
         from saferun.captures.wire import Request, Target
 
         directory = self._new_directory("hang" if action.verdict is not None else "failure")
-        self._capture = None
         targets = tuple(
             Target(rank.place.rank, rank.child.pid, self.hook_prefix(action.attempt, rank.place.rank)) for rank in ranks
         )
@@ -353,9 +398,12 @@ class Investigation:
 
         self._drop_run()
         capture = reader.capture if reader is not None else Capture()
-        if failure:
-            capture = capture._replace(unfinished=(*capture.unfinished, failure))
-        self._capture = capture
+        if failure and reader is not None:
+            from saferun.captures.wire import EVERYTHING
+
+            named = (name for name in capture.unfinished if name != EVERYTHING)
+            capture = capture._replace(unfinished=(*named, failure))
+        self._capture = self._explained(capture, action, failure) if action.verdict is not None else capture
         culprits: tuple[int, ...] = ()
         if action.verdict is not None:
             self._diagnosis = self._guarded("diagnose the hang", self._diagnose_hang, action.verdict)
@@ -363,6 +411,21 @@ class Investigation:
             blamed = cause.ranks if cause is not None else ()
             culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
         self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits))
+
+    def _explained(self, capture: Capture, action: CaptureEvidence, failure: str) -> Capture:
+        """A capture with the reason why it lacks the stacks of a rank in their place."""
+        from saferun.evidence import StackDump
+
+        whole = (note.failure for note in capture.notes if note.capture == "stacks" and note.failure)
+        failure = failure or next(whole, "")
+        ranks = self._group.ranks if self._group is not None else []
+        seen = {dump.rank for dump in capture.stacks if dump.is_rank}
+        unseen = tuple(
+            StackDump(rank.place.rank, rank.child.pid, is_rank=True, name="", tool="", threads=(), failure=failure)
+            for rank in ranks
+            if failure and rank.place.local_rank in action.local_ranks and rank.place.rank not in seen
+        )
+        return capture._replace(stacks=capture.stacks + unseen)
 
     def _diagnose_hang(self, verdict: HangVerdict) -> Diagnosis:
         from saferun.diagnosis.hang import diagnose_hang
@@ -415,9 +478,10 @@ class Investigation:
         """Read what the dead ranks left, and find the cause; the answer is Diagnosed."""
         self._drop_run()
         dead = self._dead()
+        self._concluded = False
         if dead and self._watching.cores != "off":
             self._guarded("read the cores", self._start_cores, action, dead)
-        if self._run is None:
+        if self._run is None and not self._concluded:
             self._conclude(action, None, "")
 
     def _dead(self) -> list[Rank]:
@@ -468,6 +532,7 @@ class Investigation:
 
     def _conclude(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> None:
         self._drop_run()
+        self._concluded = True
         diagnosis = self._guarded("find the cause", self._diagnosed, action, reader, failure)
         if diagnosis is None:
             from saferun.evidence import Diagnosis

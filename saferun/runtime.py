@@ -401,7 +401,9 @@ class Runtime:
         if self._plan is not None:
             python = self._environ.get("PYTHON_EXEC", sys.executable)
             script = str(self._config.command.name)
-            self._lint = LintRun(self._plan.environs[0], python, script, self._poller, self._screen.say)
+            # Without the hook: the lint is no rank, and nobody looks into it.
+            environ = {name: value for name, value in self._plan.environs[0].items() if name != "SAFERUN_HOOK"}
+            self._lint = LintRun(environ, python, script, self._poller, self._screen.say)
 
     def _own_environ(self) -> dict[str, str]:
         """Saferun's own variables of the ranks. Runs within runs remember all that are around them."""

@@ -23,6 +23,8 @@ _PATIENCE_S = 2.0
 _POLL_S = 0.01
 _SETTLED_POLLS = 3
 _THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-fA-F]+(?: \[(?P<name>.*)\])? \(most recent call first\):")
+# What stands for more threads; more frames of one are indented.
+_CUT_SHORT = "..."
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 
 
@@ -118,15 +120,19 @@ def _read_from(path: str, offset: int) -> bytes:
 def threads_from_text(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
     """The threads that faulthandler's text tells of, the main one first; empty where it tells of none.
 
-    It gives neither names nor the kernel's numbers; the main thread is the one that it prints last, as the oldest.
+    It gives neither names nor the kernel's numbers; the main thread is the one that it prints last, as the oldest,
+    unless it stops before, which it does after a hundred threads.
     """
     threads: list[tuple[str, bool, list[Frame]]] = []
+    is_whole = True
     for line in content[:_TEXT_LIMIT_BYTES].decode(errors="replace").splitlines():
         if head := _THREAD.match(line):
             threads.append((head["name"] or "", line.startswith("Current"), []))
         elif threads and (frame := _FRAME.match(line)):
             number = int(frame["line"]) if frame["line"].isdigit() and len(frame["line"]) < 10 else 0  # noqa: PLR2004
             threads[-1][2].append(Frame(frame["function"][:512], frame["file"][:1024], number))
+        elif line == _CUT_SHORT:
+            is_whole = False
     stacks = [
         ThreadStack(
             name or ("MainThread" if is_last else ""),
@@ -137,7 +143,7 @@ def threads_from_text(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
             tuple(frames),
         )
         for (name, is_current, frames), is_last in zip(
-            threads, (index == len(threads) - 1 for index in range(len(threads))), strict=True
+            threads, (is_whole and index == len(threads) - 1 for index in range(len(threads))), strict=True
         )
         if frames
     ]

@@ -26,6 +26,15 @@ _COMMAND_WAIT_S = 0.25
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _SECRET_WORDS = ("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "dsn")
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
+# A whole shell command, or a header of HTTP, may be a single argument.
+_VALUE = r"""(?:'[^']*'?|"[^"]*"?|[^\s;&|'"]+)"""
+_NAME = rf"[\w.-]{{0,64}}(?:{'|'.join(_SECRET_WORDS)})[\w.-]{{0,64}}"
+_SECRET_WITHIN = re.compile(
+    rf"""(?<![\w.-])(?P<name>{_NAME}(?:['"]?\s*[:=]\s*(?:(?:bearer|basic|digest|token)\s+)?)|-{_NAME}\s+(?!--))"""
+    rf"(?P<value>{_VALUE})",
+    re.IGNORECASE,
+)
+_ARGUMENT_LIMIT = 4096
 
 
 # ------------------------------------------------------------------------------------------------------- the short look
@@ -193,15 +202,15 @@ def command_words(arguments: list[str]) -> str:
     """
     shown: list[str] = []
     hide_next = False
-    for argument in arguments:
+    for argument in (argument[:_ARGUMENT_LIMIT] for argument in arguments):
         name, equals, _ = argument.partition("=")
-        is_secret = any(word in name.lower() for word in _SECRET_WORDS)
+        is_secret = any(word in name.lower() for word in _SECRET_WORDS) and not any(map(str.isspace, name))
         if hide_next and not argument.startswith("--"):
             shown.append("…")
         elif is_secret and equals:
             shown.append(f"{name}=…")
         else:
-            shown.append(_PASSWORD_IN_URL.sub(r"\1:…", argument))
+            shown.append(_SECRET_WITHIN.sub(r"\g<name>…", _PASSWORD_IN_URL.sub(r"\1:…", argument)))
         hide_next = is_secret and not equals and argument.startswith("-")
     words = " ".join(filter(None, shown))
     return words if len(words) <= _COMMAND_LIMIT else f"{words[: _COMMAND_LIMIT - 1]}…"

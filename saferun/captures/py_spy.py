@@ -39,28 +39,33 @@ def threads_from_json(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
         raise ValueError("it is no list of threads")  # noqa: TRY004 - what was read is wrong, not the caller
     threads = []
     left = _ALL_FRAMES_LIMIT
-    for raw in raw_threads[:_THREADS_LIMIT]:
-        if isinstance(raw, dict) and left > 0:
+    found = [raw for raw in raw_threads if isinstance(raw, dict)]
+    # It comes last, and of hundreds of threads some are left out.
+    for raw in sorted(found, key=lambda raw: not _is_main(raw, pid))[:_THREADS_LIMIT]:
+        if left > 0:
             thread = _thread(raw, pid, left)
             left -= len(thread.frames)
             threads.append(thread)
     if not threads:
         raise ValueError("there is no thread in it")
-    return tuple(sorted(threads, key=lambda thread: not thread.is_main))
+    return tuple(threads)
+
+
+def _is_main(raw: dict[str, Any], pid: int) -> bool:
+    tid = _count(raw.get("os_thread_id"))
+    return tid == pid if tid else raw.get("thread_name") == "MainThread"
 
 
 def _thread(raw: dict[str, Any], pid: int, left: int) -> ThreadStack:
-    name = _text(raw.get("thread_name"), _NAME_LIMIT)
-    tid = _count(raw.get("os_thread_id"))
     frames = raw.get("frames")
     kept: list[Any] = frames if isinstance(frames, list) else []
     if len(kept) > _FRAMES_LIMIT:
         # In an endless recursion the ends tell: where it is, and who began.
         kept = kept[:_INNERMOST_KEPT] + kept[_INNERMOST_KEPT - _FRAMES_LIMIT :]
     return ThreadStack(
-        name,
-        tid,
-        tid == pid if tid else name == "MainThread",
+        _text(raw.get("thread_name"), _NAME_LIMIT),
+        _count(raw.get("os_thread_id")),
+        _is_main(raw, pid),
         raw.get("active") is True,
         raw.get("owns_gil") is True,
         tuple(_frame(frame) for frame in kept[:left] if isinstance(frame, dict)),

@@ -27,7 +27,7 @@ _TIMEOUT_S = 3.0
 _ATTEMPTS = 3
 _NATIVE_AT_ONCE = 2
 _NATIVE_TIMEOUT_S = 8.0
-_NATIVE_AUTO_TIMEOUT_S = 3.0
+_NATIVE_AUTO_TIMEOUT_S = 1.5
 _NATIVE_RANKS_AUTO = 16
 """Native frames of more ranks than these are taken only when asked for."""
 _NATIVE_REPRESENTATIVES = 3

@@ -26,6 +26,8 @@ LINE_LIMIT_BYTES = 4 << 20
 """A longer line is dropped whole."""
 NOT_READY = "not ready in time"
 """The failure of a capture that the budget did not suffice for."""
+EVERYTHING = "everything"
+"""What is unfinished where nothing has come at all."""
 _STRING_LIMIT = 4096
 _ITEMS_LIMIT = 8192
 _INT_LIMIT = 1 << 63
@@ -230,7 +232,7 @@ class CaptureReader:
 
     def _unfinished(self) -> tuple[str, ...]:
         if not any(self._values.values()):
-            return ("everything",)
+            return (EVERYTHING,)
         begun: list[Begun] = self._values["begun"]
         notes: list[CaptureNote] = self._values["note"]
         ended = {(note.capture, note.rank, note.pid) for note in notes if note.failure != NOT_READY}

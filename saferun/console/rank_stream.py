@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.screen import ConsoleStream
 
 READ_BYTES = 64 << 10
-_LAST_BYTES = 16 << 10
+# Kept in memory for the diagnosis. C++ stacks alone can take half of it.
+_LAST_BYTES = 64 << 10
+# Pieces up to this size are joined, so that a rank that writes byte by byte does not cost an object a byte.
+_SMALL_BYTES = 4 << 10
 
 
 class FileSink:
@@ -89,7 +93,7 @@ class RankStream:
         line_filter: torchrun's filter file, if any.
     """
 
-    __slots__ = ("_console", "_files", "_last", "_line_filter", "bytes_read", "fd", "is_stderr", "local_rank")
+    __slots__ = ("_console", "_files", "_kept", "_last", "_line_filter", "bytes_read", "fd", "is_stderr", "local_rank")
 
     def __init__(
         self,
@@ -108,7 +112,8 @@ class RankStream:
         self._files = files
         self._console = console
         self._line_filter = line_filter
-        self._last = b""
+        self._last: deque[bytes] = deque()
+        self._kept = 0
 
     @property
     def is_full(self) -> bool:
@@ -138,12 +143,18 @@ class RankStream:
             self._line_filter.feed(chunk)
         size = len(chunk)
         self.bytes_read += size
-        self._last = chunk[-_LAST_BYTES:] if size >= _LAST_BYTES else (self._last + chunk)[-_LAST_BYTES:]
+        if self._last and size + len(self._last[-1]) <= _SMALL_BYTES:
+            self._last[-1] += chunk
+        else:
+            self._last.append(chunk)
+        self._kept += size
+        while self._kept - len(self._last[0]) >= _LAST_BYTES:
+            self._kept -= len(self._last.popleft())
         return size
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that are not blank, decoded for display."""
-        text = self._last.decode(errors="replace").replace("\r", "\n")
+        text = b"".join(self._last)[-_LAST_BYTES:].decode(errors="replace").replace("\r", "\n")
         lines = [line.rstrip() for line in text.split("\n") if line.strip()]
         return tuple(lines[-count:])
 

@@ -7,8 +7,18 @@ from collections.abc import Iterable, Mapping
 
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH", "COOKIE", "DSN")
 REDACTED = "<redacted>"
+_QUOTED = r"""'[^']*'|"[^"]*\""""
 # NAME=VALUE anywhere in an argument, where commas, semicolons or white space separate several.
-_ASSIGNMENT = re.compile(r"([^\s,;=]+)=([^\s,;]*)")
+_ASSIGNMENT = re.compile(rf"([^\s,;=]+)=({_QUOTED}|[^\s,;]*)")
+_SECRET_NAME = rf"[\w.-]{{0,64}}(?:{'|'.join(_SECRET_WORDS)})[\w.-]{{0,64}}"
+# --token VALUE within a text: the command of a shell is a single argument.
+_OPTION = re.compile(rf"((?<![\w.-])-{_SECRET_NAME}\s+)(?!--)(?:{_QUOTED}|[^\s;&|]+)", re.IGNORECASE)
+# A header of HTTP, as a line or within a dictionary.
+_HEADER = re.compile(
+    rf"""((?<![\w.-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-{_SECRET_NAME})['"]?\s*:\s*['"]?)"""
+    r"""(?:(?:bearer|basic|digest|token)\s+)?[^\s'",]+""",
+    re.IGNORECASE,
+)
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 
 
@@ -24,9 +34,11 @@ def redacted_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted_text(text: str) -> str:
-    """A text without the values that it assigns to secret names and without passwords in URLs."""
+    """A text without the values that it gives to secret names and without passwords in URLs."""
     if "=" in text:
         text = _ASSIGNMENT.sub(_assignment, text)
+    if is_secret(text):
+        text = _HEADER.sub(rf"\1{REDACTED}", _OPTION.sub(rf"\1{REDACTED}", text))
     return _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}", text) if "://" in text else text
 
 
@@ -48,11 +60,15 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         inner, inner_equals, _ = value.partition("=")
-        if equals and is_secret(name):
+        if equals and is_secret(name) and not _has_space(name):
             shown.append(f"{name}={REDACTED}")
-        elif inner_equals and is_secret(inner):
+        elif inner_equals and is_secret(inner) and not _has_space(name + inner):
             shown.append(f"{name}={inner}={REDACTED}")  # --env=API_KEY=…, where … may hold anything
         else:
             shown.append(redacted_text(argument))
         hide_next = not equals and argument.startswith("-") and is_secret(argument)
     return shown
+
+
+def _has_space(text: str) -> bool:
+    return any(map(str.isspace, text))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -308,7 +309,15 @@ class Job:
         for folder, _, names in os.walk(self.folder / "tmp"):
             left += [f"file {folder}/{name}" for name in names]
             left += [f"folder {folder}"] if Path(folder) != self.folder / "tmp" else []
-        return left
+        return left + [f"folder {path}" for path in self._scratch_folders()]
+
+    def _scratch_folders(self) -> list[Path]:
+        """Where saferun puts a private directory while ``TMPDIR`` is too long for a socket's path."""
+        found = []
+        for path in (self.folder / "job" / "saferun_runs").glob("*/run.json"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(Path("/tmp") / f"saferun-{json.loads(path.read_text())['run_id']}")
+        return sorted({path for path in found if path.is_dir()})
 
     def assert_nothing_left(self, timeout_s: float = 0.0) -> None:
         """Fail where something lives on, or lies about, after so many seconds."""
@@ -335,6 +344,8 @@ class Job:
             time.sleep(_LOOK_AGAIN_S)
         self.process.wait()
         os.close(self._words_fd)
+        for path in self._scratch_folders():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,89 @@
+"""What a rank failed of: rules, the special ones first. Pure.
+
+A rule is a function of one failure, which gives the cause that it knows or None. To add one, write it in the file of
+its family, put it into ``RULES`` where nothing more special comes after it, and record the words that real programs
+say in ``tests/unit/recorded_failures/``.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from saferun.diagnosis.causes import gpu, network, python, resources, signals, store
+from saferun.diagnosis.causes.failure import Failure, Rule, cause, read_failure
+from saferun.evidence import Cause
+
+__all__ = ["RULES", "Failure", "Rule", "Standing", "cause_of", "read_failure", "standing"]
+
+
+class Standing(enum.IntEnum):
+    """How well a cause explains that a whole job failed. The lesser counts."""
+
+    CULPRIT = 0
+    """Something that a rank brings about alone."""
+    TIMEOUT = 1
+    """It waited for another rank, which did not fail but did not come either."""
+    VICTIM = 2
+    """It failed because another one had."""
+
+
+RULES: tuple[Rule, ...] = (
+    signals.sent_by_somebody,
+    resources.host_oom_kill,
+    signals.scheduler_timeout,
+    # In the words of an exception, Python's or C++'s.
+    gpu.hardware_error,
+    gpu.illegal_memory_access,
+    gpu.side_assert,
+    gpu.out_of_memory,
+    gpu.missing_gpu,
+    network.mismatched_collectives,
+    network.nccl_timeout,
+    store.port_in_use,
+    network.victim,
+    network.collective_timeout,
+    resources.data_loader_worker,
+    resources.exhausted,
+    network.nccl_error,
+    gpu.gpu_error,
+    store.store_failure,
+    # By how it ended.
+    signals.killed_from_outside,
+    resources.shared_memory,
+    signals.crash,
+    signals.abort,
+    signals.broken_pipe,
+    python.syntax_error,
+    python.import_error,
+    python.usage_error,
+    python.connection_lost,
+    python.python_exception,
+    python.python_exit,
+)
+
+_STANDINGS = {
+    "nccl_timeout": Standing.TIMEOUT,
+    "collective_timeout": Standing.TIMEOUT,
+    "rendezvous_store_failure": Standing.TIMEOUT,
+    "connection_lost": Standing.TIMEOUT,
+    "store_lost": Standing.VICTIM,
+    "peer_lost": Standing.VICTIM,
+    "communicator_aborted": Standing.VICTIM,
+    "worker_stopped": Standing.VICTIM,
+    "broken_pipe": Standing.VICTIM,
+}
+
+
+def cause_of(failure: Failure) -> Cause:
+    """What a rank failed of; the class ``unknown`` where no rule knows."""
+    for rule in RULES:
+        found = rule(failure)
+        if found is not None:
+            return found
+    words = failure.end.status.words
+    return cause(failure, "unknown", words, "look at the rank's output in its files")
+
+
+def standing(found: Cause) -> Standing:
+    """Whether a cause can be that of the whole job."""
+    return _STANDINGS.get(found.class_name, Standing.CULPRIT)

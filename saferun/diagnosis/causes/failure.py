@@ -1,0 +1,267 @@
+"""One failed rank as the rules see it: its end, what it said, its core, and what the kernel says. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from typing import NamedTuple
+
+from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, native_name, place_words
+from saferun.diagnosis.tracebacks import (
+    CppError,
+    FatalReport,
+    PythonError,
+    clean_lines,
+    find_cpp_error,
+    find_fatal_report,
+    find_python_error,
+    recorded_error,
+)
+from saferun.evidence import Cause, CoreLook, Evidence, Frame, OomKill, RankOutput
+from saferun.model import RankEnd
+
+__all__ = ["CRASH_SIGNALS", "Failure", "Rule", "cause", "read_failure", "shortened"]
+
+CRASH_SIGNALS = frozenset(
+    {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS}
+)
+"""Signals that a program brings upon itself."""
+
+LAST_LINES = 40
+"""What stands before them is not believed to have to do with the end."""
+# What may come after the traceback that ends a program: what is printed at exit.
+_LINES_AT_EXIT = 60
+# What a script says before it exits.
+_LINES_BEFORE_EXIT = 10
+# What a program says when it has caught an exception and ends because of it.
+_LINES_AFTER_CAUGHT = 3
+_SHELL_SIGNAL = 128
+_SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
+_LONGEST_PROOF = 400
+_NOISE = re.compile(r"\s{0,8}(?:frame #\d|#\d{1,3} |Extension modules:|<omitting python|C\+\+ CapturedTraceback:)")
+# Calls that a crash goes through before it ends the process, and those that only raise what others have found.
+_CRASH_MACHINERY = re.compile(
+    r"(?:__)?(?:GI_)?_{0,2}(?:pthread_kill|raise|gsignal|abort|kill|tgkill|syscall|restore_rt|libc_message|fortify_fail"
+    r"|assert_fail|assert_fail_base|chk_fail|stack_chk_fail|sigaction)(?:_implementation|_internal|\.cold)?$"
+    r"|<signal handler called>|faulthandler_|std::(?:terminate|rethrow_exception)|__cxxabiv1::|__gnu_cxx::__verbose_"
+    r"|__cxa_|_Unwind_|__libc_fatal|malloc_printerr|_int_free|_int_malloc|os_abort|os_kill|signal_raise_signal"
+)
+# The C library has these once for each kind of processor. Who calls them with a bad address tells more.
+_MEMORY_CALL = re.compile(
+    r"_{0,3}((?:mem|str|wcs|wmem)[a-z]{2,12})_(?:evex|avx|sse|erms|unaligned|ssse|generic)\w{0,40}$"
+)
+_INTERPRETER = re.compile(
+    r"/libpython|(?:^|/)python[\d.]*$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
+)
+
+
+class Failure(NamedTuple):
+    """One rank that ended badly, or was ended.
+
+    Attributes:
+        end: how and when.
+        signum: the signal that ended it, or the process that it is a shell around; 0 where none did.
+        error: the Python exception that it ended with, where it is one that can be believed.
+        cpp_error: the C++ exception that it ended with, likewise.
+        fatal: what faulthandler wrote, likewise.
+        lines: what is known of its stderr, cleaned.
+        stdout_lines: of its stdout, likewise.
+        core: its core.
+        oom: what the OOM killer did on this host.
+        kernel_lines: lines of the kernel log since the start.
+        others: pids of the other ranks of this host, with their numbers.
+        supervisor_pid: ours.
+        user: tells whose code a call is.
+    """
+
+    end: RankEnd
+    user: UserCode
+    signum: int = 0
+    error: PythonError | None = None
+    cpp_error: CppError | None = None
+    fatal: FatalReport | None = None
+    lines: tuple[str, ...] = ()
+    stdout_lines: tuple[str, ...] = ()
+    core: CoreLook | None = None
+    oom: OomKill | None = None
+    kernel_lines: tuple[str, ...] = ()
+    others: tuple[tuple[int, int], ...] = ()
+    supervisor_pid: int = 0
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What the exception says that ended it, Python's or C++'s; nearest first."""
+        messages = self.error.messages if self.error is not None else ()
+        return (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
+
+    @property
+    def context(self) -> tuple[str, ...]:
+        """What the exceptions say during whose handling that one was raised."""
+        return self.error.context if self.error is not None else ()
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines of stderr: all that can have to do with the end where no exception tells of it."""
+        return self.lines[-LAST_LINES:]
+
+    @property
+    def closing_lines(self) -> tuple[str, ...]:
+        """What it said at its very end, last line first, where no exception tells why it ended.
+
+        A library that gives up says why and aborts; a script says why and exits. Of other ends nobody could speak.
+        """
+        if not self.died_silently or self.signum not in {0, signal.SIGABRT}:
+            return ()
+        return self.lines[: -1 - (LAST_LINES if self.signum else _LINES_BEFORE_EXIT) : -1]
+
+    @property
+    def died_silently(self) -> bool:
+        """Whether no exception tells why it ended."""
+        return not self.said
+
+    @property
+    def place(self) -> str:
+        """The last call in the user's code, in words; empty where unknown."""
+        return self.place_and_manner[0]
+
+    @property
+    def place_and_manner(self) -> tuple[str, str]:
+        """The last call in the user's code, and how it stands to the end: ``at``, ``called from``."""
+        if self.error is not None:
+            return shortened(self.error.place(self.user)), "at"
+        own = self._crashed_frames()
+        frame = next((frame for frame in own if self.user.owns(frame)), None)
+        if frame is not None:
+            # The line of the signal itself is where it happened, not where it was called from.
+            return shortened(place_words(frame)), "at" if frame is own[0] else "called from"
+        frame = next((frame for frame in self._main_frames() if self.user.owns(frame)), None)
+        if frame is not None:
+            return shortened(place_words(frame)), "with the main thread at"
+        return "", ""
+
+    @property
+    def native_place(self) -> str:
+        """The native call that it crashed in: ``at::native::add_kernel (libtorch_cpu.so)``; empty where unknown."""
+        raised = False
+        inner = ""
+        for frame in self._crashed_frames():
+            if not is_native(frame):
+                break
+            name = native_name(frame.function)
+            if _CRASH_MACHINERY.match(name):
+                raised = True
+                continue
+            if raised and _INTERPRETER.search(frame.file):
+                # Python's own call of raise or abort: it was asked to.
+                break
+            if is_nameless(frame) or not name:
+                continue
+            memory = _MEMORY_CALL.match(name)
+            if memory is not None and not inner:
+                inner = f"{memory[1]}, called by "
+                continue
+            where = f" ({shortened(file_name(frame.file), 60)})" if frame.file else ""
+            return f"{inner}{shortened(name, 120)}{where}"
+        return inner.partition(",")[0]
+
+    @property
+    def python_was_over(self) -> bool:
+        """Whether the crash came while the interpreter ended: the script was through."""
+        fatal = self.fatal
+        return fatal is not None and not fatal.is_python and not fatal.main_frames
+
+    def _crashed_frames(self) -> tuple[Frame, ...]:
+        """The calls of the thread that it happened in, innermost first: of the core, else of faulthandler."""
+        threads = self.core.threads if self.core is not None else ()
+        core = threads[0].frames if threads else ()
+        fatal = self.fatal.frames if self.fatal is not None else ()
+        if any(not is_native(frame) for frame in core) or not fatal:
+            return core
+        # The core was read by a tool that does not know Python.
+        return (*core, *(frame for frame in fatal if not is_native(frame)))
+
+    def _main_frames(self) -> tuple[Frame, ...]:
+        threads = self.core.threads if self.core is not None else ()
+        main = next((thread.frames for thread in threads if thread.is_main), ())
+        return main or (self.fatal.main_frames if self.fatal is not None else ())
+
+
+Rule = Callable[[Failure], Cause | None]
+
+
+def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None) -> Failure:
+    """Gather what there is of one rank, and leave out what cannot have to do with its end.
+
+    Args:
+        evidence: what is known of all.
+        end: how this rank ended.
+        output: what it wrote.
+    """
+    lines = output.last_lines if output is not None else ()
+    signum = end.status.signum or _signal_of_shell(end.status.code)
+    fatal = find_fatal_report(lines) if signum in CRASH_SIGNALS else None
+    cpp_error = find_cpp_error(lines[-2 * LAST_LINES :]) if signum == signal.SIGABRT else None
+    error = find_python_error(lines)
+    clean = clean_lines(lines)
+    if error is not None and not _is_believed(error, end, signum, fatal):
+        # Nor is what stands in it.
+        clean[error.blocks[0].start : error.blocks[-1].told_at + 1] = []
+        error = None
+    if error is None and output is not None and output.error_message and not end.status.signum:
+        error = recorded_error(output.error_message)
+    clean = [line for line in clean if not _NOISE.match(line)]
+    return Failure(
+        end=end,
+        user=UserCode(evidence.script, evidence.cwd),
+        signum=signum,
+        error=error,
+        cpp_error=cpp_error,
+        fatal=fatal,
+        lines=tuple(clean),
+        stdout_lines=tuple(clean_lines(output.last_stdout_lines[-LAST_LINES:])) if output is not None else (),
+        core=next((core for core in evidence.cores if core.pid == end.pid), None),
+        oom=evidence.oom,
+        kernel_lines=evidence.kernel_lines,
+        others=tuple((other.pid, other.rank) for other in evidence.ends if other.pid != end.pid),
+        supervisor_pid=evidence.supervisor_pid,
+    )
+
+
+def _signal_of_shell(code: int | None) -> int:
+    """A shell whose last command was ended by signal N ends with 128 + N."""
+    number = (code or 0) - _SHELL_SIGNAL
+    return number if number in _SHELL_SIGNALS else 0
+
+
+def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalReport | None) -> bool:
+    """Whether a traceback is what ended the process, or at least what it last said before."""
+    if not error.innermost.exception:
+        return False
+    if end.status.code == 1:
+        return error.lines_after <= _LINES_AT_EXIT
+    if signum == signal.SIGINT:
+        # Python ends itself by SIGINT where nobody caught KeyboardInterrupt.
+        return error.last.exception == "KeyboardInterrupt"
+    if error.is_uncaught:
+        return signum == 0 or signum in CRASH_SIGNALS
+    if signum in CRASH_SIGNALS:
+        # Where Python was over when the crash came, what had ended it counts. Else the exception had been got over.
+        if fatal is None:
+            return error.lines_after == 0
+        gap = fatal.start - error.blocks[-1].told_at - 1
+        return not fatal.is_python and not fatal.main_frames and 0 <= gap <= _LINES_AFTER_CAUGHT
+    return not signum and error.lines_after <= _LINES_AFTER_CAUGHT
+
+
+def cause(failure: Failure, class_name: str, words: str, advice: str, *, proof: str = "", place: str = "") -> Cause:
+    """A cause that is this one rank's."""
+    return Cause(
+        class_name, shortened(words), (failure.end.rank,), shortened(proof.strip()), advice, place or failure.place
+    )
+
+
+def shortened(text: str, most: int = _LONGEST_PROOF) -> str:
+    """A text without control characters, and of bounded length."""
+    text = "".join(char if char.isprintable() else " " for char in text[: 2 * most])
+    return text if len(text) <= most else text[: most - 1] + "…"

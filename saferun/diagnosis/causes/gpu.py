@@ -1,0 +1,221 @@
+"""What goes wrong on GPUs, in the words of CUDA, HIP and torch. Pure.
+
+Sources: the error names of the CUDA and HIP runtimes; messages of torch's CUDA allocator and device checks.
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.evidence import Cause
+
+__all__ = ["gpu_error", "hardware_error", "illegal_memory_access", "missing_gpu", "out_of_memory", "side_assert"]
+
+_ILLEGAL = re.compile(
+    r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"
+    r"|Memory access fault by GPU node-\d{1,3}"
+)
+_HIP = re.compile(r"\bHIP\b|\bhip[A-Z_]|HSA_|by GPU node-|ROCm|rocm")
+_ASSERT = re.compile(
+    r"device-side assert triggered|(?:cuda|hip)ErrorAssert\b|CUDA_ERROR_ASSERT|HSA_STATUS_ERROR_EXCEPTION.{0,120}0x1016"
+)
+_ASSERTION = re.compile(r"(?:block: \[|thread: \[).{0,200}?Assertion (.{1,300}?) failed")
+_LATE = "GPU errors are reported at a later call than the one that made them"
+_SYNCHRONOUS = f"run it once with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer: {_LATE}"
+_SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOCKING=1: {_LATE}"
+
+_OUT_OF_MEMORY = re.compile(
+    r"(?:CUDA|HIP|XPU|MPS) (?:error: )?out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
+    r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+    r"|(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'out of memory'"
+)
+_WHOSE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU|MPS) (?:error: )?out of memory")
+_TRIED = re.compile(r"[Tt]ried to allocate (?:more than )?([\d.]{1,12} ?\w{1,5})")
+_CAPACITY = re.compile(
+    r"GPU (\d{1,3}).{0,3}? has a total capacity of ([\d.]{1,12} \w{1,5}) of which ([\d.]{1,12} \w{1,5}) is free"
+)
+_OLD_CAPACITY = re.compile(
+    r"\(GPU (\d{1,3}); ([\d.]{1,12} \w{1,5}) total capacity;.{0,160}?([\d.]{1,12} \w{1,5}) free;"
+)
+_SHARED_GPU = re.compile(r"Process \d{1,10} has [\d.]{1,12} \w{1,5} memory in use")
+
+_LONGEST_MESSAGE = 4000
+
+_HARDWARE = re.compile(
+    r"uncorrectable ECC error|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
+    r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable"
+)
+_GPU_WORDS = re.compile(r"CUDA|HIP|NCCL|RCCL|[Cc]uda failure|HSA_")
+# Double-bit ECC, row remapping failed, NVLink, fallen off the bus, contained and uncontained ECC, GSP. Others, such as
+# 13 and 31, are what a faulty program causes. Source: NVIDIA, "XID Errors".
+_HARDWARE_XID = re.compile(r"Xid.{0,40}?: (?:48|62|64|74|79|92|94|95|119|120|140)\b")
+_ANY_XID = re.compile(r"NVRM: Xid|amdgpu.{0,80}(?:page fault|GPU reset|ring .{1,40} timeout)")
+
+_FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
+_DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
+_MISSING: tuple[TextRule, ...] = tuple(
+    TextRule("missing_gpu", re.compile(pattern), words, advice, in_context=True)
+    for pattern, words, advice in (
+        (
+            r"invalid device ordinal|(?:cuda|hip)ErrorInvalidDevice\b",
+            "no GPU of that number (invalid device ordinal)",
+            _FEWER_GPUS,
+        ),
+        (
+            r"Torch not compiled with (CUDA|ROCm|XPU) enabled",
+            "torch is built without {0}",
+            "install a build of torch for this host's GPUs, or run on the CPU with the backend gloo",
+        ),
+        (
+            r"doesn't have (NCCL|RCCL) built in",
+            "torch is built without {0}",
+            "use the backend gloo, or install a build of torch for this host's GPUs",
+        ),
+        (
+            (
+                r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|(?:cuda|hip)ErrorNoDevice"
+                r"|no GPUs found|torch\.cuda\.is_available\(\) is False"
+            ),
+            "no GPU to be seen",
+            f"{_DRIVER}, and at CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            (
+                r"Found no NVIDIA driver|driver on your system is too old|CUDA unknown error - this may be due to"
+                r"|CUDA driver (?:version is insufficient|initialization failed)"
+            ),
+            "the GPU's driver cannot be used",
+            _DRIVER,
+        ),
+        (
+            r"device\(s\) is/are busy or unavailable|(?:cuda|hip)ErrorDevicesUnavailable",
+            "the GPU is busy or unavailable",
+            "look who uses it (nvidia-smi), and whether it is in exclusive mode",
+        ),
+    )
+)
+_OTHER = (
+    TextRule(
+        "cuda_error",
+        re.compile(r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"),
+        "no code for this GPU in the program (no kernel image)",
+        "install a build of torch, and of each compiled extension, that knows this GPU's architecture",
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(r"(CUDA|HIP) error: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})"),
+        lambda _, match: f"{match[1] or match[3]} error: {match[2] or match[4]}",
+        _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(
+            r"\b(CUBLAS_STATUS_[A-Z_]{1,40}|CUDNN_STATUS_[A-Z_]{1,40}|miopenStatus\w{1,40}|CUSOLVER_STATUS_\w{1,40})"
+        ),
+        "a GPU library failed: {0}",
+        _SYNCHRONOUS,
+    ),
+    TextRule(
+        "cuda_error",
+        re.compile(r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"),
+        "CUDA error: {0}",
+        _SYNCHRONOUS,
+    ),
+    TextRule(
+        "hip_error",
+        re.compile(r"(HSA_STATUS_ERROR_\w{1,60})"),
+        "the GPU's queue was aborted: {0}",
+        _SYNCHRONOUS_HIP,
+        in_last_lines=True,
+    ),
+)
+
+
+def illegal_memory_access(failure: Failure) -> Cause | None:
+    """A kernel read or wrote where it may not."""
+    found = _in_all(failure, _ILLEGAL)
+    if found is None:
+        return None
+    hip = _HIP.search(found[0]) is not None
+    name, advice = ("HIP", _SYNCHRONOUS_HIP) if hip else ("CUDA", _SYNCHRONOUS)
+    return cause(
+        failure, f"{name.lower()}_illegal_memory_access", f"{name}: an illegal memory access", advice, proof=found[0]
+    )
+
+
+def side_assert(failure: Failure) -> Cause | None:
+    """A kernel's own check failed: an index out of range, in most cases."""
+    found = _in_all(failure, _ASSERT)
+    if found is None:
+        return None
+    # Each thread that finds it prints a line, well before the exception.
+    assertion = first_line(_ASSERTION, reversed(failure.lines))
+    words = f"device-side assert: {shortened(assertion[1][1], 160)}" if assertion is not None else "device-side assert"
+    advice = (
+        f"most often an index beyond a table's size (a label, a token); CUDA_LAUNCH_BLOCKING=1 shows the call: {_LATE}"
+    )
+    return cause(
+        failure, "device_side_assert", words, advice, proof=assertion[0] if assertion is not None else found[0]
+    )
+
+
+def out_of_memory(failure: Failure) -> Cause | None:
+    """The GPU's memory is full."""
+    found = first_line(_OUT_OF_MEMORY, (*failure.said, *failure.closing_lines))
+    if found is None:
+        return None
+    line = found[0]
+    text = " ".join(failure.said)[:_LONGEST_MESSAGE] or line
+    whose = _WHOSE_MEMORY.search(text)
+    name = whose[1] if whose is not None else "HIP" if _HIP.search(text) else "CUDA"
+    tried = _TRIED.search(text)
+    capacity = _CAPACITY.search(text) or _OLD_CAPACITY.search(text)
+    sizes = [f"tried to allocate {tried[1]}"] if tried is not None else []
+    sizes += [f"GPU {capacity[1]} has {capacity[3]} free of {capacity[2]}"] if capacity is not None else []
+    words = f"{name} out of memory{': ' if sizes else ''}{', and '.join(sizes)}"
+    if _SHARED_GPU.search(text):
+        advice = "other processes use this GPU too: look (nvidia-smi) whether each rank has its own, set by LOCAL_RANK"
+    else:
+        advice = (
+            "use a smaller batch, activation checkpointing or sharding; where much is reserved but unallocated, "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+    return cause(failure, "cuda_out_of_memory", words, advice, proof=line)
+
+
+def hardware_error(failure: Failure) -> Cause | None:
+    """The GPU, or what connects it, is broken."""
+    advice = "take this GPU out of use, and tell whoever runs this host"
+    found = _in_all(failure, _HARDWARE)
+    if found is not None:
+        return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", advice, proof=found[0])
+    xid = first_line(_HARDWARE_XID, reversed(failure.kernel_lines))
+    if xid is not None and _in_all(failure, _GPU_WORDS) is not None:
+        return cause(failure, "gpu_hardware_error", "the GPU failed, as the kernel log says", advice, proof=xid[0])
+    return None
+
+
+def missing_gpu(failure: Failure) -> Cause | None:
+    """There is no GPU, or none of that number, or no driver."""
+    return by_text(failure, _MISSING)
+
+
+def gpu_error(failure: Failure) -> Cause | None:
+    """Whatever else CUDA and HIP report."""
+    found = by_text(failure, _OTHER)
+    if found is not None and found.class_name == "cuda_error" and _HIP.search(found.proof):
+        return found._replace(class_name="hip_error", advice=_SYNCHRONOUS_HIP)
+    return found
+
+
+def gpu_kernel_lines(lines: tuple[str, ...]) -> list[str]:
+    """What the kernel log says of GPUs."""
+    return [line for line in lines if _ANY_XID.search(line[:600])]
+
+
+def _in_all(failure: Failure, pattern: re.Pattern[str]) -> tuple[str, re.Match[str]] | None:
+    """In what the exceptions say; in the last lines where there is none."""
+    return first_line(pattern, (*failure.said, *failure.context, *failure.closing_lines))

@@ -1,0 +1,251 @@
+"""What goes wrong between ranks: collectives, NCCL, gloo; and how victims of it sound. Pure.
+
+Sources: messages of torch's process groups and TCPStore (2.4 to 2.13), of NCCL (``ncclGetErrorString``) and of gloo.
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.collectives import rank_words
+from saferun.evidence import Cause
+
+__all__ = [
+    "collective_timeout",
+    "mismatched_collectives",
+    "nccl_error",
+    "nccl_timeout",
+    "victim",
+]
+
+# --------------------------------------------------------------------------------------------------- mismatched calls
+
+_SAME_ORDER = (
+    "every rank must make the same collectives, in the same order and with the same sizes: compare their paths"
+)
+_DETAIL = re.compile(
+    r"[Rr]ank (\d{1,6}) is running collective: CollectiveFingerPrint\(SequenceNumber=(\d{1,19}), OpType=(\w{1,60})"
+    r"(?:, TensorShape=(\[[\d, ]{0,80}\]))?"
+)
+_MISMATCHES = (
+    TextRule(
+        "mismatched_collectives",
+        re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})"),
+        "a collective's sizes differ between ranks: {0} bytes came, where it expects {1}",
+        _SAME_ORDER,
+    ),
+    TextRule(
+        "mismatched_collectives",
+        re.compile(
+            r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size"
+            r"|distributed collective mismatch"
+        ),
+        "the ranks called different collectives",
+        _SAME_ORDER,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "mismatched_collectives",
+        re.compile(
+            r"DDP expects same model across all ranks"
+            r"|appears not to match (?:sizes|strides) of the same param in process"
+        ),
+        "the model differs between ranks",
+        "build the same model on every rank: no layer may depend on the rank or on its data",
+    ),
+)
+
+
+def mismatched_collectives(failure: Failure) -> Cause | None:
+    """Ranks that call different collectives, as the library found out."""
+    found = by_text(failure, _MISMATCHES)
+    if found is None:
+        return None
+    calls = sorted({(int(match[1]), match[2], match[3], match[4] or "") for match in _DETAIL.finditer(found.proof)})
+    # The other rank's line may be cut off; the line itself is longer than the proof.
+    for line in failure.said:
+        calls = sorted({*calls, *((int(m[1]), m[2], m[3], m[4] or "") for m in _DETAIL.finditer(line))})
+    if len(calls) < 2:  # noqa: PLR2004 - a comparison needs two
+        return found
+    sides = ", ".join(f"rank {rank} {op} {shape}".rstrip() for rank, _, op, shape in calls)
+    words = f"different collectives under number {calls[0][1]}: {sides}"
+    return found._replace(words=words, ranks=tuple(sorted({rank for rank, *_ in calls})))
+
+
+# ------------------------------------------------------------------------------------------------------------ timeouts
+
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(\d{1,19}))?(?:, )?(?:OpType=(\w{1,60}))?"
+)
+_RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds before timing out")
+_STUCK_WATCHDOG = re.compile(r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|watchdog hang")
+_TIMEOUT_ADVICE = (
+    "one rank has not come to it, or the network is stuck: look at what the other ranks did; where it only takes long, "
+    "raise the timeout of init_process_group"
+)
+_STUCK_ADVICE = (
+    "a CUDA or NCCL call does not return: look at what the ranks did, at the GPUs' state and at the kernel log"
+)
+
+
+def nccl_timeout(failure: Failure) -> Cause | None:
+    """NCCL or RCCL waited for other ranks until its watchdog gave up."""
+    lines = (*failure.said, *failure.closing_lines)
+    found = first_line(_WATCHDOG, lines)
+    if found is not None:
+        line, match = found
+        ran = _RAN_FOR.search(line)
+        number = f" number {match[1]}" if match[1] else ""
+        lasted = f" within {int(ran[1]) / 1000:.0f} s" if ran is not None else ""
+        words = f"NCCL timeout: {match[2] or 'a collective'}{number} did not end{lasted}"
+        return cause(failure, "nccl_timeout", words, _TIMEOUT_ADVICE, proof=line)
+    found = first_line(_STUCK_WATCHDOG, lines)
+    if found is not None:
+        lasted = f" for {found[1][1]} s" if found[1][1] else ""
+        return cause(failure, "nccl_timeout", f"NCCL's watchdog was stuck{lasted}", _STUCK_ADVICE, proof=found[0])
+    return None
+
+
+_BARRIER = re.compile(r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,200}) failed to pass monitoredBarrier in (\d{1,12}) ms")
+_GLOO_TIMEOUT = re.compile(r"Timed out waiting (\d{1,12})ms for (send|recv) operation to complete")
+
+
+def collective_timeout(failure: Failure) -> Cause | None:
+    """Gloo waited for other ranks until the timeout of the process group."""
+    found = first_line(_BARRIER, failure.said)
+    if found is not None:
+        ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
+        words = f"{rank_words(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
+        return cause(failure, "collective_timeout", words, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
+    found = first_line(_GLOO_TIMEOUT, failure.said)
+    if found is not None:
+        words = f"gloo timeout: another rank did not come to the collective within {int(found[1][1]) / 1000:g} s"
+        return cause(failure, "collective_timeout", words, _TIMEOUT_ADVICE, proof=found[0])
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------- NCCL
+
+_LAST_ERROR = re.compile(r"\s*Last error:\s*(.{0,200})")
+_NCCL_DEBUG = "run it once with NCCL_DEBUG=WARN, which names the call that failed"
+_NCCL = (
+    TextRule(
+        "nccl_error",
+        re.compile(r"Duplicate GPU detected"),
+        "two ranks use the same GPU",
+        "give each rank its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
+    ),
+    TextRule(
+        "network_interface",
+        re.compile(r"no socket interface found"),
+        "NCCL found no network interface to use",
+        "look at NCCL_SOCKET_IFNAME: `ip addr` shows the names of this host",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
+        re.compile(r"(?:nccl|rccl)SystemError|(?:NCCL|RCCL) error.{0,160}unhandled system error"),
+        "NCCL system error",
+        f"{_NCCL_DEBUG}; look at /dev/shm, at the network interface (NCCL_SOCKET_IFNAME) and at `ulimit -l`",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_error",
+        re.compile(r"ncclUnhandledCudaError|unhandled cuda error"),
+        "NCCL: a CUDA call failed",
+        f"{_NCCL_DEBUG}; most often the GPU is out of memory, or an earlier kernel failed",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_error",
+        re.compile(r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b"),
+        "NCCL error {0}",
+        _NCCL_DEBUG,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_error",
+        re.compile(r"\b(?:NCCL|RCCL) [Ee]rror\b"),
+        "NCCL error",
+        _NCCL_DEBUG,
+    ),
+)
+
+
+def nccl_error(failure: Failure) -> Cause | None:
+    """NCCL or RCCL failed by itself."""
+    found = by_text(failure, _NCCL)
+    if found is None:
+        return None
+    detail = _last_error(failure.said)
+    return found._replace(words=f"{found.words.rstrip()}: {detail}") if detail else found
+
+
+def _last_error(lines: tuple[str, ...]) -> str:
+    """What stands after ``Last error:``, in the same line or the next."""
+    for index, line in enumerate(lines):
+        match = _LAST_ERROR.match(line)
+        if match is not None:
+            after = lines[index + 1] if index + 1 < len(lines) else ""
+            return (match[1] or after).strip()[:200]
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------- victims
+
+_ELSEWHERE = "look at the rank that ended first; where it was on another host, at the output there"
+_VICTIMS = (
+    TextRule(
+        "store_lost",
+        re.compile(
+            r"Connection was likely closed|(?:recvValue|recvVector|recvBytes|sendBytes|sendValue) failed"
+            r"|DistNetworkError.{0,200}(?:Broken pipe|Connection reset)|Remote peer closed the connection"
+            r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)"
+        ),
+        "lost its connection to the store",
+        _ELSEWHERE,
+        in_context=True,
+    ),
+    TextRule(
+        "peer_lost",
+        re.compile(
+            r"Connection closed by (?:remote )?peer|(?:Read|Write|Connection) error \[.{0,120}\]:\d{1,5}: "
+            r"|gloo/.{0,120}(?:Connection reset|Broken pipe|Socket closed|Connection aborted|Connection timed out)"
+            r"|remote process exited or there was a network error|ncclRemoteError"
+            r"|socketProgress.{0,160}(?:Connection reset|Connection closed|Broken pipe)"
+            r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)"
+        ),
+        "lost its connection to another rank",
+        _ELSEWHERE,
+        in_context=True,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "communicator_aborted",
+        re.compile(
+            r"NCCL communicator (?:was aborted|encountered error set by)"
+            r"|Observed flight recorder dump signal from another"
+            r"|Received a (?:dump|global|timeout) .{0,80}from .{0,40}rank"
+        ),
+        "its NCCL communicator was aborted, because another rank's was",
+        _ELSEWHERE,
+        in_context=True,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "worker_stopped",
+        re.compile(
+            r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)"
+        ),
+        "its data-loader worker {0} was told to stop ({1})",
+        "look who stopped it: a scheduler, another launcher, a person",
+        in_context=True,
+    ),
+)
+
+
+def victim(failure: Failure) -> Cause | None:
+    """It failed only because another rank did."""
+    return by_text(failure, _VICTIMS)

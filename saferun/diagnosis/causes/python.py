@@ -1,0 +1,141 @@
+"""Ranks that Python ended: exceptions, imports, syntax, options, exit codes. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure, cause, shortened
+from saferun.diagnosis.causes.texts import first_line
+from saferun.evidence import Cause
+
+__all__ = ["connection_lost", "import_error", "python_exception", "python_exit", "syntax_error", "usage_error"]
+
+_SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
+_IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
+_CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError"})
+_BINARY = re.compile(
+    r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|ABI|wrong ELF class"
+)
+_NO_MODULE = re.compile(r": No module named (\S{1,200})$|: Error while finding module specification for '(\S{1,200})'")
+_OPTION_ERROR = re.compile(
+    r"^(\S{1,200}): error: (.{1,300})|^(?:Error|ERROR): (?:No such option|Invalid value|Missing).{0,300}"
+)
+_NO_SCRIPT = re.compile(r"can't open file '(.{1,300}?)': \[Errno \d{1,3}\] (.{1,100})")
+_USAGE = re.compile(r"^[Uu]sage: .{1,300}")
+_USAGE_STATUS = 2
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_HINTS = (
+    (
+        re.compile(r"Expected to have finished reduction in the prior iteration"),
+        "some parameters had no part in the loss: DistributedDataParallel(..., find_unused_parameters=True)",
+    ),
+    (
+        re.compile(r"Default process group has not been initialized"),
+        "call torch.distributed.init_process_group before it",
+    ),
+    (
+        re.compile(r"Error\(s\) in loading state_dict|PytorchStreamReader failed|invalid load key|unexpected EOF"),
+        "the checkpoint does not fit the model, or is not whole: look at the file",
+    ),
+    (
+        re.compile(r"Expected all tensors to be on the same device"),
+        "move model and batch to the same GPU: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
+    ),
+    (
+        re.compile(r"HTTP Error|HTTPSConnectionPool|Max retries exceeded|ConnectTimeout|hf_hub|URLError"),
+        "download it once before the job, or on rank 0 alone",
+    ),
+)
+_LONGEST_MESSAGE = 200
+
+
+def syntax_error(failure: Failure) -> Cause | None:
+    """A source that Python cannot read."""
+    error = failure.error
+    if error is None or error.innermost.exception not in _SYNTAX_ERRORS:
+        return None
+    # The place of the fault is the last frame, whoever's file it is.
+    frames = error.innermost.frames
+    place = f"{frames[-1].file.rpartition('/')[2]}:{frames[-1].line}" if frames else ""
+    line = error.innermost.message[0]
+    return cause(failure, "syntax_error", line, "mend the source at that line", proof=line, place=place)
+
+
+def import_error(failure: Failure) -> Cause | None:
+    """A module that is not there, or does not load."""
+    error = failure.error
+    if error is not None and error.last.exception in _IMPORT_ERRORS:
+        line = error.last.message[0]
+        if _BINARY.search(line):
+            advice = "a compiled extension does not fit this torch or this host's libraries: build or install it anew"
+        else:
+            advice = "install it, on every host, in the Python that the ranks run in"
+        return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
+    found = first_line(_NO_MODULE, failure.last_lines[-3:]) if failure.died_silently and not failure.signum else None
+    if found is None:
+        return None
+    words = f"no module named {found[1][1] or found[1][2]}"
+    return cause(failure, "import_error", words, "look at the module's name, and at PYTHONPATH", proof=found[0])
+
+
+def usage_error(failure: Failure) -> Cause | None:
+    """The script did not understand its arguments, or is not there."""
+    if failure.end.status.code != _USAGE_STATUS or not failure.died_silently:
+        return None
+    found = first_line(_NO_SCRIPT, reversed(failure.last_lines[-5:]))
+    if found is not None:
+        words = f"Python cannot open {found[1][1]}: {found[1][2]}"
+        return cause(failure, "usage_error", words, "look at the path of the script", proof=found[0])
+    found = first_line(_OPTION_ERROR, reversed(failure.last_lines))
+    if found is not None:
+        words = f"the script does not understand its arguments: {found[1][2] or found[1][0]}"
+        return cause(failure, "usage_error", words, "look at what stands after the script's name", proof=found[0])
+    found = first_line(_USAGE, reversed(failure.last_lines))
+    if found is not None:
+        words = "the script does not understand its arguments"
+        return cause(failure, "usage_error", words, "look at what stands after the script's name", proof=found[0])
+    return None
+
+
+def connection_lost(failure: Failure) -> Cause | None:
+    """An exception that another process's end may well have caused."""
+    error = failure.error
+    if error is None or error.last.exception.rpartition(".")[2] not in _CONNECTION_ERRORS:
+        return None
+    return _exception(failure, "connection_lost", "look at what it was connected to")
+
+
+def python_exception(failure: Failure) -> Cause | None:
+    """An exception that nobody caught."""
+    if failure.error is None:
+        return None
+    hint = next((hint for pattern, hint in _HINTS if first_line(pattern, failure.said[:20])), "")
+    return _exception(
+        failure, "python_exception", hint or "read the traceback from its end to the first line of your own code"
+    )
+
+
+def _exception(failure: Failure, class_name: str, advice: str) -> Cause:
+    assert failure.error is not None  # noqa: S101 - both callers have asked
+    innermost = failure.error.innermost
+    line = innermost.message[0] if innermost.message else innermost.exception
+    words = shortened(line, _LONGEST_MESSAGE)
+    if innermost.link == "nested" and "in DataLoader worker process" in "".join(failure.error.last.message[:1]):
+        words += " (in a data-loader worker)"
+    return cause(failure, class_name, words, advice, proof=line)
+
+
+def python_exit(failure: Failure) -> Cause | None:
+    """It ended by itself with an exit code, and no exception."""
+    code = failure.end.status.code
+    if code is None or failure.signum:
+        return None
+    last = failure.lines[-1] if failure.lines else ""
+    if code in {_NOT_EXECUTABLE, _NOT_FOUND} and last:
+        words = f"exit code {code}: {shortened(last, 160)}"
+        return cause(failure, "python_exit", words, "a shell did not find or may not run the command", proof=last)
+    words = f"ended with exit code {code} and no message"
+    advice = "look for sys.exit and os._exit in the script, and what it calls"
+    if last:
+        words = f"ended with exit code {code} and no traceback; its last words: {shortened(last.strip(), 160)}"
+    return cause(failure, "python_exit", words, advice, proof=last)

@@ -1,0 +1,215 @@
+"""What runs out on a host: memory, shared memory, disk, descriptors; and workers that die of it. Pure.
+
+Sources: errno(3); messages of torch's shared-memory allocator and data loader; the kernel's OOM killer.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.evidence import Cause
+
+__all__ = ["data_loader_worker", "exhausted", "host_oom_kill", "shared_memory"]
+
+_LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"
+_OOM_LINE = re.compile(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")
+_SCHEDULER_OOM = re.compile(r"(?:slurmstepd|srun): error: .{0,80}(?:oom[-_]kill|Out [Oo]f [Mm]emory)")
+_KILLED_WORKER = re.compile(r"DataLoader worker \(pid (\d{1,10})\) is killed by signal: ([\w ]{1,40}?)\. ?")
+_LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? ([\d, ]{1,80})\) exited unexpectedly(?: with exit code (\d{1,3}))?"
+)
+_BUS_IN_WORKER = re.compile(r"Unexpected bus error encountered in worker|insufficient shared memory \(shm\)")
+_SEGFAULT_IN_WORKER = re.compile(r"Unexpected segmentation fault encountered in worker")
+_LOST_CONNECTIONS = frozenset({"ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"})
+_LOADER = "torch/utils/data/dataloader.py"
+_SHM_ADVICE = (
+    "give it a larger /dev/shm (docker: --shm-size or --ipc=host; Kubernetes: an emptyDir with medium Memory), "
+    "or use fewer data-loader workers"
+)
+_DISK_ADVICE = "make room (df -h, df -i, quota), or write elsewhere"
+_FILES_ADVICE = (
+    "raise `ulimit -n`, close what is opened, or call torch.multiprocessing.set_sharing_strategy('file_system')"
+)
+
+_GIB = 1 << 30
+_MIB = 1 << 20
+
+# The more special first: shared memory that is full is told in the words of a full disk.
+_EXHAUSTED = (
+    TextRule(
+        "too_many_open_files",
+        re.compile(r"Too many open files|\[Errno 2[34]\]|received \d{1,6} items of ancdata|\bE[MN]FILE\b"),
+        "too many open files",
+        _FILES_ADVICE,
+        in_context=True,
+    ),
+    TextRule(
+        "shared_memory_exhausted",
+        re.compile(
+            r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
+            r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
+            r"|creating shared memory segment.{0,160}|BufferPool.{0,80}shm"
+        ),
+        "shared memory (/dev/shm) is full",
+        _SHM_ADVICE,
+        in_context=True,
+    ),
+    TextRule(
+        "disk_full",
+        re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$"),
+        lambda _, match: (
+            f"no space left: {match[1] or match[2]}" if match[1] or match[2] else "no space left on a disk"
+        ),
+        _DISK_ADVICE,
+        in_context=True,
+    ),
+    TextRule(
+        "disk_full",
+        re.compile(
+            r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
+            r"|database or disk is full"
+        ),
+        "no space left on a disk",
+        _DISK_ADVICE,
+        in_context=True,
+    ),
+    TextRule(
+        "disk_full",
+        re.compile(
+            r"PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos|\biostream error"
+        ),
+        "torch.save could not write its file: the disk or the quota is full, in most cases",
+        _DISK_ADVICE,
+        in_context=True,
+    ),
+    TextRule(
+        "host_out_of_memory",
+        re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
+        lambda _, match: f"the host has no memory left: tried to allocate {size_words(int(match[1]))}",
+        _LESS_MEMORY,
+    ),
+    TextRule(
+        "host_out_of_memory",
+        re.compile(
+            r"^(?:numpy\..{0,60})?(?:_Array)?MemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|Cannot allocate memory"
+        ),
+        "the host has no memory left",
+        _LESS_MEMORY,
+    ),
+)
+
+
+def size_words(size_bytes: int) -> str:
+    """``61.5 GiB``."""
+    if size_bytes < _GIB:
+        return f"{size_bytes / _MIB:.3g} MiB"
+    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes < 1000 * _GIB else f"{size_bytes / _GIB:.0f} GiB"
+
+
+def host_oom_kill(failure: Failure) -> Cause | None:
+    """The kernel's OOM killer ended the rank, or a worker of its data loader."""
+    killed = _killed_worker(failure)
+    if killed is not None:
+        pid, who = killed, f"its data-loader worker {killed} was "
+    elif failure.signum == signal.SIGKILL:
+        pid, who = failure.end.pid, ""
+    else:
+        return None
+    line = next((line for line in reversed(failure.kernel_lines) if _names(line, pid)), "")
+    scheduler = first_line(_SCHEDULER_OOM, reversed(failure.last_lines))
+    oom = failure.oom
+    told = oom is not None and oom.kills > 0
+    # Where the log names others, a count for the whole host says nothing about this one. A cgroup's does: its processes
+    # are ours, and in a container their numbers differ from those in the log.
+    if oom is not None and told and oom.scope != "cgroup" and oom.pids and pid not in oom.pids:
+        told = False
+    if not (told or line or scheduler):
+        return None
+    limits: list[str] = []
+    if oom is not None and told:
+        limits += [f"{oom.scope} limit {size_words(oom.limit_bytes)}"] if oom.limit_bytes else []
+        is_it = not oom.pids or pid in oom.pids
+        limits += [f"it used {size_words(oom.rss_bytes)}"] if oom.rss_bytes and is_it else []
+    known = f" ({', '.join(limits)})" if limits else ""
+    words = f"{who}killed by the kernel's OOM killer{known}"
+    source = oom.source if oom is not None and told else ""
+    return cause(failure, "host_oom_kill", words, _LESS_MEMORY, proof=line or (scheduler[0] if scheduler else source))
+
+
+def _names(line: str, pid: int) -> bool:
+    match = _OOM_LINE.search(line[:1000])
+    return match is not None and int(match[1]) == pid
+
+
+def _killed_worker(failure: Failure) -> int | None:
+    found = first_line(_KILLED_WORKER, (*failure.said, *failure.context))
+    return int(found[1][1]) if found is not None and found[1][2] == "Killed" else None
+
+
+def data_loader_worker(failure: Failure) -> Cause | None:
+    """A worker of the rank's data loader died."""
+    said = (*failure.said, *failure.context)
+    found = first_line(_KILLED_WORKER, said)
+    if found is not None:
+        line, match = found
+        # Workers report bus errors so, whatever they come from; of all places /dev/shm is where they come from.
+        if match[2] == "Bus error":
+            words = f"shared memory (/dev/shm) is full: data-loader worker {match[1]} died of a bus error"
+            return cause(failure, "shared_memory_exhausted", words, _SHM_ADVICE, proof=line)
+        words = f"its data-loader worker {match[1]} died ({match[2]})"
+        return cause(failure, "data_loader_worker_killed", words, _worker_advice(match[2]), proof=line)
+    found = first_line(_LOST_WORKER, said)
+    if found is None:
+        return _lost_while_it_sent(failure)
+    line, match = found
+    fuller = first_line(re.compile(r"exited unexpectedly with exit code (\d{1,3})"), said)
+    words = f"its data-loader worker {match[1].strip()} ended unexpectedly"
+    if fuller is not None:
+        line = fuller[0]
+        words += f" with exit code {fuller[1][1]}"
+    elif first_line(_BUS_IN_WORKER, failure.lines) is not None:
+        words = f"shared memory (/dev/shm) is full: data-loader worker {match[1].strip()} died of a bus error"
+        return cause(failure, "shared_memory_exhausted", words, _SHM_ADVICE, proof=line)
+    segfault = first_line(_SEGFAULT_IN_WORKER, failure.lines)
+    advice = _worker_advice("Segmentation fault" if segfault else "")
+    return cause(failure, "data_loader_worker_killed", words, advice, proof=line)
+
+
+def _lost_while_it_sent(failure: Failure) -> Cause | None:
+    """A worker that died while the rank took something from it leaves a broken connection behind."""
+    error = failure.error
+    if error is None or error.last.exception not in _LOST_CONNECTIONS:
+        return None
+    if not any(frame.file.endswith(_LOADER) for frame in error.last.frames):
+        return None
+    words = "a data-loader worker died while it handed over a batch"
+    return cause(failure, "data_loader_worker_killed", words, _worker_advice(""), proof=error.last.message[0])
+
+
+def _worker_advice(signal_words: str) -> str:
+    if signal_words == "Killed":
+        return "look in the kernel log for the OOM killer (dmesg); else somebody killed it by hand"
+    if signal_words == "Segmentation fault":
+        return "run it once with num_workers=0, to see the crash in the rank itself; look at the decoders it uses"
+    return "run it once with num_workers=0, to see what the worker dies of"
+
+
+def exhausted(failure: Failure) -> Cause | None:
+    """No room, no memory, no descriptors."""
+    return by_text(failure, _EXHAUSTED)
+
+
+def shared_memory(failure: Failure) -> Cause | None:
+    """A rank that died of a bus error, and said that it is about shared memory."""
+    if failure.signum != signal.SIGBUS:
+        return None
+    found = first_line(
+        re.compile(r"insufficient shared memory|/dev/shm|out of shared memory"), reversed(failure.last_lines)
+    )
+    if found is None:
+        return None
+    words = "shared memory (/dev/shm) is full: bus error"
+    return cause(failure, "shared_memory_exhausted", words, _SHM_ADVICE, proof=found[0])

@@ -1,0 +1,218 @@
+"""Ranks that a signal ended: crashes, aborts, and what others send. Pure.
+
+Source: signal(7); glibc's malloc messages; ``std::terminate`` of libstdc++; Python's faulthandler.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+
+from saferun.diagnosis.causes.failure import CRASH_SIGNALS, Failure, cause, shortened
+from saferun.diagnosis.causes.texts import first_line
+from saferun.evidence import Cause
+from saferun.model import signal_name
+
+__all__ = [
+    "abort",
+    "broken_pipe",
+    "crash",
+    "killed_from_outside",
+    "scheduler_timeout",
+    "sent_by_somebody",
+    "time_limit",
+]
+
+_AT_EXIT = (
+    "let go of torch before Python ends: drop the DDP model, gc.collect(), then dist.destroy_process_group() at the "
+    "end of the script"
+)
+_NATIVE = (
+    "look at the native call: a compiled extension that does not fit this torch, or a bad size or pointer given to one"
+)
+_HEAP = re.compile(
+    r"(?:free|malloc|realloc|munmap_chunk|calloc|malloc_consolidate|_int_malloc)\(\): .{1,120}"
+    r"|double free or corruption.{0,60}|corrupted (?:size|double-linked|unsorted).{0,80}"
+    r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*.{0,40}"
+)
+_ASSERTION = re.compile(r"Assertion [`'].{1,300}' failed|Check failed: .{1,300}")
+_FAULTHANDLER_WORDS = {
+    "Segmentation fault",
+    "Aborted",
+    "Bus error",
+    "Floating point exception",
+    "Floating-point exception",
+    "Illegal instruction",
+}
+
+
+def sent_by_somebody(failure: Failure) -> Cause | None:
+    """A signal that programs bring upon themselves, but that another process sent."""
+    core = failure.core
+    if core is None or failure.signum not in CRASH_SIGNALS:
+        return None
+    sender = core.sender_pid
+    if sender in {0, failure.end.pid, failure.supervisor_pid} or sender < 0:
+        return None
+    words = f"{signal_name(failure.signum)} sent by {_who(failure, sender)}"
+    return cause(failure, "killed_from_outside", words, "look at what that process is, and why it did so")
+
+
+def _who(failure: Failure, pid: int) -> str:
+    rank = dict(failure.others).get(pid)
+    return f"rank {rank} (pid {pid})" if rank is not None else f"pid {pid}"
+
+
+def crash(failure: Failure) -> Cause | None:
+    """A fault of the processor's: a bad address, a bad instruction, a division by zero."""
+    if failure.error is not None:
+        # An exception had ended the program; the crash came when the interpreter cleaned up.
+        return None
+    match failure.signum:
+        case signal.SIGSEGV:
+            name, words, advice = "segmentation_fault", "segmentation fault", _NATIVE
+        case signal.SIGBUS:
+            name, words = "bus_error", "bus error"
+            advice = "look whether /dev/shm is full, or a mapped file was cut short or lies on a failing disk"
+        case signal.SIGFPE:
+            name, words = "floating_point_error", "floating point exception"
+            advice = "look for a division of integers by zero in native code"
+        case signal.SIGILL:
+            name, words = "illegal_instruction", "illegal instruction"
+            advice = "a library was built for another processor than this host's: install or build it for this one"
+        case _:
+            return None
+    if failure.python_was_over:
+        return cause(failure, name, f"{words} while the interpreter ended", _AT_EXIT, proof=_fatal_line(failure))
+    native = failure.native_place
+    words += f" in {native}" if native else ""
+    return cause(failure, name, words, advice, proof=_fatal_line(failure))
+
+
+def abort(failure: Failure) -> Cause | None:
+    """The program gave up: an uncaught C++ exception, a failed assertion, a broken heap."""
+    if failure.signum != signal.SIGABRT or failure.error is not None:
+        return None
+    cpp = failure.cpp_error
+    if cpp is not None and cpp.message:
+        kind = f"{cpp.type_name}: " if cpp.type_name else ""
+        words = f"uncaught C++ exception {kind}{shortened(cpp.message[0], 160)}"
+        return cause(failure, "abort", words, "look at the C++ stack in its output", proof=cpp.message[0])
+    lines = failure.last_lines
+    heap = first_line(_HEAP, reversed(lines))
+    if heap is not None:
+        advice = (
+            "native code wrote beyond its memory or freed it twice: look at the native call, and at compiled extensions"
+        )
+        return cause(failure, "abort", f"broken heap: {shortened(heap[1][0], 120)}", advice, proof=heap[0])
+    assertion = first_line(_ASSERTION, reversed(lines))
+    if assertion is not None:
+        words = shortened(assertion[1][0], 160)
+        return cause(failure, "abort", words, "look at the native code that checks this", proof=assertion[0])
+    over = failure.python_was_over
+    if over or (cpp is not None and not cpp.type_name):
+        when = " while the interpreter ended" if over else ""
+        proof = cpp.line if cpp is not None else _fatal_line(failure)
+        return cause(failure, "abort", f"abort{when}: a thread was still running", _AT_EXIT, proof=proof)
+    if cpp is not None:
+        words = f"uncaught C++ exception {cpp.type_name}"
+        return cause(failure, "abort", words, "look at the C++ stack in its output", proof=cpp.line)
+    fatal = failure.fatal
+    if fatal is not None and fatal.words not in _FAULTHANDLER_WORDS:
+        words = f"fatal Python error: {shortened(fatal.words, 160)}"
+        return cause(failure, "abort", words, _NATIVE, proof=fatal.lines[0])
+    native = failure.native_place
+    return cause(failure, "abort", f"abort{f' in {native}' if native else ''}", _NATIVE, proof=_fatal_line(failure))
+
+
+def _fatal_line(failure: Failure) -> str:
+    return failure.fatal.lines[0] if failure.fatal is not None else ""
+
+
+# ------------------------------------------------------------------------------------------------------- from outside
+
+_TIME_LIMIT = re.compile(
+    r"(?:CANCELLED|cancelled) .{0,60}DUE TO TIME LIMIT|PBS: job killed: walltime|TERM_RUNLIMIT"
+    r"|exceeded .{0,40}wall ?time limit"
+)
+_CANCELLED = re.compile(
+    r"slurmstepd: error: .{0,120}CANCELLED .{0,60}?DUE to (.{1,60}?) \*\*\*|slurmstepd: error: .{0,120}CANCELLED",
+    re.IGNORECASE,
+)
+_FEW_LINES = 10
+_UNKNOWN_SENDER = "nobody knows who: dmesg, the scheduler's log, earlyoom or systemd-oomd, a kill -9 by hand"
+_OUTSIDE: dict[int, tuple[str, str]] = {
+    signal.SIGKILL: ("killed from outside (SIGKILL)", _UNKNOWN_SENDER),
+    signal.SIGTERM: (
+        "told to end from outside (SIGTERM)",
+        "look at the scheduler's log, and for other programs that end it",
+    ),
+    signal.SIGINT: ("interrupted (SIGINT)", "somebody pressed Ctrl-C, or sent SIGINT to this rank"),
+    signal.SIGHUP: ("its terminal was closed (SIGHUP)", "start it under nohup, tmux or a scheduler"),
+    signal.SIGQUIT: ("told to quit (SIGQUIT)", "somebody pressed Ctrl-\\, or sent SIGQUIT"),
+    signal.SIGUSR1: ("SIGUSR1, which it does not handle", "install a handler before the scheduler sends it"),
+    signal.SIGUSR2: ("SIGUSR2, which it does not handle", "install a handler before the scheduler sends it"),
+    signal.SIGALRM: ("a timer of its own ran out (SIGALRM)", "look for signal.alarm or setitimer, or handle SIGALRM"),
+    signal.SIGXCPU: ("its processor time ran out (SIGXCPU)", "raise `ulimit -t`"),
+    signal.SIGXFSZ: ("a file grew too large (SIGXFSZ)", "raise `ulimit -f`"),
+    signal.SIGSYS: ("a system call that is forbidden here (SIGSYS)", "look at the container's seccomp profile"),
+    signal.SIGTRAP: ("a breakpoint in native code (SIGTRAP)", "look at the native call in the stacks"),
+}
+_GOT_SIGNAL = re.compile(r"SignalException: Process \d{1,10} got signal: (\d{1,3}|SIG\w{2,8})")
+
+
+def scheduler_timeout(failure: Failure) -> Cause | None:
+    """The scheduler's time was over, and it said so."""
+    if not failure.signum and not failure.died_silently:
+        return None
+    lines = [*reversed(failure.last_lines), *reversed(failure.stdout_lines[-_FEW_LINES:])]
+    if (told := time_limit(lines)) is not None:
+        return told._replace(ranks=(failure.end.rank,))
+    found = first_line(_CANCELLED, lines)
+    if found is not None:
+        why = f" ({found[1][1].lower()})" if found[1][1] else ""
+        words = f"the scheduler cancelled the job{why}"
+        return cause(failure, "killed_from_outside", words, "look at the scheduler's log", proof=found[0])
+    return None
+
+
+def time_limit(lines: Iterable[str]) -> Cause | None:
+    """The scheduler's time was over, as some line says."""
+    found = first_line(_TIME_LIMIT, lines)
+    if found is None:
+        return None
+    advice = "ask for more time, or write checkpoints and go on from them in the next job"
+    return Cause("scheduler_timeout", "the scheduler's time limit was reached", (), shortened(found[0].strip()), advice)
+
+
+def killed_from_outside(failure: Failure) -> Cause | None:
+    """A signal that others send, and nobody says why."""
+    told = first_line(_GOT_SIGNAL, failure.said)
+    if told is not None:
+        name = told[1][1]
+        number = int(name) if name.isdigit() else signal.Signals.__members__.get(name, 0)
+        words, advice = _OUTSIDE.get(number, (f"signal {name}", _UNKNOWN_SENDER))
+        return cause(failure, "killed_from_outside", words, advice, proof=told[0])
+    error = failure.error
+    if error is not None:
+        if error.last.exception != "KeyboardInterrupt":
+            return None
+        words, advice = _OUTSIDE[signal.SIGINT]
+        return cause(failure, "killed_from_outside", words, advice, proof=error.last.message[0])
+    if failure.signum not in _OUTSIDE:
+        return None
+    words, advice = _OUTSIDE[failure.signum]
+    core = failure.core
+    if core is not None and core.sender_pid > 0 and core.sender_pid != failure.end.pid:
+        words += f" by {_who(failure, core.sender_pid)}"
+    return cause(failure, "killed_from_outside", words, advice)
+
+
+def broken_pipe(failure: Failure) -> Cause | None:
+    """Whoever read what it wrote has gone: it is a victim."""
+    if failure.signum != signal.SIGPIPE:
+        return None
+    return cause(
+        failure, "broken_pipe", "whoever read what it wrote has gone (SIGPIPE)", "look at what read its output"
+    )

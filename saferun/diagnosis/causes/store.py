@@ -1,0 +1,92 @@
+"""What goes wrong where ranks meet: the store, names, ports. Pure.
+
+Sources: messages of torch's TCPStore and rendezvous (2.4 to 2.13) and of gloo; errno(3), getaddrinfo(3).
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.evidence import Cause
+
+__all__ = ["port_in_use", "store_failure"]
+
+_WERE_STARTED = "look whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+_STORE = (
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,9}/\d{1,9}) clients joined"),
+        "the ranks did not meet: {1} had come to the store after {0} s",
+        _WERE_STARTED,
+    ),
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(
+            r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"
+            r"(?: while trying to connect to)? ?\((.{1,200}?), (\d{1,5})\)"
+        ),
+        "cannot connect to the store at {0}:{1}",
+        "look whether the host of MASTER_ADDR can be reached at that port (firewall, wrong interface, wrong host)",
+    ),
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
+        "a host's name cannot be resolved",
+        "look at MASTER_ADDR, and whether this host knows that name",
+    ),
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(
+            r"wait timeout after (\d{1,12})ms, keys: (.{1,160})|Timeout waiting for key: (.{1,160}?) after (\d{1,12})"
+        ),
+        lambda _, match: (
+            f"another rank has not put {match[2] or match[3]} into the store within "
+            f"{int(match[1] or match[4]) / 1000:g} s"
+        ),
+        f"one rank has not come that far: look at what the others did, and {_WERE_STARTED.removeprefix('look ')}",
+    ),
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(r"store->get\(.{1,160}\) got error|ncclUniqueId.{0,200}store|\bSocket Timeout\b"),
+        "another rank has not come to set up NCCL",
+        "one rank has not come that far: look at what the others did",
+    ),
+    TextRule(
+        "network_interface",
+        re.compile(r"[Uu]nable to find (?:address|interface) for: (\S{0,60})"),
+        "this host has no network interface {0}",
+        "look at GLOO_SOCKET_IFNAME: `ip addr` shows the names of this host",
+    ),
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(r"connectFullMesh failed|timed out connecting: |gloo/.{0,200}(?:\bconnect\b|Connection refused)"),
+        "gloo could not connect the ranks",
+        "look at GLOO_SOCKET_IFNAME, and whether the hosts reach each other's addresses",
+    ),
+    TextRule(
+        "rendezvous_store_failure",
+        re.compile(r"(Rendezvous(?:Timeout|Connection|Closed|State)Error|DistStoreError|DistNetworkError)\b"),
+        "the store failed ({0})",
+        _WERE_STARTED,
+    ),
+)
+_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use|\[Errno 98\]")
+_PORT = re.compile(r"\bport: ?(\d{1,5})\b|[:\]](\d{2,5})(?: |,|$|\))")
+
+
+def store_failure(failure: Failure) -> Cause | None:
+    """The ranks did not find each other, or the store did not answer."""
+    return by_text(failure, _STORE)
+
+
+def port_in_use(failure: Failure) -> Cause | None:
+    """Somebody has the port."""
+    found = first_line(_IN_USE, [*failure.said, *failure.context])
+    if found is None:
+        return None
+    match = _PORT.search(found[0])
+    port = f"port {match[1] or match[2]}" if match is not None else "a port"
+    advice = "find who has it (ss -ltnp), and stop that or take another port; port 0 lets the system choose"
+    return cause(failure, "port_in_use", f"{port} is in use", advice, proof=found[0])

@@ -1,0 +1,62 @@
+"""Rules that know a failure by the words that it is told in. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.evidence import Cause
+
+__all__ = ["TextRule", "by_text", "first_line"]
+
+
+class TextRule(NamedTuple):
+    """A message, and what it means.
+
+    Attributes:
+        class_name: the class of the cause.
+        pattern: found in one line. It may not backtrack: no repetition within a repetition, all bounded.
+        words: the cause in a few words; ``{0}`` is the pattern's first group. A function takes the failure and the
+            match.
+        advice: what to do.
+        in_context: whether an exception during whose handling the last one was raised counts too.
+        in_last_lines: whether the rank's last words count where no exception tells why it ended.
+    """
+
+    class_name: str
+    pattern: re.Pattern[str]
+    words: str | Callable[[Failure, re.Match[str]], str]
+    advice: str
+    in_context: bool = False
+    in_last_lines: bool = False
+
+
+def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
+    """The first of the rules that has something to say."""
+    for rule in rules:
+        found = first_line(rule.pattern, _lines(failure, rule))
+        if found is not None:
+            line, match = found
+            words = rule.words
+            told = words(failure, match) if callable(words) else words.format(*match.groups(""))
+            return cause(failure, rule.class_name, told, rule.advice, proof=line)
+    return None
+
+
+def _lines(failure: Failure, rule: TextRule) -> Iterable[str]:
+    yield from failure.said
+    if rule.in_context:
+        yield from failure.context
+    if rule.in_last_lines:
+        yield from failure.closing_lines
+
+
+def first_line(pattern: re.Pattern[str], lines: Iterable[str]) -> tuple[str, re.Match[str]] | None:
+    """The first line in which the pattern is found."""
+    for line in lines:
+        match = pattern.search(line)
+        if match is not None:
+            return line, match
+    return None

@@ -1,0 +1,431 @@
+"""What Python and C++ print when a process dies, found in its last lines. Pure.
+
+A rank may print what it likes, tracebacks of errors that it has got over among it. So only the last one counts, and how
+far from the end it stands is kept for whoever is to believe it. Lines are cut before anything is matched against them,
+and no pattern looks back over what it has seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.frames import UserCode, place_words
+from saferun.evidence import Frame, Traceback
+
+__all__ = [
+    "Block",
+    "CppError",
+    "FatalReport",
+    "PythonError",
+    "clean_lines",
+    "find_cpp_error",
+    "find_fatal_report",
+    "find_python_error",
+    "merge_tracebacks",
+    "recorded_error",
+]
+
+LONGEST_LINE = 1000
+_MARKER = "Traceback (most recent call last):"
+_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")
+# What torch's exception hook and its logs put before each line once there is a process group.
+_RANK = re.compile(r"\s{0,8}\[(?:default)?\d{0,6}:?rank(\d{1,6})\]:? ?")
+_FRAME = re.compile(r'\s*File "([^"]{1,600})", line (\d{1,9})(?:,? in (.{0,300}))?$')
+_BINARY = re.compile(r'\s*Binary file "([^"]{1,600})"(?:, at ([^ \[]{1,300}))?')
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,200})(?::(?: (.*))?)?$", re.DOTALL)
+_DIRECT = "The above exception was the direct cause of the following exception:"
+_CONTEXT = "During handling of the above exception, another exception occurred:"
+# What follows a message that has no end of its own.
+_AFTER_MESSAGE = (
+    "Fatal Python error:",
+    "terminate called ",
+    "Exception ignored in",
+    "Exception in thread",
+    "Exception raised from ",
+    "Thread 0x",
+    "Current thread 0x",
+    "Extension modules:",
+    "frame #",
+    "wandb:",
+    _DIRECT,
+    _CONTEXT,
+)
+_LOG_LINE = re.compile(r"\[[DIWEF]\d{0,4} ?\d\d:\d\d:\d\d|[DIWEF]\d{4} \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[ T]\d\d:")
+_ASIDE = ("Exception in thread", "Exception ignored in", "Exception ignored while")
+_NESTED = ("-- Process ",)
+# The C++ stack that torch adds to its messages on request, in both its forms.
+_CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ CapturedTraceback:|<omitting python frames>")
+_MOST_FRAMES = 400
+_MOST_MESSAGE_LINES = 60
+_TOO_LATE = "<no Python frame>"
+
+
+class Block(NamedTuple):
+    """One traceback, from its first line to the last of its message.
+
+    ``link``: how it follows from the one before: ``direct`` (raised from it), ``context`` (while it was handled),
+    ``nested`` (it is what the one before quotes), empty for the first. ``frames``: outermost first.
+    """
+
+    exception: str
+    message: tuple[str, ...]
+    frames: tuple[Frame, ...]
+    link: str
+    start: int
+    end: int
+
+    @property
+    def told_at(self) -> int:
+        """Where the line stands that names the exception."""
+        return self.end - len(self.message)
+
+
+class PythonError(NamedTuple):
+    """The last traceback of a process, with those that it follows from.
+
+    Attributes:
+        blocks: in the order of the text; what ended the process is ``last``.
+        lines: the text, cleaned.
+        lines_after: how many lines follow it, less torch's C++ stack. Where it cannot be told where its message ends,
+            all but the first line of that counts too.
+        is_uncaught: whether torch's hook for exceptions that nobody caught has printed it.
+        is_aside: whether it is of a thread or a destructor, which do not end a process.
+    """
+
+    blocks: tuple[Block, ...]
+    lines: tuple[str, ...]
+    lines_after: int
+    is_uncaught: bool = False
+    is_aside: bool = False
+
+    @property
+    def last(self) -> Block:
+        """What ended the process; not what it quotes."""
+        return next(block for block in reversed(self.blocks) if block.link != "nested" or block is self.blocks[0])
+
+    @property
+    def innermost(self) -> Block:
+        """Where it began: what the last one quotes from another process, else the last."""
+        return self.blocks[-1]
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """What the last exception says, what it quotes and what it was raised from, nearest first."""
+        texts: list[str] = []
+        blocks = list(self.blocks)
+        while blocks:
+            block = blocks.pop()
+            texts[:0] = block.message if block.link == "nested" else ()
+            if block.link != "nested":
+                texts.extend(block.message)
+                if block.link != "direct":
+                    break
+        return tuple(texts)
+
+    @property
+    def context(self) -> tuple[str, ...]:
+        """What the exceptions say during whose handling the last one was raised."""
+        told = set(self.messages)
+        return tuple(line for block in reversed(self.blocks) for line in block.message if line not in told)
+
+    def place(self, user: UserCode) -> str:
+        """The last frame in the user's code, in words; empty where there is none."""
+        for block in (self.innermost, self.last, *reversed(self.blocks)):
+            frame = next((frame for frame in reversed(block.frames) if user.owns(frame)), None)
+            if frame is not None:
+                return place_words(frame)
+        frames = self.innermost.frames
+        return place_words(frames[-1]) if frames else ""
+
+
+class FatalReport(NamedTuple):
+    """What faulthandler prints when a signal ends a Python process.
+
+    Attributes:
+        words: ``Segmentation fault``.
+        frames: the Python calls of the thread that it happened in, innermost first.
+        main_frames: those of the main thread.
+        is_python: whether the thread that it happened in runs Python at all, and has not come to its end.
+        lines: the text, cleaned.
+        start: where it stands.
+    """
+
+    words: str
+    frames: tuple[Frame, ...]
+    main_frames: tuple[Frame, ...]
+    is_python: bool
+    lines: tuple[str, ...]
+    start: int
+
+
+class CppError(NamedTuple):
+    """A C++ exception that nobody caught: ``terminate called after throwing an instance of 'X'``.
+
+    ``message`` is empty where there is none. ``type_name`` is empty for ``terminate called without an active
+    exception``.
+    """
+
+    type_name: str
+    message: tuple[str, ...]
+    line: str
+    start: int
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines
+
+
+def clean_lines(lines: Iterable[str]) -> list[str]:
+    """Lines without terminal codes and without the ``[rank3]: `` that torch puts before them, and of bounded length."""
+    return [_clean(line) for line in lines]
+
+
+def _clean(line: str) -> str:
+    line = line[: 4 * LONGEST_LINE]
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
+    if "rank" in line[:24]:
+        line = line[match.end() :] if (match := _RANK.match(line)) else line
+    return line[:LONGEST_LINE].rstrip()
+
+
+def _has_rank(line: str) -> bool:
+    return _RANK.match(line[:64]) is not None
+
+
+# ----------------------------------------------------------------------------------------------------------- tracebacks
+
+
+def find_python_error(lines: Sequence[str]) -> PythonError | None:
+    """The last traceback that tells of the process itself; one of a thread only where there is no other.
+
+    Args:
+        lines: the last lines of stderr as they were written, oldest first.
+    """
+    clean = clean_lines(lines)
+    chains = _chains(lines, clean)
+    if not chains:
+        return None
+    chain = next((blocks for blocks in reversed(chains) if not _is_aside(clean, blocks)), chains[-1])
+    start, end = chain[0].start, max(block.end for block in chain)
+    after = sum(not _CPP_STACK.match(line) for line in clean[end:])
+    is_uncaught = _has_rank(lines[chain[-1].start])
+    return PythonError(
+        blocks=tuple(chain),
+        lines=tuple(_without_prefix(clean[start:end])),
+        lines_after=after + (0 if is_uncaught else max(len(chain[-1].message) - 1, 0)),
+        is_uncaught=is_uncaught,
+        is_aside=_is_aside(clean, chain),
+    )
+
+
+def recorded_error(message: str) -> PythonError | None:
+    """An exception of which only the message is known: ``KeyError: 'labels'``."""
+    lines = clean_lines(message.splitlines()[:_MOST_MESSAGE_LINES])
+    match = _EXCEPTION.match(lines[0]) if lines else None
+    if match is None:
+        return None
+    return PythonError((Block(match[1], tuple(lines), (), "", 0, len(lines)),), tuple(lines), 0)
+
+
+def _chains(lines: Sequence[str], clean: Sequence[str]) -> list[list[Block]]:
+    markers = [index for index, line in enumerate(clean) if line.endswith(_MARKER)]
+    chains: list[list[Block]] = []
+    for place, start in enumerate(markers):
+        limit = markers[place + 1] if place + 1 < len(markers) else len(clean)
+        # What it follows from may have been cut off.
+        link = _link(clean, start) if chains else ""
+        block = _block(lines, clean, start, limit, link)
+        if block is None:
+            continue
+        if link:
+            chains[-1].append(block)
+        else:
+            chains.append([block])
+    return chains
+
+
+def _link(clean: Sequence[str], start: int) -> str:
+    """How a traceback follows from the one before it. Blank lines may have been left out."""
+    if clean[start].lstrip().startswith("Original "):
+        return "nested"
+    for index in range(start - 1, max(start - 3, -1), -1):
+        line = clean[index].strip(" |+")
+        if line == _DIRECT:
+            return "direct"
+        if line == _CONTEXT:
+            return "context"
+        if line.startswith(_NESTED):
+            return "nested"
+        if line:
+            return ""
+    return ""
+
+
+def _is_aside(clean: Sequence[str], chain: Sequence[Block]) -> bool:
+    start = chain[0].start
+    return start > 0 and clean[start - 1].startswith(_ASIDE)
+
+
+def _prefix(marker_line: str) -> str:
+    """What each line of a traceback begins with where something has been put before it; empty in the usual case."""
+    before = marker_line[: -len(_MARKER)]
+    before = before.removesuffix("Exception Group ").removesuffix("Original ")
+    return before.replace("+", "|") if before.strip() else ""
+
+
+def _block(lines: Sequence[str], clean: Sequence[str], start: int, limit: int, link: str) -> Block | None:
+    prefix = _prefix(clean[start])
+    has_rank = _has_rank(lines[start])
+    frames: list[Frame] = []
+    index = start + 1
+    text = ""
+    while index < limit:
+        line = clean[index]
+        text = line[len(prefix) :] if prefix and line.startswith(prefix) else line
+        match = _FRAME.match(text)
+        if match is not None:
+            frames.append(Frame(match[3] or "", match[1], int(match[2])))
+        elif text and not text[0].isspace():
+            break
+        index += 1
+    exception = _EXCEPTION.match(text) if index < limit else None
+    if exception is None:
+        # Cut short, or no traceback at all.
+        return Block("", (), tuple(frames[-_MOST_FRAMES:]), link, start, index) if frames else None
+    end = _end_of_message(lines, clean, index + 1, limit, has_rank=has_rank, prefix=prefix)
+    message = (text, *(_stripped(line, prefix) for line in clean[index + 1 : end]))
+    return Block(exception[1], message, tuple(frames[-_MOST_FRAMES:]), link, start, end)
+
+
+def _end_of_message(
+    lines: Sequence[str], clean: Sequence[str], start: int, limit: int, *, has_rank: bool, prefix: str
+) -> int:
+    """Where the lines end that belong to an exception's message."""
+    for index in range(start, min(limit, start + _MOST_MESSAGE_LINES)):
+        line = clean[index]
+        if has_rank and line and not _has_rank(lines[index]):
+            return index
+        if prefix and not line.startswith(prefix.rstrip()):
+            return index
+        if line.startswith(_AFTER_MESSAGE) or _LOG_LINE.match(line) or line.lstrip().startswith(_NESTED):
+            return index
+    return min(limit, start + _MOST_MESSAGE_LINES)
+
+
+def _stripped(line: str, prefix: str) -> str:
+    return line[len(prefix) :] if prefix and line.startswith(prefix) else line
+
+
+def _without_prefix(lines: Sequence[str]) -> list[str]:
+    prefix = _prefix(lines[0])
+    return [_stripped(line, prefix) for line in lines]
+
+
+# --------------------------------------------------------------------------------------------------------------- deaths
+
+
+def find_fatal_report(lines: Sequence[str]) -> FatalReport | None:
+    """The last report of faulthandler."""
+    clean = clean_lines(lines)
+    start = next(
+        (index for index in range(len(clean) - 1, -1, -1) if clean[index].startswith("Fatal Python error:")), -1
+    )
+    if start < 0:
+        return None
+    threads: list[tuple[str, list[Frame]]] = []
+    natives: list[Frame] = []
+    end = len(clean)
+    for index in range(start + 1, len(clean)):
+        line = clean[index].strip()
+        if line.startswith("Extension modules:"):
+            end = index
+            break
+        if "(most recent call first):" in line:
+            threads.append((line, []))
+        elif threads and (match := _FRAME.match(line)):
+            threads[-1][1].append(Frame(match[3] or "", match[1], int(match[2])))
+        elif threads and (match := _BINARY.match(line)):
+            natives.append(Frame((match[2] or "").partition("+")[0], match[1], 0, native=True))
+        elif line and line != _TOO_LATE and not line.startswith(("...", "Python runtime state", "<", "Thread 0x")):
+            end = index
+            break
+    pythons = [(head, frames) for head, frames in threads if "C stack trace" not in head]
+    current = next((frames for head, frames in pythons if head.startswith("Current thread")), None)
+    main = pythons[-1][1] if pythons else []
+    return FatalReport(
+        words=clean[start].partition(":")[2].strip()[:200],
+        frames=tuple([*natives, *(current or [])][:_MOST_FRAMES]),
+        main_frames=tuple(main[:_MOST_FRAMES]),
+        is_python=bool(current),
+        lines=tuple(clean[start:end]),
+        start=start,
+    )
+
+
+def find_cpp_error(lines: Sequence[str]) -> CppError | None:
+    """The last C++ exception that ended a process; one with a message where there are several."""
+    clean = clean_lines(lines)
+    found: CppError | None = None
+    for index, line in enumerate(clean):
+        place = line.find("terminate called ")
+        if place < 0:
+            continue
+        type_name = line[place:].partition("instance of '")[2].rstrip("'")
+        message = _what(clean, index + 1)
+        if found is None or message or not found.message:
+            found = CppError(type_name, message, line[place:], index)
+    return found
+
+
+def _what(clean: Sequence[str], start: int) -> tuple[str, ...]:
+    if start >= len(clean) or "what():" not in clean[start]:
+        return ()
+    message = [clean[start].partition("what():")[2].strip()]
+    for line in clean[start + 1 : start + _MOST_MESSAGE_LINES]:
+        if line.startswith(_AFTER_MESSAGE) or _LOG_LINE.match(line):
+            break
+        message.append(line)
+    return tuple(message)
+
+
+# -------------------------------------------------------------------------------------------------------------- merging
+
+# What differs between ranks that fail alike.
+_DIFFERENCES = re.compile(
+    r"0x[0-9a-fA-F]{1,20}|(?<=torch_)\d{1,20}(?:_\d{1,20}){0,4}|(?<=\]:)\d{1,6}"
+    r"|\b(?:pids?|PID|rank|Rank|local_rank|cuda:|GPU|gpu|device|worker|fd)[ =:(]{0,3}(?:\(s\)|s\))?[ ]?\d{1,10}"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,6})?|\[\d{1,6}\]"
+)
+_MOST_LINES = 60
+_OUTER_LINES = 12
+
+
+def likeness(lines: Iterable[str]) -> tuple[str, ...]:
+    """Lines without what differs between ranks that fail alike: their numbers, addresses and process numbers."""
+    return tuple(_DIFFERENCES.sub("#", line) for line in lines)
+
+
+def merge_tracebacks(texts: Iterable[tuple[int, Sequence[str]]], most: int = 3) -> tuple[Traceback, ...]:
+    """What ranks printed, each text once with the ranks that printed it, the first ``most`` of them.
+
+    Args:
+        texts: ranks and their lines; the most telling first.
+        most: how many tracebacks are kept.
+    """
+    merged: dict[tuple[str, ...], tuple[list[int], Sequence[str]]] = {}
+    for rank, lines in texts:
+        if lines:
+            merged.setdefault(likeness(lines), ([], lines))[0].append(rank)
+    return tuple(
+        Traceback(tuple(sorted(set(ranks))), tuple(_bounded(lines))) for ranks, lines in list(merged.values())[:most]
+    )
+
+
+def _bounded(lines: Sequence[str]) -> list[str]:
+    if len(lines) <= _MOST_LINES:
+        return list(lines)
+    left = len(lines) - _MOST_LINES + 1
+    inner = lines[len(lines) - (_MOST_LINES - _OUTER_LINES - 1) :]
+    return [*lines[:_OUTER_LINES], f"  … {left} lines …", *inner]
