@@ -221,8 +221,8 @@ class Evidence(NamedTuple):
     """All that is known of an attempt that failed or hangs, when it is diagnosed.
 
     ``started_at`` is in monotonic seconds. ``ranks`` maps local rank (the index) to rank. ``capture`` was taken before
-    any rank was signalled. ``hang`` is the verdict that led to it, where the job hung. ``kernel_lines`` are lines of the
-    kernel log since the start (Xid, OOM).
+    any rank was signalled. ``hang`` is the verdict that led to it, where the job hung. ``kernel_lines`` are lines of
+    the kernel log since the start (Xid, OOM).
     ``supervisor_pid`` tells our own signals from other people's, ``store_port`` connections to the store from others.
     """
 

@@ -598,9 +598,8 @@ class Investigation:
         diagnosis = action.diagnosis
         if self._evidence is not None and self._evidence.hang is not None:
             # The picture has been shown.
-            diagnosis = diagnosis._replace(
-                headline=f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}", cause=None, groups=(), tree=(), lines=()
-            )
+            headline = f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}"
+            diagnosis = diagnosis._replace(headline=headline, cause=None, groups=(), tree=(), lines=())
         return failure_text(
             diagnosis,
             files=self._log.files,
