@@ -285,7 +285,8 @@ class WaitGroup(NamedTuple):
     """Ranks that wait in the same thing.
 
     ``kind``: ``collective data_loading file_io compile lock sleep subprocess user_code dead stopped unanswering gpu
-    uninterruptible network spinning debugger``. ``what`` in words: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
+    interpreter uninterruptible network spinning debugger``. ``what`` in words: ``all_reduce``, ``a connection to
+    10.0.0.2:29500``.
     ``place``: the frame in the user's code, ``train.py:52 in step``.
     """
 

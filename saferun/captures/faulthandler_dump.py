@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process
@@ -68,7 +69,8 @@ def can_dump(process: Process) -> bool:
     stat = read_stat(process.pid)
     if not process.hook_prefix or stat is None or stat.state in UNPTRACEABLE_STATES:
         return False
-    return _catches_signal(process.pid) and os.path.isfile(_path_of(process))
+    path = _path_of(process)
+    return _catches_signal(process.pid) and os.path.isfile(path) and _has_open(process.pid, path)
 
 
 def _path_of(process: Process) -> str:
@@ -84,6 +86,24 @@ def _catches_signal(pid: int) -> bool:
                     return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
     except (OSError, ValueError, IndexError):
         pass
+    return False
+
+
+def _has_open(pid: int, path: str) -> bool:
+    """Whether a process has the file open still; where that may not be known, it is taken to.
+
+    A script that closes all descriptors may have a file of its own under the number that faulthandler writes to. And
+    where the process runs another program by now, the signal is caught by that.
+    """
+    folder = f"/proc/{pid}/fd"
+    wanted = os.path.realpath(path)
+    try:
+        for name in os.listdir(folder):
+            with suppress(FileNotFoundError):
+                if os.readlink(f"{folder}/{name}") == wanted:
+                    return True
+    except OSError:
+        return True
     return False
 
 

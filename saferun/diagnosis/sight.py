@@ -59,6 +59,7 @@ class Sight(NamedTuple):
         rank: its number.
         user: tells whose code a call is.
         store_port: of the job's store; 0: unknown.
+        is_bare: whether there is a dump, and no Python code in it.
     """
 
     rank: int
@@ -76,6 +77,7 @@ class Sight(NamedTuple):
     failure: str = ""
     hang: HangVerdict | None = None
     store_port: int = 0
+    is_bare: bool = False
 
 
 Rule = Callable[[Sight], Found | None]

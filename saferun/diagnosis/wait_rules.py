@@ -92,6 +92,8 @@ def _unanswering(sight: Sight) -> Found | None:
     found = first_found(sight, _KERNEL_RULES)
     if found is not None:
         return found
+    if sight.is_bare:
+        return Found("interpreter", "Python is starting or shutting down", "is starting or shutting down")
     why = sight.failure or "no stacks of it"
     return Found("unanswering", why, f"cannot be looked into ({why})")
 

@@ -118,6 +118,9 @@ def rank_waits(
             failure=found_dump.failure if found_dump is not None else "",
             hang=hang,
             store_port=store_port,
+            is_bare=found_dump is not None
+            and not found_dump.failure
+            and not any(thread.frames for thread in found_dump.threads),
         )
         sight = sight._replace(frames=natives.get(_likeness(sight.frames, sight.look), sight.frames))
         waits.append(_wait(sight, followed_threads(found_dump, user) if found_dump is not None else ()))

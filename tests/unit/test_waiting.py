@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from saferun.diagnosis.waiting import wait_groups
+from saferun.diagnosis.collectives import compare
+from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.waiting import rank_waits, wait_groups
 from saferun.evidence import (
     Capture,
     CollectiveCall,
@@ -206,6 +208,31 @@ def test_native_calls_of_one_rank_speak_for_those_that_stand_in_the_same_line() 
     stacks = tuple(dump for dump in capture.stacks if "native" not in dump.tool or dump.rank == 0)
     groups = wait_groups(capture._replace(stacks=stacks), ranks=RANKS, dead={}, script=SCRIPT, cwd=CWD)
     assert [group[:3] for group in groups] == [("collective", "a collective", (0, 2)), ("sleep", "time.sleep", (1,))]
+
+
+def test_a_rank_without_python_code_on_its_stack_is_starting_or_ending() -> None:
+    """Survivors of a crash are often looked at while their interpreter shuts down; they do answer."""
+    bare = ThreadStack("MainThread", 7, is_main=True, active=True, owns_gil=True, frames=())
+    dump = StackDump(0, 7, is_rank=True, name="python", tool="py-spy", threads=(bare,))
+    (group,) = wait_groups(Capture(stacks=(dump,)), ranks=[0], dead={}, script=SCRIPT, cwd=CWD)
+    assert group.kind == "interpreter"
+    (group,) = wait_groups(Capture(stacks=(dump._replace(failure="denied"),)), ranks=[0], dead={})
+    assert group[:2] == ("unanswering", "denied")
+
+
+def test_a_connection_to_the_store_is_known_by_its_port() -> None:
+    """Without native frames Python's stack ends at the user's line."""
+    look = ProcessLook(0, 7, 1, True, "python", "", "S", "", "poll", 1, 0, False, 0, "", 0.0)
+    asks = look._replace(waits_on="a connection to 10.0.0.2:29500 (ESTABLISHED)")
+    frames = (Frame("evaluate", SCRIPT, 95),)
+    thread = ThreadStack("MainThread", 7, is_main=True, active=False, owns_gil=False, frames=frames)
+    dump = StackDump(0, 7, is_rank=True, name="python", tool="py-spy", threads=(thread,))
+    capture = Capture(looks=(asks,), stacks=(dump,))
+    user = UserCode(SCRIPT, CWD)
+    findings = compare((), [0])
+    for port, of_peers in ((29500, True), (2950, False), (0, False)):
+        (wait,) = rank_waits(capture, findings, ranks=[0], dead={}, hang=None, user=user, store_port=port)
+        assert wait.found.of_peers is of_peers
 
 
 # --------------------------------------------------------------------------------------------------------------- states

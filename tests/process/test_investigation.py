@@ -1,0 +1,217 @@
+"""What looks at the ranks may fail in every way: the evidence is lost, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from saferun.captures.faulthandler_dump import dump_by_signal
+from saferun.captures.process_state import read_process_look
+from saferun.captures.scene import Process
+from tests.process.launching import REPOSITORY, STAY, Job, command_line, kill, running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCHEMA = json.loads((REPOSITORY / "saferun/report/schema/report.schema.json").read_text(encoding="utf-8"))
+TOLD = ("--env-profile", "minimal", "--hang-timeout", "1")
+STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
+# Ranks that sleep until the test lets them go.
+SLEEP_UNTIL_RELEASED = """
+from rank import *
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+tell("ready")
+def hold_still():
+    stay()
+hold_still()
+"""
+
+
+def incidents(job: Job) -> list[dict[str, Any]]:
+    """What the report tells of, after it has been found to keep the schema."""
+    report: dict[str, Any] = json.loads((job.run_dir / "report.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    found: list[dict[str, Any]] = report["incidents"]
+    return found
+
+
+def customized(folder: Path, source: str, name: str = "sitecustomize.py") -> dict[str, str]:
+    """An environment in which every Python process imports such a module instead of its own."""
+    (folder / "custom").mkdir()
+    (folder / "custom" / name).write_text(source)
+    return {"PYTHONPATH": f"{folder / 'custom'}{os.pathsep}{REPOSITORY}"}
+
+
+def in_saferun(source: str) -> str:
+    """A sitecustomize that does something in saferun itself, and not in what it starts."""
+    return f"import sys\nif sys.orig_argv[1:3] == ['-m', 'saferun']:\n    {source}\n"
+
+
+def capture_process(job: Job) -> int:
+    """The capture process, while there is one."""
+    pids = [pid for pid in job.processes() if "saferun.captures" in command_line(pid)]
+    return pids[0] if pids else 0
+
+
+# -------------------------------------------------------------------------------------------------- a healthy job stays so
+
+
+def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> None:
+    """An exception in the loop would end the launch, and a job that had come to life again with it."""
+    broken = (
+        "from saferun.captures.wire import CaptureReader; CaptureReader.feed = lambda self, content: content['no such']"
+    )
+    environ = customized(tmp_path, in_saferun(broken))
+    options = (*TOLD, "--capture-budget", "1")
+    with running(tmp_path / "run", SLEEP_UNTIL_RELEASED, *options, nproc=2, environ=environ, store=False) as job:
+        ranks = job.hear("ready", 2)
+        until(lambda: "the job goes on" in job.err, "the hang is told")
+        for rank in ranks:
+            kill(rank.pid, signal.SIGUSR1)
+        assert job.wait() == 0
+        assert job.err.count("saferun: cannot take in what was seen: TypeError") == 1, job.err
+        assert "cannot be looked into (the time for it was over)" in job.err
+        assert incidents(job)[0]["followed"] == "continued"
+
+
+def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path: Path) -> None:
+    """Python would write them into whatever file of the script's own has the number by now."""
+    script = (
+        "import faulthandler, os, sys, time\n"
+        "stacks = open(f'{sys.argv[1]}.{os.getpid()}.stacks', 'wb')\n"
+        "faulthandler.register(63, stacks.fileno())\n"
+        "os.dup2(os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT), stacks.fileno())\n"
+        "print(flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    checkpoint = tmp_path / "checkpoint"
+    command = [sys.executable, "-c", script, str(tmp_path / "a0r0"), str(checkpoint)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        look = read_process_look(0, process.pid, is_rank=True)
+        asked = Process(0, process.pid, is_rank=True, hook_prefix=str(tmp_path / "a0r0"), look=look)
+        assert dump_by_signal([asked], float("inf")) == {}
+        process.kill()
+    assert checkpoint.read_bytes() == b""
+
+
+# ------------------------------------------------------------------------------------------------------- what is in the way
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("sitecustomize.py", "import os, sys\nif 'saferun.captures' in str(sys.orig_argv): os._exit(3)\n"),
+        ("threading.py", "import sys\nif 'saferun.captures' in str(sys.orig_argv): raise ImportError\n"),
+    ],
+)
+def test_the_users_modules_do_not_disturb_the_capture(tmp_path: Path, name: str, source: str) -> None:
+    """PYTHONPATH is full of things that are meant for the ranks."""
+    environ = customized(tmp_path, source, name)
+    program = "import time\ntime.sleep(1000)\n"
+    with running(tmp_path / "run", program, *STOPPED, nproc=2, environ=environ, store=False) as job:
+        assert job.wait() == 1
+        hang, _ = incidents(job)
+        assert hang["cause"]["class"] == "hang_sleep", job.err
+        assert hang["cause"]["place"] == "train.py:2", job.err
+
+
+def test_a_capture_that_cannot_be_started_is_said(tmp_path: Path) -> None:
+    """The hint would be of no use without the reason."""
+    environ = customized(tmp_path, in_saferun("sys.executable = '/nonexistent/python'"))
+    options = (*STOPPED, "--no-python")
+    script = ("sleep", "1000")
+    with running(tmp_path / "run", "", *options, nproc=2, environ=environ, script=script, store=False) as job:
+        assert job.wait() == 1
+        reason = "the capture process cannot be started: exec: No such file or directory"
+        assert f"cannot be looked into ({reason})" in job.err
+        assert [incident["followed"] for incident in incidents(job)] == ["stopped", "ended"]
+
+
+def test_each_attempt_has_one_diagnosis_where_cores_cannot_be_read(tmp_path: Path) -> None:
+    """A second one would be that of the attempt that follows."""
+    environ = customized(tmp_path, in_saferun("sys.executable = '/nonexistent/python'"))
+    crash = tmp_path / "crash.sh"
+    crash.write_text("ulimit -c 0\nkill -SEGV $$\n")
+    options = ("--env-profile", "minimal", "--no-python", "--max-restarts", "1", "--monitor-interval", "0.1")
+    script = ("sh", str(crash))
+    with running(tmp_path / "run", "", *options, environ=environ, script=script, store=False) as job:
+        assert job.wait() == 1
+        assert [event["attempt"] for event in job.events() if event["event"] == "Diagnosed"] == [0, 1]
+        assert [incident["followed"] for incident in incidents(job)] == ["restarted", "ended"]
+
+
+def test_where_nothing_is_to_be_captured_that_is_the_reason(tmp_path: Path) -> None:
+    """And not that looking was denied."""
+    with running(tmp_path, STAY, *STOPPED, "--capture-budget", "0", store=False) as job:
+        assert job.wait() == 1
+        assert "cannot be looked into (--capture-budget is 0)" in job.err
+        assert incidents(job)[0]["capture"]["unfinished"] == []
+
+
+# ---------------------------------------------------------------------------------------------------------- what is seen
+
+
+def test_the_main_thread_of_hundreds_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    """It is the oldest one, and comes last."""
+    program = """
+import threading, time
+threading.stack_size(65536)
+for _ in range(300):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+def wait_for_them_all():
+    time.sleep(1000)
+wait_for_them_all()
+"""
+    with running(tmp_path, program, *STOPPED, store=False) as job:
+        assert job.wait() == 1
+        assert incidents(job)[0]["cause"]["place"] == "train.py:7 in wait_for_them_all", job.err
+
+
+SECRETS = """
+import subprocess, sys
+subprocess.Popen(["sh", "-c", "sleep 1000; : --header 'Authorization: Bearer S3CRET'"])
+subprocess.Popen(["sh", "-c", "sleep 1000; : --password S3CRET; : DB_PASSWORD=S3CRET"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "--header", "Authorization: Bearer S3CRET"])
+subprocess.Popen(["sh", "-c", "export A=1; MY_TOKEN=S3CRET sleep 1000; :"]).wait()
+"""
+
+
+def test_no_secret_of_a_command_line_is_told(tmp_path: Path) -> None:
+    """Reports are passed on, and a whole shell command is one argument."""
+    arguments = ("--token", "S3CRET", "--api-key=S3CRET", "postgres://me:S3CRET@host/db")
+    options = (*STOPPED, "--env", "API_TOKEN=S3CRET")
+    with running(tmp_path, SECRETS, *options, nproc=2, arguments=arguments, store=False) as job:
+        assert job.wait() == 1
+        assert incidents(job)[0]["cause"]["class"] == "hang_subprocess", job.err
+        assert "MY_TOKEN=" in job.err
+        written = [path for path in job.run_dir.resolve().rglob("*") if path.is_file()]
+        assert any(path.name.endswith("process_state.json") for path in written)
+        assert [path for path in (*written, tmp_path / "stderr") if b"S3CRET" in path.read_bytes()] == []
+
+
+# --------------------------------------------------------------------------------------------------- the end of a capture
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, -9)])
+def test_a_capture_that_does_not_end_holds_nobody_up(tmp_path: Path, signum: int, code: int) -> None:
+    """Ctrl-C does not wait for it at all, another signal for as long as the budget lasts, and nothing is left of it."""
+    options: Sequence[str] = (*TOLD, "--capture-budget", "2", "--shutdown-timeout", "5")
+    with running(tmp_path, STAY, *options, nproc=2, store=False, sweeps=False) as job:
+        job.hear("ready", 2)
+        # A hang that goes on is captured more than once, should the first be over too soon.
+        kill(until(lambda: capture_process(job), "the capture process"), signal.SIGSTOP)
+        job.send(signum)
+        assert job.wait() == code
+        job.assert_nothing_left(5.0)
+        if signum != signal.SIGKILL:
+            assert f"stopped by {signal.Signals(signum).name}" in job.err
