@@ -61,7 +61,7 @@ def capture_process(job: Job) -> int:
     return pids[0] if pids else 0
 
 
-# -------------------------------------------------------------------------------------------------- a healthy job stays so
+# ----------------------------------------------------------------------------------------------- a healthy job stays so
 
 
 def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> None:
@@ -95,16 +95,18 @@ def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path
     checkpoint = tmp_path / "checkpoint"
     command = [sys.executable, "-c", script, str(tmp_path / "a0r0"), str(checkpoint)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        look = read_process_look(0, process.pid, is_rank=True)
-        asked = Process(0, process.pid, is_rank=True, hook_prefix=str(tmp_path / "a0r0"), look=look)
-        assert dump_by_signal([asked], float("inf")) == {}
-        process.kill()
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            look = read_process_look(0, process.pid, is_rank=True)
+            asked = Process(0, process.pid, is_rank=True, hook_prefix=str(tmp_path / "a0r0"), look=look)
+            assert dump_by_signal([asked], float("inf")) == {}
+        finally:
+            process.kill()
     assert checkpoint.read_bytes() == b""
 
 
-# ------------------------------------------------------------------------------------------------------- what is in the way
+# --------------------------------------------------------------------------------------------------- what is in the way
 
 
 @pytest.mark.parametrize(
@@ -155,10 +157,10 @@ def test_where_nothing_is_to_be_captured_that_is_the_reason(tmp_path: Path) -> N
     with running(tmp_path, STAY, *STOPPED, "--capture-budget", "0", store=False) as job:
         assert job.wait() == 1
         assert "cannot be looked into (--capture-budget is 0)" in job.err
-        assert incidents(job)[0]["capture"]["unfinished"] == []
+        assert incidents(job)[0]["unfinished"] == []
 
 
-# ---------------------------------------------------------------------------------------------------------- what is seen
+# --------------------------------------------------------------------------------------------------------- what is seen
 
 
 def test_the_main_thread_of_hundreds_is_the_one_that_is_shown(tmp_path: Path) -> None:
@@ -188,7 +190,12 @@ subprocess.Popen(["sh", "-c", "export A=1; MY_TOKEN=S3CRET sleep 1000; :"]).wait
 
 def test_no_secret_of_a_command_line_is_told(tmp_path: Path) -> None:
     """Reports are passed on, and a whole shell command is one argument."""
-    arguments = ("--token", "S3CRET", "--api-key=S3CRET", "postgres://me:S3CRET@host/db")
+    arguments = ["--token", "S3CRET", "--api-key=S3CRET", "postgres://me:S3CRET@host/db"]
+    arguments += [
+        "Authorization: Bearer S3CRET",
+        "x --password S3CRET; :",
+        "x --key S3CRET & A=1 TOKEN='S3CRET S3CRET' :",
+    ]
     options = (*STOPPED, "--env", "API_TOKEN=S3CRET")
     with running(tmp_path, SECRETS, *options, nproc=2, arguments=arguments, store=False) as job:
         assert job.wait() == 1
@@ -199,7 +206,7 @@ def test_no_secret_of_a_command_line_is_told(tmp_path: Path) -> None:
         assert [path for path in (*written, tmp_path / "stderr") if b"S3CRET" in path.read_bytes()] == []
 
 
-# --------------------------------------------------------------------------------------------------- the end of a capture
+# ------------------------------------------------------------------------------------------------- the end of a capture
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, -9)])
