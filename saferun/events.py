@@ -103,11 +103,15 @@ class HangSuspected(NamedTuple):
 
 
 class EvidenceCaptured(NamedTuple):
-    """The ranks that run have been looked at. ``culprits``: the local ranks that a hang is blamed on."""
+    """The ranks that run have been looked at.
+
+    ``culprits``: the local ranks that a hang is blamed on. ``moved``: the job came to life while it was looked at.
+    """
 
     at: float
     attempt: int
     culprits: tuple[int, ...] = ()
+    moved: bool = False
 
 
 class CoreDumpSeen(NamedTuple):

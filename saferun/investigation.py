@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from saferun.config import LaunchConfig
 from saferun.events import (
@@ -25,6 +25,7 @@ from saferun.events import (
     ReportHang,
 )
 from saferun.host.poller import Poller
+from saferun.host.procfs import main_thread_run_s
 from saferun.host.run_dir import RunDirectory, current_directory
 from saferun.incident_log import IncidentLog
 from saferun.rank_group import Rank, RankGroup
@@ -45,6 +46,8 @@ _WATCH_DELAY_S = 0.5
 CORE_BUDGET_S = 60.0
 # What the drivers of NVIDIA and AMD leave in /dev.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# Being looked at costs a rank's main thread a few milliseconds at most.
+_SIGN_OF_LIFE_S = 0.05
 # The longest path of a Unix socket, less what the hook appends.
 _LONGEST_PREFIX = 107 - len(".4194304.sock")
 
@@ -78,6 +81,17 @@ class _GuardedPoller(Poller):
     def is_watched(self, fd: int) -> bool:
         """As the poller's."""
         return self._poller.is_watched(fd)
+
+
+class _Pulse(NamedTuple):
+    """How much a rank has said and worked so far."""
+
+    output_bytes: int
+    run_s: float
+
+
+def _pulse(rank: Rank) -> _Pulse:
+    return _Pulse(rank.output_bytes(), main_thread_run_s(rank.child.pid))
 
 
 class Investigation:
@@ -143,6 +157,7 @@ class Investigation:
         self._diagnosis: Diagnosis | None = None
         self._evidence: Evidence | None = None
         self._concluded = False
+        self._pulses: dict[int, _Pulse] = {}  # by local rank, when the capture began
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -345,6 +360,7 @@ class Investigation:
             self._captured(action, None, "--capture-budget is 0" if ranks else "")
             return
         self._capture = None
+        self._pulses = {rank.place.local_rank: _pulse(rank) for rank in ranks}
         self._guarded("capture", self._start_capture, action, ranks, budget_s)
         if self._run is None and self._capture is None:
             self._captured(action, None, "the capture cannot be started")
@@ -410,7 +426,22 @@ class Investigation:
             cause = self._diagnosis.cause if self._diagnosis is not None else None
             blamed = cause.ranks if cause is not None else ()
             culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
-        self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits))
+        self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, self._has_moved(action.verdict)))
+
+    def _has_moved(self, verdict: HangVerdict | None) -> bool:
+        """Whether a hang was none, or is over: a rank has worked or said something while it was looked at."""
+        if verdict is None:
+            return False
+        for rank in self._living():
+            before = self._pulses.get(rank.place.local_rank)
+            now = _pulse(rank)
+            if before is None:
+                continue
+            # What burns its processor in a hang goes on doing so.
+            works = now.run_s - before.run_s > _SIGN_OF_LIFE_S and rank.place.rank not in verdict.busy
+            if works or now.output_bytes != before.output_bytes:
+                return True
+        return False
 
     def _explained(self, capture: Capture, action: CaptureEvidence, failure: str) -> Capture:
         """A capture with the reason why it lacks the stacks of a rank in their place."""
@@ -460,6 +491,8 @@ class Investigation:
             count=self._hangs[verdict.kind],
             next_s=self._next_capture_s(verdict.kind),
         )
+        if verdict.certain and action.next_step == "report" != self._watching.on_hang:
+            lines[-1] = "saferun: the job goes on: it moved while it was being looked at"
         self._say("\n".join(lines))
         followed = {"report": "continued", "stop": "stopped", "restart": "restarted"}[action.next_step]
         self._log_incident("hang", diagnosis, followed, lines)

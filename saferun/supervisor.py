@@ -114,6 +114,7 @@ class Supervisor:
         self._stage = Stage.ASKED
         self._failed = False
         self._verdict: HangVerdict | None = None  # of the hang that is being captured
+        self._moved = False  # the job came to life during that
         self._hung = False  # the ranks are ended because they hang
         self._dumped_by = 0.0
         self._abandoned: tuple[int, ...] = ()
@@ -160,6 +161,7 @@ class Supervisor:
             case HangSuspected() if self.state is State.RUNNING:
                 return self._capture(event.at, event.verdict)
             case EvidenceCaptured() if self.state is State.CAPTURING:
+                self._moved = self._moved or event.moved
                 return self._after_capture(event.at, event.culprits)
             case CoreDumpSeen() if self.state is State.STOPPING and self._stage is not Stage.SWEEPING:
                 return self._on_core_dump(event.at)
@@ -188,8 +190,9 @@ class Supervisor:
                 return self._sweep(event.at)
         elif self.state is State.CAPTURING:
             # A rank may also fail while the others are looked at because they hang.
-            if self._verdict is not None and not event.status.ok:
-                self._failed = True
+            if self._verdict is not None:
+                self._moved = True
+                self._failed = self._failed or not event.status.ok
             if not self._running:
                 # CAPTURING -> STOPPING: nobody is left to be looked at.
                 return self._sweep(event.at)
@@ -207,6 +210,7 @@ class Supervisor:
     def _capture(self, at: float, verdict: HangVerdict | None = None) -> list[Action]:
         # RUNNING -> CAPTURING
         self._verdict = verdict
+        self._moved = False
         self._enter(State.CAPTURING, at + self._limits.capture_s)
         return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), self._limits.capture_s, verdict)]
 
@@ -214,7 +218,9 @@ class Supervisor:
         verdict, self._verdict = self._verdict, None
         if verdict is None or self._failed or self._stop_signum is not None:
             return self._stop(at, self._stop_signum or signal.SIGTERM)
-        next_step = self._hang_policy.next_step(certain=verdict.certain)
+        next_step = self._hang_policy.next_step(certain=verdict.certain and not self._moved)
+        if next_step == "restart" and self._policy.next_attempt_after_s(self.attempt) is None:
+            next_step = "stop"
         report = ReportHang(self.attempt, next_step)
         if next_step == "report":
             # CAPTURING -> RUNNING: the job goes on, and may well come to life again.

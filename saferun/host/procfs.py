@@ -32,6 +32,12 @@ def read_stat(pid: int) -> Stat | None:
         return None
 
 
+def main_thread_run_s(pid: int) -> float:
+    """How long the main thread of a process has run, in seconds; 0 where it is gone. Source: proc(5), schedstat."""
+    fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
+    return int(fields[0]) / 1e9 if fields else 0.0
+
+
 def is_core_dumping(pid: int) -> bool:
     """Whether the kernel is writing a process's core. Source: proc(5), CoreDumping in /proc/PID/status."""
     return b"\nCoreDumping:\t1" in _read(f"/proc/{pid}/status")

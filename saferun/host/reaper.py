@@ -16,7 +16,7 @@ from contextlib import suppress
 from saferun.host.children import fork
 from saferun.host.prctl import set_name
 from saferun.host.procfs import processes_of_run
-from saferun.host.run_dir import remove_scratch
+from saferun.host.run_dir import remove_scratch, scratch_paths
 
 _GOODBYE = b"g"
 _PATIENCE_S = 10.0
@@ -44,6 +44,7 @@ def _wait_for_the_end(run_id: str, read_end: int) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     set_name("sr-reaper")
+    scratch = scratch_paths(run_id)  # before the current directory changes
     kept = os.dup2(read_end, 3)
     os.closerange(4, 1 << 20)
     with suppress(OSError):
@@ -51,7 +52,7 @@ def _wait_for_the_end(run_id: str, read_end: int) -> None:
     if os.read(kept, 1) == _GOODBYE:
         return
     killed = kill_run(run_id)
-    remove_scratch(run_id)
+    remove_scratch(scratch)
     if not killed:
         return
     poll = select.poll()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from saferun.model import JsonObject
@@ -38,7 +38,7 @@ class RunDirectory:
         self._is_open = False
         self._events_fd = -1
         self._events: list[JsonObject] = []
-        self._has_scratch = False
+        self._scratch: str | None = None
         self.path: str | None = None
         self.host_path: str | None = None
 
@@ -107,11 +107,16 @@ class RunDirectory:
         Raises:
             OSError: it cannot be made.
         """
-        path = scratch_path(self._run_id)
-        if not self._has_scratch:
-            os.mkdir(path, 0o700)
-            self._has_scratch = True
-        return path
+        if self._scratch is None:
+            *others, last = scratch_paths(self._run_id)
+            for path in others:
+                with suppress(OSError):
+                    os.mkdir(path, 0o700)
+                    self._scratch = path
+                    return path
+            os.mkdir(last, 0o700)
+            self._scratch = last
+        return self._scratch
 
     def write_event(self, event: JsonObject) -> None:
         """Append one line to events.jsonl."""
@@ -151,22 +156,23 @@ class RunDirectory:
         if self._events_fd >= 0:
             os.close(self._events_fd)
             self._events_fd = -1
-        if self._has_scratch:
-            remove_scratch(self._run_id)
-            self._has_scratch = False
+        if self._scratch is not None:
+            remove_scratch([self._scratch])
+            self._scratch = None
 
 
-def scratch_path(run_id: str) -> str:
-    """Where a run's temporary files lie. The id is random and secret until the directory exists."""
-    base = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
-    if len(os.fsencode(base)) > _LONGEST_BASE:
-        base = "/tmp"  # noqa: S108 - a socket's path may have 107 bytes in all
-    return os.path.join(base, f"saferun-{run_id}")
+def scratch_paths(run_id: str) -> list[str]:
+    """Where a run's temporary files may lie, the best place first. The id is random and secret until one exists."""
+    bases = [os.environ.get("TMPDIR") or "/tmp", "/tmp"]  # noqa: S108
+    # The path of a Unix socket may have 107 bytes in all.
+    fitting = [base for base in bases if len(os.fsencode(base)) <= _LONGEST_BASE]
+    return [os.path.join(current_directory(), base, f"saferun-{run_id}") for base in dict.fromkeys(fitting)]
 
 
-def remove_scratch(run_id: str) -> None:
-    """Remove a run's temporary files, if there are any."""
-    _remove(scratch_path(run_id))
+def remove_scratch(paths: Sequence[str]) -> None:
+    """Remove a run's temporary files, if there are any. ``paths``: where they may lie."""
+    for path in paths:
+        _remove(path)
 
 
 def _remove(path: str) -> None:

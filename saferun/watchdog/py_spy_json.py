@@ -17,7 +17,7 @@ def threads_from(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
     try:
         threads = json.loads(content)
         return tuple(_thread(thread, pid) for thread in threads[:_THREADS])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return ()
 
 

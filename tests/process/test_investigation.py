@@ -82,6 +82,29 @@ def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> 
         assert incidents(job)[0]["followed"] == "continued"
 
 
+def test_a_job_that_comes_to_life_while_it_is_looked_at_is_not_stopped(tmp_path: Path) -> None:
+    """A file system that was slow to answer must not cost the job."""
+    program = """
+from rank import *
+tell("ready")
+await_release("wake")
+while not os.path.exists(FOLDER + "/release.end"):
+    print("a step", flush=True)
+    sum(range(100000))
+"""
+    slow = "import saferun.captures.wire as wire; wire.CaptureReader.feed = lambda self, content: content['no such']"
+    environ = customized(tmp_path, in_saferun(slow))
+    options = (*STOPPED, "--capture-budget", "4")
+    with running(tmp_path / "run", program, *options, nproc=2, environ=environ, store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: capture_process(job), "the hang is being looked at")
+        job.release("wake")
+        until(lambda: "the job goes on: it moved while it was being looked at" in job.err, "it is told")
+        job.release("end")
+        assert job.wait() == 0
+        assert incidents(job)[0]["followed"] in {"continued", "recovered"}
+
+
 def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path: Path) -> None:
     """Python would write them into whatever file of the script's own has the number by now."""
     script = (

@@ -99,7 +99,7 @@ def test_a_hang_is_restarted_where_that_was_asked_for(tmp_path: Path) -> None:
         assert kinds == [
             ("hang", 0, "restarted"),
             ("failure", 0, "restarted"),
-            ("hang", 1, "restarted"),
+            ("hang", 1, "stopped"),
             ("failure", 1, "ended"),
         ]
 

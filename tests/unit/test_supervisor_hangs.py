@@ -82,7 +82,7 @@ def test_on_hang_restart_starts_all_ranks_again() -> None:
     assert world.expire() == [JoinHosts(1)]
     world.answer_until(State.RUNNING)
     world.hang()
-    captured(world)
+    assert captured(world)[0] == ReportHang(1, "stop")
     end_all(world)
     assert world.finish == Finish(1)
 
@@ -114,12 +114,31 @@ def test_where_all_are_culprits_nobody_is_asked_with_an_empty_list() -> None:
     assert captured(world, culprits=(0, 1)) == [ReportHang(0, "stop"), SignalRanks(0, (0, 1), signal.SIGABRT)]
 
 
-def test_a_culprit_that_has_ended_meanwhile_is_not_signalled() -> None:
-    """Its number may belong to somebody else by now."""
-    world = running(hang_policy=HangPolicy("stop", abort_culprits=True))
+def test_a_job_that_came_to_life_while_it_was_looked_at_goes_on() -> None:
+    """Ending it would turn a hiccup of a file system into a failure."""
+    world = running(max_restarts=1, hang_policy=RESTART)
+    world.hang()
+    event = world.answers.pop(0)
+    assert isinstance(event, EvidenceCaptured)
+    assert world.deliver(event._replace(at=world.now, moved=True)) == [ReportHang(0, "report")]
+    world.hang()
+    assert captured(world)[0] == ReportHang(0, "restart"), "what moved then says nothing about now"
+
+
+def test_a_rank_that_ended_well_while_the_hang_was_captured_shows_that_it_was_none() -> None:
+    """The others may follow it in a moment."""
+    world = running(hang_policy=STOP)
     world.hang()
     world.exit(1)
-    assert captured(world, culprits=(1,)) == [ReportHang(0, "stop"), SignalRanks(0, (0,), signal.SIGTERM)]
+    assert captured(world, culprits=(1,)) == [ReportHang(0, "report")]
+    assert world.state is State.RUNNING
+
+
+def test_the_last_attempt_is_stopped_where_a_restart_was_asked_for() -> None:
+    """Nobody is told of a restart that does not come."""
+    world = running(max_restarts=0, hang_policy=RESTART)
+    world.hang()
+    assert captured(world)[0] == ReportHang(0, "stop")
 
 
 def test_a_rank_that_fails_while_the_hang_is_captured_fails_the_attempt() -> None:
