@@ -34,10 +34,8 @@ def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
     tmp_path: Path, how: str, class_name: str, function: str
 ) -> None:
     """Whoever is woken up by a hang wants one rank, one reason and one line of code."""
-    # What the ranks leave in TMPDIR when they are ended is theirs.
-    own = {"TMPDIR": str(tmp_path)}
     options = (*TIMEOUT, "--on-hang", "stop")
-    with watched(tmp_path / "case", HANG, "--how", how, "--rank", "1", nproc=3, options=options, environ=own) as job:
+    with watched(tmp_path / "case", HANG, "--how", how, "--rank", "1", nproc=3, options=options) as job:
         failure = await_failure(job)
         hang = await_hang(job)
         assert job.process.returncode == 1

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +30,29 @@ def watched(
     environ: Mapping[str, str] | None = None,
     **more: Any,
 ) -> Iterator[Job]:
-    """A job that runs an example. ``more`` goes to ``running``."""
-    with running(
-        folder,
-        "",
-        "--env-profile",
-        "minimal",
-        *options,
-        nproc=nproc,
-        arguments=arguments,
-        environ=environ,
-        script=(str(script),),
-        **more,
-    ) as job:
-        yield job
+    """A job that runs an example. ``more`` goes to ``running``.
+
+    Its TMPDIR is a short one: the sockets of multiprocessing lie there, and their paths may have 107 bytes. What ranks
+    that are ended leave in it is theirs; what saferun leaves is looked for.
+    """
+    temporary = tempfile.mkdtemp(prefix="watched-", dir="/tmp")
+    try:
+        with running(
+            folder,
+            "",
+            "--env-profile",
+            "minimal",
+            *options,
+            nproc=nproc,
+            arguments=arguments,
+            environ={"TMPDIR": temporary, **(environ or {})},
+            script=(str(script),),
+            **more,
+        ) as job:
+            yield job
+        assert not list(Path(temporary).glob("saferun-*"))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def report_of(job: Job) -> dict[str, Any]:
