@@ -159,6 +159,7 @@ def main() -> None:
     if args.rank == "all" or dist.get_rank() == int(args.rank) % dist.get_world_size():
         WAYS[args.how]()
     dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

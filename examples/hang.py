@@ -152,6 +152,7 @@ def main() -> None:
     if dist.get_rank() == args.rank % dist.get_world_size():
         WAYS[args.how]()
     dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

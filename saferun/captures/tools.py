@@ -110,16 +110,16 @@ class _Running:
 
     def _reap(self) -> int:
         # One that has closed its streams is about to end; one that was killed may wait in the kernel, and is left.
-        give_up_at = time.monotonic() + _REAP_WAIT_S
-        while True:
-            pid, status = os.waitpid(self.child.pid, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
-            if time.monotonic() > give_up_at:
-                with suppress(ProcessLookupError):
-                    os.kill(self.child.pid, signal.SIGKILL)
-                return -signal.SIGKILL
-            time.sleep(0.001)
+        for _ in range(2):
+            give_up_at = time.monotonic() + _REAP_WAIT_S
+            while time.monotonic() <= give_up_at:
+                pid, status = os.waitpid(self.child.pid, os.WNOHANG)
+                if pid:
+                    return os.waitstatus_to_exitcode(status)
+                time.sleep(0.001)
+            with suppress(ProcessLookupError):
+                os.kill(self.child.pid, signal.SIGKILL)
+        return -signal.SIGKILL
 
 
 def run_steps(work: Iterable[Steps], *, at_once: int, deadline: float) -> None:

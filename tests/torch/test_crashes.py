@@ -30,7 +30,7 @@ CRASH = EXAMPLES / "crash.py"
         ("early", "early_exit", "exit code 0"),
         ("disk", "disk_full", "No space left on device"),
         ("port", "port_in_use", "Address already in use"),
-        ("loader", "data_loader_worker_killed", "DataLoader worker"),
+        ("loader", "data_loader_worker_killed", "worker"),
     ],
 )
 def test_the_rank_that_died_first_is_the_cause(tmp_path: Path, how: str, class_name: str, words: str) -> None:

@@ -66,7 +66,7 @@ class Slow(torch.utils.data.Dataset):
     def __getitem__(self, index):
         time.sleep(2)
         return torch.randn(64)
-for batch in torch.utils.data.DataLoader(Slow(), num_workers=1):
+for batch in torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_context="fork"):
     meet()
 """,
     "a busy subprocess": """
