@@ -114,6 +114,39 @@ print("ready", flush=True)
 """
 
 
+def served(answer: str, then: str) -> str:
+    """A rank whose worker server answers so; ``count`` grows with each answer."""
+    return f"""
+import socket, threading
+server = socket.socket(socket.AF_UNIX)
+server.bind(f"{{sys.argv[2]}}.{{os.getpid()}}.sock")
+server.listen(8)
+def serve():
+    count = 0
+    kept = []
+    while True:
+        connection, _ = server.accept()
+        count += 1
+        kept.append(connection)
+        connection.recv(4096)
+        {answer}
+threading.Thread(target=serve, daemon=True).start()
+{then}
+"""
+
+
+def status(enqueued: str, completed: str) -> str:
+    """The end of an answer, behind much of what nobody needs."""
+    return f"""
+        body = '{{"entries":[' + '1,' * 200000 + '1],"pg_status":{{"0":{{"last_completed_collective":"'
+        body += str({completed}) + '","last_enqueued_collective":"' + str({enqueued})
+        body += '","last_started_collective":"-1"}}}},"version":"2"}}'
+        head = f"HTTP/1.1 200 OK\\r\\nContent-Length: {{len(body)}}\\r\\n\\r\\n"
+        connection.sendall((head + body).encode())
+        connection.close()
+"""
+
+
 class Job:
     """Ranks, a watch over them, and the loop that drives it. Ranks are ended with it, and all that they started.
 
@@ -121,6 +154,7 @@ class Job:
         ranks: their processes.
         verdicts: what was told so far.
         recovered_s: how long what was over has lasted.
+        began, told_at: when the watch began and when the first verdict came, in monotonic seconds.
     """
 
     def __init__(
@@ -158,13 +192,19 @@ class Job:
         for process in self.ranks:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
+        self.told_at = 0.0
         self.watch = Watch(
             timeout_s,
             self.poller,
-            on_verdict=self.verdicts.append,
+            on_verdict=self._take_verdict,
             on_recovery=self.recovered_s.append,
             environ={**os.environ, name: value},
         )
+        self._prefix = str(folder / prefix) if prefix else ""
+        self.began = 0.0
+
+    def begin(self) -> None:
+        """Watch them from now on."""
         self.began = time.monotonic()
         self.watch.begin(
             self.began,
@@ -174,18 +214,22 @@ class Job:
                     10 + rank,
                     process.pid,
                     lambda rank=rank: self.output_bytes[rank],  # type: ignore[misc]
-                    str(folder / prefix) if prefix else "",
-                    str(folder / f"beat{rank}"),
+                    self._prefix,
+                    str(self.folder / f"beat{rank}"),
                 )
                 for rank, process in enumerate(self.ranks)
             ],
         )
 
-    def turn(self, *, capture: bool = True) -> None:
-        """Once through the loop."""
+    def _take_verdict(self, verdict: HangVerdict) -> None:
+        self.told_at = self.told_at or time.monotonic()
+        self.verdicts.append(verdict)
+
+    def turn(self, *, capture: bool = True, wait_s: float = 0.05) -> None:
+        """Once through the loop, waiting for so long at most."""
         now = time.monotonic()
         deadline = self.watch.deadline
-        self.poller.wait(0.05 if deadline is None else min(max(deadline - now, 0.0), 0.05))
+        self.poller.wait(wait_s if deadline is None else min(max(deadline - now, 0.0), wait_s))
         for pid in self.watch.pids:
             assert self.watch.owns(pid)
             if os.waitpid(pid, os.WNOHANG)[0]:
@@ -238,22 +282,99 @@ class Job:
 def watched(folder: Path, *programs: str, **arguments: Any) -> Iterator[Job]:
     job = Job(folder, *programs, **arguments)
     try:
+        job.begin()
         yield job
     finally:
         job.close()
 
 
-# --------------------------------------------------------------------------------------------------------------- hangs
+# ------------------------------------------------------------------------------------------------- those that only wait
+
+BEATS = """
+while True:
+    open(sys.argv[1].replace("fifo", "beat"), "w").close()
+    time.sleep(0.5)
+"""
+HANGING = {
+    "sleeps": SLEEPS,
+    "looks every ms": LOOKS_EVERY_MS,
+    "polls a queue": POLLS_A_QUEUE,
+    "waits for a child": WAITS_FOR_A_CHILD,
+}
+# What their sockets answer who asks for the sequence numbers.
+ANSWERS = {
+    "none": "pass",
+    "closed": "connection.close()",
+    "never ends": "connection.sendall(b'x' * 10)",
+    "deep": "connection.sendall(b'\"pg_status\":' + b'[' * 3_000_000); connection.close()",
+    "long number": (
+        'connection.sendall(b\'"pg_status":{"0":{"last_enqueued_collective":"\' + b\'9\' * 100000 + b\'"}}}\')'
+        "; connection.close()"
+    ),
+}
+AT_WORK = {"steps": LONG_STEPS, "loader": SLOW_LOADER, "writes": WRITES_NOW_AND_THEN, "copies": COPIES}
+SERVED = {name: served(answer, SLEEPS) for name, answer in ANSWERS.items()}
+SERVED["advances"] = served(status("count", "count - 1"), SLEEPS)
 
 
-@pytest.mark.parametrize("program", [SLEEPS, LOOKS_EVERY_MS, POLLS_A_QUEUE, WAITS_FOR_A_CHILD])
-def test_ranks_that_wait_for_nothing_hang(tmp_path: Path, program: str) -> None:
+@pytest.fixture(scope="module")
+def watched_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
+    """Jobs that need next to no processor time, after 2.5 timeouts; each with a rank beside it that sleeps.
+
+    All at once: a timeout each would add up to a minute.
+    """
+    programs = {**HANGING, **SERVED, **AT_WORK, "beats": BEATS}
+    with contextlib.ExitStack() as stack:
+        jobs = {}
+        for number, (name, program) in enumerate(programs.items()):
+            folder = tmp_path_factory.mktemp(f"job{number}")
+            jobs[name] = Job(folder, program, SLEEPS, prefix="r" if name in SERVED else "")
+            stack.callback(jobs[name].close)
+        for job in jobs.values():
+            job.begin()
+        expected = [jobs[name] for name in (*HANGING, *ANSWERS)]
+        enough_at = time.monotonic() + 2.5 * TIMEOUT_S
+        give_up_at = time.monotonic() + DEADLINE_S
+        while (now := time.monotonic()) < enough_at or not all(job.verdicts for job in expected):
+            assert now < give_up_at, [name for name, job in jobs.items() if not job.verdicts]
+            for job in jobs.values():
+                job.turn(wait_s=0.0)
+            time.sleep(0.005)
+        yield jobs
+
+
+@pytest.mark.parametrize("name", HANGING)
+def test_ranks_that_wait_for_nothing_hang(watched_together: dict[str, Job], name: str) -> None:
     """Whether they sleep or look again and again."""
-    with watched(tmp_path, program, SLEEPS) as job:
-        verdict = job.until_told()
-        assert verdict[:2] == ("quiescent", (10, 11))
-        assert verdict.certain
-        assert TIMEOUT_S <= time.monotonic() - job.began <= TIMEOUT_S * 3
+    job = watched_together[name]
+    assert [verdict[:2] for verdict in job.verdicts] == [("quiescent", (10, 11))]
+    assert job.verdicts[0].certain
+    assert job.told_at - job.began >= TIMEOUT_S
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_whatever_a_rank_answers_the_watch_goes_on(watched_together: dict[str, Job], name: str) -> None:
+    """The socket is the rank's: it may say anything, or nothing, for ever."""
+    assert [verdict.kind for verdict in watched_together[name].verdicts] == ["quiescent"]
+
+
+@pytest.mark.parametrize("name", AT_WORK)
+def test_work_that_hardly_shows_is_work(watched_together: dict[str, Job], name: str) -> None:
+    """Most of the samples see nothing."""
+    assert watched_together[name].verdicts == []
+
+
+def test_collectives_that_advance_are_work(watched_together: dict[str, Job]) -> None:
+    """Nothing else may be seen of them."""
+    assert watched_together["advances"].verdicts == []
+
+
+def test_a_rank_that_beats_is_alive(watched_together: dict[str, Job]) -> None:
+    """Whatever else it does, or does not."""
+    assert watched_together["beats"].verdicts == []
+
+
+# --------------------------------------------------------------------------------------------------------------- hangs
 
 
 @pytest.mark.parametrize("program", [SPINS, SPINS_IN_A_THREAD, SPINS_IN_A_WORKER])
@@ -295,13 +416,6 @@ def test_a_heart_that_stops_beating_is_told(tmp_path: Path) -> None:
         assert verdict[:2] == ("heartbeat", (10,))
 
 
-def test_a_rank_that_beats_is_alive(tmp_path: Path) -> None:
-    """Whatever else it does, or does not."""
-    beats = "while True:\n open(sys.argv[1].replace('fifo', 'beat'), 'w').close()\n time.sleep(0.5)"
-    with watched(tmp_path, beats, SLEEPS) as job:
-        assert job.run(2.5 * TIMEOUT_S) == []
-
-
 # ------------------------------------------------------------------------------------------------------------ no hangs
 
 
@@ -313,15 +427,6 @@ def test_a_rank_that_beats_is_alive(tmp_path: Path) -> None:
 def test_one_at_work_keeps_the_job_from_being_called_hung(tmp_path: Path, program: str) -> None:
     """Everybody else waits for it."""
     with watched(tmp_path, program, SLEEPS, POLLS_A_QUEUE) as job:
-        assert job.run(2.5 * TIMEOUT_S) == []
-
-
-@pytest.mark.parametrize(
-    "program", [LONG_STEPS, SLOW_LOADER, WRITES_NOW_AND_THEN, COPIES], ids=["steps", "loader", "writes", "copies"]
-)
-def test_work_that_hardly_shows_is_work(tmp_path: Path, program: str) -> None:
-    """Most of the samples see nothing."""
-    with watched(tmp_path, program, SLEEPS) as job:
         assert job.run(2.5 * TIMEOUT_S) == []
 
 
@@ -359,39 +464,6 @@ def test_a_rank_that_is_debugged_does_not_hang(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- sequence numbers
 
 
-def served(answer: str, then: str) -> str:
-    """A rank whose worker server answers so; ``count`` grows with each answer."""
-    return f"""
-import socket, threading
-server = socket.socket(socket.AF_UNIX)
-server.bind(f"{{sys.argv[2]}}.{{os.getpid()}}.sock")
-server.listen(8)
-def serve():
-    count = 0
-    kept = []
-    while True:
-        connection, _ = server.accept()
-        count += 1
-        kept.append(connection)
-        connection.recv(4096)
-        {answer}
-threading.Thread(target=serve, daemon=True).start()
-{then}
-"""
-
-
-def status(enqueued: str, completed: str) -> str:
-    """The end of an answer, behind much of what nobody needs."""
-    return f"""
-        body = '{{"entries":[' + '1,' * 200000 + '1],"pg_status":{{"0":{{"last_completed_collective":"'
-        body += str({completed}) + '","last_enqueued_collective":"' + str({enqueued})
-        body += '","last_started_collective":"-1"}}}},"version":"2"}}'
-        head = f"HTTP/1.1 200 OK\\r\\nContent-Length: {{len(body)}}\\r\\n\\r\\n"
-        connection.sendall((head + body).encode())
-        connection.close()
-"""
-
-
 def test_ranks_that_burn_in_a_collective_are_stuck_in_it(tmp_path: Path) -> None:
     """As all ranks of an NCCL job do that wait for one."""
     in_it, elsewhere = served(status("6", "5"), SPINS), served(status("5", "5"), SLEEPS)
@@ -399,35 +471,6 @@ def test_ranks_that_burn_in_a_collective_are_stuck_in_it(tmp_path: Path) -> None
         verdict = job.until_told()
         assert verdict[:2] == ("stuck_collective", (10,))
         assert (verdict.certain, verdict.busy) == (True, (10,))
-
-
-def test_collectives_that_advance_are_work(tmp_path: Path) -> None:
-    """Nothing else may be seen of them."""
-    with watched(tmp_path, served(status("count", "count - 1"), SLEEPS), SLEEPS, prefix="r") as job:
-        assert job.run(2.5 * TIMEOUT_S) == []
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        pytest.param("pass", id="none"),
-        pytest.param("connection.close()", id="closed"),
-        pytest.param("connection.sendall(b'x' * 10)", id="never ends"),
-        pytest.param(
-            "connection.sendall(b'\"pg_status\":' + b'[' * 3_000_000); connection.close()",
-            id="deep",
-        ),
-        pytest.param(
-            'connection.sendall(b\'"pg_status":{"0":{"last_enqueued_collective":"\' + b\'9\' * 100000 + b\'"}}}\')'
-            "; connection.close()",
-            id="long number",
-        ),
-    ],
-)
-def test_whatever_a_rank_answers_the_watch_goes_on(tmp_path: Path, answer: str) -> None:
-    """The socket is the rank's: it may say anything, or nothing, for ever."""
-    with watched(tmp_path, served(answer, SLEEPS), SLEEPS, prefix="r") as job:
-        assert job.until_told().kind == "quiescent"
 
 
 # ------------------------------------------------------------------------------------------------------ its own helpers

@@ -22,8 +22,8 @@ UUID_AS_NUMBER = re.compile(r"\d{30,39}")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 RUN_FOLDER = re.compile(r"^([a-z0-9-]+)_[a-z0-9_]{8}$")
 SPOKEN = re.compile(r"probe: [^;\n]*;")
-# A failed rank's last lines, which the report after an attempt repeats.
-QUOTED = re.compile(r"^\s+\| .*$", re.MULTILINE)
+# A failed rank's last lines, which the report after an attempt repeats, the very last one in its first line too.
+QUOTED = re.compile(r"^\s+\| .*$|^saferun: rank .*$|^  proof: .*$", re.MULTILINE)
 EVENT = re.compile(r'^\{"name": "torchelastic\..*\}$', re.MULTILINE)
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (\S+)')
 # What of an event differs from launch to launch.
