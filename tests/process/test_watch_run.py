@@ -347,15 +347,15 @@ def watched_together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
 def test_ranks_that_wait_for_nothing_hang(watched_together: dict[str, Job], name: str) -> None:
     """Whether they sleep or look again and again."""
     job = watched_together[name]
-    assert [verdict[:2] for verdict in job.verdicts] == [("quiescent", (10, 11))]
-    assert job.verdicts[0].certain
+    assert {verdict[:2] for verdict in job.verdicts} == {("quiescent", (10, 11))}
+    assert all(verdict.certain for verdict in job.verdicts)
     assert job.told_at - job.began >= TIMEOUT_S
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_whatever_a_rank_answers_the_watch_goes_on(watched_together: dict[str, Job], name: str) -> None:
     """The socket is the rank's: it may say anything, or nothing, for ever."""
-    assert [verdict.kind for verdict in watched_together[name].verdicts] == ["quiescent"]
+    assert {verdict.kind for verdict in watched_together[name].verdicts} == {"quiescent"}
 
 
 @pytest.mark.parametrize("name", AT_WORK)
@@ -377,7 +377,9 @@ def test_a_rank_that_beats_is_alive(watched_together: dict[str, Job]) -> None:
 # --------------------------------------------------------------------------------------------------------------- hangs
 
 
-@pytest.mark.parametrize("program", [SPINS, SPINS_IN_A_THREAD, SPINS_IN_A_WORKER])
+@pytest.mark.parametrize(
+    "program", [SPINS, SPINS_IN_A_THREAD, SPINS_IN_A_WORKER], ids=["main thread", "thread", "worker"]
+)
 def test_a_rank_that_spins_is_a_suspicion(tmp_path: Path, program: str) -> None:
     """In its main thread, in another, or in a worker."""
     with watched(tmp_path, SLEEPS, program) as job:
@@ -434,7 +436,7 @@ def test_the_python_below_a_shell_is_the_rank(tmp_path: Path) -> None:
     """``--no-python ./run.sh``: the shell only waits."""
     shell = ("sh", "-c", '"$@"; exit $?', "sh")
     with watched(tmp_path, LONG_STEPS, SLEEPS, through=shell) as job:
-        assert job.run(3 * TIMEOUT_S) == []
+        assert job.run(2.5 * TIMEOUT_S) == []
     with watched(tmp_path, SPINS, SLEEPS, through=shell) as job:
         assert job.until_told()[:2] == ("spinning", (10,))
 
