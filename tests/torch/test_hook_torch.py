@@ -251,16 +251,24 @@ ENDED = {"return": 0, "sys.exit": 3 << 8, "exception": 1 << 8, "_exit": 4 << 8, 
 def test_a_process_ends_as_ever_sixty_times(tmp_path: Path) -> None:
     """Every child has a server of its own, and Python's and torch's whole clean-up runs over it."""
     code = f"""{SETUP}
-for way, end in list({ENDS!r}.items()) * 10:
-    pid = os.fork()
-    if not pid:
+own = ""
+for _ in range(10):
+    ways = {{}}
+    for way, end in {ENDS!r}.items():
+        pid = os.fork()
+        if not pid:
+            own = end
+            break
+        ways[pid] = way
+    if own:
         break
-    print(way, os.waitpid(pid, 0)[1], flush=True)
-if not pid:
+    for pid, way in ways.items():
+        print(way, os.waitpid(pid, 0)[1], flush=True)
+if own:
     dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(3))
     assert os.path.exists(f"{tmp_path}/a0r0.{{os.getpid()}}.sock")
-    exec(end)
+    exec(own)
 """
     ended = run(code, tmp_path)
     assert ended.returncode == 0
