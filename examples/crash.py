@@ -61,8 +61,9 @@ def import_what_is_not_there() -> None:
 
 
 def leave_early() -> None:
-    """All is well, as far as this rank is concerned."""
-    sys.exit(0)
+    """All is well, as far as this rank is concerned. Not by sys.exit: gloo's threads may abort the interpreter's end."""
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def fill_the_disk() -> None:

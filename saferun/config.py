@@ -535,6 +535,10 @@ class RendezvousConfig(NamedTuple):
 
     ``master_addr`` None: this host's own name. ``master_port`` None: the kernel chooses.
     ``agent_store``: whether the launcher serves the store (the ranks are told by TORCHELASTIC_USE_AGENT_STORE).
+
+    In a job of several hosts, with ``static``, ``ports`` are those where the master may be found, the first free one
+    being taken: the given one, or several that follow from the scheduler's job where none was given. With the other
+    backends ``endpoint`` and ``conf`` (``--rdzv-conf``) are handed to torch's rendezvous handlers.
     """
 
     backend: str
@@ -543,6 +547,53 @@ class RendezvousConfig(NamedTuple):
     master_port: int | None
     local_addr: str | None
     agent_store: bool = True
+    ports: tuple[int, ...] = ()
+    endpoint: str = ""
+    conf: tuple[tuple[str, str], ...] = ()
+
+
+class TaskConfig(NamedTuple):
+    """This process is one of several saferuns of a host, each with one rank: ``srun --ntasks-per-node=8``.
+
+    Attributes:
+        local_rank: its place on the host; 0 is the host's head.
+        local_world_size: how many there are on this host.
+        key: what the tasks of one job on one host have in common and nobody else has: ``slurm-4711-0``.
+    """
+
+    local_rank: int
+    local_world_size: int
+    key: str
+
+
+class HostsConfig(NamedTuple):
+    """The hosts of the job, and this one's place among them, as far as they are known before the hosts meet.
+
+    Attributes:
+        least, most: how many hosts the job may have.
+        node_rank: this host's place; None: the rendezvous says.
+        names: the hosts in order of node rank; empty: unknown.
+        task: where this host has one saferun a rank; None: this is the only one.
+        detected: where the place comes from, for people: ``Slurm step 4711.0``; empty: from options.
+        start_timeout_s: how long late hosts are waited for.
+        host_timeout_s: for how long a host may be silent before it counts as lost.
+        stop_with_parent: whether to stop the ranks when what started saferun goes away.
+    """
+
+    least: int = 1
+    most: int = 1
+    node_rank: int | None = 0
+    names: tuple[str, ...] = ()
+    task: TaskConfig | None = None
+    detected: str = ""
+    start_timeout_s: float = 600.0
+    host_timeout_s: float = 30.0
+    stop_with_parent: bool = False
+
+    @property
+    def together(self) -> bool:
+        """Whether this process is not alone: there are, or may be, others of the job."""
+        return self.most > 1 or self.task is not None
 
 
 class LogConfig(NamedTuple):
@@ -630,3 +681,4 @@ class LaunchConfig(NamedTuple):
     settings_file: str | None = None
     show_config: bool = False
     dry_run: bool = False
+    hosts: HostsConfig = HostsConfig()

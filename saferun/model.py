@@ -58,7 +58,10 @@ class RankPlace(NamedTuple):
 class Placement(NamedTuple):
     """What a host knows once the hosts of a job have met.
 
-    ``ranks`` holds this host's ranks in order of local rank. ``group_rank`` is the node rank.
+    ``ranks`` holds the ranks of this process in order of local rank. ``group_rank`` is the node rank.
+    ``local_world_size`` is the number of ranks on this host; 0: those in ``ranks`` are all.
+    ``host`` is the name under which the job knows this host, ``leader`` the one of the host that decides.
+    ``restarts`` counts the failures that the job has got over so far.
     """
 
     group_rank: int
@@ -69,6 +72,10 @@ class Placement(NamedTuple):
     master_addr: str
     master_port: int
     run_id: str
+    local_world_size: int = 0
+    host: str = ""
+    leader: str = ""
+    restarts: int = 0
 
 
 class LogDestinations(NamedTuple):
