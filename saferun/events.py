@@ -32,11 +32,21 @@ class ChecksPassed(NamedTuple):
 
 
 class HostsJoined(NamedTuple):
-    """All hosts of the job have met, and this host knows its place."""
+    """All hosts of the job have met, and this host knows its place.
+
+    Attributes:
+        placement: this host's place.
+        number: the job's number of the attempt, where this host did not know it; -1: it is ``attempt``.
+        leads: whether this host decides for the job.
+        may_leave: whether the job goes on without this host.
+    """
 
     at: float
     attempt: int
     placement: Placement
+    number: int = -1
+    leads: bool = True
+    may_leave: bool = False
 
 
 class RanksStarted(NamedTuple):
@@ -87,11 +97,15 @@ class StoreMissed(NamedTuple):
 
 
 class SignalReceived(NamedTuple):
-    """The user or the scheduler sent saferun a signal."""
+    """The user or the scheduler sent saferun a signal.
+
+    ``why``: what happened instead, where it only counts as one: what had started saferun is gone.
+    """
 
     at: float
     attempt: int
     signum: int
+    why: str = ""
 
 
 class HangSuspected(NamedTuple):
@@ -114,6 +128,60 @@ class EvidenceCaptured(NamedTuple):
     moved: bool = False
 
 
+class JobTrouble(NamedTuple):
+    """The job's attempt is to end; all hosts are told the same.
+
+    Attributes:
+        reason: ``failure``, ``hang``, ``signal``, ``parent``, ``lost``, ``task_lost``, ``start``: something went wrong;
+            ``membership``, ``leave``: other hosts form the job from now on.
+        words: what happened, in a few words.
+        host: the host that told it, or that it is about.
+        ours: whether this process told it.
+        signum: the signal, where it was one; 0: none.
+        culprits: local ranks of this process that a hang is blamed on.
+    """
+
+    at: float
+    attempt: int
+    reason: str
+    words: str
+    host: str
+    ours: bool = False
+    signum: int = 0
+    culprits: tuple[int, ...] = ()
+
+
+class JobDecided(NamedTuple):
+    """The host that decides has decided what follows.
+
+    ``words``: lines for the user. ``restarts``: how many there have been, this one included.
+    """
+
+    at: float
+    attempt: int
+    next_step: Literal["restart", "finish"]
+    exit_code: int
+    wait_s: float
+    restarts: int
+    words: tuple[str, ...] = ()
+
+
+class HostsDone(NamedTuple):
+    """Every rank of every host has ended with exit code 0."""
+
+    at: float
+    attempt: int
+
+
+class JobLost(NamedTuple):
+    """The other hosts cannot be reached any more: this one is on its own."""
+
+    at: float
+    attempt: int
+    what: str
+    hint: str
+
+
 class CoreDumpSeen(NamedTuple):
     """A rank that should be gone by now is being dumped by the kernel."""
 
@@ -130,11 +198,12 @@ class LeftoversGone(NamedTuple):
 
 
 class Diagnosed(NamedTuple):
-    """The failed attempt has a diagnosis."""
+    """The failed attempt has a diagnosis. ``stopped``: on some host it was the user or the scheduler who ended it."""
 
     at: float
     attempt: int
     diagnosis: Diagnosis
+    stopped: bool = False
 
 
 class DeadlineExpired(NamedTuple):
@@ -156,6 +225,10 @@ Event = (
     | SignalReceived
     | HangSuspected
     | EvidenceCaptured
+    | JobTrouble
+    | JobDecided
+    | HostsDone
+    | JobLost
     | CoreDumpSeen
     | LeftoversGone
     | Diagnosed
@@ -173,9 +246,13 @@ class RunChecks(NamedTuple):
 
 
 class JoinHosts(NamedTuple):
-    """Meet the other hosts and take away what the attempt before left in the store; answer HostsJoined."""
+    """Meet the other hosts and take away what the attempt before left in the store; answer HostsJoined.
+
+    ``restarts``: how many failures the job has got over.
+    """
 
     attempt: int
+    restarts: int = 0
 
 
 class StartRanks(NamedTuple):
@@ -226,7 +303,10 @@ class SweepLeftovers(NamedTuple):
 
 
 class Diagnose(NamedTuple):
-    """Find the cause of a failed attempt; answer Diagnosed. ``hung``: it was ended because it hung."""
+    """Find the cause of a failed attempt; answer Diagnosed. ``hung``: it was ended because it hung.
+
+    ``alone``: other hosts have no part in it.
+    """
 
     attempt: int
     stop_signum: int | None
@@ -234,6 +314,7 @@ class Diagnose(NamedTuple):
     trouble: str
     trouble_hint: str
     hung: bool = False
+    alone: bool = False
 
 
 class ReportFailure(NamedTuple):
@@ -244,6 +325,43 @@ class ReportFailure(NamedTuple):
     restarting: bool
 
 
+class TellTrouble(NamedTuple):
+    """Tell all hosts that this attempt is to end. The fields are those of JobTrouble.
+
+    ``culprits`` are local ranks here; those that a hang on other hosts is blamed on are known to who carries this out.
+    """
+
+    attempt: int
+    reason: str
+    words: str
+    signum: int = 0
+
+
+class TellDone(NamedTuple):
+    """Tell the host that decides that every rank of this one has ended with exit code 0."""
+
+    attempt: int
+
+
+class TellDecision(NamedTuple):
+    """Tell all hosts what follows. ``diagnosis``: of a failed attempt."""
+
+    attempt: int
+    next_step: Literal["restart", "finish"]
+    exit_code: int
+    wait_s: float = 0.0
+    restarts: int = 0
+    diagnosis: Diagnosis | None = None
+
+
+class ReportDecision(NamedTuple):
+    """Tell the user what another host has decided, in its words."""
+
+    attempt: int
+    words: tuple[str, ...]
+    restarting: bool
+
+
 class Say(NamedTuple):
     """One line for the user."""
 
@@ -251,10 +369,14 @@ class Say(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code."""
+    """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code.
+
+    ``leaves``: the job goes on without this host.
+    """
 
     exit_code: int
     reraise: int | None = None
+    leaves: bool = False
 
 
 Action = (
@@ -268,6 +390,10 @@ Action = (
     | SweepLeftovers
     | Diagnose
     | ReportFailure
+    | TellTrouble
+    | TellDone
+    | TellDecision
+    | ReportDecision
     | Say
     | Finish
 )

@@ -35,7 +35,7 @@ class IncidentLog:
         self.launched_time = time.time()
         self._config = config
         self._run_dir = run_dir
-        self._host = host
+        self.host = host  # its name in the job, once it has one
         self._run_id = run_id
         self._guarded = guarded
         self._incidents: list[Incident] = []
@@ -102,7 +102,7 @@ class IncidentLog:
 
         run = Run(
             self._run_id,
-            self._host,
+            self.host,
             ("saferun", *self._config.argv),
             self.launched_time,
             ended_at=time.time() if exit_code is not None else None,

@@ -21,6 +21,7 @@ from saferun.events import (
     Event,
     EvidenceCaptured,
     HangSuspected,
+    ReportDecision,
     ReportFailure,
     ReportHang,
 )
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from saferun.host.cgroups import MemoryState
     from saferun.host.core_limits import RankPreparation
     from saferun.host.core_watch import CoreWatch
+    from saferun.job import Job, Piece
+    from saferun.job_watch import JobWatch
     from saferun.watch_run import Watch
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
@@ -46,6 +49,8 @@ _WATCH_DELAY_S = 0.5
 CORE_BUDGET_S = 60.0
 # What the drivers of NVIDIA and AMD leave in /dev.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# How long the other hosts' parts of a picture are waited for: they look at the same time, within the same budget.
+OTHERS_S = 10.0
 # Being looked at costs a rank's main thread a few milliseconds at most.
 _SIGN_OF_LIFE_S = 0.05
 # The longest path of a Unix socket, less what the hook appends.
@@ -108,6 +113,8 @@ class Investigation:
         warn: takes one line about something that could not be done.
         post: takes events.
         attempt: tells the number of the current attempt.
+        job: the other hosts; None: there are none.
+        peers_s: how long their evidence is waited for after a failure.
     """
 
     def __init__(
@@ -123,8 +130,12 @@ class Investigation:
         warn: Callable[[str], None],
         post: Callable[[Event], None],
         attempt: Callable[[], int],
+        job: Job | None = None,
+        peers_s: float = 0.0,
     ) -> None:
         self._config = config
+        self._job = job
+        self._peers_s = peers_s
         self._watching = config.watch
         self._environ = environ
         self._poller = _GuardedPoller(poller, self._calls_well)
@@ -157,7 +168,10 @@ class Investigation:
         self._diagnosis: Diagnosis | None = None
         self._evidence: Evidence | None = None
         self._concluded = False
+        self._last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
         self._pulses: dict[int, _Pulse] = {}  # by local rank, when the capture began
+        self._job_watch: JobWatch | None = None
+        self._hang_number = 0  # of the job's hang that is being captured
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -169,6 +183,7 @@ class Investigation:
             return 0.0
         watch_at = self._watch.deadline if self._watch is not None else self._watch_at
         moments = [watch_at, self._run.deadline if self._run is not None else None]
+        moments.append(self._job_watch.deadline if self._job_watch is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -176,6 +191,8 @@ class Investigation:
         self._log.write()
         if self._run is not None and self._run.deadline <= now:
             self._run.expire()
+        if self._job_watch is not None and self._job_watch.deadline is not None and self._job_watch.deadline <= now:
+            self._guarded("watch the job", self._job_watch.tick, now)
         if self._watch_at is not None and self._watch_at <= now:
             self._watch_at = None
             self._guarded("watch the ranks", self._begin_watch, now)
@@ -318,7 +335,7 @@ class Investigation:
         self._watch = Watch(
             self._watching.hang_timeout_s,
             self._poller,
-            on_verdict=lambda verdict: self._post(HangSuspected(time.monotonic(), self._attempt(), verdict)),
+            on_verdict=self._on_verdict,
             on_recovery=self._on_recovery,
             environ=self._environ,
         )
@@ -339,7 +356,44 @@ class Investigation:
             ],
         )
 
+    def _on_verdict(self, verdict: HangVerdict) -> None:
+        now = time.monotonic()
+        if self._job is None:
+            self._post(HangSuspected(now, self._attempt(), verdict))
+            return
+        # Whether the job hangs is for all hosts to say together.
+        since = time.time() - verdict.quiet_s
+        self._job.set_state({"s": "quiet", **verdict._asdict(), "since": since})
+        if self._watch is not None:
+            self._watch.captured(now)
+
+    def states_changed(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """How the ranks of all hosts do, on the host that decides."""
+        if self._watching.hang_timeout_s > 0 and self._job is not None:
+            self._guarded("watch the job", self._watch_job, states)
+
+    def _watch_job(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        from saferun.job_watch import JobWatch
+
+        if self._job_watch is None and self._job is not None:
+            self._job_watch = JobWatch(
+                self._watching.hang_timeout_s, on_hang=self._job.tell_hang, on_recovery=self._tell_recovery
+            )
+        if self._job_watch is not None:
+            self._job_watch.feed(states, time.monotonic())
+
+    def job_hangs(self, verdict: HangVerdict, number: int) -> None:
+        """All hosts are to capture a hang of the job."""
+        self._hang_number = number
+        self._post(HangSuspected(time.monotonic(), self._attempt(), verdict))
+
     def _on_recovery(self, lasted_s: float) -> None:
+        if self._job is not None:
+            self._job.set_state({"s": "run"})
+        else:
+            self._tell_recovery(lasted_s)
+
+    def _tell_recovery(self, lasted_s: float) -> None:
         from saferun.report.text import recovery_text
 
         self._say(recovery_text(lasted_s))
@@ -420,6 +474,9 @@ class Investigation:
             named = (name for name in capture.unfinished if name != EVERYTHING)
             capture = capture._replace(unfinished=(*named, failure))
         self._capture = self._explained(capture, action, failure) if action.verdict is not None else capture
+        if action.verdict is not None and self._job is not None:
+            self._guarded("hand in what was seen", self._share_hang, self._job, action, action.verdict)
+            return
         culprits: tuple[int, ...] = ()
         if action.verdict is not None:
             self._diagnosis = self._guarded("diagnose the hang", self._diagnose_hang, action.verdict)
@@ -427,6 +484,55 @@ class Investigation:
             blamed = cause.ranks if cause is not None else ()
             culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
         self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, self._has_moved(action.verdict)))
+
+    def _share_hang(self, job: Job, action: CaptureEvidence, verdict: HangVerdict) -> None:
+        """Every host hands in its part of the picture; the one that decides puts them together."""
+        name, moved = f"hang-{self._hang_number}", self._has_moved(verdict)
+        self._evidence = self._gather(verdict)
+        if not job.leads:
+            from saferun.host_parts import encode_part
+
+            job.share(name, encode_part(self._evidence, job.part_limit_bytes), moved=moved)
+            self._post(EvidenceCaptured(time.monotonic(), action.attempt, (), moved))
+            return
+
+        def on_done(pieces: list[Piece]) -> None:
+            self._diagnosis = self._guarded("diagnose the hang", self._diagnose_job_hang, pieces)
+            cause = self._diagnosis.cause if self._diagnosis is not None else None
+            blamed = cause.ranks if cause is not None else ()
+            culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
+            job.blamed = blamed
+            has_moved = moved or any(piece.moved for piece in pieces)
+            self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, has_moved))
+
+        job.collect(name, OTHERS_S, on_done)
+
+    def _diagnose_job_hang(self, pieces: Sequence[Piece]) -> Diagnosis:
+        from saferun.diagnosis.hang import diagnose_hang
+
+        self._evidence = self._merged(pieces)
+        return diagnose_hang(self._evidence)
+
+    def _merged(self, pieces: Sequence[Piece]) -> Evidence:
+        """What this host has seen together with what others handed in."""
+        from saferun.host_parts import HostPart, HostPeer, LostHost, decode_part, merge_parts
+
+        job, own = self._job, self._evidence
+        assert job is not None  # noqa: S101 - pieces come from others
+        assert own is not None  # noqa: S101 - this host has looked first
+        task = self._config.hosts.task
+        parts = [HostPart(job.host, task.local_rank if task is not None else 0, self._host, 0.0, own)]
+        for piece in pieces:
+            evidence = self._guarded(f"read what {piece.label} handed in", decode_part, piece.evidence)
+            if evidence is not None:
+                parts.append(HostPart(piece.host, piece.task, piece.label, piece.offset_s, evidence))
+        lost = [LostHost(*host) for host in job.lost.values()]
+        peers = [
+            HostPeer(peer.host, peer.label, tuple(range(peer.base_rank, peer.base_rank + peer.ranks)), peer.addresses)
+            for peer in job.peers.values()
+        ]
+        world_size = self._group.plan.placement.world_size if self._group is not None else 0
+        return merge_parts(parts, lost, world_size=world_size, peers=peers)
 
     def _has_moved(self, verdict: HangVerdict | None) -> bool:
         """Whether a hang was none, or is over: a rank has worked or said something while it was looked at."""
@@ -468,15 +574,36 @@ class Investigation:
         """Tell of the hang that has just been captured."""
         verdict, diagnosis = self._verdict, self._diagnosis
         now = time.monotonic()
-        if verdict is not None and diagnosis is not None:
+        if self._job is not None and self._job_watch is not None:
+            self._job_watch.captured(now)
+        if self._job is not None and not self._job.leads:
+            self._note_hang()
+        elif verdict is not None and diagnosis is not None:
             self._guarded("tell of the hang", self._tell_hang, action, verdict, diagnosis)
         elif verdict is not None:
             self._say(f"saferun: nothing has moved for {verdict.quiet_s:.0f} s ({verdict.kind})")
+        self._last_hang = (self._capture, self._verdict)
         if action.next_step == "report":
             # What was seen now says nothing about a failure that comes later.
             self._capture = self._verdict = None
             if self._watch is not None:
                 self._guarded("watch the ranks", self._watch.captured, now)
+
+    def _note_hang(self) -> None:
+        """Another host has the whole picture and tells it; this one keeps its part."""
+        leader = self._job.leader if self._job is not None else ""
+        line = f"saferun: nothing moves on any host; {leader} tells where, and has the report"
+        if self._hang_number == 1:
+            self._say(line)
+        if self._evidence is not None:
+            self._diagnosis = self._guarded("diagnose the hang", self._own_hang, self._evidence)
+        if self._diagnosis is not None:
+            self._guarded("report", self._log_incident, "hang", self._diagnosis, "continued", [line])
+
+    def _own_hang(self, evidence: Evidence) -> Diagnosis:
+        from saferun.diagnosis.hang import diagnose_hang
+
+        return diagnose_hang(evidence)
 
     def _tell_hang(self, action: ReportHang, verdict: HangVerdict, diagnosis: Diagnosis) -> None:
         from saferun.report.text import hang_text
@@ -501,6 +628,8 @@ class Investigation:
         """How long a hang must go on to be captured again; None: it has been captured often enough."""
         from saferun.watchdog.verdicts import AT_MOST, pause_s
 
+        if self._job_watch is not None:
+            return self._job_watch.next_capture_s()
         told = self._hangs[kind]
         return pause_s(self._watching.hang_timeout_s, told) if sum(self._hangs.values()) < AT_MOST else None
 
@@ -510,6 +639,9 @@ class Investigation:
     def diagnose(self, action: Diagnose) -> None:
         """Read what the dead ranks left, and find the cause; the answer is Diagnosed."""
         self._drop_run()
+        if action.hung and self._capture is None:
+            # The host that decides has ended the job because of what was captured last.
+            self._capture, self._verdict = self._last_hang
         dead = self._dead()
         self._concluded = False
         if dead and self._watching.cores != "off":
@@ -566,17 +698,48 @@ class Investigation:
     def _conclude(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> None:
         self._drop_run()
         self._concluded = True
-        diagnosis = self._guarded("find the cause", self._diagnosed, action, reader, failure)
+        self._evidence = self._guarded("gather what was seen", self._seen, action, reader, failure)
+        if self._job is not None and not action.alone and self._guarded("ask the others", self._share_end, action):
+            return
+        self._post_diagnosis(action)
+
+    def _share_end(self, action: Diagnose) -> bool:
+        """Hand in this host's part, or wait for the others'. Whether a diagnosis follows from that later."""
+        job, evidence = self._job, self._evidence
+        if job is None:
+            return False
+        if not job.leads:
+            if evidence is not None:
+                from saferun.host_parts import encode_part
+
+                text = encode_part(evidence, job.part_limit_bytes)
+                job.share("end", text, stopped=action.stop_signum is not None)
+            return False
+
+        def on_done(pieces: list[Piece]) -> None:
+            if evidence is not None:
+                merged = self._guarded("put together what the hosts have seen", self._merged, pieces)
+                self._evidence = merged if merged is not None else evidence
+            self._post_diagnosis(action, stopped=any(piece.stopped for piece in pieces))
+
+        job.collect("end", self._peers_s, on_done)
+        return True
+
+    def _post_diagnosis(self, action: Diagnose, *, stopped: bool = False) -> None:
+        diagnosis = self._guarded("find the cause", self._diagnosed)
         if diagnosis is None:
             from saferun.evidence import Diagnosis
 
             diagnosis = Diagnosis("the attempt failed", None, None, (), (), action.abandoned)
         self._diagnosis = diagnosis
-        self._post(Diagnosed(time.monotonic(), action.attempt, diagnosis))
+        self._post(Diagnosed(time.monotonic(), action.attempt, diagnosis, stopped))
 
-    def _diagnosed(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> Diagnosis:
+    def _diagnosed(self) -> Diagnosis | None:
         from saferun.diagnosis import diagnose
 
+        return diagnose(self._evidence) if self._evidence is not None else None
+
+    def _seen(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> Evidence:
         evidence = self._gather(self._verdict if action.hung else None)._replace(
             abandoned=action.abandoned,
             stop_signum=action.stop_signum,
@@ -593,8 +756,7 @@ class Investigation:
                     unfinished=evidence.capture.unfinished + ((f"cores: {failure}",) if failure else ()),
                 ),
             )
-        self._evidence = evidence._replace(oom=self._guarded("read the OOM counters", self._read_oom, evidence))
-        return diagnose(self._evidence)
+        return evidence._replace(oom=self._guarded("read the OOM counters", self._read_oom, evidence))
 
     def _gather(self, verdict: HangVerdict | None) -> Evidence:
         from saferun.evidence import Capture, Evidence
@@ -624,6 +786,32 @@ class Investigation:
         self._say("\n".join(lines))
         followed = "restarted" if action.restarting else "ended"
         self._guarded("report", self._log_incident, "failure", action.diagnosis, followed, lines)
+
+    def report_decision(self, action: ReportDecision) -> None:
+        """Tell what another host has decided, in its words; this host's part of the report stays here."""
+        lines = list(action.words) or [
+            f"saferun: the job has failed; {self._job.leader if self._job else ''} knows why"
+        ]
+        self._say("\n".join(lines))
+        if self._diagnosis is not None:
+            followed = "restarted" if action.restarting else "ended"
+            self._guarded("report", self._log_incident, "failure", self._diagnosis, followed, lines)
+
+    def decision_words(self, diagnosis: Diagnosis, *, restarting: bool) -> list[str]:
+        """What the other hosts tell their users of a failed attempt."""
+        return self._guarded("tell the others", self._peer_lines, diagnosis, restarting) or [
+            f"saferun: {diagnosis.headline}"
+        ]
+
+    def _peer_lines(self, diagnosis: Diagnosis, restarting: bool) -> list[str]:  # noqa: FBT001 - by _guarded
+        from saferun.report.text import peer_text
+
+        return peer_text(diagnosis, leader=self._host, files=self._run_dir.path, restarting=restarting)
+
+    def joined(self, host: str) -> None:
+        """The hosts of the job have met; ``host``: the name that they know this one by."""
+        self._host = host
+        self._log.host = host
 
     def _failure_lines(self, action: ReportFailure) -> list[str]:
         from saferun.report.text import failure_text

@@ -18,14 +18,16 @@ from saferun.host.procfs import children_of
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import ensure_standard_descriptors
-from saferun.investigation import CORE_BUDGET_S
-from saferun.policy import HangPolicy, RestartPolicy
+from saferun.investigation import CORE_BUDGET_S, OTHERS_S
+from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
 from saferun.profiles import Resolution
 from saferun.rank_environ import resolve_environ
 from saferun.runtime import Runtime
 from saferun.supervisor import Limits, Supervisor
 
 _BACKSTOP_S = 5.0
+# A meeting that fails is told by the coordinator; this is for one that says nothing.
+_JOIN_BACKSTOP_S = 60.0
 # A few chunks of output with their prefixes.
 _KEPT_BYTES = 4 << 20
 
@@ -88,22 +90,34 @@ def _run(
         skipping=output.keep_files,
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )
+    hosts = config.hosts
+    if hosts.detected:
+        screen.say(f"saferun: {place_line(config)}")
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.say(f"saferun: settings from {config.settings_file}")
+    limits = Limits(
+        # The capture ends itself at its budget; the phase is the backstop.
+        capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
+        grace_s=config.shutdown_timeout_s,
+        diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
+    )
+    # What another host may take from the failure to its last word.
+    peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
+    if hosts.together:
+        limits = limits._replace(capture_s=limits.capture_s + OTHERS_S, join_s=hosts.start_timeout_s + _JOIN_BACKSTOP_S)
     try:
         return Runtime(
             config,
             environ,
             Supervisor(
-                config.nproc_per_node,
                 RestartPolicy(config.max_restarts),
-                Limits(
-                    # The capture ends itself at its budget; the phase is the backstop.
-                    capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
-                    grace_s=config.shutdown_timeout_s,
-                    diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
-                ),
+                limits,
                 HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep"),
+                JobPolicy(
+                    together=hosts.together,
+                    outlives_leader=config.rendezvous.backend != "static",
+                    peers_s=peers_s if hosts.together else 0.0,
+                ),
             ),
             screen=screen,
             run_dir=run_dir,
@@ -112,9 +126,21 @@ def _run(
             resolution=resolution,
             not_ours=older | {reaper_pid},
             older_children=older,
+            peers_s=peers_s,
         ).run()
     finally:
         run_dir.close()
+
+
+def place_line(config: LaunchConfig) -> str:
+    """What was found out about this process's place in the job, and from what."""
+    hosts = config.hosts
+    where = "node rank not known yet" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
+    of = f"{hosts.least}" if hosts.least == hosts.most else f"{hosts.least} to {hosts.most}"
+    what = f"{where} of {of}"
+    if hosts.task is not None:
+        what += f", local rank {hosts.task.local_rank} of {hosts.task.local_world_size}"
+    return f"{what}, from {hosts.detected}"
 
 
 def leave(exit_code: int) -> None:

@@ -10,9 +10,21 @@ class RestartPolicy(NamedTuple):
 
     max_restarts: int
 
-    def next_attempt_after_s(self, attempt: int) -> float | None:
-        """Seconds to wait before the attempt after this one; None: there is none."""
-        return 0.0 if attempt < self.max_restarts else None
+    def next_attempt_after_s(self, restarts: int) -> float | None:
+        """Seconds to wait before the next attempt; None: there is none. ``restarts``: how many there have been."""
+        return 0.0 if restarts < self.max_restarts else None
+
+
+class JobPolicy(NamedTuple):
+    """How this process stands to the others of its job.
+
+    ``together``: there are others. ``outlives_leader``: they can meet again where the host that decides is gone.
+    ``peers_s``: how long the host that decides waits for what the others have seen.
+    """
+
+    together: bool = False
+    outlives_leader: bool = False
+    peers_s: float = 0.0
 
 
 class HangPolicy(NamedTuple):

@@ -37,7 +37,7 @@ _LAST_LINES = 200
 class AttemptPlan(NamedTuple):
     """What the ranks of an attempt are started with.
 
-    ``environs`` and ``command_prefixes`` are in order of local rank.
+    ``environs``, ``command_prefixes`` and what ``destinations`` holds are in order of local rank.
     """
 
     attempt: int
@@ -45,6 +45,10 @@ class AttemptPlan(NamedTuple):
     destinations: LogDestinations
     environs: tuple[dict[str, str], ...]
     command_prefixes: tuple[tuple[str, ...], ...]
+
+    def index(self, place: RankPlace) -> int:
+        """Where a rank stands among those of this process, which need not begin with local rank 0."""
+        return place.local_rank - self.placement.ranks[0].local_rank
 
 
 class Rank:
@@ -118,8 +122,9 @@ class RankGroup:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _start(self, place: RankPlace) -> None:
-        environ = self.plan.environs[place.local_rank]
-        argv = [*self.plan.command_prefixes[place.local_rank], *self._argv(place.local_rank)]
+        i = self.plan.index(place)
+        environ = self.plan.environs[i]
+        argv = [*self.plan.command_prefixes[i], *self._argv(place.local_rank)]
         opened: list[int] = []
         streams: list[RankStream] = []
         stderr_path = ""
@@ -166,7 +171,7 @@ class RankGroup:
     def _open_stream(self, place: RankPlace, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
         """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
         destinations = self.plan.destinations
-        i = place.local_rank
+        i = self.plan.index(place)
         path = (destinations.stderrs if is_stderr else destinations.stdouts)[i]
         teed = i in (destinations.tee_stderrs if is_stderr else destinations.tee_stdouts)
         on_console = teed or path == ""
@@ -189,7 +194,9 @@ class RankGroup:
         if teed and (shared := self._filters[is_stderr]) is not None:
             needles, sink = shared
             line_filter = LineFilter(sink, needles, self._filter_header(place))
-        stream = RankStream(read_end, i, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter)
+        stream = RankStream(
+            read_end, place.local_rank, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter
+        )
         return stream, write_end, shown_path
 
     def _open_ends(self, place: RankPlace, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
@@ -312,7 +319,7 @@ class RankGroup:
     def _output_of(self, rank: Rank) -> RankOutput:
         from saferun.evidence import RankOutput
 
-        path = self.plan.destinations.error_files[rank.place.local_rank]
+        path = self.plan.destinations.error_files[self.plan.index(rank.place)]
         recorded = read_error_file(path) if path and rank.end is not None and not rank.end.status.ok else None
         return RankOutput(
             rank.place.local_rank,

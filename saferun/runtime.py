@@ -32,6 +32,7 @@ from saferun.events import (
     LeftoversGone,
     RankExited,
     RanksStarted,
+    ReportDecision,
     ReportFailure,
     ReportHang,
     RunChecks,
@@ -42,6 +43,9 @@ from saferun.events import (
     StartFailed,
     StartRanks,
     SweepLeftovers,
+    TellDecision,
+    TellDone,
+    TellTrouble,
 )
 from saferun.host.children import reap
 from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
@@ -63,7 +67,8 @@ from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
 
 if TYPE_CHECKING:
-    from saferun.evidence import Diagnosis
+    from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.job import Job, Place
 
 _SWEEP_INTERVAL_S = 0.05
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
@@ -87,6 +92,7 @@ class Runtime:
         resolution: what env profiles, --env and --unset come to.
         not_ours: children of this process that have nothing to do with the launch.
         older_children: those among them that this process had before the launch.
+        peers_s: how long other hosts' evidence is waited for after a failure.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class Runtime:
         resolution: Resolution,
         not_ours: frozenset[int],
         older_children: frozenset[int],
+        peers_s: float = 0.0,
     ) -> None:
         self._config = config
         self._environ = environ
@@ -119,6 +126,9 @@ class Runtime:
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
         own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
+        self._job = self._open_job(own_environ) if config.hosts.together else None
+        self._number = 0  # the job's number of the attempt
+        self._peers_s = peers_s
         self._store = StoreService(
             config,
             own_environ,
@@ -140,6 +150,8 @@ class Runtime:
             warn=self._warn,
             post=self._events.append,
             attempt=lambda: supervisor.attempt,
+            job=self._job,
+            peers_s=peers_s,
         )
         self._logs = LogDirectory(config.logs, run_dir)
         self._placement: Placement | None = None
@@ -150,6 +162,7 @@ class Runtime:
         self._started_at = 0.0
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
+        self._leaves = False
         self._swept: set[int] = set()
         self._given_up: set[int] = set()  # leftovers of earlier attempts that no signal ends
         self._sweep_at: float | None = None
@@ -161,13 +174,17 @@ class Runtime:
             RunChecks: self._run_checks,
             JoinHosts: self._join_hosts,
             StartRanks: self._start_ranks,
-            ServeStore: lambda _: self._store.serve_soon(),
+            ServeStore: lambda _: None if self._job is not None else self._store.serve_soon(),
             CaptureEvidence: self._investigation.capture,
             ReportHang: self._investigation.report_hang,
             SignalRanks: self._signal_ranks,
             SweepLeftovers: self._sweep_leftovers,
             Diagnose: self._diagnose,
             ReportFailure: self._report_failure,
+            TellTrouble: self._tell_trouble,
+            TellDone: self._tell_done,
+            TellDecision: self._tell_decision,
+            ReportDecision: self._report_decision,
             Say: lambda action: self._screen.say(f"saferun: {action.text}"),
             Finish: self._on_finish,
         }
@@ -178,6 +195,10 @@ class Runtime:
     def run(self) -> Finish:
         """Carry the launch out. Returns how saferun is to end."""
         self._open_wakeup()
+        if self._config.hosts.stop_with_parent:
+            from saferun.host.starters import Starters
+
+            self._starters = Starters(self._poller, self._on_starter_gone)
         self._events.append(LaunchRequested(time.monotonic(), 0))
         try:
             while True:
@@ -208,6 +229,7 @@ class Runtime:
             self._supervisor.deadline,
             self._screen.deadline(),
             self._store.deadline,
+            self._job.deadline if self._job is not None else None,
             self._sweep_at,
             self._lint_at,
             self._investigation.deadline,
@@ -222,6 +244,8 @@ class Runtime:
             self._start_lint()
         if self._store.deadline is not None and self._store.deadline <= now:
             self._store.serve()
+        if self._job is not None:
+            self._job.tick(now)
         self._investigation.tick(now)
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= now and not self._events:
@@ -277,11 +301,18 @@ class Runtime:
             elif signum in self._config.signals:
                 self._events.append(SignalReceived(time.monotonic(), self._supervisor.attempt, signum))
 
+    def _on_starter_gone(self, words: str) -> None:
+        """Ranks without anybody who could stop them would train on for ever."""
+        self._events.append(SignalReceived(time.monotonic(), self._supervisor.attempt, signal.SIGTERM, words))
+
     def _reap(self) -> None:
         for pid, status in reap():
             now = time.monotonic()
             if pid == self._store.pid:
                 self._store.on_exit(status.words)
+                continue
+            if self._job is not None and pid == self._job.line.pid:
+                self._job.line.on_exit(status.words)
                 continue
             if self._lint is not None and pid == self._lint.pid:
                 self._lint.on_exit()
@@ -304,6 +335,10 @@ class Runtime:
     def _run_checks(self, action: RunChecks) -> None:
         rendezvous = self._config.rendezvous
         try:
+            if self._job is not None:
+                self._job.bind()
+                self._events.append(ChecksPassed(time.monotonic(), action.attempt))
+                return
             port = self._store.bind()
         except SaferunError as error:
             self._start_failed(action.attempt, error)
@@ -317,7 +352,15 @@ class Runtime:
         self._events.append(ChecksPassed(time.monotonic(), action.attempt))
 
     def _join_hosts(self, action: JoinHosts) -> None:
-        assert self._placement is not None  # noqa: S101 - CHECKING has set it
+        self._number = action.attempt
+        if self._job is not None:
+            self._job.join(action)
+        else:
+            self._store.prepare(self._preparation(action.attempt))
+
+    def _preparation(self, attempt: int) -> JsonObject:
+        """What only torch can answer about an attempt."""
+        assert self._placement is not None  # noqa: S101 - CHECKING, or the meeting, has set it
         logs = self._config.logs
         preparation: JsonObject = {
             "numa": self._config.numa_binding,
@@ -327,7 +370,7 @@ class Runtime:
             "logs": None,
         }
         if logs.logs_specs is not None:
-            preparation["environs"] = plan_environs(self._config, self._placement, action.attempt, {})
+            preparation["environs"] = plan_environs(self._config, self._placement, attempt, {})
             preparation["logs"] = {
                 "name": logs.logs_specs,
                 "log_dir": logs.log_dir,
@@ -335,11 +378,11 @@ class Runtime:
                 "tee": logs.tee,
                 "local_ranks_filter": sorted(logs.local_ranks_filter),
             }
-        self._store.prepare(preparation)
+        return preparation
 
     def _on_prepared(self, answer: JsonObject) -> None:
         """Everything is known that the ranks are started with. ``answer``: what only torch could tell."""
-        placement, attempt = self._placement, self._supervisor.attempt
+        placement, attempt = self._placement, self._number
         assert placement is not None  # noqa: S101 - CHECKING has set it
         changed: list[dict[str, str]] = []
         try:
@@ -357,7 +400,7 @@ class Runtime:
             return
         # Nothing that is asked for is impossible: from here on the launch leaves files.
         self._run_dir.open()
-        if attempt == 0:
+        if self._plan is None:
             self._write_run_json(None)
         own = self._own_environ()
         for environ, error_file in zip(environs, destinations.error_files, strict=True):
@@ -376,7 +419,14 @@ class Runtime:
         # What torchrun's two events tell takes no time of its own here.
         self._hand_on_own("RENDEZVOUS", 0.0)
         self._hand_on_own("ASSIGN_WORKER_RANKS", 0.0)
-        self._events.append(HostsJoined(time.monotonic(), attempt, placement))
+        self._post_joined(placement)
+
+    def _post_joined(self, placement: Placement) -> None:
+        joined = HostsJoined(time.monotonic(), self._supervisor.attempt, placement)
+        if self._job is not None:
+            may_leave = placement.group_world_size > self._config.hosts.least
+            joined = joined._replace(number=self._number, leads=self._job.leads, may_leave=may_leave)
+        self._events.append(joined)
 
     def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
         """Env profiles and --env have the last word about what a rank is told."""
@@ -478,6 +528,77 @@ class Runtime:
             self._group.signal(action.local_ranks, action.signum)
 
     # ----------------------------------------------------------------------------------------------------------------
+    # Other hosts
+
+    def _open_job(self, environ: Mapping[str, str]) -> Job:
+        from saferun.job import Job
+
+        return Job(
+            self._config,
+            environ,
+            self._poller,
+            run_dir=self._run_dir,
+            post=self._events.append,
+            attempt=lambda: self._supervisor.attempt,
+            on_place=self._on_place,
+            on_prepared=self._on_prepared,
+            on_hang=self._on_job_hang,
+            on_states=lambda states: self._investigation.states_changed(states),  # noqa: PLW0108 - made after this
+            say=self._screen.say,
+            on_words=self._screen.err.say,
+        )
+
+    def _on_place(self, place: Place) -> None:
+        """The hosts have met."""
+        assert self._job is not None  # noqa: S101 - it says so
+        self._placement = place.placement
+        self._number = place.number
+        self._host = place.placement.host or self._host
+        task = self._config.hosts.task
+        self._run_dir.join(
+            place.files,
+            host=self._host,
+            is_part=not place.leads,
+            task=task.local_rank if task is not None else 0,
+        )
+        self._investigation.joined(self._host)
+        self._job.prepare(self._preparation(place.number))
+
+    def _on_job_hang(self, verdict: HangVerdict, number: int) -> None:
+        self._investigation.job_hangs(verdict, number)
+
+    def _tell_trouble(self, action: TellTrouble) -> None:
+        if self._job is None:
+            return
+        words, ranks = action.words, tuple(self._job.blamed)
+        if action.reason == "failure":
+            first = next((rank for rank in self._ended_badly()), None)
+            words = words or (f"rank {first.place.rank}: {first.end.status.words}" if first and first.end else "")
+            ranks = (first.place.rank,) if first is not None else ()
+        self._job.tell_trouble(action.reason, words or action.reason, ranks=ranks, signum=action.signum)
+
+    def _ended_badly(self) -> list[Rank]:
+        ranks = self._group.ranks if self._group is not None else []
+        failed = [rank for rank in ranks if rank.end is not None and not rank.end.status.ok]
+        return sorted(failed, key=lambda rank: rank.end.at if rank.end is not None else 0.0)
+
+    def _tell_done(self, _action: TellDone) -> None:
+        if self._job is not None:
+            self._job.set_state({"s": "done"})
+
+    def _tell_decision(self, action: TellDecision) -> None:
+        if self._job is not None:
+            words: list[str] = []
+            if action.diagnosis is not None:
+                restarting = action.next_step == "restart"
+                words = self._investigation.decision_words(action.diagnosis, restarting=restarting)
+            self._job.tell_decision(action, words)
+
+    def _report_decision(self, action: ReportDecision) -> None:
+        self._investigation.report_decision(action)
+        self._forget_group()
+
+    # ----------------------------------------------------------------------------------------------------------------
     # What the ranks left behind
 
     def _sweep_leftovers(self, action: SweepLeftovers) -> None:
@@ -514,8 +635,9 @@ class Runtime:
     def _descendants(self) -> list[int]:
         """Processes that came from the ranks, the ranks themselves apart."""
         leave_out = set(self._not_ours)
-        if self._store.pid is not None:
-            leave_out.add(self._store.pid)
+        for coordinator in (self._store.pid, self._job.line.pid if self._job is not None else None):
+            if coordinator is not None:
+                leave_out.add(coordinator)
         if self._lint is not None and self._lint.pid is not None:
             leave_out.add(self._lint.pid)
         leave_out |= self._investigation.pids
@@ -564,6 +686,9 @@ class Runtime:
         self._investigation.report_failure(action)
         if not action.restarting:
             self._write_error_file(action.diagnosis)
+        self._forget_group()
+
+    def _forget_group(self) -> None:
         if self._group is not None:
             self._given_up.update(self._group.by_pid)
         self._group = None
@@ -582,7 +707,11 @@ class Runtime:
             if first is None or self._plan is None:
                 write_launcher_error(diagnosis.headline, path)
                 return
-            recorded = read_error_file(self._plan.destinations.error_files[first.local_rank])
+            own = next((place for place in self._plan.placement.ranks if place.rank == first.rank), None)
+            if own is None:
+                write_launcher_error(diagnosis.headline, path)
+                return
+            recorded = read_error_file(self._plan.destinations.error_files[self._plan.index(own)])
             if recorded is not None:
                 copy_root_cause(recorded, first.status.returncode, path)
         except OSError as error:
@@ -595,7 +724,7 @@ class Runtime:
         failed = rank.end if state == "FAILED" else None
         error = None
         if failed is not None:
-            path = self._plan.destinations.error_files[rank.place.local_rank]
+            path = self._plan.destinations.error_files[self._plan.index(rank.place)]
             recorded = read_error_file(path) if path else None
             error = json.dumps(recorded.content if recorded else missing_error(failed.status.returncode))
         self._store.hand_on(
@@ -623,6 +752,8 @@ class Runtime:
             for rank in self._finished:
                 self._hand_on(rank, _state_of(rank))
             self._hand_on_own("FAILED" if self._stop_signum is not None else "SUCCEEDED")
+        if self._job is not None:
+            self._leaves = action.leaves
         self._investigation.finish(action.exit_code, stopped=self._stop_signum is not None)
         self._finish = action
 
@@ -658,6 +789,8 @@ class Runtime:
         self._end_attempt(time.monotonic())
         self._investigation.close()
         self._store.close()
+        if self._job is not None:
+            self._job.close(leaves=self._leaves)
         if self._lint is not None:
             self._lint.close()
             self._lint = None

@@ -21,12 +21,17 @@ from saferun.events import (
     EvidenceCaptured,
     Finish,
     HangSuspected,
+    HostsDone,
     HostsJoined,
+    JobDecided,
+    JobLost,
+    JobTrouble,
     JoinHosts,
     LaunchRequested,
     LeftoversGone,
     RankExited,
     RanksStarted,
+    ReportDecision,
     ReportFailure,
     ReportHang,
     RunChecks,
@@ -38,12 +43,15 @@ from saferun.events import (
     StartRanks,
     StoreMissed,
     SweepLeftovers,
+    TellDecision,
+    TellDone,
+    TellTrouble,
 )
 from saferun.model import signal_name
-from saferun.policy import HangPolicy, RestartPolicy
+from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
 
 if TYPE_CHECKING:
-    from saferun.evidence import HangVerdict
+    from saferun.evidence import Diagnosis, HangVerdict
 
 
 class State(Enum):
@@ -54,6 +62,7 @@ class State(Enum):
     JOINING = "joining"
     STARTING = "starting"
     RUNNING = "running"
+    WAITING = "waiting"  # this host's ranks are done, others' are not
     CAPTURING = "capturing"
     STOPPING = "stopping"
     DIAGNOSING = "diagnosing"
@@ -96,15 +105,21 @@ class Supervisor:
     """
 
     def __init__(
-        self, local_ranks: int, policy: RestartPolicy, limits: Limits, hang_policy: HangPolicy | None = None
+        self,
+        policy: RestartPolicy,
+        limits: Limits,
+        hang_policy: HangPolicy | None = None,
+        job: JobPolicy | None = None,
     ) -> None:
         self.state = State.NEW
         self.attempt = 0
         self.deadline: float | None = None
-        self._local_ranks = local_ranks
         self._policy = policy
         self._hang_policy = hang_policy or HangPolicy()
+        self._job = job or JobPolicy()
         self._limits = limits
+        self._restarts = 0  # failures that the job has got over
+        self._leads = True
         self._stop_signum: int | None = None  # the user's or scheduler's, once there was one
         self._cause_signum: int | None = None  # the same, where it came before any failure
         self._begin_attempt()
@@ -121,6 +136,15 @@ class Supervisor:
         self._trouble = ""
         self._trouble_hint = ""
         self._trouble_exit_code = 1
+        # What follows is about jobs of several hosts.
+        self._may_leave = False
+        self._told = False  # all hosts know that the attempt is to end
+        self._regroups = False  # it ends because other hosts form the job from now on
+        self._leaves = False  # this one is not among them
+        self._job_stopped = False  # somebody stopped the job on another host
+        self._alone = False  # the others cannot be reached
+        self._decision: JobDecided | None = None
+        self._own_diagnosis: Diagnosis | None = None
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -144,12 +168,9 @@ class Supervisor:
             case ChecksPassed() if self.state is State.CHECKING:
                 # CHECKING -> JOINING
                 self._enter(State.JOINING, event.at + self._limits.join_s)
-                return [JoinHosts(self.attempt)]
+                return [JoinHosts(self.attempt, self._restarts)]
             case HostsJoined() if self.state is State.JOINING:
-                # JOINING -> STARTING. The ranks first: they import torch while the coordinator does.
-                self._enter(State.STARTING, event.at + self._limits.start_s)
-                self._running = set(range(self._local_ranks))
-                return [StartRanks(self.attempt, event.placement), ServeStore(self.attempt)]
+                return self._on_joined(event)
             case RanksStarted() if self.state is State.STARTING:
                 # STARTING -> RUNNING
                 self._enter(State.RUNNING, None)
@@ -158,6 +179,15 @@ class Supervisor:
                 self._trouble, self._trouble_hint = event.what, event.hint
                 self._failed = True
                 return self._fail(event.at) if self.state is State.RUNNING else []
+            case JobTrouble():
+                return self._on_trouble(event)
+            case JobDecided() if not self._leads:
+                return self._on_decided(event)
+            case JobLost():
+                return self._on_job_lost(event)
+            case HostsDone() if self.state is State.WAITING and self._leads:
+                # WAITING -> DONE: every rank of the job ended with exit code 0.
+                return [TellDecision(self.attempt, "finish", 0), *self._finish(0)]
             case HangSuspected() if self.state is State.RUNNING:
                 return self._capture(event.at, event.verdict)
             case EvidenceCaptured() if self.state is State.CAPTURING:
@@ -177,6 +207,15 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    def _on_joined(self, event: HostsJoined) -> list[Action]:
+        # JOINING -> STARTING. The ranks first: they import torch while the coordinator does.
+        if event.number >= 0:
+            self.attempt, self._restarts = event.number, event.placement.restarts
+        self._leads, self._may_leave = event.leads, event.may_leave
+        self._enter(State.STARTING, event.at + self._limits.start_s)
+        self._running = {place.local_rank for place in event.placement.ranks}
+        return [StartRanks(self.attempt, event.placement), ServeStore(self.attempt)]
+
     def _on_rank_exited(self, event: RankExited) -> list[Action]:
         self._running.discard(event.local_rank)
         if self.state is State.STARTING:
@@ -190,12 +229,15 @@ class Supervisor:
                 return self._sweep(event.at)
         elif self.state is State.CAPTURING:
             # A rank may also fail while the others are looked at because they hang.
+            told: list[Action] = []
             if self._verdict is not None:
                 self._moved = True
                 self._failed = self._failed or not event.status.ok
+                told = self._tell("failure") if self._failed else []
             if not self._running:
                 # CAPTURING -> STOPPING: nobody is left to be looked at.
-                return self._sweep(event.at)
+                return [*told, *self._sweep(event.at)]
+            return told
         elif self.state is State.STOPPING and self._stage is not Stage.SWEEPING and not self._running:
             return self._sweep(event.at)
         return []
@@ -203,9 +245,17 @@ class Supervisor:
     def _fail(self, at: float) -> list[Action]:
         """A rank failed, or the ranks cannot go on. Evidence comes before signals."""
         self._failed = True
+        told = self._tell("failure")
         if not self._running:
-            return self._sweep(at)
-        return self._capture(at)
+            return [*told, *self._sweep(at)]
+        return [*told, *self._capture(at)]
+
+    def _tell(self, reason: str, words: str = "", signum: int = 0) -> list[Action]:
+        """All hosts are to know that this attempt ends."""
+        if not self._job.together or self._told or self._alone:
+            return []
+        self._told = True
+        return [TellTrouble(self.attempt, reason, words, signum)]
 
     def _capture(self, at: float, verdict: HangVerdict | None = None) -> list[Action]:
         # RUNNING -> CAPTURING
@@ -216,10 +266,10 @@ class Supervisor:
 
     def _after_capture(self, at: float, culprits: tuple[int, ...]) -> list[Action]:
         verdict, self._verdict = self._verdict, None
-        if verdict is None or self._failed or self._stop_signum is not None:
+        if verdict is None or self._failed or self._regroups or self._stop_signum is not None:
             return self._stop(at, self._stop_signum or signal.SIGTERM)
-        next_step = self._hang_policy.next_step(certain=verdict.certain and not self._moved)
-        if next_step == "restart" and self._policy.next_attempt_after_s(self.attempt) is None:
+        next_step = self._hang_policy.next_step(certain=verdict.certain and not self._moved and self._leads)
+        if next_step == "restart" and self._policy.next_attempt_after_s(self._restarts) is None:
             next_step = "stop"
         report = ReportHang(self.attempt, next_step)
         if next_step == "report":
@@ -230,7 +280,7 @@ class Supervisor:
             self._policy = RestartPolicy(0)
         self._failed = self._hung = True
         aborted = tuple(rank for rank in culprits if rank in self._running) if self._hang_policy.abort_culprits else ()
-        return [report, *self._stop(at, signal.SIGTERM, aborted)]
+        return [report, *self._tell("hang"), *self._stop(at, signal.SIGTERM, aborted)]
 
     def _stop(self, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
         # RUNNING | CAPTURING -> STOPPING
@@ -265,28 +315,149 @@ class Supervisor:
     def _after_sweep(self, at: float) -> list[Action]:
         if self._stage is not Stage.SWEEPING:
             return []
+        if self._regroups and self._stop_signum is None:
+            # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
+            self._enter(State.BACKOFF, at)
+            return []
         if not self._failed and self._stop_signum is None:
-            # STOPPING -> DONE: every rank ended with exit code 0.
-            return self._finish(0)
-        # STOPPING -> DIAGNOSING
-        self._enter(State.DIAGNOSING, at + self._limits.diagnose_s)
+            if not self._job.together:
+                # STOPPING -> DONE: every rank ended with exit code 0.
+                return self._finish(0)
+            # STOPPING -> WAITING: and others' have not yet.
+            self._enter(State.WAITING, None)
+            return [TellDone(self.attempt)]
+        return self._diagnose(at)
+
+    def _diagnose(self, at: float) -> list[Action]:
+        # STOPPING | WAITING -> DIAGNOSING
+        others_s = 0.0
+        if self._job.together and not self._alone and not self._leaves:
+            # The one that decides waits for the others, and they for it.
+            others_s = self._job.peers_s * (1 if self._leads else 2)
+        self._enter(State.DIAGNOSING, at + self._limits.diagnose_s + others_s)
         return [
-            Diagnose(self.attempt, self._cause_signum, self._abandoned, self._trouble, self._trouble_hint, self._hung)
+            Diagnose(
+                self.attempt,
+                self._cause_signum,
+                self._abandoned,
+                self._trouble,
+                self._trouble_hint,
+                self._hung,
+                alone=self._alone or self._leaves,
+            )
         ]
 
     def _on_diagnosed(self, event: Diagnosed) -> list[Action]:
-        wait_s = None if self._stop_signum is not None else self._policy.next_attempt_after_s(self.attempt)
-        report = ReportFailure(self.attempt, event.diagnosis, restarting=wait_s is not None)
+        if self._job.together and not self._leads and not self._alone and not self._leaves:
+            self._own_diagnosis = event.diagnosis
+            return self._follow(self._decision, event.at) if self._decision is not None else []
+        self._job_stopped = self._job_stopped or event.stopped
+        return self._decide(event.at, event.diagnosis)
+
+    def _decide(self, at: float, diagnosis: Diagnosis) -> list[Action]:
+        stopped = self._stop_signum is not None or self._job_stopped or self._leaves
+        if self._alone and not self._job.outlives_leader:
+            stopped = True
+        wait_s = None if stopped else self._policy.next_attempt_after_s(self._restarts)
+        actions: list[Action] = [ReportFailure(self.attempt, diagnosis, restarting=wait_s is not None)]
+        tells = self._job.together and self._leads and not self._alone and not self._leaves
         if wait_s is None:
             # DIAGNOSING -> DONE
-            return [report, *self._finish(self._trouble_exit_code)]
+            if tells:
+                code = self._trouble_exit_code
+                actions.append(TellDecision(self.attempt, "finish", code, 0.0, self._restarts, diagnosis))
+            return [*actions, *self._finish(self._trouble_exit_code)]
         # DIAGNOSING -> BACKOFF
-        self._enter(State.BACKOFF, event.at + wait_s)
-        return [report]
+        self._restarts += 1
+        if tells:
+            actions.append(TellDecision(self.attempt, "restart", 1, wait_s, self._restarts, diagnosis))
+        self._enter(State.BACKOFF, at + wait_s)
+        return actions
+
+    def _follow(self, decision: JobDecided, at: float) -> list[Action]:
+        """Do what the host that decides has decided."""
+        restarting = decision.next_step == "restart" and self._stop_signum is None
+        actions: list[Action] = []
+        if decision.exit_code != 0 or decision.words:
+            actions.append(ReportDecision(self.attempt, decision.words, restarting))
+        if restarting:
+            # DIAGNOSING | WAITING -> BACKOFF
+            self._restarts = decision.restarts
+            self._enter(State.BACKOFF, at + decision.wait_s)
+            return actions
+        # DIAGNOSING | WAITING -> DONE
+        return [*actions, *self._finish(decision.exit_code)]
 
     def _finish(self, exit_code: int, reraise: int | None = None) -> list[Action]:
         self._enter(State.DONE, None)
-        return [Finish(exit_code, reraise)]
+        return [Finish(exit_code, reraise, leaves=self._leaves)]
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Other hosts
+
+    def _on_trouble(self, event: JobTrouble) -> list[Action]:
+        """All hosts end this attempt, for the same reason: the first that any of them told."""
+        self._told = True
+        if event.reason in {"membership", "leave"}:
+            # What this host saw of it are ranks that others have left.
+            self._regroups = not self._leaves
+            self._failed = self._failed and self._leaves
+        elif event.reason in {"signal", "parent"}:
+            self._job_stopped = True
+        if event.ours and event.reason != "membership":
+            return []  # this host acts already
+        if self.state in {State.STARTING, State.RUNNING}:
+            self._failed = not self._regroups
+            return self._end_running(event)
+        if self.state is State.WAITING:
+            if self._regroups:
+                # WAITING -> BACKOFF
+                self._enter(State.BACKOFF, event.at)
+                return []
+            self._failed = True
+            return self._diagnose(event.at)
+        if self.state in {State.CAPTURING, State.STOPPING}:
+            self._failed = self._failed or not self._regroups
+        return []
+
+    def _end_running(self, event: JobTrouble) -> list[Action]:
+        if event.reason == "hang":
+            # RUNNING -> STOPPING: it has just been captured on all hosts.
+            self._hung = True
+            aborted = tuple(rank for rank in event.culprits if rank in self._running)
+            return self._stop(event.at, signal.SIGTERM, aborted if self._hang_policy.abort_culprits else ())
+        if event.signum == signal.SIGINT:
+            return self._stop(event.at, event.signum)
+        return self._capture(event.at)
+
+    def _on_decided(self, event: JobDecided) -> list[Action]:
+        self._decision = event
+        if self.state is State.WAITING or (self.state is State.DIAGNOSING and self._own_diagnosis is not None):
+            return self._follow(event, event.at)
+        if self.state is State.RUNNING:
+            # It was decided without this host, which had not been heard of for long.
+            self._failed = True
+            return self._capture(event.at)
+        return []
+
+    def _on_job_lost(self, event: JobLost) -> list[Action]:
+        """What nobody else can tell this host any more it decides for itself."""
+        if self._alone or self._decision is not None:
+            return []
+        self._alone = True
+        self._trouble = self._trouble or event.what
+        self._trouble_hint = self._trouble_hint or event.hint
+        match self.state:
+            case State.STARTING | State.RUNNING:
+                return self._fail(event.at)
+            case State.WAITING:
+                self._failed = True
+                return self._diagnose(event.at)
+            case State.CAPTURING:
+                self._failed = self._failed or not self._regroups
+            case State.DIAGNOSING if self._own_diagnosis is not None:
+                return self._decide(event.at, self._own_diagnosis)
+        return []
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -299,16 +470,17 @@ class Supervisor:
         self._trouble, self._trouble_hint, self._trouble_exit_code = event.what, event.hint, event.exit_code
         self._running.intersection_update(event.started)
         if self.state in {State.CHECKING, State.JOINING}:
-            # CHECKING | JOINING -> DIAGNOSING: nothing had been started.
-            self._enter(State.DIAGNOSING, event.at + self._limits.diagnose_s)
-            return [Diagnose(self.attempt, self._cause_signum, (), event.what, event.hint)]
+            # CHECKING | JOINING -> DIAGNOSING: nothing had been started, and no other host knows of this attempt.
+            self._alone = self._job.together
+            return self._diagnose(event.at)
+        told = self._tell("start", event.what)
         if self.state in {State.STARTING, State.RUNNING}:
             # STARTING -> CAPTURING | STOPPING: the ranks that do run are ended like those of any failed attempt.
-            return self._fail(event.at)
+            return [*told, *self._fail(event.at)]
         if not self._running and not (self.state is State.STOPPING and self._stage is Stage.SWEEPING):
             # A signal was quicker than the news that there is nobody to stop.
-            return self._sweep(event.at)
-        return []
+            return [*told, *self._sweep(event.at)]
+        return told
 
     def _on_signal(self, event: SignalReceived) -> list[Action]:  # noqa: C901 - the same signal, state by state
         if self._stop_signum is not None:
@@ -320,7 +492,12 @@ class Supervisor:
         self._stop_signum = event.signum
         if not self._failed:
             self._cause_signum = event.signum
-        name = signal_name(event.signum)
+        name = event.why or signal_name(event.signum)
+        told: list[Action] = []
+        if self.state in {State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING} and not self._regroups:
+            self._leaves = self._may_leave and not self._failed
+            reason = "leave" if self._leaves else "parent" if event.why else "signal"
+            told = self._tell(reason, name, event.signum)
         match self.state:
             case State.NEW | State.CHECKING | State.JOINING:
                 # -> DONE: nothing runs yet, so the signal ends saferun as it would end any program.
@@ -331,18 +508,20 @@ class Supervisor:
                 )
                 if event.signum == signal.SIGINT:
                     # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
-                    return [say, *self._stop(event.at, event.signum)]
-                return [say, *self._capture(event.at)]
+                    return [say, *told, *self._stop(event.at, event.signum)]
+                return [say, *told, *self._capture(event.at)]
+            case State.WAITING:
+                return [*told, *self._diagnose(event.at)]
             case State.BACKOFF:
                 # BACKOFF -> DONE
                 return self._finish(1)
         # CAPTURING, STOPPING, DIAGNOSING: already on the way out; what follows sees the signal and does not restart.
         if event.signum != signal.SIGINT or self.state not in {State.CAPTURING, State.STOPPING}:
-            return []
+            return told
         if self.state is State.CAPTURING and self._verdict is not None and not self._failed:
             # CAPTURING -> STOPPING: whoever is at the keyboard does not want to wait for the picture of a hang.
-            return self._stop(event.at, event.signum)
-        return self._impatient(event.at) if self._failed else []
+            return [*told, *self._stop(event.at, event.signum)]
+        return [*told, *(self._impatient(event.at) if self._failed else [])]
 
     def _impatient(self, at: float) -> list[Action]:
         """A second Ctrl-C, or one while saferun is stopping the ranks already: no more grace."""
@@ -377,14 +556,21 @@ class Supervisor:
                 return self._sweep(event.at)
             case State.STOPPING:
                 return self._after_sweep(event.at)
+            case State.DIAGNOSING if self._own_diagnosis is not None:
+                # No word from the host that decides, and yet it is there: enough.
+                self._alone = True
+                self._policy = RestartPolicy(0)
+                return self._decide(event.at, self._own_diagnosis)
             case State.DIAGNOSING:
-                return self._finish(self._trouble_exit_code)
+                tells = self._job.together and self._leads and not self._alone and not self._leaves
+                decision = [TellDecision(self.attempt, "finish", self._trouble_exit_code)] if tells else []
+                return [*decision, *self._finish(self._trouble_exit_code)]
             case State.BACKOFF:
                 # BACKOFF -> JOINING: the store's port stays bound from attempt to attempt.
                 self.attempt += 1
                 self._begin_attempt()
                 self._enter(State.JOINING, event.at + self._limits.join_s)
-                return [JoinHosts(self.attempt)]
+                return [JoinHosts(self.attempt, self._restarts)]
         return []
 
 

@@ -38,37 +38,42 @@ def rank_environ(
     Raises:
         UsageError: ``--virtual-local-rank`` with fewer GPUs in CUDA_VISIBLE_DEVICES than ranks.
     """
+    local_world_size = placement.local_world_size or len(placement.ranks)
     added = {
         "RANK": str(place.rank),
         "GROUP_RANK": str(placement.group_rank),
         "ROLE_RANK": str(place.role_rank),
         "ROLE_NAME": config.role,
         "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(len(placement.ranks)),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
         "WORLD_SIZE": str(placement.world_size),
         "GROUP_WORLD_SIZE": str(placement.group_world_size),
         "ROLE_WORLD_SIZE": str(placement.role_world_size),
         "MASTER_ADDR": placement.master_addr,
         "MASTER_PORT": str(placement.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_RESTART_COUNT": str(placement.restarts if config.hosts.together else attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         "TORCHELASTIC_RUN_ID": placement.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(config.rendezvous.agent_store),
         "TORCHELASTIC_SIGNALS_TO_HANDLE": str(config.settings["signals_to_handle"].value),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-    if len(placement.ranks) > 1 and "OMP_NUM_THREADS" not in environ:
+    if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
         added["OMP_NUM_THREADS"] = "1"
     if config.virtual_local_rank:
         added["LOCAL_RANK"] = "0"
-        added["CUDA_VISIBLE_DEVICES"] = _visible_device(place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"))
+        added["CUDA_VISIBLE_DEVICES"] = _visible_device(
+            place.local_rank, environ.get("CUDA_VISIBLE_DEVICES"), one_each=config.hosts.task is not None
+        )
     return added
 
 
-def _visible_device(local_rank: int, visible: str | None) -> str:
+def _visible_device(local_rank: int, visible: str | None, *, one_each: bool) -> str:
     if visible is None:
         return str(local_rank)
     devices = visible.split(",")
+    if len(devices) == 1 and one_each:
+        return visible.strip()  # the scheduler has given each task a GPU of its own
     if local_rank >= len(devices):
         raise UsageError(
             f"--virtual-local-rank: local rank {local_rank} has no GPU in CUDA_VISIBLE_DEVICES={visible}",

@@ -51,10 +51,10 @@ class LogDirectory:
             with suppress(FileNotFoundError):
                 os.unlink(path)
         return LogDestinations(
-            stdouts=self._paths(rank_paths, _OUT, "stdout.log"),
-            stderrs=self._paths(rank_paths, _ERR, "stderr.log"),
-            tee_stdouts=self._teed(_OUT),
-            tee_stderrs=self._teed(_ERR),
+            stdouts=self._paths(placement, rank_paths, _OUT, "stdout.log"),
+            stderrs=self._paths(placement, rank_paths, _ERR, "stderr.log"),
+            tee_stdouts=self._teed(placement, _OUT),
+            tee_stderrs=self._teed(placement, _ERR),
             error_files=tuple(error_files),
             filtered_stdout=os.path.join(attempt_path, "filtered_stdout.log"),
             filtered_stderr=os.path.join(attempt_path, "filtered_stderr.log"),
@@ -76,9 +76,10 @@ class LogDirectory:
     def _shown(self, local_rank: int) -> bool:
         return not self._config.local_ranks_filter or local_rank in self._config.local_ranks_filter
 
-    def _paths(self, rank_paths: list[str], stream: int, name: str) -> tuple[str, ...]:
+    def _paths(self, placement: Placement, rank_paths: list[str], stream: int, name: str) -> tuple[str, ...]:
         paths = []
-        for local_rank, path in enumerate(rank_paths):
+        for place, path in zip(placement.ranks, rank_paths, strict=True):
+            local_rank = place.local_rank
             mask = self._config.redirects[local_rank] | self._config.tee[local_rank]
             if mask & stream:
                 paths.append(os.path.join(path, name))
@@ -86,5 +87,8 @@ class LogDirectory:
                 paths.append("" if self._shown(local_rank) else os.devnull)
         return tuple(paths)
 
-    def _teed(self, stream: int) -> frozenset[int]:
-        return frozenset(i for i, mask in enumerate(self._config.tee) if mask & stream and self._shown(i))
+    def _teed(self, placement: Placement, stream: int) -> frozenset[int]:
+        local_ranks = [place.local_rank for place in placement.ranks]
+        return frozenset(
+            i for i, rank in enumerate(local_ranks) if self._config.tee[rank] & stream and self._shown(rank)
+        )

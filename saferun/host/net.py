@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+from contextlib import suppress
+from stat import S_ISDIR
 
 from saferun.errors import SaferunError
 from saferun.host.procfs import listeners_on, read_cmdline, read_stat
 
 _BACKLOG = 4096
+_MOST_ADDRESSES = 16
 
 
 def hold_port(port: int | None, *, listening: bool = True) -> socket.socket:
@@ -119,3 +123,129 @@ def is_this_host(name: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return any(_is_own(family, str(address[0])) for family, _, _, _, address in infos)
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this host's interfaces that others may know it by: not loopback, not link-local."""
+    import array
+    import fcntl
+    import struct
+
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # SIOCGIFCONF, netdevice(7): pairs of a name (16 bytes) and a socket address (24 bytes on 64-bit machines).
+        buffer = array.array("B", bytes(40 * 256))
+        address, _ = buffer.buffer_info()
+        try:
+            answer = fcntl.ioctl(probe, 0x8912, struct.pack("iL", len(buffer), address))
+        except OSError:
+            answer = struct.pack("iL", 0, 0)
+        size = struct.unpack("iL", answer)[0]
+        content = buffer.tobytes()[:size]
+    for start in range(0, len(content), 40):
+        packed = content[start + 20 : start + 24]
+        if packed[:1] != b"\x7f" and packed[:2] != b"\xa9\xfe":
+            found.append(socket.inet_ntop(socket.AF_INET, packed))
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            for line in file:
+                digits, _, _, scope, *_ = line.split()
+                if scope == "00":  # global
+                    found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    except (OSError, ValueError):
+        pass
+    return list(dict.fromkeys(found))[:_MOST_ADDRESSES]
+
+
+def address_for_others(wanted: str | None = None, toward: str = "") -> str:
+    """Under which name or address the other hosts of a job find this one.
+
+    The full name where it resolves to an address of this host that others can use; a name that leads to loopback (as
+    Debian's 127.0.1.1 does) would lead every other host to itself. Else the address that packets to another host would
+    come from, else the first of its own.
+
+    Args:
+        wanted: what the user asked for (``--local-addr``).
+        toward: a host that all others reach.
+    """
+    if wanted:
+        return wanted
+    own = own_addresses()
+    name = socket.getfqdn()
+    try:
+        infos = socket.getaddrinfo(name.encode(), None, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError):
+        infos = []
+    if own and any(str(address[0]) in own for _, _, _, _, address in infos):
+        return name
+    return _source_address(toward) or (own[0] if own else "127.0.0.1")
+
+
+def _source_address(toward: str) -> str:
+    """The address that packets to a host come from; empty where that is loopback, or the host unknown."""
+    try:
+        infos = socket.getaddrinfo(toward.encode(), 9, type=socket.SOCK_DGRAM) if toward else []
+        for family, kind, protocol, _, address in infos:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # sends nothing
+                source = str(probe.getsockname()[0])
+                if not source.startswith("127.") and source != "::1":
+                    return source
+    except (OSError, UnicodeError):
+        pass
+    return ""
+
+
+def task_socket_path(key: str) -> str:
+    """Where the tasks of one job on one host meet: a path in a directory of the user's own.
+
+    Raises:
+        SaferunError: there is no place for it that is the user's alone.
+    """
+    import hashlib
+
+    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
+    # The same for all tasks, whatever TMPDIR each of them was given.
+    for base in ("/tmp", "/dev/shm", "/var/tmp"):  # noqa: S108
+        directory = f"{base}/saferun-{os.getuid()}"
+        with suppress(FileExistsError, OSError):
+            os.mkdir(directory, 0o700)
+        try:
+            status = os.lstat(directory)
+        except OSError:
+            continue
+        if S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            return f"{directory}/{name}.sock"
+    raise SaferunError(
+        f"there is no private directory for the processes of this host: /tmp/saferun-{os.getuid()} is somebody else's",
+        "remove it, or start one saferun a host",
+    )
+
+
+def listen_for_tasks(path: str) -> socket.socket:
+    """A listening Unix socket. What a killed job left there is replaced.
+
+    Raises:
+        SaferunError: another process of this user listens there.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for _ in range(2):
+        try:
+            listener.bind(path)
+            break
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                listener.close()
+                raise SaferunError(f"{path}: {error.strerror}", "make room there") from None
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(path) == 0:
+                    listener.close()
+                    raise SaferunError(
+                        "two processes of this job say that they are local rank 0 of this host",
+                        "start each task of the job once; pass --scheduler none to look at options only",
+                    ) from None
+            with suppress(OSError):
+                os.unlink(path)
+    os.chmod(path, 0o600)
+    listener.listen(_BACKLOG)
+    return listener

@@ -12,6 +12,7 @@ from saferun.model import JsonObject
 
 BASE = "saferun_runs"
 _LONGEST_BASE = 48
+_LONGEST_NAME = 128
 
 
 class RunDirectory:
@@ -39,8 +40,28 @@ class RunDirectory:
         self._events_fd = -1
         self._events: list[JsonObject] = []
         self._scratch: str | None = None
+        self._is_part = False
+        self._part = ""
         self.path: str | None = None
         self.host_path: str | None = None
+        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}"
+        """What the directory is called where the user chose no other."""
+
+    def join(self, name: str, *, host: str, is_part: bool, task: int) -> None:
+        """This launch is part of a job of several. Does nothing once the directory is open.
+
+        Args:
+            name: what the directory is called on all hosts.
+            host: this host's name in the job.
+            is_part: files about the whole job are somebody else's to write; ours go to the host's directory.
+            task: which of several processes of this host this is; 0 is the first.
+        """
+        self._is_part = is_part
+        if self._is_open:
+            return
+        self._host = _file_name(host) or self._host
+        self.name = _file_name(name) or self.name
+        self._part = f".task_{task}" if task else ""
 
     def open(self) -> None:
         """Make the directory. Until now nothing has been written, and events were kept in memory."""
@@ -51,13 +72,13 @@ class RunDirectory:
         if not self._wanted:
             return
         ours = self._chosen is None
-        chosen = self._chosen or os.path.join(BASE, f"{time.strftime('%Y%m%d-%H%M%S')}-{self._run_id[:6]}")
+        chosen = self._chosen or os.path.join(BASE, self.name)
         try:
             self._make(chosen, ours=ours)
             path = os.path.abspath(chosen)
             host_path = _made(os.path.join(path, self._host))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._events_fd = os.open(os.path.join(host_path, "events.jsonl"), flags, 0o666)
+            self._events_fd = os.open(os.path.join(host_path, f"events{self._part}.jsonl"), flags, 0o666)
         except OSError as error:
             self.lost(f"no run directory: {error.filename or chosen}", error)
             return
@@ -138,9 +159,13 @@ class RunDirectory:
 
     def write_text(self, name: str, content: str) -> None:
         """Write a file of the run directory as a whole, or not at all."""
-        if self.path is None:
+        if self.path is None or self.host_path is None:
             return
-        path = os.path.join(self.path, name)
+        if self._is_part:
+            stem, extension = os.path.splitext(name)
+            path = os.path.join(self.host_path, f"{stem}{self._part}{extension}")
+        else:
+            path = os.path.join(self.path, name)
         temporary = f"{path}.{os.getpid()}"
         try:
             with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -191,6 +216,12 @@ def _remove(path: str) -> None:
 def _made(path: str) -> str:
     os.makedirs(path, exist_ok=True)
     return path
+
+
+def _file_name(text: str) -> str:
+    """What came from another host, as a name of one file; empty where it is none."""
+    fine = 0 < len(text) < _LONGEST_NAME and all(char.isalnum() or char in "._-" for char in text)
+    return text if fine and not text.startswith(".") else ""
 
 
 def shorter_path(path: str) -> str:

@@ -75,7 +75,7 @@ class World:
     def __init__(self, ranks: int = 2, max_restarts: int = 0, hang_policy: HangPolicy | None = None) -> None:
         self.now = 100.0
         self.ranks = ranks
-        self.supervisor = Supervisor(ranks, RestartPolicy(max_restarts), LIMITS, hang_policy)
+        self.supervisor = Supervisor(RestartPolicy(max_restarts), LIMITS, hang_policy)
         self.answers: list[Event] = []  # what has been asked for and not been answered yet
         self.given: list[Event] = []  # answers that were given and may come again
         self.alive: set[int] = set()

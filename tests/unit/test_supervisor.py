@@ -253,7 +253,7 @@ def test_a_failed_attempt_is_followed_by_another_while_restarts_are_left() -> No
         fail_and_back_off(world)
         assert world.state is State.BACKOFF
         assert world.actions[-1] == ReportFailure(attempt, DIAGNOSIS, restarting=True)
-        assert world.expire() == [JoinHosts(attempt + 1)]
+        assert world.expire() == [JoinHosts(attempt + 1, attempt + 1)]
         world.answer_until(State.RUNNING)
         assert world.attempt == attempt + 1
     fail_and_back_off(world)

@@ -79,7 +79,7 @@ def test_on_hang_restart_starts_all_ranks_again() -> None:
     assert captured(world)[0] == ReportHang(0, "restart")
     end_all(world)
     assert only(ReportFailure, world.actions).restarting
-    assert world.expire() == [JoinHosts(1)]
+    assert world.expire() == [JoinHosts(1, 1)]
     world.answer_until(State.RUNNING)
     world.hang()
     assert captured(world)[0] == ReportHang(1, "stop")

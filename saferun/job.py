@@ -1,0 +1,561 @@
+"""This host's part in a job of several hosts, or of several saferuns on one host: what is told, heard and collected."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from saferun.config import LaunchConfig
+from saferun.events import (
+    Event,
+    HostsDone,
+    JobDecided,
+    JobLost,
+    JobTrouble,
+    JoinHosts,
+    StartFailed,
+    TellDecision,
+)
+from saferun.host.net import address_for_others, own_addresses, short_host_name
+from saferun.host.poller import Poller
+from saferun.host.run_dir import RunDirectory
+from saferun.job_line import JobLine, split_endpoint
+from saferun.model import JsonObject, Placement, RankPlace
+
+if TYPE_CHECKING:
+    from saferun.evidence import HangVerdict
+
+# What another host wrote may be anything.
+_LONGEST_WORDS = 1000
+_MOST_LINES = 20
+_MOST_RANKS = 100_000
+# A host that has handed in nothing by then is knocked at; again at longer intervals.
+_KNOCK_AFTER_S = 1.5
+_KNOCK_AGAIN_S = 5.0
+# Hosts' clocks are compared by when a message was sent and came, which may take a second.
+_SKEW_S = 1.5
+_GONE = ("gone", "unreachable")
+
+
+class Peer(NamedTuple):
+    """A host of the job, as the host that decides knows it."""
+
+    host: int
+    label: str
+    addresses: tuple[str, ...]
+    base_rank: int
+    ranks: int
+
+
+class Piece(NamedTuple):
+    """A piece of evidence that a task handed in. ``offset_s``: to be added to its times."""
+
+    host: int
+    task: int
+    label: str
+    offset_s: float
+    moved: bool
+    stopped: bool
+    evidence: str
+
+
+class Lost(NamedTuple):
+    """A host that is not heard of any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``."""
+
+    host: int
+    label: str
+    why: str
+    words: str
+    ranks: tuple[int, ...]
+
+
+class Place(NamedTuple):
+    """This process's place, as the hosts agreed on it."""
+
+    placement: Placement
+    number: int
+    leads: bool
+    may_leave: bool
+    files: str
+
+
+class _Collection:
+    """Pieces of one kind that are waited for."""
+
+    def __init__(
+        self, name: str, expected: set[tuple[int, int]], deadline: float, on_done: Callable[[list[Piece]], None]
+    ) -> None:
+        self.name = name
+        self.expected = expected
+        self.deadline = deadline
+        self.knock_at = time.monotonic() + _KNOCK_AFTER_S
+        self.on_done = on_done
+
+
+class Job:
+    """The other hosts, seen from here.
+
+    Args:
+        config: the launch.
+        environ: the coordinator's environment.
+        poller: the loop's.
+        run_dir: says where this launch's files are going to be.
+        post: takes events.
+        attempt: tells the attempt that is current.
+        on_place: told this process's place when the hosts have met.
+        on_prepared: told what only torch can answer.
+        on_hang: told of a hang of the whole job, which every host is to capture: its verdict and its number.
+        on_states: told how the ranks of all tasks do, on the host that decides.
+        say: takes a line for the user.
+        on_words: gets whole lines that torch's event handlers write to stderr.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        run_dir: RunDirectory,
+        post: Callable[[Event], None],
+        attempt: Callable[[], int],
+        on_place: Callable[[Place], None],
+        on_prepared: Callable[[JsonObject], None],
+        on_hang: Callable[[HangVerdict, int], None],
+        on_states: Callable[[Mapping[str, JsonObject]], None],
+        say: Callable[[str], None],
+        on_words: Callable[[bytes], None],
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._post = post
+        self._attempt = attempt
+        self._on_place = on_place
+        self._on_prepared = on_prepared
+        self._on_hang = on_hang
+        self._on_states = on_states
+        self._say = say
+        task = config.hosts.task
+        self._task = task.local_rank if task is not None else 0
+        self.line = JobLine(
+            config, environ, poller, on_message=self._on_message, on_lost=self._on_line_lost, on_words=on_words
+        )
+        self.hands_on_events = config.event_log_handler != "null"
+        self._needs_preparing = (
+            config.numa_binding is not None
+            or config.logs.logs_specs is not None
+            or self.hands_on_events
+            or environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1"
+        )
+        self._serves_timers = environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1"
+        self._preparing = False
+        self._joining = False
+        self.host = 0
+        self.leads = False
+        self.leader = ""
+        self.peers: dict[int, Peer] = {}
+        self.part_limit_bytes = 1 << 16
+        self._places: dict[int, int] = {}  # rank -> local rank
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        self.lost: dict[int, Lost] = {}
+        self._pieces: dict[tuple[str, int, int], Piece] = {}
+        self._collection: _Collection | None = None
+        self._states: dict[str, JsonObject] = {}
+        self._own_state: JsonObject = {"s": "run"}
+        self._is_told = False
+        self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The loop's side
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        collection = self._collection
+        moments = [self.line.deadline]
+        if collection is not None:
+            moments += [collection.deadline, collection.knock_at]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.line.deadline is not None and self.line.deadline <= now:
+            self.line.tick(now)
+        collection = self._collection
+        if collection is None:
+            return
+        if collection.deadline <= now:
+            self._end_collection()
+        elif collection.knock_at <= now:
+            collection.knock_at = now + _KNOCK_AGAIN_S
+            silent = sorted({host for host, _ in self._missing(collection)})
+            self.line.send({"op": "probe", "hosts": silent, "attempt": self._attempt()})
+
+    def close(self, *, leaves: bool) -> None:
+        """The launch is over on this host. ``leaves``: the job goes on without it."""
+        if not self._joining:
+            if self.leads:
+                self.acknowledge()  # its own decision, which it does not wait to hear
+            self.line.send({"op": "leave" if leaves else "close"})
+        self.line.close()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Meeting
+
+    def bind(self) -> None:
+        """Bind every port, before anything else starts.
+
+        Raises:
+            SaferunError: one cannot be had.
+        """
+        self.line.bind()
+
+    def join(self, action: JoinHosts) -> None:
+        """Meet the others; ``on_place`` or StartFailed follows."""
+        self._begin_attempt()
+        self._joining = True
+        hosts, rendezvous = self._config.hosts, self._config.rendezvous
+        static = rendezvous.backend == "static"
+        master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "127.0.0.1")
+        ports = (
+            [self.line.port] if static and self.line.port else list(rendezvous.ports or (rendezvous.master_port or 0,))
+        )
+        self.line.send(
+            {
+                "op": "join",
+                "attempt": action.attempt,
+                "restarts": action.restarts,
+                "task": self._task,
+                "tasks": hosts.task.local_world_size if hosts.task is not None else 1,
+                "backend": rendezvous.backend,
+                "node_rank": hosts.node_rank,
+                "least": hosts.least,
+                "most": hosts.most,
+                "elastic": hosts.least != hosts.most,
+                "master": [master, ports],
+                "endpoint": rendezvous.endpoint,
+                "conf": dict(rendezvous.conf),
+                "run_id": rendezvous.run_id,
+                "local_addr": rendezvous.local_addr,
+                "timeout_s": hosts.start_timeout_s,
+                "host_timeout_s": hosts.host_timeout_s,
+                "expected": list(hosts.names),
+                "name": short_host_name(),
+                "record": self._record(master if static else split_endpoint(rendezvous.endpoint)[0]),
+            }
+        )
+        self.line.open()
+
+    def _record(self, toward: str) -> JsonObject:
+        """What the others are to know of this process."""
+        return {
+            "nproc": self._config.nproc_per_node,
+            "role": self._config.role,
+            "pid": os.getpid(),
+            "address": address_for_others(self._config.rendezvous.local_addr, toward),
+            "addresses": own_addresses(),
+            "port": self.line.control_port,
+            "store_port": self.line.port,
+            "files": self._run_dir.name,
+            "max_restarts": self._config.max_restarts,
+        }
+
+    def _on_joined(self, message: JsonObject) -> None:
+        self._joining = False
+        task = self._config.hosts.task
+        nproc = self._config.nproc_per_node
+        self.host = int(message["host"])
+        self.leads = bool(message["leader"])
+        self.leader = str(message["leader_name"])[:_LONGEST_WORDS]
+        self.part_limit_bytes = max(int(message.get("part_limit_bytes", 1 << 16)), 1 << 10)
+        self.peers = {peer.host: peer for peer in map(_peer, message.get("peers") or ()) if peer is not None}
+        local_base = int(message.get("local_base", 0)) if task is not None else 0
+        base, role_base = int(message["base_rank"]), int(message["role_base"])
+        rendezvous = self._config.rendezvous
+        hosts = int(message["hosts"])
+        placement = Placement(
+            group_rank=self.host,
+            group_world_size=hosts,
+            world_size=int(message["world_size"]),
+            role_world_size=int(message["role_world_size"]),
+            ranks=tuple(RankPlace(local_base + i, base + i, role_base + i) for i in range(nproc)),
+            master_addr=str(message["master_addr"]),
+            master_port=int(message["master_port"]),
+            run_id=rendezvous.run_id,
+            local_world_size=int(message.get("local_world_size", nproc)),
+            host=str(message["label"])[:_LONGEST_WORDS],
+            leader=self.leader,
+            restarts=int(message["restarts"]),
+        )
+        self._places = {place.rank: place.local_rank for place in placement.ranks}
+        place = Place(
+            placement,
+            int(message["attempt"]),
+            self.leads,
+            may_leave=hosts > self._config.hosts.least,
+            files=str(message.get("files") or ""),
+        )
+        self._on_place(place)
+
+    def prepare(self, preparation: JsonObject) -> None:
+        """Ask what only torch can answer, if anything; ``on_prepared`` follows."""
+        if not self._needs_preparing:
+            self._on_prepared({})
+            return
+        self._preparing = True
+        asked = {"handler": self._config.event_log_handler, "file_timer": self._serves_timers}
+        self.line.send({"op": "prepare", **asked, **preparation})
+
+    def hand_on(self, event: JsonObject) -> None:
+        """Give an event to torch's event handlers, where the user named one."""
+        if self.hands_on_events:
+            self.line.send({"op": "event", "handler": self._config.event_log_handler, **event})
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Telling
+
+    def tell_trouble(self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0) -> None:
+        """This attempt is to end on all hosts."""
+        self._tell(
+            {
+                "kind": "trouble",
+                "reason": reason,
+                "words": words[:_LONGEST_WORDS],
+                "ranks": list(ranks)[:_MOST_LINES],
+                "signum": signum,
+                "time": time.time(),
+            }
+        )
+
+    def tell_decision(self, action: TellDecision, words: Sequence[str]) -> None:
+        """What follows, on all hosts."""
+        self._tell(
+            {
+                "kind": "decision",
+                "next": action.next_step,
+                "exit_code": action.exit_code,
+                "wait_s": action.wait_s,
+                "restarts": action.restarts,
+                "words": list(words)[:_MOST_LINES],
+            }
+        )
+
+    def tell_hang(self, verdict: HangVerdict, number: int) -> None:
+        """Every host is to capture."""
+        self._tell({"kind": "hang", "verdict": verdict._asdict(), "n": number})
+
+    def _tell(self, message: JsonObject) -> None:
+        told = {**message, "attempt": self._attempt(), "host": self.host, "task": self._task, "label": self._label}
+        self.line.send({"op": "tell", "attempt": self._attempt(), "message": told})
+
+    @property
+    def _label(self) -> str:
+        peer = self.peers.get(self.host)
+        return peer.label if peer is not None else short_host_name()
+
+    def set_state(self, state: JsonObject) -> None:
+        """How the ranks of this process do, for the host that decides."""
+        if state != self._own_state:
+            self._own_state = state
+            self.line.send({"op": "state", "attempt": self._attempt(), "state": state})
+
+    def acknowledge(self) -> None:
+        """The decision has been taken in."""
+        self.line.send({"op": "ack", "attempt": self._attempt()})
+
+    def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
+        """Hand a piece of evidence to the host that decides."""
+        piece = {"t": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
+        self.line.send({"op": "part", "attempt": self._attempt(), "name": name, "text": json.dumps(piece)})
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Collecting
+
+    def collect(self, name: str, timeout_s: float, on_done: Callable[[list[Piece]], None]) -> None:
+        """Wait for the pieces of this name of all other tasks, and hand over what has come by then."""
+        own = (self.host, self._task)
+        tasks = self._config.hosts.task is not None
+        expected = {
+            (peer.host, task)
+            for peer in self.peers.values()
+            for task in (range(peer.ranks) if tasks else (0,))
+            if (peer.host, task) != own
+        }
+        self._collection = _Collection(name, expected, time.monotonic() + timeout_s, on_done)
+        self._look_at_collection()
+
+    def forget(self) -> None:
+        """Wait for no pieces any more."""
+        self._collection = None
+
+    def _missing(self, collection: _Collection) -> set[tuple[int, int]]:
+        return {
+            (host, task)
+            for host, task in collection.expected
+            if (collection.name, host, task) not in self._pieces and host not in self.lost
+        }
+
+    def _look_at_collection(self) -> None:
+        if self._collection is not None and not self._missing(self._collection):
+            self._end_collection()
+
+    def _end_collection(self) -> None:
+        collection, self._collection = self._collection, None
+        if collection is not None:
+            found = [piece for (name, _, _), piece in sorted(self._pieces.items()) if name == collection.name]
+            collection.on_done(found)
+
+    def missing_hosts(self, name: str) -> list[str]:
+        """Hosts that handed in nothing under this name and are not lost, by label."""
+        heard = {host for known, host, _ in self._pieces if known == name} | {self.host} | set(self.lost)
+        return [peer.label for peer in self.peers.values() if peer.host not in heard]
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Hearing
+
+    def _on_message(self, message: JsonObject) -> None:
+        try:
+            self._take(message)
+        except (KeyError, TypeError, ValueError) as error:
+            if self._joining and message.get("op") == "joined":
+                what = f"the hosts' agreement cannot be read: {type(error).__name__}: {error}"
+                self._fail(what, "run the same version of saferun on all hosts")
+
+    def _take(self, message: JsonObject) -> None:  # noqa: C901 - one flat table of what is heard
+        match message.get("op"):
+            case "joined" if self._joining:
+                self._on_joined(message)
+            case "join_failed" if self._joining:
+                self._joining = False
+                self._fail(str(message["what"]), str(message["hint"]))
+            case "waiting":
+                self._say(f"saferun: {str(message['words'])[:_LONGEST_WORDS]}")
+            case "prepared" if self._preparing:
+                self._preparing = False
+                self._on_prepared(message)
+            case "failed" if self._preparing:
+                self._preparing = False
+                hint = "look at --logs-specs, --event-log-handler and --numa-binding in saferun --help"
+                code = 2 if message.get("usage") else 1
+                self._post(StartFailed(time.monotonic(), self._attempt(), str(message.get("what")), hint, code))
+            case "told":
+                self._on_told(message["attempt"], message["message"], message.get("received"))
+            case "states" if self.leads and message["attempt"] == self._attempt():
+                self._on_changed(message["changed"])
+            case "parts" if self.leads and message["attempt"] == self._attempt():
+                self._on_piece(message)
+            case "probed" if self.leads and message.get("why") in _GONE:
+                self._on_lost(message)
+            case "lost" if self.leads:
+                self._on_lost(message)
+            case "store_lost":
+                self._on_line_lost(str(message["words"]), "look at that host: what saferun said there last, and dmesg")
+            case "task_lost":
+                words = f"saferun of local rank {int(message['task'])} is gone"
+                self.tell_trouble("task_lost", words)
+            case "membership" if self.leads and not self._is_told:
+                self.tell_trouble("membership", str(message.get("words") or "another host wants to join"))
+
+    def _fail(self, what: str, hint: str) -> None:
+        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
+
+    def _on_line_lost(self, what: str, hint: str) -> None:
+        if self._joining or self._preparing:
+            self._joining = self._preparing = False
+            self._fail(what, hint)
+        else:
+            self._post(JobLost(time.monotonic(), self._attempt(), what, hint))
+
+    def _on_told(self, attempt: int, message: JsonObject, received: object) -> None:
+        del received
+        now = time.monotonic()
+        match message["kind"]:
+            case "trouble":
+                self._is_told = self._is_told or attempt == self._attempt()
+                blamed = {rank for rank in message.get("ranks") or () if isinstance(rank, int)}
+                trouble = JobTrouble(
+                    now,
+                    int(attempt),
+                    str(message["reason"]),
+                    str(message["words"])[:_LONGEST_WORDS],
+                    str(message["label"])[:_LONGEST_WORDS],
+                    ours=(message["host"], message["task"]) == (self.host, self._task),
+                    signum=int(message.get("signum") or 0),
+                    culprits=tuple(sorted(local for rank, local in self._places.items() if rank in blamed)),
+                )
+                self._post(trouble)
+            case "hang":
+                from saferun.watchdog.job import verdict_from
+
+                verdict = verdict_from(message["verdict"])
+                if verdict is not None and attempt == self._attempt():
+                    self._on_hang(verdict, int(message["n"]))
+            case "decision":
+                words = tuple(str(line)[:_LONGEST_WORDS] for line in (message.get("words") or ())[:_MOST_LINES])
+                restart = message["next"] == "restart"
+                decided = JobDecided(
+                    now,
+                    int(attempt),
+                    "restart" if restart else "finish",
+                    int(message["exit_code"]),
+                    float(message["wait_s"]),
+                    int(message["restarts"]),
+                    words,
+                )
+                self._post(decided)
+                self.acknowledge()
+
+    def _on_changed(self, changed: Mapping[str, JsonObject]) -> None:
+        self._states.update({key: state for key, state in changed.items() if isinstance(state, dict)})
+        self._on_states(self._states)
+        if len(self._states) >= self._tasks() and all(state.get("s") == "done" for state in self._states.values()):
+            self._post(HostsDone(time.monotonic(), self._attempt()))
+
+    def _tasks(self) -> int:
+        if self._config.hosts.task is None:
+            return len(self.peers)
+        return sum(peer.ranks for peer in self.peers.values())
+
+    def _on_piece(self, message: JsonObject) -> None:
+        host, task, name = int(message["host"]), int(message["task"]), str(message["name"])
+        peer = self.peers.get(host)
+        content = json.loads(str(message["text"]))
+        if peer is None or not isinstance(content, dict):
+            return
+        skew_s = time.time() - float(content["t"])
+        self._pieces[name, host, task] = Piece(
+            host,
+            task,
+            peer.label,
+            skew_s if abs(skew_s) > _SKEW_S else 0.0,
+            moved=bool(content.get("moved")),
+            stopped=bool(content.get("stopped")),
+            evidence=str(content["evidence"]),
+        )
+        self._look_at_collection()
+
+    def _on_lost(self, message: JsonObject) -> None:
+        host = int(message["host"])
+        peer = self.peers.get(host)
+        if peer is None or host in self.lost or host == self.host:
+            return
+        words = str(message.get("words") or "it does not answer")[:_LONGEST_WORDS]
+        why = str(message.get("why") or "unknown")
+        ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
+        self.lost[host] = Lost(host, peer.label, why, words, ranks)
+        if not self._is_told:
+            self.tell_trouble("lost", f"{peer.label}: {words}")
+        self._look_at_collection()
+
+
+def _peer(value: object) -> Peer | None:
+    try:
+        host, label, _name, _pid, addresses, base_rank, nproc = value  # type: ignore[misc]
+        return Peer(int(host), str(label), tuple(map(str, addresses)), int(base_rank), int(nproc))  # type: ignore[has-type]
+    except (TypeError, ValueError):
+        return None

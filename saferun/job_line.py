@@ -1,0 +1,311 @@
+"""The line to the other hosts of a job: listening sockets, and the coordinator behind them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from saferun.config import LaunchConfig
+from saferun.console.lines import LineAssembler
+from saferun.errors import SaferunError
+from saferun.host.children import SpawnError
+from saferun.host.coordinator_link import CoordinatorLink, JsonLines, connect_to_task
+from saferun.host.net import hold_port, is_this_host, listen_for_tasks, task_socket_path
+from saferun.host.poller import Poller
+from saferun.model import JsonObject
+
+_HINT = "check that this works: python -c 'import torch.distributed'"
+_FIRST_RETRY_S = 0.02
+_LAST_RETRY_S = 0.5
+# The coordinator waits for the other hosts' last words; it does so for ten seconds at most.
+_GOODBYE_S = 12.0
+
+
+class JobLine:
+    """Messages to and from the coordinator of this host.
+
+    The head of a host (its only process, or the one with local rank 0) has a coordinator of its own; the other tasks of
+    the host talk to that one over a Unix socket.
+
+    Args:
+        config: the launch.
+        environ: the coordinator's environment.
+        poller: the loop's.
+        on_message: takes each message.
+        on_lost: told, once, that the line is gone, and why.
+        on_words: gets whole lines that torch's event handlers write to stderr.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        on_message: Callable[[JsonObject], None],
+        on_lost: Callable[[str, str], None],
+        on_words: Callable[[bytes], None],
+    ) -> None:
+        self.deadline: float | None = None  # when ``tick`` is due, in monotonic seconds
+        self.port = 0  # of the ranks' store
+        self.control_port = 0  # where others knock
+        self._config = config
+        self._environ = environ
+        self._poller = poller
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_words = on_words
+        self._hands_on_events = config.event_log_handler != "null"
+        static = config.rendezvous.backend == "static"
+        self._whole_torch = (
+            not static
+            or config.numa_binding is not None
+            or config.logs.logs_specs is not None
+            or self._hands_on_events
+            or environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1"
+        )
+        task = config.hosts.task
+        self.is_head = task is None or task.local_rank == 0
+        self._listeners: dict[str, socket.socket] = {}
+        self._task_path = ""
+        self._link: CoordinatorLink | None = None
+        self._links_opened = 0
+        self._lines: JsonLines | None = None
+        self._retry_s = _FIRST_RETRY_S
+        self._unsent: list[JsonObject] = []
+        self._joining: JsonObject | None = None
+        self._words = LineAssembler()
+        self._is_closed = False
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def bind(self) -> None:
+        """Bind and listen on every port of this host, before anything else starts; they stay bound to the end.
+
+        Raises:
+            SaferunError: one cannot be had.
+        """
+        task, rendezvous = self._config.hosts.task, self._config.rendezvous
+        if task is not None:
+            self._task_path = task_socket_path(task.key)
+        if not self.is_head:
+            return
+        if rendezvous.backend == "static" and self._config.hosts.node_rank == 0:
+            self._listeners["store"] = _first_free(rendezvous.ports or (rendezvous.master_port or 0,))
+        elif rendezvous.backend != "static":
+            self._listeners["store"] = hold_port(None)
+            self._bind_endpoint()
+        self._listeners["control"] = hold_port(None)
+        if task is not None:
+            self._listeners["tasks"] = listen_for_tasks(self._task_path)
+        if "store" in self._listeners:
+            self.port = self._listeners["store"].getsockname()[1]
+        self.control_port = self._listeners["control"].getsockname()[1]
+
+    def _bind_endpoint(self) -> None:
+        """Serve torch's rendezvous store where the endpoint is this host, and nobody else of the job does so here."""
+        rendezvous = self._config.rendezvous
+        conf = dict(rendezvous.conf)
+        if rendezvous.backend != "c10d" or conf.get("store_type", "tcp") != "tcp":
+            return
+        host, port = split_endpoint(rendezvous.endpoint)
+        wanted = conf.get("is_host", "").lower()
+        if wanted in {"0", "false", "f", "no", "n"} or not (wanted or is_this_host(host)):
+            return
+        try:
+            self._listeners["endpoint"] = hold_port(port)
+        except SaferunError:
+            if wanted:
+                raise
+            # Perhaps another saferun of this job on this host was quicker; whoever it is, the meeting finds out.
+
+    def send(self, message: JsonObject) -> None:
+        """Send a message; before there is a line it is kept."""
+        if message["op"] == "join":
+            self._joining = message
+        if self._link is not None:
+            self._link.send(message)
+        elif self._lines is not None:
+            self._lines.send(message)
+        elif not self._is_closed:
+            self._unsent.append(message)
+
+    def open(self) -> None:
+        """Make the line, if there is none."""
+        if self._link is None and self._lines is None:
+            if self.is_head:
+                self._open_link()
+            else:
+                self.tick(time.monotonic())
+
+    def tick(self, now: float) -> None:
+        """Look again whether the head of this host is there."""
+        if self.is_head or self._lines is not None or self._is_closed:
+            self.deadline = None
+            return
+        lines = connect_to_task(self._task_path)
+        if lines is None:
+            self.deadline = now + self._retry_s
+            self._retry_s = min(self._retry_s * 1.5, _LAST_RETRY_S)
+            return
+        self.deadline = None
+        self._lines = lines
+        self._poller.watch(lines.fd, self._on_readable)
+        self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for message in unsent:
+            self.send(message)
+
+    @property
+    def pid(self) -> int | None:
+        """The coordinator's process, if this process owns one."""
+        return self._link.child.pid if self._link is not None else None
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _open_link(self) -> None:
+        self._links_opened += 1
+        fds = {name: listener.fileno() for name, listener in self._listeners.items()}
+        try:
+            self._link = CoordinatorLink(
+                fds.pop("store", -1), self._environ, whole_torch=self._whole_torch, more_fds=fds
+            )
+        except SpawnError as error:
+            self._lose(f"the coordinator cannot be started: {error}", _HINT)
+            return
+        self._poller.watch(self._link.fd, self._on_readable)
+        self._poller.watch(self._link.stderr_fd, self._on_stderr)
+        self._send_unsent()
+
+    def _on_readable(self) -> None:
+        source = self._link or self._lines
+        messages = source.receive() if source is not None else None
+        if source is None or messages is None:
+            if source is not None:
+                self._poller.unwatch(source.fd)
+            if self._lines is not None:
+                self._lines.close()
+                self._lines = None
+                self._lose("saferun of local rank 0 on this host is gone", "look at what it said last")
+            # Of a coordinator of ours the exit follows, and says more.
+            return
+        for message in messages:
+            if message.get("op") in {"joined", "join_failed"}:
+                self._joining = None
+            self._on_message(message)
+
+    def _on_stderr(self) -> None:
+        link = self._link
+        chunk = link.read_stderr() if link is not None else None
+        if link is None:
+            return
+        if chunk is None:
+            self._poller.unwatch(link.stderr_fd)
+        elif self._hands_on_events:
+            self._on_words(self._words.feed(chunk))
+
+    def on_exit(self, words: str) -> None:
+        """The coordinator has ended; ``words`` say how."""
+        link = self._link
+        if link is None:
+            return
+        # What it said last may decide what follows.
+        while messages := link.receive():
+            for message in messages:
+                self._on_message(message)
+        while link.read_stderr():
+            pass
+        self._poller.unwatch(link.fd)
+        self._poller.unwatch(link.stderr_fd)
+        self._link = None
+        reason = link.last_line()
+        link.close()
+        if self._joining is not None and not link.whole_torch and self._links_opened == 1:
+            # Perhaps only the short cut to the store is to blame, or a passing lack of memory.
+            self._whole_torch = True
+            self._unsent.append(self._joining)
+            self._open_link()
+            return
+        self._lose(f"the coordinator of this host ended ({words}){f': {reason}' if reason else ''}", _HINT)
+
+    def _lose(self, what: str, hint: str) -> None:
+        if not self._is_closed:
+            self._on_lost(what, hint)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say goodbye, wait until that has been heard, and give the ports back."""
+        self._is_closed = True
+        self.deadline = None
+        if self._lines is not None:
+            self._poller.unwatch(self._lines.fd)
+            self._lines.send({"op": "goodbye"})
+            self._lines.close()
+            self._lines = None
+        if self._link is not None:
+            self._end_link(self._link)
+            self._link = None
+        for listener in self._listeners.values():
+            listener.close()
+        if "tasks" in self._listeners:
+            with suppress(OSError):
+                os.unlink(self._task_path)
+        self._listeners.clear()
+
+    def _end_link(self, link: CoordinatorLink) -> None:
+        self._poller.unwatch(link.fd)
+        self._poller.unwatch(link.stderr_fd)
+        link.send({"op": "goodbye"})
+        if not _waited_for(link, _GOODBYE_S):
+            with suppress(ProcessLookupError):
+                os.kill(link.child.pid, signal.SIGKILL)
+            _waited_for(link, _GOODBYE_S)
+        link.close()
+
+
+def _waited_for(link: CoordinatorLink, timeout_s: float) -> bool:
+    """Wait for a coordinator to end, and reap it; what it says meanwhile is read, so that nothing holds it up."""
+    give_up_at = time.monotonic() + timeout_s
+    while time.monotonic() < give_up_at:
+        try:
+            if os.waitpid(link.child.pid, os.WNOHANG)[0] == link.child.pid:
+                return True
+        except ChildProcessError:
+            return True
+        link.receive()
+        link.read_stderr()
+        time.sleep(0.002)
+    return False
+
+
+def _first_free(ports: tuple[int, ...]) -> socket.socket:
+    """A listening socket on the first of these ports that can be had.
+
+    Raises:
+        SaferunError: none can; it tells of the first.
+    """
+    first: SaferunError | None = None
+    for port in ports:
+        try:
+            return hold_port(port)
+        except SaferunError as error:
+            first = first or error
+    assert first is not None  # noqa: S101 - there is a port
+    raise first
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """``HOST[:PORT]`` as torch's c10d rendezvous reads it: 29400 where there is no port."""
+    if endpoint.startswith("[") and endpoint.endswith("]"):
+        return endpoint[1:-1], 29400
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not port.isdigit():
+        return endpoint, 29400
+    return (host[1:-1] if host.startswith("[") else host) or "localhost", int(port)

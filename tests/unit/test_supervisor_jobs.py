@@ -1,0 +1,232 @@
+"""The state machines of several hosts together: they fail as one, and end as one."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saferun.events import (
+    CaptureEvidence,
+    Finish,
+    ReportDecision,
+    ReportFailure,
+    TellDecision,
+    TellTrouble,
+)
+from saferun.policy import HangPolicy
+from saferun.supervisor import State
+from tests.unit.fake_job import FAILED, KILLED, OK, Host, Job
+
+
+def codes(job: Job) -> list[int | None]:
+    return [host.finish.exit_code if host.finish else None for host in job.hosts]
+
+
+def started(hosts: int = 3, **options: object) -> Job:
+    job = Job(hosts, **options)  # type: ignore[arg-type]
+    job.run()
+    return job
+
+
+def test_a_job_ends_well_when_the_last_rank_of_the_last_host_has() -> None:
+    """A host whose ranks are done waits: the exit code is the job's on every host."""
+    job = started()
+    for host in job.hosts[:2]:
+        host.exit(OK)
+        host.exit(OK)
+    while any(host.inbox for host in job.hosts):
+        for host in job.hosts:
+            host.take()
+    assert [host.state for host in job.hosts] == [State.WAITING, State.WAITING, State.RUNNING]
+    job.hosts[2].exit(OK)
+    job.hosts[2].exit(OK)
+    job.settle()
+    assert codes(job) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_rank_that_dies_on_one_host_ends_the_job_on_all(failing: int) -> None:
+    """Everybody looks at his ranks before he stops them, the first host decides, and all end alike."""
+    job = started()
+    job.hosts[failing].exit(KILLED)
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+    for host in job.hosts:
+        assert any(isinstance(action, CaptureEvidence) for action in host.actions)
+        kind = ReportFailure if host is job.leader else ReportDecision
+        assert sum(isinstance(action, kind) for action in host.actions) == 1
+    assert job.troubles == {0: "failure"}
+
+
+def test_a_host_that_was_done_is_started_again_with_the_others() -> None:
+    """The ranks of a world start together or not at all."""
+    job = started(max_restarts=1)
+    job.hosts[1].exit(OK)
+    job.hosts[1].exit(OK)
+    job.hosts[1].take()
+    job.hosts[1].take()
+    assert job.hosts[1].state is State.WAITING
+    job.hosts[2].exit(FAILED)
+    job.next_attempt()
+    assert [host.supervisor.attempt for host in job.hosts] == [1, 1, 1]
+
+
+def test_restarts_are_counted_by_the_job_not_by_each_host() -> None:
+    """A rank of another host each time: torchrun's hosts would each count their own."""
+    job = started(max_restarts=2)
+    for attempt in range(3):
+        assert {host.supervisor.attempt for host in job.hosts} == {attempt}
+        job.hosts[attempt].exit(FAILED)
+        if attempt < 2:
+            job.next_attempt()
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+
+
+def test_a_signal_to_one_host_stops_the_job_and_uses_no_restart() -> None:
+    """Whoever stops one of them means all of them."""
+    job = started(max_restarts=3)
+    job.hosts[1].signal(signal.SIGTERM)
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+    assert job.number == 0
+
+
+def test_ctrl_c_on_one_host_waits_for_no_evidence_on_any() -> None:
+    """The user is at the keyboard."""
+    job = started()
+    job.hosts[0].signal(signal.SIGINT)
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+    assert not any(isinstance(action, CaptureEvidence) for host in job.hosts for action in host.actions)
+
+
+def test_the_others_go_on_where_a_host_leaves_an_elastic_job() -> None:
+    """It is no failure: none of the restarts is used up, and there is none to be had here."""
+    job = started(least=1)
+    job.hosts[2].signal(signal.SIGTERM)
+    job.next_attempt()
+    assert job.hosts[2].finish == Finish(1, leaves=True)
+    assert [host.supervisor.attempt for host in job.hosts[:2]] == [1, 1]
+    for host in job.hosts[:2]:
+        host.exit(OK)
+        host.exit(OK)
+    job.settle()
+    assert codes(job)[:2] == [0, 0]
+
+
+def test_a_lost_host_ends_a_fixed_job() -> None:
+    """Its ranks cannot be replaced."""
+    job = started(max_restarts=1)
+    job.power_off(job.hosts[1])
+    job.settle()
+    assert codes(job)[0] == 1
+    assert codes(job)[2] == 1
+
+
+def test_each_host_decides_for_itself_where_the_one_that_decides_is_gone() -> None:
+    """They capture, stop, report to their own disk and end; nobody waits for a word that cannot come."""
+    job = started()
+    job.power_off(job.hosts[0])
+    job.settle()
+    assert codes(job)[1:] == [1, 1]
+    for host in job.hosts[1:]:
+        assert any(isinstance(action, ReportFailure) for action in host.actions)
+
+
+def test_a_decision_that_was_heard_counts_where_the_line_breaks_later() -> None:
+    """The host that decides may be gone a moment after its last word."""
+    job = started()
+    job.hosts[1].exit(FAILED)
+    while not any(isinstance(action, TellDecision) for action in job.leader.actions):
+        for host in job.hosts:
+            host.take()
+    for host in job.hosts[1:]:
+        host.take()
+    job.settle()
+    assert codes(job) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("on_hang", "restarts"), [("report", 0), ("stop", 0), ("restart", 1)])
+def test_a_hang_is_captured_on_all_hosts_and_acted_upon_by_all(on_hang: str, restarts: int) -> None:
+    """All look at the same moment; the first host tells of it, and what follows is the same everywhere."""
+    job = started(max_restarts=restarts, hang_policy=HangPolicy(on_hang))  # type: ignore[arg-type]
+    job.hang()
+    for _ in range(6):
+        for host in job.hosts:
+            host.take()
+    assert all(any(isinstance(action, CaptureEvidence) for action in host.actions) for host in job.hosts)
+    if on_hang == "report":
+        assert all(host.state is State.RUNNING for host in job.hosts)
+        return
+    assert job.troubles == {0: "hang"}
+    if on_hang == "stop":
+        job.settle()
+        assert codes(job) == [1, 1, 1]
+        return
+    job.next_attempt()
+    assert job.number == 1
+
+
+def test_nobody_tells_twice() -> None:
+    """Ten thousand ranks may fail at once."""
+    job = started()
+    for host in job.hosts:
+        host.exit(FAILED)
+        host.exit(FAILED)
+    job.settle()
+    for host in job.hosts:
+        assert sum(isinstance(action, TellTrouble) for action in host.actions) <= 1
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "take", "take", "take", "ok", "fail", "term", "int", "off", "hang", "expire", "join"]),
+        st.integers(0, 3),
+    ),
+    max_size=60,
+)
+
+
+def let_happen(job: Job, kind: str, host: Host) -> None:
+    """One thing, if it can happen now."""
+    simple = {"take": host.take, "off": lambda: job.power_off(host)}
+    with_argument = {"ok": OK, "fail": FAILED}
+    signals = {"term": signal.SIGTERM, "int": signal.SIGINT}
+    if kind in simple:
+        simple[kind]()
+    elif kind in with_argument:
+        host.exit(with_argument[kind])
+    elif kind in signals:
+        host.signal(signals[kind])
+    elif kind == "expire" and host.state is State.BACKOFF:
+        host.expire()
+    elif job.met and kind == "hang":
+        job.hang()
+    elif job.met and kind == "join" and job.leader.runs:
+        job.trouble(job.number, "membership", job.leader)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=STEPS, max_restarts=st.integers(0, 2), least=st.integers(1, 3), hang=st.sampled_from(["report", "stop"]))
+def test_whatever_happens_all_hosts_end_and_end_alike(
+    steps: list[tuple[str, int]], max_restarts: int, least: int, hang: str
+) -> None:
+    """In any order, with hosts that vanish: no host waits for ever for another."""
+    job = Job(3, max_restarts, least, HangPolicy(hang))  # type: ignore[arg-type]
+    for kind, number in steps:
+        let_happen(job, kind, job.hosts[number % 3])
+    # From here on every rank that is started ends well.
+    for _ in range(200):
+        job.settle()
+        running = [host for host in job.hosts if host.runs and host.alive]
+        if not running:
+            break
+        for host in running:
+            host.exit(OK)
+    job.settle()
+    for host in job.hosts:
+        assert host.is_dead or host.finish is not None, [other.state for other in job.hosts]
