@@ -10,7 +10,9 @@ STAMP := $(VENV)/complete
 
 .PHONY: test demo lint bench clean
 
+# tests/cluster needs Debian packages; what cannot be installed is said in one line, and what cannot run in another.
 test: lint
+	@$(PY) -m tests.cluster install
 	$(PY) -m pytest
 
 demo: $(STAMP)

@@ -146,7 +146,8 @@ class OomKill(NamedTuple):
     """The kernel's OOM killer was at work while the ranks ran.
 
     ``scope``: ``cgroup`` or ``host``. ``limit_bytes`` and ``rss_bytes`` (of the killed process) are 0 where unknown.
-    ``pids``: the killed ones where the kernel log tells; else empty. ``source``: where it was read.
+    ``pids``: the killed ones where the kernel log tells; else empty. ``source``: where it was read. ``host``: the label
+    of the host where it was; empty: this one.
     """
 
     scope: str
@@ -155,10 +156,34 @@ class OomKill(NamedTuple):
     pids: tuple[int, ...]
     kills: int
     source: str
+    host: str = ""
+
+
+class StuckLink(NamedTuple):
+    """A connection between hosts on which a rank has sent what the other end does not acknowledge.
+
+    Attributes:
+        rank: whose it is.
+        local: its own address, ``10.0.0.1:40123``.
+        remote: the other end's.
+        state: TCP's, ``ESTABLISHED``, ``SYN_SENT``.
+        unsent_bytes: how much waits in the kernel.
+        retries: how often the kernel has sent it again.
+    """
+
+    rank: int
+    local: str
+    remote: str
+    state: str
+    unsent_bytes: int
+    retries: int
 
 
 class CaptureNote(NamedTuple):
-    """What became of one capture. ``rank`` is -1 and ``pid`` 0 for the host. ``path`` is its file, or empty."""
+    """What became of one capture. ``rank`` is -1 and ``pid`` 0 for the host. ``path`` is its file, or empty.
+
+    ``host`` is the label of the host where it was taken; empty: this one.
+    """
 
     capture: str
     rank: int
@@ -166,6 +191,7 @@ class CaptureNote(NamedTuple):
     path: str
     elapsed_s: float
     failure: str = ""
+    host: str = ""
 
 
 class Capture(NamedTuple):
@@ -180,6 +206,7 @@ class Capture(NamedTuple):
     unfinished: tuple[str, ...] = ()
     """What was not ready when the budget was spent, named."""
     elapsed_s: float = 0.0
+    links: tuple[StuckLink, ...] = ()
 
 
 class HangVerdict(NamedTuple):
@@ -206,7 +233,8 @@ class HangVerdict(NamedTuple):
 class RankOutput(NamedTuple):
     """What a rank left behind: its last lines and the error file that ``@record`` wrote.
 
-    ``last_lines`` are those of stderr, ``last_stdout_lines`` those of stdout.
+    ``last_lines`` are those of stderr, ``last_stdout_lines`` those of stdout. ``rank`` is -1 where only the local rank
+    is known, which is enough on one host.
     """
 
     local_rank: int
@@ -215,6 +243,60 @@ class RankOutput(NamedTuple):
     error_message: str
     error_time: float
     last_stdout_lines: tuple[str, ...] = ()
+    rank: int = -1
+
+
+class HostSight(NamedTuple):
+    """One host of several, as the host that judges sees it.
+
+    Attributes:
+        host: its number in the job.
+        label: the name under which the job knows it.
+        ranks: its ranks; the place in it is not the local rank where some are missing.
+        addresses: its own addresses, as far as they are known.
+        cwd: the working directory of its ranks.
+        script: what they run.
+        has_part: whether its evidence has come.
+        why: why it is lost: ``gone`` (it is up, its saferun is not), ``unreachable``, ``cut`` (it lives, the way to the
+            store does not), ``frozen`` (its saferun does not move), ``unknown``; empty: it is not.
+        lost_words: the same in words.
+        supervisor_pids: of its saferun processes.
+        oom: what the OOM killer did there.
+        kernel_lines: of its kernel log.
+        unkilled: its ranks that could not be killed.
+    """
+
+    host: int
+    label: str
+    ranks: tuple[int, ...] = ()
+    addresses: tuple[str, ...] = ()
+    cwd: str = ""
+    script: str = ""
+    has_part: bool = False
+    why: str = ""
+    lost_words: str = ""
+    supervisor_pids: tuple[int, ...] = ()
+    oom: OomKill | None = None
+    kernel_lines: tuple[str, ...] = ()
+    unkilled: tuple[int, ...] = ()
+
+
+class ToldTrouble(NamedTuple):
+    """What one host told the others, and on which all of them stopped.
+
+    Attributes:
+        reason: ``failure hang signal parent lost store_lost task_lost start membership leave``.
+        label: the host that it is about where that is known (the lost one for ``store_lost``), else the one that told.
+        words: in its own words; of a signal its name, of a parent what it was.
+        rank: the rank that it is about; None where it is about none.
+        why: of ``store_lost``, as in :class:`HostSight`.
+    """
+
+    reason: str
+    label: str = ""
+    words: str = ""
+    rank: int | None = None
+    why: str = ""
 
 
 class Evidence(NamedTuple):
@@ -224,6 +306,11 @@ class Evidence(NamedTuple):
     any rank was signalled. ``hang`` is the verdict that led to it, where the job hung. ``kernel_lines`` are lines of
     the kernel log since the start (Xid, OOM).
     ``supervisor_pid`` tells our own signals from other people's, ``store_port`` connections to the store from others.
+
+    Of several hosts: ``hosts`` are all of them, ``host`` is the one that judges, and times are its own. What is one
+    host's only (``supervisor_pid``, ``oom``, ``kernel_lines``, ``abandoned``) is in ``hosts``; ``kernel_lines`` are
+    all hosts' with their labels. ``job_trouble`` is what made all hosts stop. ``started_time`` is when the ranks were
+    started in seconds since the epoch (0.0: unknown), ``world_size`` how many there are (0: those in ``ranks``).
     """
 
     host: str
@@ -244,6 +331,22 @@ class Evidence(NamedTuple):
     script: str = ""
     cwd: str = ""
     store_port: int = 0
+    hosts: tuple[HostSight, ...] = ()
+    started_time: float = 0.0
+    world_size: int = 0
+    job_trouble: ToldTrouble | None = None
+
+    @property
+    def outputs_by_rank(self) -> dict[int, RankOutput]:
+        """What each rank left behind, by rank."""
+        ranks = {end.local_rank: end.rank for end in self.ends}
+        known = {}
+        for index, output in enumerate(self.outputs):
+            rank = output.rank if output.rank >= 0 else ranks.get(output.local_rank, -1)
+            if rank < 0:
+                rank = self.ranks[index] if index < len(self.ranks) else output.local_rank
+            known[rank] = output
+        return known
 
 
 # ----------------------------------------------------------------------------------------------------------- diagnosis
@@ -321,6 +424,8 @@ class Diagnosis(NamedTuple):
         tracebacks: what failed ranks printed, each once.
         core: the core of the rank that is the cause.
         lines: further findings worth a line each: mismatched collectives, what was not ready, kernel messages.
+        unkilled: ranks that could not be killed, where there are several hosts; ``abandoned`` is empty there.
+        hosts: the hosts of the job, where there are several.
     """
 
     headline: str
@@ -337,3 +442,5 @@ class Diagnosis(NamedTuple):
     tracebacks: tuple[Traceback, ...] = ()
     core: CoreLook | None = None
     lines: tuple[str, ...] = ()
+    unkilled: tuple[int, ...] = ()
+    hosts: tuple[HostSight, ...] = ()

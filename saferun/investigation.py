@@ -34,7 +34,7 @@ from saferun.rank_group import Rank, RankGroup
 if TYPE_CHECKING:
     from saferun.capture_run import CaptureRun
     from saferun.captures.wire import CaptureReader
-    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill
+    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill, ToldTrouble
     from saferun.host.cgroups import MemoryState
     from saferun.host.core_limits import RankPreparation
     from saferun.host.core_watch import CoreWatch
@@ -593,7 +593,7 @@ class Investigation:
         """Another host has the whole picture and tells it; this one keeps its part."""
         leader = self._job.leader if self._job is not None else ""
         line = f"saferun: nothing moves on any host; {leader} tells where, and has the report"
-        if self._hang_number == 1:
+        if self._hang_number == 1 and self._job is not None and self._job.line.is_head:
             self._say(line)
         if self._evidence is not None:
             self._diagnosis = self._guarded("diagnose the hang", self._own_hang, self._evidence)
@@ -777,7 +777,16 @@ class Investigation:
             script=self._config.command.name,
             cwd=current_directory(),
             store_port=group.plan.placement.master_port if group is not None else 0,
+            started_time=self._started_time,
+            world_size=group.plan.placement.world_size if group is not None and self._job is not None else 0,
+            job_trouble=self._told_trouble(),
         )
+
+    def _told_trouble(self) -> ToldTrouble | None:
+        from saferun.evidence import ToldTrouble
+
+        trouble = self._job.trouble if self._job is not None else None
+        return ToldTrouble(*trouble) if trouble is not None else None
 
     def report_failure(self, action: ReportFailure) -> None:
         """Tell why the attempt failed, and what happens next."""
@@ -792,7 +801,8 @@ class Investigation:
         lines = list(action.words) or [
             f"saferun: the job has failed; {self._job.leader if self._job else ''} knows why"
         ]
-        self._say("\n".join(lines))
+        if self._job is None or self._job.line.is_head:
+            self._say("\n".join(lines))
         if self._diagnosis is not None:
             followed = "restarted" if action.restarting else "ended"
             self._guarded("report", self._log_incident, "failure", self._diagnosis, followed, lines)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # What another host wrote may be anything.
 _LONGEST_WORDS = 1000
 _MOST_LINES = 20
+_MOST_LABELS = 8
 _MOST_RANKS = 100_000
 # A host that has handed in nothing by then is knocked at; again at longer intervals.
 _KNOCK_AFTER_S = 1.5
@@ -80,6 +81,16 @@ class Place(NamedTuple):
     leads: bool
     may_leave: bool
     files: str
+
+
+class Trouble(NamedTuple):
+    """What one host told all others, in the terms of evidence.ToldTrouble."""
+
+    reason: str
+    label: str
+    words: str
+    rank: int | None
+    why: str
 
 
 class _Collection:
@@ -168,6 +179,8 @@ class Job:
         self._states: dict[str, JsonObject] = {}
         self._own_state: JsonObject = {"s": "run"}
         self._is_told = False
+        self._lost_tasks: set[tuple[int, int]] = set()
+        self.trouble: Trouble | None = None  # what made all hosts stop
         self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -300,7 +313,20 @@ class Job:
             may_leave=hosts > self._config.hosts.least,
             files=str(message.get("files") or ""),
         )
+        if self.leads and self._config.hosts.detected and place.number == 0:
+            self._say(f"saferun: {self._meeting_words(placement)}, from {self._config.hosts.detected}")
         self._on_place(place)
+
+    def _meeting_words(self, placement: Placement) -> str:
+        """Who has met, in a line."""
+        labels = [peer.label for peer in self.peers.values()]
+        shown = ", ".join(labels[:_MOST_LABELS]) + (
+            f" and {len(labels) - _MOST_LABELS} more" if labels[_MOST_LABELS:] else ""
+        )
+        counts = {peer.ranks for peer in self.peers.values()}
+        each = f"{counts.pop()} on each" if len(counts) == 1 and len(labels) > 1 else ""
+        hosts = "1 host" if len(labels) == 1 else f"{len(labels)} hosts"
+        return f"{hosts} ({shown}), {placement.world_size} ranks{f', {each}' if each else ''}"
 
     def prepare(self, preparation: JsonObject) -> None:
         """Ask what only torch can answer, if anything; ``on_prepared`` follows."""
@@ -319,7 +345,9 @@ class Job:
     # ----------------------------------------------------------------------------------------------------------------
     # Telling
 
-    def tell_trouble(self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0) -> None:
+    def tell_trouble(
+        self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+    ) -> None:
         """This attempt is to end on all hosts."""
         self._tell(
             {
@@ -328,6 +356,7 @@ class Job:
                 "words": words[:_LONGEST_WORDS],
                 "ranks": list(ranks)[:_MOST_LINES],
                 "signum": signum,
+                "lost_task": lost_task,
                 "time": time.time(),
             }
         )
@@ -397,7 +426,9 @@ class Job:
         return {
             (host, task)
             for host, task in collection.expected
-            if (collection.name, host, task) not in self._pieces and host not in self.lost
+            if (collection.name, host, task) not in self._pieces
+            and host not in self.lost
+            and (host, task) not in self._lost_tasks
         }
 
     def _look_at_collection(self) -> None:
@@ -454,14 +485,22 @@ class Job:
             case "lost" if self.leads:
                 self._on_lost(message)
             case "store_lost":
-                self._on_line_lost(str(message["words"]), "look at that host: what saferun said there last, and dmesg")
+                words = str(message["words"])[:_LONGEST_WORDS]
+                self.trouble = Trouble("store_lost", self.leader, words, None, str(message.get("why") or "unknown"))
+                self._on_line_lost(words, "look at that host: what saferun said there last, and dmesg")
             case "task_lost":
-                words = f"saferun of local rank {int(message['task'])} is gone"
-                self.tell_trouble("task_lost", words)
+                task = int(message["task"])
+                self._lost_tasks.add((self.host, task))
+                self.tell_trouble("task_lost", f"saferun of local rank {task} is gone", lost_task=task)
+                self._look_at_collection()
             case "membership" if self.leads and not self._is_told:
                 self.tell_trouble("membership", str(message.get("words") or "another host wants to join"))
 
     def _fail(self, what: str, hint: str) -> None:
+        hosts = self._config.hosts
+        if hosts.detected:
+            here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
+            self._say(f"saferun: this is {short_host_name()}, {here}, from {hosts.detected}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
 
     def _on_line_lost(self, what: str, hint: str) -> None:
@@ -477,6 +516,10 @@ class Job:
         match message["kind"]:
             case "trouble":
                 self._is_told = self._is_told or attempt == self._attempt()
+                if isinstance(message.get("lost_task"), int):
+                    self._lost_tasks.add((int(message["host"]), message["lost_task"]))
+                if attempt == self._attempt():
+                    self.trouble = _trouble(message)
                 blamed = {rank for rank in message.get("ranks") or () if isinstance(rank, int)}
                 trouble = JobTrouble(
                     now,
@@ -512,6 +555,11 @@ class Job:
 
     def _on_changed(self, changed: Mapping[str, JsonObject]) -> None:
         self._states.update({key: state for key, state in changed.items() if isinstance(state, dict)})
+        for key, state in changed.items():
+            host, _, task = key.partition("/")
+            if isinstance(state, dict) and state.get("s") == "gone":
+                self._lost_tasks.add((int(host), int(task)))
+        self._look_at_collection()
         self._on_states(self._states)
         if len(self._states) >= self._tasks() and all(state.get("s") == "done" for state in self._states.values()):
             self._post(HostsDone(time.monotonic(), self._attempt()))
@@ -551,6 +599,13 @@ class Job:
         if not self._is_told:
             self.tell_trouble("lost", f"{peer.label}: {words}")
         self._look_at_collection()
+
+
+def _trouble(message: JsonObject) -> Trouble:
+    ranks = message.get("ranks") or ()
+    rank = ranks[0] if ranks and isinstance(ranks[0], int) else None
+    label, words = (str(message[name])[:_LONGEST_WORDS] for name in ("label", "words"))
+    return Trouble(str(message["reason"]), str(message.get("about") or label)[:_LONGEST_WORDS], words, rank, "")
 
 
 def _peer(value: object) -> Peer | None:

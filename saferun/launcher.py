@@ -91,8 +91,6 @@ def _run(
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )
     hosts = config.hosts
-    if hosts.detected:
-        screen.say(f"saferun: {place_line(config)}")
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.say(f"saferun: settings from {config.settings_file}")
     limits = Limits(
@@ -117,6 +115,7 @@ def _run(
                     together=hosts.together,
                     outlives_leader=config.rendezvous.backend != "static",
                     peers_s=peers_s if hosts.together else 0.0,
+                    hurries=bool(hosts.detected),
                 ),
             ),
             screen=screen,
@@ -130,17 +129,6 @@ def _run(
         ).run()
     finally:
         run_dir.close()
-
-
-def place_line(config: LaunchConfig) -> str:
-    """What was found out about this process's place in the job, and from what."""
-    hosts = config.hosts
-    where = "node rank not known yet" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
-    of = f"{hosts.least}" if hosts.least == hosts.most else f"{hosts.least} to {hosts.most}"
-    what = f"{where} of {of}"
-    if hosts.task is not None:
-        what += f", local rank {hosts.task.local_rank} of {hosts.task.local_world_size}"
-    return f"{what}, from {hosts.detected}"
 
 
 def leave(exit_code: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.config import OPTIONS, Option
+from saferun.options import OPTIONS, Option
 
 
 def option_table() -> str:

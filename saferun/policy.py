@@ -19,12 +19,14 @@ class JobPolicy(NamedTuple):
     """How this process stands to the others of its job.
 
     ``together``: there are others. ``outlives_leader``: they can meet again where the host that decides is gone.
-    ``peers_s``: how long the host that decides waits for what the others have seen.
+    ``peers_s``: how long the host that decides waits for what the others have seen. ``hurries``: a scheduler that asks
+    for an end by a signal kills whatever is still there soon afterwards, saferun included.
     """
 
     together: bool = False
     outlives_leader: bool = False
     peers_s: float = 0.0
+    hurries: bool = False
 
 
 class HangPolicy(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from saferun.config import OPTIONS, Option, comma_separated_list
+from saferun.options import OPTIONS, Option, comma_separated_list
 from saferun.profiles.words import advice, quoted
 from saferun.profiles.yaml_nodes import bad, read_yaml
 

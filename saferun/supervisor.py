@@ -78,6 +78,12 @@ class Stage(Enum):
     SWEEPING = "sweeping"  # they are gone; what they left behind is being ended
 
 
+# Of the shutdown timeout, where a scheduler's KILL follows its TERM: for looking at the ranks, and until they are
+# killed. The rest is for the report. Slurm's KillWait and the default of --shutdown-timeout are both 30 s.
+_LOOK_SHARE = 0.4
+_KILL_SHARE = 0.8
+# Troubles that this host tells of without having acted: what it has heard of others.
+_HEARD = frozenset({"membership", "lost", "task_lost"})
 # How soon a rank that is being dumped is looked at again.
 _LOOK_AGAIN_S = 0.2
 
@@ -132,6 +138,7 @@ class Supervisor:
         self._moved = False  # the job came to life during that
         self._hung = False  # the ranks are ended because they hang
         self._dumped_by = 0.0
+        self._killed_by: float | None = None  # when the ranks must be gone, where there is somebody who would do it
         self._abandoned: tuple[int, ...] = ()
         self._trouble = ""
         self._trouble_hint = ""
@@ -261,8 +268,11 @@ class Supervisor:
         # RUNNING -> CAPTURING
         self._verdict = verdict
         self._moved = False
-        self._enter(State.CAPTURING, at + self._limits.capture_s)
-        return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), self._limits.capture_s, verdict)]
+        budget_s = self._limits.capture_s
+        if self._killed_by is not None:
+            budget_s = min(budget_s, self._limits.grace_s * _LOOK_SHARE)
+        self._enter(State.CAPTURING, at + budget_s)
+        return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), budget_s, verdict)]
 
     def _after_capture(self, at: float, culprits: tuple[int, ...]) -> list[Action]:
         verdict, self._verdict = self._verdict, None
@@ -286,7 +296,10 @@ class Supervisor:
         # RUNNING | CAPTURING -> STOPPING
         if not self._running:
             return self._sweep(at)
-        self._enter(State.STOPPING, at + self._limits.grace_s)
+        kill_at = at + self._limits.grace_s
+        if self._killed_by is not None:
+            kill_at = max(min(kill_at, self._killed_by), at)
+        self._enter(State.STOPPING, kill_at)
         self._stage = Stage.ASKED
         self._dumped_by = at + self._limits.grace_s + self._limits.dump_s
         asked = tuple(sorted(self._running.difference(aborted)))
@@ -395,16 +408,23 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------------------
     # Other hosts
 
+    def _hurry(self, at: float) -> None:
+        """A signal was sent that SIGKILL will follow."""
+        if self._job.hurries and self._killed_by is None:
+            self._killed_by = at + self._limits.grace_s * _KILL_SHARE
+
     def _on_trouble(self, event: JobTrouble) -> list[Action]:
         """All hosts end this attempt, for the same reason: the first that any of them told."""
         self._told = True
+        if event.signum:
+            self._hurry(event.at)
         if event.reason in {"membership", "leave"}:
             # What this host saw of it are ranks that others have left.
             self._regroups = not self._leaves
             self._failed = self._failed and self._leaves
         elif event.reason in {"signal", "parent"}:
             self._job_stopped = True
-        if event.ours and event.reason != "membership":
+        if event.ours and event.reason not in _HEARD:
             return []  # this host acts already
         if self.state in {State.STARTING, State.RUNNING}:
             self._failed = not self._regroups
@@ -490,6 +510,7 @@ class Supervisor:
         if self.state is State.STOPPING and self._stage is Stage.SWEEPING and not self._failed:
             return []  # every rank is done and well; there is nothing left to stop
         self._stop_signum = event.signum
+        self._hurry(event.at)
         if not self._failed:
             self._cause_signum = event.signum
         name = event.why or signal_name(event.signum)
@@ -503,9 +524,8 @@ class Supervisor:
                 # -> DONE: nothing runs yet, so the signal ends saferun as it would end any program.
                 return self._finish(1, reraise=event.signum)
             case State.STARTING | State.RUNNING:
-                say = Say(
-                    f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {self._limits.grace_s:g} s"
-                )
+                grace_s = self._limits.grace_s * (_KILL_SHARE if self._job.hurries else 1)
+                say = Say(f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {grace_s:g} s")
                 if event.signum == signal.SIGINT:
                     # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
                     return [say, *told, *self._stop(event.at, event.signum)]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
-from saferun.cli import build_parser
+from saferun.command_line import build_parser
 from saferun.errors import SaferunError
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ class CaptureStep(NamedTuple):
 CAPTURES: tuple[CaptureStep, ...] = (
     CaptureStep("stacks", "saferun.captures.stacks", "capture_stacks"),
     CaptureStep("process_state", "saferun.captures.process_state", "capture_process_state"),
+    CaptureStep("links", "saferun.captures.links", "capture_links"),
     CaptureStep("flight_recorder", "saferun.captures.beside_stacks", "capture_flight_recorder"),
     CaptureStep("gpu_nvidia", "saferun.captures.beside_stacks", "capture_gpu_nvidia", "gpu"),
     CaptureStep("gpu_amd", "saferun.captures.beside_stacks", "capture_gpu_amd", "gpu"),

@@ -8,8 +8,7 @@ not fit is dropped.
 from __future__ import annotations
 
 import json
-import math
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 from saferun.evidence import (
     Capture,
@@ -19,8 +18,10 @@ from saferun.evidence import (
     ProcessLook,
     RankCollectives,
     StackDump,
+    StuckLink,
 )
 from saferun.model import JsonObject
+from saferun.shapes import fit, loads
 
 LINE_LIMIT_BYTES = 4 << 20
 """A longer line is dropped whole."""
@@ -28,9 +29,6 @@ NOT_READY = "not ready in time"
 """The failure of a capture that the budget did not suffice for."""
 EVERYTHING = "everything"
 """What is unfinished where nothing has come at all."""
-_STRING_LIMIT = 4096
-_ITEMS_LIMIT = 8192
-_INT_LIMIT = 1 << 63
 _VALUES_LIMIT = 16384
 _LINES_LIMIT = 512
 
@@ -127,11 +125,11 @@ def decode_request(content: bytes) -> Request | CoreRequest:
     Raises:
         ValueError: it is no request.
     """
-    message = _loads(content)
+    message = loads(content)
     if not isinstance(message, dict):
         raise ValueError("a request is a JSON object")  # noqa: TRY004 - what was read is wrong, not the caller
     shape = CoreRequest if message.get("kind") == "cores" else Request
-    request: Request | CoreRequest = _fit(shape, message.get("value"))
+    request: Request | CoreRequest = fit(shape, message.get("value"))
     return request
 
 
@@ -162,6 +160,7 @@ _SHAPES: dict[str, type] = {
     "note": CaptureNote,
     "core": CoreLook,
     "oom": OomKill,
+    "link": StuckLink,
     "done": Done,
 }
 
@@ -212,6 +211,7 @@ class CaptureReader:
             tuple(notes),
             self._unfinished(),
             done[-1].elapsed_s if done else 0.0,
+            tuple(self._values["link"]),
         )
 
     @property
@@ -244,10 +244,10 @@ class CaptureReader:
 
     def _take(self, line: bytes) -> None:
         try:
-            message = _loads(line)
+            message = loads(line)
             kind = message["kind"]
             kept = self._values[kind]
-            value = _fit(_SHAPES[kind], message.get("value", {}))
+            value = fit(_SHAPES[kind], message.get("value", {}))
         except (ValueError, TypeError, KeyError, AttributeError):
             return
         if kind == "done":
@@ -261,53 +261,3 @@ def unfinished_words(begun: Begun) -> str:
     if begun.rank < 0:
         return begun.capture
     return f"{begun.capture} of rank {begun.rank}" + (f" (pid {begun.pid})" if begun.pid else "")
-
-
-# ------------------------------------------------------------------------------------------------------------- checking
-
-
-def _loads(content: bytes) -> Any:  # noqa: ANN401 - JSON
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("too deep") from None
-
-
-_SCALARS = frozenset({str, bool, int, float})
-_hints: dict[type, dict[str, Any]] = {}
-
-
-def _fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and what may be a value of it
-    """The value of a shape that JSON holds. Raises ValueError or TypeError where it holds none."""
-    if get_origin(shape) is tuple:
-        if not isinstance(raw, list):
-            raise TypeError("a list is wanted")
-        return tuple(_fit(get_args(shape)[0], item) for item in raw[:_ITEMS_LIMIT])
-    if shape is float and type(raw) is int and abs(raw) <= _INT_LIMIT:
-        return float(raw)
-    if shape not in _SCALARS:
-        return _fit_fields(shape, raw)
-    if type(raw) is not shape or not _is_bounded(raw):
-        raise TypeError(f"{shape.__name__} is wanted")
-    if shape is not str:
-        return raw
-    short: str = raw[:_STRING_LIMIT]
-    # JSON may carry halves of surrogate pairs, which no file and no terminal takes.
-    return short if short.isascii() else short.encode(errors="replace").decode()
-
-
-def _is_bounded(raw: Any) -> bool:  # noqa: ANN401 - a scalar of JSON
-    if type(raw) is int:
-        return abs(raw) <= _INT_LIMIT
-    return type(raw) is not float or math.isfinite(raw)
-
-
-def _fit_fields(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a named tuple
-    hints = _hints.get(shape)
-    if hints is None:
-        hints = _hints[shape] = get_type_hints(shape)
-    if isinstance(raw, dict):
-        return shape(**{name: _fit(hint, raw[name]) for name, hint in hints.items() if name in raw})
-    if isinstance(raw, list):
-        return shape(*(_fit(hint, item) for hint, item in zip(hints.values(), raw, strict=False)))
-    raise TypeError("an object is wanted")

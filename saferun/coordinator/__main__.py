@@ -1,11 +1,12 @@
-"""The coordinator process: ``python -P …/coordinator/__main__.py SOCKET_FD LISTEN_FD WHOLE_TORCH``.
+"""The coordinator process: ``python -P …/coordinator/__main__.py SOCKET_FD LISTEN_FD WHOLE_TORCH [FDS]``.
 
-Started by the supervisor beside the ranks. It serves torch's TCPStore on the descriptor that the supervisor listens
+FDS, in a job of several hosts, is a JSON object of more listening sockets. Started by the supervisor beside the ranks. It serves torch's TCPStore on the descriptor that the supervisor listens
 on, and answers what needs torch. It never outlives the supervisor (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -21,7 +22,13 @@ def main() -> None:
     from saferun.coordinator.service import serve
 
     socket_fd, listen_fd, whole_torch = (int(argument) for argument in sys.argv[1:4])
-    serve(socket_fd, listen_fd, whole_torch=bool(whole_torch))
+    fds = {str(name): int(fd) for name, fd in json.loads(sys.argv[4]).items()} if len(sys.argv) > 4 else {}  # noqa: PLR2004
+    if fds:
+        # A job of several hosts: what torch's own code has to say about connections is told in saferun's words.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        # Torch's elastic rendezvous would have hosts that join a running job wait for an address without end.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    serve(socket_fd, listen_fd, fds, whole_torch=bool(whole_torch))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ The supervisor sends JSON lines, each with ``op``:
   answered by ``prepared`` or ``failed``.
 * ``event {…}``: hand an event to torch's event handlers.
 * ``goodbye``: end.
+
+A job of several hosts (the supervisor passes more sockets then) has more messages, and more processes that send them:
+``host.py``.
 """
 
 from __future__ import annotations
@@ -16,17 +19,20 @@ import json
 import os
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 from saferun.coordinator.store import import_store_class, open_store
 
 
-def serve(socket_fd: int, listen_fd: int, *, whole_torch: bool) -> None:
+def serve(socket_fd: int, listen_fd: int, fds: dict[str, int], *, whole_torch: bool) -> None:
     """Import torch, then answer messages until goodbye or until the supervisor is gone. Does not return.
 
     Args:
         socket_fd: the connection to the supervisor.
         listen_fd: the store's listening socket; -1: there is none.
+        fds: the sockets of a job of several hosts: ``control``, ``endpoint``, ``tasks``, each a listening one, each
+            optional.
         whole_torch: whether all of torch is needed, or only its store.
 
     Raises:
@@ -40,11 +46,14 @@ def serve(socket_fd: int, listen_fd: int, *, whole_torch: bool) -> None:
         if whole_torch:
             raise
         # Half of torch is loaded; only a fresh interpreter can load all of it.
-        for fd in (socket_fd, listen_fd):
+        for fd in (socket_fd, listen_fd, *fds.values()):
             if fd >= 0:
                 os.set_inheritable(fd, True)
-        os.execv(sys.executable, [sys.executable, "-P", sys.argv[0], str(socket_fd), str(listen_fd), "1"])
+        again = [sys.argv[0], str(socket_fd), str(listen_fd), "1", json.dumps(fds)]
+        os.execv(sys.executable, [sys.executable, "-P", *again])
     service = _Service(store_class, torch_version, listen_fd)
+    if fds:
+        _serve_several(service, store_class, socket_fd, listen_fd, fds)
     with socket.socket(fileno=socket_fd) as connection, connection.makefile("rb") as incoming:
         for line in incoming:
             message = json.loads(line)
@@ -59,12 +68,50 @@ def serve(socket_fd: int, listen_fd: int, *, whole_torch: bool) -> None:
     os._exit(0)
 
 
+def _serve_several(service: _Service, store_class: Any, socket_fd: int, listen_fd: int, fds: dict[str, int]) -> None:  # noqa: ANN401
+    """The same for a job of several hosts. Does not return."""
+    import resource
+
+    from saferun.coordinator.host import Host, exit_now
+    from saferun.coordinator.stores import Stores
+    from saferun.coordinator.tasks import Message, TaskConnection, Tasks
+
+    # Every host has two connections to the control store, every rank one to its own.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if soft != hard else (soft, hard))
+
+    def listener(name: str) -> socket.socket | None:
+        return socket.socket(fileno=os.dup(fds[name])) if name in fds else None
+
+    tasks = Tasks(socket.socket(fileno=socket_fd), listener("tasks"), listener("control"))
+    stores = Stores(store_class, listen_fd, fds.get("control", -1), tasks.answer_knocks)
+    host = Host(tasks, stores, fds.get("endpoint", -1), service.torch_version)
+
+    def end() -> None:
+        service.close()
+        exit_now()
+
+    def on_message(connection: TaskConnection, message: Message) -> None:
+        if message.get("op") == "goodbye":
+            connection.said_goodbye = True
+            if connection.is_head:
+                host.farewell(end)
+        elif not host.handle(connection, message) and connection.is_head:
+            answer = service.handle(message)
+            if answer is not None:
+                connection.send(answer)
+
+    tasks.run(on_message, host.lose_task, host.tick)
+    exit_now()
+
+
 class _Service:
     """The coordinator between two messages."""
 
     def __init__(self, store_class: Any, torch_version: str, listen_fd: int) -> None:  # noqa: ANN401
         self._store_class = store_class
-        self._torch_version = torch_version
+        self.torch_version = torch_version
         self._listen_fd = listen_fd
         self._store: Any = None
 
@@ -77,11 +124,11 @@ class _Service:
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """Do what a message asks for and return the answer, if it has one."""
-        match message["op"]:
+        match message.get("op"):
             case "serve":
                 self._store = None  # the server of the attempt before ends before the next one begins
                 self._store = open_store(self._store_class, self._listen_fd)
-                return {"op": "serving", "attempt": message["attempt"], "torch": self._torch_version}
+                return {"op": "serving", "attempt": message["attempt"], "torch": self.torch_version}
             case "drop":
                 self._store = None
                 return {"op": "dropped"}

@@ -60,15 +60,22 @@ def _version(location: str) -> str:
     return str(scope.get("__version__", "unknown"))
 
 
+def loopback_address(listen_fd: int) -> tuple[str, int]:
+    """Where this host reaches its own listening socket."""
+    with socket.socket(fileno=os.dup(listen_fd)) as probe:
+        port = int(probe.getsockname()[1])
+        if probe.family != socket.AF_INET6 or not probe.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+            return "127.0.0.1", port
+    return "::1", port
+
+
 def open_store(store_class: Any, listen_fd: int) -> Any:  # noqa: ANN401 - torch may be there in part only
     """A TCPStore server on a copy of a listening socket. Dropping the result ends the server.
 
     Raises:
         RuntimeError: torch cannot serve on this socket.
     """
-    with socket.socket(fileno=os.dup(listen_fd)) as probe:
-        port = probe.getsockname()[1]
-        host = "::1" if probe.family == socket.AF_INET6 and not socket.has_dualstack_ipv6() else "127.0.0.1"
+    host, port = loopback_address(listen_fd)
     arguments = {"host_name": host, "port": port, "world_size": None, "is_master": True, "timeout": _TIMEOUT}
     arguments |= {"wait_for_workers": False}
     try:

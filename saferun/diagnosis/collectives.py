@@ -237,8 +237,9 @@ class _Group:
             if len(made) < 2 or any(len(calls) > 1 for calls in made.values()):  # noqa: PLR2004 - a pair
                 continue  # a coalesced call has several members
             kinds: dict[tuple[object, ...], list[int]] = {}
+            sized = self._sized(made.values())
             for rank, calls in sorted(made.items()):
-                kinds.setdefault(_kind(calls[0], self._sized(made.values())), []).append(rank)
+                kinds.setdefault(_kind(calls[0], sized), []).append(rank)
             if len(kinds) > 1:
                 return self._mismatches(seq, sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks)), made)
         return []

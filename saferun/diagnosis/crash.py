@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from saferun.diagnosis.between import NETWORK_CLASSES, broken_between, complaints_of, link_complaints, wrong_interface
 from saferun.diagnosis.causes import Failure, Standing, cause_of, read_failure, standing
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
 from saferun.diagnosis.causes.signals import time_limit
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
 from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
 from saferun.diagnosis.stacks import merge
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
-from saferun.diagnosis.waiting import Wait, group_waits, rank_waits
+from saferun.diagnosis.troubles import Told, lost_hosts, silent_lines, told_elsewhere, told_trouble
+from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, signal_name
 
@@ -27,11 +30,14 @@ __all__ = ["diagnose_crash", "failed_by_itself"]
 # An error file is stamped in whole seconds when the exception is raised; the exit follows when the interpreter has
 # shut down. Only a difference beyond that rounding can put one failure before another.
 _ERROR_FILE_RESOLUTION_S = 1.0
+# Clocks that NTP keeps.
+_CLOCKS_DIFFER_S = 0.25
 _MOST_KERNEL_LINES = 3
 _MOST_UNFINISHED = 6
 _EARLY_EXIT_ADVICE = (
     "no rank may end before all collectives are over: look for batches, epochs or branches that differ by rank"
 )
+_BETWEEN = "look at the network between the hosts, and at what the ranks did at their end"
 _ELSEWHERE = "look at the other hosts, at the rank that ended first there, and at the network between them"
 
 
@@ -67,50 +73,92 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     Args:
         evidence: what is known. Where no rank failed by itself, only what stopped them is told.
     """
-    outputs = {output.local_rank: output for output in evidence.outputs}
-    cases = _cases(evidence, outputs)
+    hosts = Hosts(evidence)
+    outputs = evidence.outputs_by_rank
+    cases = _cases(evidence, hosts, outputs)
     findings = compare(evidence.capture.collectives, evidence.ranks)
-    waits = _waits(evidence, findings)
-    verdict = _judge(evidence, cases, findings, waits) if cases else None
+    waits = _waits(evidence, hosts, findings)
+    told = _told_of_job(evidence, hosts, cases)
+    verdict = _judge(evidence, hosts, cases, findings, waits) if cases and told is None else None
     first = verdict.first if verdict is not None else None
-    cause = verdict.cause if verdict is not None else None
+    cause = told.cause if told is not None else verdict.cause if verdict is not None else None
     if evidence.stop_signum is not None:
-        cause = _scheduler(evidence)
-    elif evidence.trouble:
+        cause = _scheduler(evidence) or (told.cause if told is not None else None)
+    elif evidence.trouble and told is None:
         cause = None
-    core = next((core for core in evidence.cores if first is not None and core.pid == first.pid), None)
+    core = next(
+        (core for core in evidence.cores if first is not None and (core.rank, core.pid) == (first.rank, first.pid)),
+        None,
+    )
+    headline = _headline(evidence, told, verdict)
+    waited = bool(cases) and cases[0].standing is Standing.TIMEOUT
     return Diagnosis(
-        headline=_headline(evidence, verdict),
+        headline=headline,
         first=first,
-        output=outputs.get(first.local_rank) if first is not None else None,
+        output=outputs.get(first.rank) if first is not None else None,
         also_failed=tuple(case.end for case in sorted(cases, key=lambda case: case.at) if case.end is not first),
         stopped=tuple(end.rank for end in evidence.ends if end.stopped_by_us),
         abandoned=evidence.abandoned,
         hint=evidence.trouble_hint,
         cause=cause,
-        victims=_victims(cases, verdict),
+        victims=_victims(cases, verdict) if told is None else _bereft(cases),
         groups=group_waits(waits),
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
         tracebacks=_tracebacks(cases, first),
         core=core,
-        lines=_lines(evidence, findings, cause, waited=bool(cases) and cases[0].standing is Standing.TIMEOUT),
+        lines=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=waited)),
+        unkilled=tuple(sorted(rank for host in evidence.hosts for rank in host.unkilled)),
+        hosts=evidence.hosts,
     )
+
+
+def _told_of_job(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Told | None:
+    """What ended the job though no rank brought it about."""
+    told = evidence.job_trouble
+    if told is not None and told.reason == "start":
+        return told_trouble(evidence, hosts)
+    is_ranks_own = bool(cases) and cases[0].standing is Standing.CULPRIT
+    # A rank that failed before anybody missed a host is the cause, whatever became of that host afterwards.
+    if told is None or told.reason == "lost" or not is_ranks_own:
+        lost = lost_hosts(evidence, hosts)
+        if lost is not None:
+            return lost
+    if evidence.trouble and (told is None or told.reason != "store_lost"):
+        return None
+    found = told_trouble(evidence, hosts)
+    return found if found is not None or is_ranks_own else told_elsewhere(evidence, hosts)
 
 
 # ---------------------------------------------------------------------------------------------------------------- cases
 
 
-def _cases(evidence: Evidence, outputs: dict[int, RankOutput]) -> list[_Case]:
+def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> list[_Case]:
     """The ranks that failed by themselves, the best explanation first."""
     cases = []
+    told = evidence.job_trouble
     for end in evidence.ends:
         if not failed_by_itself(end):
             continue
-        output = outputs.get(end.local_rank)
-        failure = read_failure(evidence, end, output)
-        cause = cause_of(failure)
+        output = outputs.get(end.rank)
+        failure = read_failure(evidence, end, output, hosts)
+        cause = _located(cause_of(failure), hosts)
         cases.append(_Case(_failed_at(end, output, evidence.started_at), failure, cause, standing(cause)))
-    return sorted(cases, key=lambda case: (case.standing, case.at, case.end.rank))
+    cases.sort(key=lambda case: (case.standing, case.at, case.end.rank))
+    # The clocks of hosts differ by less than this; which of them told first was decided at one place.
+    near = [case for case in cases if case.standing is cases[0].standing and case.at - cases[0].at < _CLOCKS_DIFFER_S]
+    first = next((case for case in near if told is not None and case.end.rank == told.rank), None)
+    return cases if first is None or not hosts.are_several else [first, *(case for case in cases if case is not first)]
+
+
+def _located(cause: Cause, hosts: Hosts) -> Cause:
+    """A cause whose other end is named by its host."""
+    if not hosts.are_several or standing(cause) is Standing.CULPRIT:
+        return cause
+    peer = next((host for address in addresses_in(cause.proof) if (host := hosts.at_address(address))), None)
+    if peer is None:
+        return cause
+    words = cause.words.replace("to another rank", f"to a rank of {peer.label}")
+    return cause._replace(words=words, proof=hosts.located(cause.proof))
 
 
 def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
@@ -121,28 +169,61 @@ def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> fl
     return output.error_time if output.error_time < end.time - _ERROR_FILE_RESOLUTION_S else end.time
 
 
-def _judge(evidence: Evidence, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]) -> _Verdict:
+def _judge(
+    evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
+) -> _Verdict:
     root = cases[0]
     if root.standing is Standing.CULPRIT:
-        return _crash_at_exit(evidence, cases, waits) or _culprit(evidence, root, cases)
+        return _crash_at_exit(evidence, hosts, cases, waits) or _culprit(evidence, hosts, root, cases)
     return (
-        _mismatched(evidence, root, findings)
-        or _early_exit(evidence, cases)
+        _mismatched(evidence, hosts, root, findings)
+        or _early_exit(evidence, hosts, cases)
+        or _network(evidence, hosts, cases, findings, waits)
         or (
-            _timed_out(evidence, root, findings, waits)
+            _timed_out(evidence, hosts, root, findings, waits)
             if root.standing is Standing.TIMEOUT
-            else _nobody(evidence, root)
+            else _nobody(evidence, hosts, root)
         )
     )
 
 
-def _culprit(evidence: Evidence, root: _Case, cases: Sequence[_Case]) -> _Verdict:
+def _network(
+    evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
+) -> _Verdict | None:
+    """The network between hosts, where no rank is seen to hold up the others."""
+    if not hosts.are_several:
+        return None
+    root = cases[0]
+    complaints = complaints_of((case.at, case.failure) for case in cases)
+    interface = wrong_interface(complaints, hosts)
+    if interface is not None:
+        return _Verdict(root.end, interface, f"{interface.words}; {_told(evidence, hosts, root)}")
+    timed_out = root.standing is Standing.TIMEOUT
+    if timed_out and (findings.culprits or _idle(waits)):
+        return None
+    # A host whose evidence is missing may have the rank that failed.
+    if not timed_out and any(not host.has_part for host in hosts.all):
+        return None
+    links = link_complaints(evidence.capture.links)
+    broken = broken_between([*links, *complaints], hosts, findings, timed_out=timed_out)
+    if broken is None:
+        return None
+    return _Verdict(root.end, broken.cause, f"{broken.headline}; {_told(evidence, hosts, root)}")
+
+
+def _idle(waits: Sequence[Wait]) -> list[Wait]:
+    """Ranks that did something else than wait for others."""
+    return [wait for wait in waits if not wait.found.of_peers and wait.found.kind not in {"dead", "unanswering"}]
+
+
+def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Case]) -> _Verdict:
     """A rank brought it about alone, or several did alike."""
     alike = [case.end.rank for case in cases if _is_alike(case, root)]
     ranks = tuple(sorted({*root.cause.ranks, *alike}))
     others = [rank for rank in alike if rank != root.end.rank]
-    tail = f"; {rank_words(others)} failed alike" if others else ""
-    return _Verdict(root.end, root.cause._replace(ranks=ranks), f"{_told(evidence, root)}{tail}")
+    where = f" ({host_words(hosts.of_ranks(others))})" if others and hosts.are_several else ""
+    tail = f"; {rank_words(others)}{where} failed alike" if others else ""
+    return _Verdict(root.end, root.cause._replace(ranks=ranks), f"{_told(evidence, hosts, root)}{tail}")
 
 
 def _is_alike(case: _Case, root: _Case) -> bool:
@@ -151,7 +232,7 @@ def _is_alike(case: _Case, root: _Case) -> bool:
     return case.cause.place == root.cause.place and likeness([case.cause.words]) == likeness([root.cause.words])
 
 
-def _mismatched(evidence: Evidence, root: _Case, findings: CollectiveFindings) -> _Verdict | None:
+def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings) -> _Verdict | None:
     """Ranks waited for each other in different collectives, as the Flight Recorders of the living show."""
     if not findings.mismatched:
         return None
@@ -163,12 +244,12 @@ def _mismatched(evidence: Evidence, root: _Case, findings: CollectiveFindings) -
         mismatch.words,
         "every rank must make the same collectives, in the same order and with the same sizes: compare their paths",
     )
-    return _Verdict(root.end, cause, f"{mismatch.words}; {_told(evidence, root)}")
+    return _Verdict(root.end, cause, f"{mismatch.words}; {_told(evidence, hosts, root)}")
 
 
-def _early_exit(evidence: Evidence, cases: Sequence[_Case]) -> _Verdict | None:
+def _early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> _Verdict | None:
     """Ranks that ended well while the others still needed them."""
-    earliest = min(case.at for case in cases)
+    earliest = min(case.at for case in cases) + (_CLOCKS_DIFFER_S if hosts.are_several else 0.0)
     early = [end for end in evidence.ends if end.status.ok and not end.stopped_by_us and end.time <= earliest]
     if not early:
         return None
@@ -176,70 +257,82 @@ def _early_exit(evidence: Evidence, cases: Sequence[_Case]) -> _Verdict | None:
     ranks = tuple(sorted(end.rank for end in early))
     them = "it" if len(ranks) == 1 else "them"
     words = f"exit code 0 while others still needed {them}"
-    head = _who_and_when(evidence, early[0], "ended")
+    head = _who_and_when(evidence, hosts, early[0], "ended")
     more = f"; {rank_words(end.rank for end in early[1:])} likewise" if len(early) > 1 else ""
     victim = cases[0]
     cause = Cause("early_exit", words, ranks, victim.cause.proof, _EARLY_EXIT_ADVICE)
     return _Verdict(victim.end, cause, f"{head}: {words}{more}")
 
 
-def _crash_at_exit(evidence: Evidence, cases: Sequence[_Case], waits: Sequence[Wait]) -> _Verdict | None:
+def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], waits: Sequence[Wait]) -> _Verdict | None:
     """A rank whose script was through, too early, and whose interpreter then crashed over what torch still had open."""
     root = cases[0]
     if root.failure.error is not None or not root.failure.python_was_over:
         return None
     bereft = any(wait.found.of_peers for wait in waits) or any(case.standing is not Standing.CULPRIT for case in cases)
-    if not bereft and not _lost_peers(evidence):
+    if not bereft and not _lost_peers(evidence, hosts):
         return None
     words = f"came to its end while others still needed it ({root.cause.words})"
     cause = root.cause._replace(class_name="early_exit", words=words, advice=_EARLY_EXIT_ADVICE)
-    head = _who_and_when(evidence, root.end, "ended first")
+    head = _who_and_when(evidence, hosts, root.end, "ended first")
     return _Verdict(root.end, cause, f"{head}: it {words}; {root.end.status.words}")
 
 
-def _lost_peers(evidence: Evidence) -> bool:
+def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
     """Whether ranks that saferun stopped had lost a connection before."""
-    outputs = {output.local_rank: output for output in evidence.outputs}
+    outputs = evidence.outputs_by_rank
     stopped = [end for end in evidence.ends if end.stopped_by_us and not end.status.ok]
     return any(
-        standing(cause_of(read_failure(evidence, end, outputs.get(end.local_rank)))) is Standing.VICTIM
+        standing(cause_of(read_failure(evidence, end, outputs.get(end.rank), hosts))) is Standing.VICTIM
         for end in stopped
     )
 
 
-def _timed_out(evidence: Evidence, root: _Case, findings: CollectiveFindings, waits: Sequence[Wait]) -> _Verdict:
+def _timed_out(
+    evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings, waits: Sequence[Wait]
+) -> _Verdict:
     """A rank waited too long. Who did not come is the cause, where it can be told."""
     cause = root.cause
-    told = _told(evidence, root)
+    told = _told(evidence, hosts, root)
     if cause.ranks != (root.end.rank,) or cause.class_name == "connection_lost":
         return _Verdict(root.end, cause, told)
-    idle = [wait for wait in waits if not wait.found.of_peers and wait.found.kind not in {"dead", "unanswering"}]
+    idle = _idle(waits)
     if findings.culprits:
         words = findings.missing[0].words if findings.missing else ""
         return _Verdict(root.end, cause._replace(ranks=findings.culprits), f"{told}; {words}" if words else told)
     if idle:
         # They did something else than wait for others, when those had waited too long for them.
         ranks = tuple(wait.rank for wait in idle)
-        words = f"{rank_words([idle[0].rank])} {idle[0].words}"
+        where = f" ({hosts.label(idle[0].rank)})" if hosts.are_several else ""
+        words = f"{rank_words([idle[0].rank])}{where} {idle[0].words}"
         return _Verdict(root.end, cause._replace(ranks=ranks), f"{told}; meanwhile {words}")
     return _Verdict(root.end, cause._replace(ranks=()), told)
 
 
-def _nobody(evidence: Evidence, root: _Case) -> _Verdict:
+def _nobody(evidence: Evidence, hosts: Hosts, root: _Case) -> _Verdict:
     """There are victims only."""
     is_store = root.cause.class_name == "store_lost"
+    unheard = [host for host in hosts.all if not host.has_part]
+    where, advice = "the cause is not among the ranks of this host", _ELSEWHERE
+    if unheard:
+        where = f"the cause is not among the ranks that are known; nothing has come from {host_words(unheard)}"
+        advice = f"look at {host_words(unheard)}, at its ranks' output, and at the network to it"
+    elif hosts.are_several:
+        where, advice = "no rank is seen to have failed before", _BETWEEN
     cause = root.cause._replace(
         class_name="rendezvous_store_failure" if is_store else root.cause.class_name,
-        words=f"{root.cause.words}; the cause is not among the ranks of this host",
+        words=f"{root.cause.words}; {where}",
         ranks=(),
-        advice=_ELSEWHERE,
+        advice=advice,
     )
-    return _Verdict(root.end, cause, f"{_told(evidence, root)}; the cause is not among the ranks of this host")
+    return _Verdict(root.end, cause, f"{_told(evidence, hosts, root)}; {where}")
 
 
 def _victims(cases: Sequence[_Case], verdict: _Verdict | None) -> tuple[int, ...]:
     if verdict is None:
         return ()
+    if verdict.cause.class_name in NETWORK_CLASSES:
+        return _bereft(cases)
     blamed = set(verdict.cause.ranks)
     is_culprit = cases[0].standing is Standing.CULPRIT
     return tuple(
@@ -252,10 +345,17 @@ def _victims(cases: Sequence[_Case], verdict: _Verdict | None) -> tuple[int, ...
     )
 
 
+def _bereft(cases: Sequence[_Case]) -> tuple[int, ...]:
+    """The ranks that failed because the job had lost something else than a rank."""
+    return tuple(sorted(case.end.rank for case in cases if case.standing is not Standing.CULPRIT))
+
+
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-def _headline(evidence: Evidence, verdict: _Verdict | None) -> str:
+def _headline(evidence: Evidence, told: Told | None, verdict: _Verdict | None) -> str:
+    if told is not None:
+        return told.headline
     if evidence.trouble:
         return evidence.trouble
     if evidence.stop_signum is not None:
@@ -265,15 +365,12 @@ def _headline(evidence: Evidence, verdict: _Verdict | None) -> str:
     return verdict.headline
 
 
-def _who_and_when(evidence: Evidence, end: RankEnd, how: str) -> str:
+def _who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> str:
     clock = f" at {end.clock}" if end.clock else ""
-    return (
-        f"rank {end.rank} ({evidence.host}, local rank {end.local_rank}, pid {end.pid}) {how}{clock}, "
-        f"{end.at - evidence.started_at:.1f} s after the start"
-    )
+    return f"{hosts.who(end)} {how}{clock}, {end.at - evidence.started_at:.1f} s after the start"
 
 
-def _told(evidence: Evidence, case: _Case) -> str:
+def _told(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
     """The first line: who, when, why, where, and how it ended."""
     cause, status = case.cause, case.end.status
     words = cause.words
@@ -283,10 +380,10 @@ def _told(evidence: Evidence, case: _Case) -> str:
     # ``killed from outside (SIGKILL)`` says it all; ``exit code 1`` after an exception is still worth its words.
     if status.words not in words and (status.signum is None or f"({signal_name(status.signum)})" not in words):
         words += f"; {status.words}"
-    return f"{_who_and_when(evidence, case.end, 'failed first')}: {words}"
+    return f"{_who_and_when(evidence, hosts, case.end, 'failed first')}: {words}"
 
 
-def _waits(evidence: Evidence, findings: CollectiveFindings) -> tuple[Wait, ...]:
+def _waits(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
     """What those that lived were waiting in."""
     capture = evidence.capture
     ranks = sorted({*(dump.rank for dump in capture.stacks), *(look.rank for look in capture.looks)})
@@ -294,7 +391,8 @@ def _waits(evidence: Evidence, findings: CollectiveFindings) -> tuple[Wait, ...]
         return ()
     dead = {end.rank: end.status.words for end in evidence.ends if not end.stopped_by_us}
     user = UserCode(evidence.script, evidence.cwd)
-    return rank_waits(capture, findings, ranks=ranks, dead=dead, hang=None, user=user)
+    waits = rank_waits(capture, findings, ranks=ranks, dead=dead, hang=None, user=user)
+    return located_waits(waits, hosts)
 
 
 def _scheduler(evidence: Evidence) -> Cause | None:

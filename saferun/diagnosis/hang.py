@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from saferun.diagnosis.between import broken_between, link_complaints
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
 from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.hosts import Hosts, host_words
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.stacks import merge
-from saferun.diagnosis.waiting import Wait, group_waits, rank_waits
-from saferun.evidence import Cause, Diagnosis, Evidence
+from saferun.diagnosis.troubles import lost_hosts, silent_lines
+from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
+from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
 
 __all__ = ["diagnose_hang"]
 
@@ -87,8 +90,11 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     """
     dead = {end.rank: end.status.words for end in evidence.ends if not end.stopped_by_us}
     capture = evidence.capture
+    hosts = Hosts(evidence)
     seen = {dump.rank for dump in capture.stacks} | {look.rank for look in capture.looks}
-    ranks = sorted({*evidence.ranks, *dead} or seen)
+    # Of several hosts not everything may have come, and who is not known of is not the odd one.
+    known = seen | {one.rank for one in capture.collectives if not one.failure}
+    ranks = sorted(known | {*dead} if hosts.are_several else {*evidence.ranks, *dead} or seen)
     findings = compare(capture.collectives, ranks)
     user = UserCode(evidence.script, evidence.cwd)
     waits = rank_waits(
@@ -100,8 +106,10 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
         user=user,
         store_port=evidence.store_port,
     )
-    verdict = _Case(evidence, findings, waits).judge()
-    lines = [*verdict.lines, *(line for line in findings.lines if line not in verdict.headline)]
+    waits = located_waits(waits, hosts)
+    verdict = _Case(evidence, hosts, findings, waits).judge()
+    lines = [*silent_lines(hosts, verdict.headline)]
+    lines += [*verdict.lines, *(line for line in findings.lines if line not in verdict.headline)]
     lines += [*_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=f"the job hangs: {verdict.headline}",
@@ -114,14 +122,16 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
         groups=group_waits(waits),
         tree=merge(capture.stacks, evidence.script, evidence.cwd),
         lines=tuple(dict.fromkeys(line for line in lines if line != verdict.cause.proof)),
+        hosts=evidence.hosts,
     )
 
 
 class _Case:
     """What the ranks of one hang do, and who of them is to be named."""
 
-    def __init__(self, evidence: Evidence, findings: CollectiveFindings, waits: Sequence[Wait]) -> None:
+    def __init__(self, evidence: Evidence, hosts: Hosts, findings: CollectiveFindings, waits: Sequence[Wait]) -> None:
         self._evidence = evidence
+        self._hosts = hosts
         self._findings = findings
         self._waits = {wait.rank: wait for wait in waits}
         self._looks = {look.rank: look for look in evidence.capture.looks if look.is_rank}
@@ -130,18 +140,47 @@ class _Case:
     def judge(self) -> _Verdict:
         """The first of these that finds somebody."""
         return (
-            self._of(self._kind("stopped"))
+            self._lost()
+            or self._of(self._kind("stopped"))
             or self._mismatch()
             or self._absent()
             or self._early_exit()
             or self._of([wait for wait in self._waits.values() if not wait.found.of_peers])
             or self._in_store_while_others_are_not()
             or self._different_collectives()
+            or self._unheard()
+            or self._network()
             or self._nobody_odd()
         )
 
     def _kind(self, kind: str) -> list[Wait]:
         return [wait for wait in self._waits.values() if wait.found.kind == kind]
+
+    # ---------------------------------------------------------------------------------------------------------- hosts
+
+    def _lost(self) -> _Verdict | None:
+        """Hosts that are silent hold up all others."""
+        lost = lost_hosts(self._evidence, self._hosts)
+        return _Verdict(lost.headline, lost.cause) if lost is not None else None
+
+    def _unheard(self) -> _Verdict | None:
+        """Everybody who is known waits for others, and of some hosts nothing is known."""
+        unheard = [host for host in self._hosts.all if not host.has_part]
+        if not unheard or not self._held_up:
+            return None
+        names = host_words(unheard)
+        ranks = tuple(sorted(rank for host in unheard for rank in host.ranks))
+        what = _what_they_wait_in(self._held_up)
+        words = f"nothing has come from {names}"
+        advice = f"look at {names}: at its ranks, at its saferun, and at the network to it"
+        cause = Cause("hang_host_silent", words, ranks, "", advice)
+        return _Verdict(f"nothing has come from {names} ({rank_words(ranks)}), and all others wait in {what}", cause)
+
+    def _network(self) -> _Verdict | None:
+        """Everybody waits for somebody, and nobody is missing: what lies between them."""
+        links = link_complaints(self._evidence.capture.links)
+        broken = broken_between(links, self._hosts, self._findings, timed_out=True)
+        return _Verdict(broken.headline, broken.cause) if broken is not None else None
 
     # ------------------------------------------------------------------------------------------------ Flight Recorder
 
@@ -298,7 +337,8 @@ class _Case:
         same_place = len({wait.place for wait in self._held_up}) == 1
         at = f" at {first.place}" if same_place and first.place else ""
         what = _what_they_wait_in(self._held_up)
-        headline = f"all ranks of {self._evidence.host} wait in {what}{at}"
+        everybody = "all ranks" if self._hosts.are_several else f"all ranks of {self._evidence.host}"
+        headline = f"{everybody} wait in {what}{at}"
         is_store = first.found.kind == "network"
         if self._findings.stuck and not self._findings.stuck[0].unknown:
             headline += ", and none of them is missing there"
@@ -312,9 +352,7 @@ class _Case:
     # ---------------------------------------------------------------------------------------------------------- words
 
     def _names(self, ranks: Sequence[int]) -> str:
-        if len(ranks) > 1 and len(ranks) == len(self._waits):
-            return f"all ranks of {self._evidence.host}"
-        return f"{rank_words(ranks)} ({self._evidence.host})"
+        return self._hosts.names(ranks, everybody=len(self._waits))
 
     def _kernel_words(self, wait: Wait) -> str:
         """What /proc says of a rank."""
@@ -363,9 +401,10 @@ def _the(what: str) -> str:
 def _blind_spots(evidence: Evidence, waits: Sequence[Wait]) -> Iterable[str]:
     """Where the evidence has holes, and why: each reason once, with its ranks."""
     why: dict[str, list[int]] = {}
+    taken = _taken(evidence.capture.stacks)
     for wait in waits:
         if wait.found.kind != "dead":
-            dumps = [dump for dump in evidence.capture.stacks if dump.is_rank and dump.rank == wait.rank]
+            dumps = taken.get(wait.rank, [])
             if dumps and not any(dump.threads for dump in dumps):
                 why.setdefault(dumps[0].failure or "nothing was found", []).append(wait.rank)
     for failure, ranks in why.items():
@@ -378,6 +417,15 @@ def _blind_spots(evidence: Evidence, waits: Sequence[Wait]) -> Iterable[str]:
             why.setdefault(one.failure, []).append(one.rank)
     for failure, ranks in why.items():
         yield f"no Flight Recorder of {rank_words(ranks)}: {failure}"
+
+
+def _taken(dumps: Iterable[StackDump]) -> dict[int, list[StackDump]]:
+    """The dumps of each rank itself."""
+    taken: dict[int, list[StackDump]] = {}
+    for dump in dumps:
+        if dump.is_rank:
+            taken.setdefault(dump.rank, []).append(dump)
+    return taken
 
 
 def _unfinished(evidence: Evidence) -> Iterable[str]:

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode, is_native, place_words
+from saferun.diagnosis.hosts import Hosts
 from saferun.diagnosis.sight import Found, Sight, first_found, user_frame
 from saferun.diagnosis.stacks import best_dumps, followed_threads, main_thread, worker_dumps
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessLook, StackDump, ThreadStack, WaitGroup
 
-__all__ = ["Wait", "group_waits", "rank_waits", "wait_groups"]
+__all__ = ["Wait", "group_waits", "located_waits", "rank_waits", "wait_groups"]
 
 _IN_THREAD = "in another thread"
 # Kinds that say little, and give way to what a thread is in that the main thread waits for.
@@ -136,6 +137,14 @@ def _looks(looks: Iterable[ProcessLook]) -> tuple[dict[int, ProcessLook], dict[i
         if not look.is_rank:
             children.setdefault(look.rank, []).append(look)
     return own, children
+
+
+def located_waits(waits: Sequence[Wait], hosts: Hosts) -> tuple[Wait, ...]:
+    """The same waits, with the host's name after each address that belongs to a host of the job."""
+    if not hosts.are_several:
+        return tuple(waits)
+    located = {found: found._replace(what=hosts.located(found.what)) for found in {wait.found for wait in waits}}
+    return tuple(wait._replace(found=located[wait.found]) for wait in waits)
 
 
 _Likeness = tuple[tuple[Frame, ...], str]

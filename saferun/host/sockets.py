@@ -42,6 +42,24 @@ class Socket(NamedTuple):
     peer_inode: int = 0
 
 
+class TcpState(NamedTuple):
+    """A TCP connection whose kernel waits for an acknowledgement.
+
+    Attributes:
+        local: ``10.0.0.1:29500``, ``[::1]:29500``.
+        remote: the other end's address.
+        state: ``ESTABLISHED``, ``SYN_SENT`` …
+        unsent_bytes: how much has not been acknowledged.
+        retries: how often the oldest of it has been sent again.
+    """
+
+    local: str
+    remote: str
+    state: str
+    unsent_bytes: int
+    retries: int
+
+
 def socket_words(socket: Socket) -> str:
     """``a connection to 10.0.0.2:29500 (ESTABLISHED)``, ``connections to [::]:29500``, ``the Unix socket /run/x``."""
     if socket.kind == "unix":
@@ -111,6 +129,37 @@ def from_inet_table(content: bytes, kind: str) -> dict[int, Socket]:
         if inode:
             sockets[inode] = Socket(kind, local, remote, state)
     return sockets
+
+
+def sending_again(pid: int, least_retries: int) -> dict[int, TcpState]:
+    """The connections in a process's network namespace whose kernel sends again and again, by inode.
+
+    Args:
+        pid: the process.
+        least_retries: how often the kernel must have sent again.
+    """
+    found: dict[int, TcpState] = {}
+    for name in ("tcp", "tcp6"):
+        found |= from_tcp_table(_read(f"/proc/{pid}/net/{name}"), least_retries)
+    return found
+
+
+def from_tcp_table(content: bytes, least_retries: int) -> dict[int, TcpState]:
+    """The same of the content of /proc/PID/net/tcp; malformed lines are left out. Source: proc_pid_net(5)."""
+    found = {}
+    for line in content.splitlines()[1:]:
+        fields = line.split()
+        try:
+            inode, retries = int(fields[9]), int(fields[6], 16)
+            number = int(fields[3], 16)
+            if inode == 0 or retries < least_retries or not 0 < number <= len(_TCP_STATES):
+                continue
+            unsent_bytes = int(fields[4].partition(b":")[0], 16)
+            local, remote = _address(fields[1]), _address(fields[2])
+        except (IndexError, ValueError):
+            continue
+        found[inode] = TcpState(local, remote, _TCP_STATES[number - 1], unsent_bytes, retries)
+    return found
 
 
 def from_unix_table(content: bytes) -> dict[int, Socket]:

@@ -1,4 +1,4 @@
-"""report.json: what went wrong in a launch on one host, for programs. Pure.
+"""report.json: what went wrong in a launch, for programs. Pure.
 
 The fields are described in ``docs/report.md`` and checked by ``schema/report.schema.json``. Every field is always
 there. Secrets are redacted, and the size is bounded, whatever the ranks wrote.
@@ -20,10 +20,13 @@ from saferun.evidence import (
     Frame,
     GroupProgress,
     HangVerdict,
+    HostSight,
     OomKill,
     ProcessLook,
     RankCollectives,
     RankOutput,
+    StuckLink,
+    ToldTrouble,
 )
 from saferun.model import JsonObject, RankEnd, signal_name
 from saferun.report.picture import Branch, branches_of, shown
@@ -54,7 +57,7 @@ _T = TypeVar("_T")
 
 
 class Run(NamedTuple):
-    """A launch on one host.
+    """A launch, as one host sees it.
 
     Attributes:
         run_id: what marks its processes.
@@ -299,6 +302,10 @@ def _incident(incident: Incident, page: _Page) -> JsonObject:
         "victims": page.ranks("victims", diagnosis.victims),
         "stopped": page.ranks("stopped", diagnosis.stopped),
         "abandoned_local_ranks": page.ranks("abandoned_local_ranks", diagnosis.abandoned),
+        "unkilled": page.ranks("unkilled", diagnosis.unkilled),
+        "trouble": _trouble(page, evidence.job_trouble) if evidence.job_trouble is not None else None,
+        # Where there is not room for all, those that are silent tell most.
+        "hosts": page.objects("hosts", sorted(evidence.hosts, key=_is_heard), lambda host: _host(page, host)),
         "groups": page.objects(
             "groups",
             diagnosis.groups,
@@ -327,6 +334,7 @@ def _incident(incident: Incident, page: _Page) -> JsonObject:
         "oom": _oom(page, evidence.oom) if evidence.oom is not None else None,
         "kernel_lines": page.lines("kernel_lines", evidence.kernel_lines),
         "host_lines": page.lines("host_lines", capture.host_lines),
+        "links": page.objects("links", capture.links, lambda link: _link(page, link)),
         "processes": page.objects("processes", capture.looks, lambda look: _process(page, look)),
         "collectives": page.objects("collectives", capture.collectives, lambda rank: _collectives(page, rank)),
         "captures": page.objects(
@@ -339,6 +347,7 @@ def _incident(incident: Incident, page: _Page) -> JsonObject:
                 "file": page.text(note.path),
                 "elapsed_s": _number(note.elapsed_s),
                 "failure": page.text(note.failure),
+                "host": page.text(note.host),
             },
         ),
         "capture_elapsed_s": _number(capture.elapsed_s),
@@ -405,6 +414,7 @@ def _output(page: _Page, output: RankOutput) -> JsonObject:
         "last_lines": page.lines("output", output.last_lines),
         "last_stdout_lines": page.lines("output", output.last_stdout_lines),
         "error_message": page.text(output.error_message),
+        "rank": _count(output.rank) if output.rank >= 0 else None,
     }
 
 
@@ -449,6 +459,45 @@ def _oom(page: _Page, oom: OomKill) -> JsonObject:
         "pids": page.ranks("oom", oom.pids),
         "kills": _count(oom.kills),
         "source": page.text(oom.source),
+        "host": page.text(oom.host),
+    }
+
+
+def _trouble(page: _Page, told: ToldTrouble) -> JsonObject:
+    return {
+        "reason": page.text(told.reason),
+        "label": page.text(told.label),
+        "words": page.text(told.words),
+        "rank": _count(told.rank) if told.rank is not None and told.rank >= 0 else None,
+        "why": page.text(told.why),
+    }
+
+
+def _is_heard(host: HostSight) -> bool:
+    return host.has_part and not host.why
+
+
+def _host(page: _Page, host: HostSight) -> JsonObject:
+    return {
+        "host": _count(host.host),
+        "label": page.text(host.label),
+        "ranks": page.ranks("hosts", host.ranks),
+        "has_part": bool(host.has_part),
+        "lost": page.text(host.why),
+        "lost_words": page.text(host.lost_words),
+        "unkilled": page.ranks("hosts", host.unkilled),
+        "oom": _oom(page, host.oom) if host.oom is not None else None,
+    }
+
+
+def _link(page: _Page, link: StuckLink) -> JsonObject:
+    return {
+        "rank": _count(link.rank),
+        "local": page.text(link.local),
+        "remote": page.text(link.remote),
+        "state": page.text(link.state),
+        "unsent_bytes": _count(link.unsent_bytes),
+        "retries": _count(link.retries),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from saferun import __version__
 from saferun.evidence import (
@@ -11,10 +11,12 @@ from saferun.evidence import (
     Diagnosis,
     Evidence,
     Frame,
+    HostSight,
     OomKill,
     ProcessLook,
     RankCollectives,
     StackDump,
+    StuckLink,
     ThreadStack,
 )
 from saferun.report.picture import (
@@ -44,6 +46,7 @@ _WIDEST = 1000
 _RULE = "=" * 100
 _MOST_FRAMES = 200
 _MOST_NAMES = 6
+_SEVERAL = 2
 _FOLLOWED = {
     "continued": "the job went on",
     "stopped": "the ranks were stopped",
@@ -95,30 +98,37 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     clock = f" at {incident.clock}" if incident.clock else ""
     yield ""
     yield _RULE
-    yield f"{number}. {incident.kind} in attempt {incident.attempt} on {evidence.host}{clock}"
+    where = f"{len(evidence.hosts)} hosts" if len(evidence.hosts) >= _SEVERAL else evidence.host
+    yield f"{number}. {incident.kind} in attempt {incident.attempt} on {where}{clock}"
     yield _RULE
     yield from incident.said or (diagnosis.headline,)
     yield f"what followed: {_followed_words(incident)}"
     if incident.directory:
         yield f"files of the captures: {incident.directory}"
     culprits = diagnosis.cause.ranks if diagnosis.cause is not None else ()
+    places = {rank: f" on {host.label}" for host in evidence.hosts for rank in host.ranks} if evidence.hosts else {}
     yield from _section("cause", _cause_lines(diagnosis, evidence))
+    yield from _section("hosts", map(_host_line, evidence.hosts))
     budget = max(len(diagnosis.groups), 3)
     yield from _section(
         "who waits in what", group_lines(diagnosis.groups, culprits=culprits, budget=budget, width=_WIDEST)
     )
     yield from _section("calls of all ranks, outermost first", whole_tree_lines(diagnosis.tree, culprits=culprits))
-    yield from _section("rank by rank", _rank_lines(diagnosis))
+    yield from _section("rank by rank", _rank_lines(diagnosis, places))
     yield from _section("findings", (f"  {line}" for line in diagnosis.lines))
-    yield from _section("ends", _end_lines(diagnosis, evidence))
+    yield from _section("ends", _end_lines(diagnosis, evidence, places))
     yield from _section("tracebacks", _traceback_lines(diagnosis))
-    yield from _section("last lines of the ranks", _output_lines(evidence))
-    yield from _section("processes", map(_process_line, capture.looks))
+    yield from _section("last lines of the ranks", _output_lines(evidence, places))
+    yield from _section("processes", (_process_line(look, places) for look in capture.looks))
+    yield from _section("connections on which nothing is acknowledged", map(_link_line, capture.links))
     yield from _section("collectives (Flight Recorder)", _collective_lines(capture.collectives))
     yield from _section("all threads, each distinct stack once, innermost call first", _stack_lines(capture.stacks))
     yield from _section("cores", _core_lines(cores_of(incident)))
-    yield from _section("out of memory", _oom_lines(evidence.oom))
-    yield from _section("this host", (f"  {line}" for line in capture.host_lines))
+    ooms = [host.oom for host in evidence.hosts] or [evidence.oom]
+    yield from _section("out of memory", (line for oom in ooms for line in _oom_lines(oom)))
+    yield from _section(
+        "hosts' GPUs and the like" if evidence.hosts else "this host", (f"  {line}" for line in capture.host_lines)
+    )
     yield from _section("kernel log", (f"  {line}" for line in evidence.kernel_lines))
     yield from _section("captures", _note_lines(capture.notes))
     yield from _section("not ready when the time was over", (f"  {name}" for name in capture.unfinished))
@@ -164,14 +174,29 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
             yield f"  busy: {rank_words(verdict.busy, _WIDEST)}"
 
 
-def _rank_lines(diagnosis: Diagnosis) -> Iterator[str]:
+def _host_line(host: HostSight) -> str:
+    lost = f", lost ({host.why}): {host.lost_words}" if host.why else ""
+    part = "" if host.has_part else ", nothing has come from it"
+    unkilled = f", could not be killed: {rank_words(host.unkilled)}" if host.unkilled else ""
+    addresses = f" ({', '.join(host.addresses[:_MOST_NAMES])})" if host.addresses else ""
+    return f"  {host.label}{addresses}: {rank_ranges(host.ranks, 200)}{lost}{part}{unkilled}"
+
+
+def _link_line(link: StuckLink) -> str:
+    return (
+        f"  rank {link.rank}: {link.local} -> {link.remote}, {link.state}, {link.unsent_bytes} bytes wait, sent again "
+        f"{link.retries} times"
+    )
+
+
+def _rank_lines(diagnosis: Diagnosis, places: Mapping[int, str]) -> Iterator[str]:
     rows = [(rank, group) for group in diagnosis.groups for rank in group.ranks]
     for rank, group in sorted(rows, key=lambda row: row[0]):
         place = f"  {group.place}" if group.place else ""
-        yield f"  rank {rank}: {group_words(group)}{place}"
+        yield f"  rank {rank}{places.get(rank, '')}: {group_words(group)}{place}"
 
 
-def _end_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
+def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:
     first = diagnosis.first.rank if diagnosis.first is not None else -1
     victims = frozenset(diagnosis.victims)
     for end in sorted(evidence.ends, key=lambda end: end.at):
@@ -183,9 +208,12 @@ def _end_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
         clock = f" at {end.clock}" if end.clock else ""
         note = f" ({', '.join(notes)})" if notes else ""
         after = duration_words(end.at - evidence.started_at)
-        yield f"  rank {end.rank}, pid {end.pid}: {end.status.words}{clock}, {after} after the start{note}"
+        who = f"rank {end.rank}{places.get(end.rank, '')}, pid {end.pid}"
+        yield f"  {who}: {end.status.words}{clock}, {after} after the start{note}"
     if diagnosis.abandoned:
         yield f"  could not be killed: local {rank_words(diagnosis.abandoned, _WIDEST)}"
+    if diagnosis.unkilled:
+        yield f"  could not be killed: {rank_words(diagnosis.unkilled, _WIDEST)}"
 
 
 def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -194,19 +222,22 @@ def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield from (f"  | {line}" for line in traceback.lines)
 
 
-def _output_lines(evidence: Evidence) -> Iterator[str]:
+def _output_lines(evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:
     for output in evidence.outputs:
+        who = f"local rank {output.local_rank}"
+        if output.rank >= 0 and places:
+            who = f"rank {output.rank}{places.get(output.rank, '')}"
         path = f" ({output.stderr_path})" if output.stderr_path else ""
         for name, lines in (("stderr", output.last_lines), ("stdout", output.last_stdout_lines)):
             if lines:
-                yield f"  local rank {output.local_rank}, {name}{path if name == 'stderr' else ''}:"
+                yield f"  {who}, {name}{path if name == 'stderr' else ''}:"
                 yield from (f"  | {line}" for line in lines)
         if output.error_message:
-            yield f"  local rank {output.local_rank} recorded: {output.error_message}"
+            yield f"  {who} recorded: {output.error_message}"
 
 
-def _process_line(look: ProcessLook) -> str:
-    who = f"rank {look.rank}" if look.is_rank else f"rank {look.rank}, child of {look.ppid}"
+def _process_line(look: ProcessLook, places: Mapping[int, str]) -> str:
+    who = f"rank {look.rank}{places.get(look.rank, '')}" + ("" if look.is_rank else f", child of {look.ppid}")
     parts = [
         f"  {who}: pid {look.pid} {look.name}, state {look.state}",
         *([f"in {look.syscall}"] if look.syscall else []),
@@ -308,12 +339,16 @@ def _oom_lines(oom: OomKill | None) -> Iterator[str]:
     limit = f", limit {size_words(oom.limit_bytes)}" if oom.limit_bytes else ""
     used = f", the killed process used {size_words(oom.rss_bytes)}" if oom.rss_bytes else ""
     pids = f", pids {', '.join(map(str, oom.pids[:50]))}" if oom.pids else ""
-    yield f"  {oom.kills} killed by the kernel's OOM killer ({oom.scope}{limit}{used}{pids}); read from {oom.source}"
+    where = f" on {oom.host}" if oom.host else ""
+    yield (
+        f"  {oom.kills} killed by the kernel's OOM killer{where} ({oom.scope}{limit}{used}{pids}); "
+        f"read from {oom.source}"
+    )
 
 
 def _note_lines(notes: Sequence[CaptureNote]) -> Iterator[str]:
     for note in notes:
-        who = f"rank {note.rank}" if note.rank >= 0 else "host"
+        who = f"rank {note.rank}" if note.rank >= 0 else note.host or "host"
         pid = f", pid {note.pid}" if note.pid else ""
         path = f": {note.path}" if note.path else ""
         failure = f": failed: {note.failure}" if note.failure else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from saferun.evidence import CoreLook, Diagnosis, HangVerdict, Traceback, WaitGroup
+from saferun.evidence import CoreLook, Diagnosis, HangVerdict, HostSight, Traceback, WaitGroup
 from saferun.model import RankEnd
 from saferun.report.picture import (
     WIDTH,
@@ -20,7 +20,7 @@ from saferun.report.picture import (
     tree_lines,
 )
 
-__all__ = ["failure_text", "hang_text", "rank_words", "recovery_text"]
+__all__ = ["failure_text", "hang_text", "peer_text", "rank_words", "recovery_text"]
 
 _MOST_LINES = 39
 _QUOTED_LINES = 12
@@ -34,6 +34,9 @@ _TREE_LINES_IN_A_FAILURE = 8
 # Fewer would be a fork without branches.
 _FEWEST_TREE_LINES = 3
 _FINDINGS = 4
+_SEVERAL = 2
+_SHOWN_HOSTS = 4
+_PEER_LINE_BYTES = 1024
 _DECIMALS_BELOW_S = 10.0
 _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
@@ -90,16 +93,17 @@ def hang_text(
     Args:
         diagnosis: the cause.
         verdict: what was seen to stand still, and for how long.
-        host: whose ranks these are.
+        host: whose ranks these are, where there is one host.
         files: the run directory, if there is one.
         on_hang: what is done about it: ``report``, ``stop`` or ``restart``.
         count: how often this hang has been looked at, 1 for the first time.
         next_s: seconds until it is looked at again; None: it is not.
     """
     rest = " in report.txt" if files else ""
-    head = [f"saferun: {shown(diagnosis.headline)}", f"  {_verdict_words(verdict, count)}"]
+    head = [f"saferun: {shown(diagnosis.headline)}", f"  {_verdict_words(verdict, count, diagnosis.hosts)}"]
     body = _groups(diagnosis.groups, diagnosis, _GROUPS_IN_A_HANG, rest)
-    body += _tree(diagnosis, _TREE_LINES, rest, f"  calls of the ranks on {shown(host, 60)}, outermost first:")
+    whose = f"the ranks on {shown(host, 60)}" if len(diagnosis.hosts) < _SEVERAL else "all ranks"
+    body += _tree(diagnosis, _TREE_LINES, rest, f"  calls of {whose}, outermost first:")
     body += [*_cause_lines(diagnosis, [*head, *body]), *_finding_lines(diagnosis, rest)]
     tail = []
     if diagnosis.hint:
@@ -109,6 +113,46 @@ def hang_text(
         tail.append(f"  files: {shown(files)}")
     tail.append(f"saferun: {_next_step(verdict, on_hang, next_s)}")
     return [*head, *body[: _MOST_LINES - len(head) - len(tail)], *tail]
+
+
+def peer_text(
+    diagnosis: Diagnosis,
+    *,
+    leader: str,
+    files: str | None,
+    restarting: bool = False,
+    attempt: int | None = None,
+    max_restarts: int | None = None,
+) -> list[str]:
+    """What users read on the consoles of all other hosts: two to four lines, each of at most one kibibyte.
+
+    Args:
+        diagnosis: the cause.
+        leader: the host that has judged.
+        files: its run directory, if there is one.
+        restarting: whether all ranks are started again.
+        attempt: 0 for the first; None where it is not to be told.
+        max_restarts: how often the ranks may be started again; None likewise.
+    """
+    advice = diagnosis.hint or (diagnosis.cause.advice if diagnosis.cause is not None else "")
+    lines = [f"saferun: {diagnosis.headline}"]
+    if advice:
+        lines.append(f"hint: {advice}")
+    if files:
+        lines.append(f"  report: {leader}:{files.rstrip('/')}/report.txt")
+    elif len(lines) == 1:
+        lines.append(f"  {leader} has told more")
+    if restarting:
+        of = f", restart {attempt + 1} of {max_restarts}" if attempt is not None and max_restarts is not None else ""
+        lines.append(f"saferun: starting all ranks again{of}")
+    return [_within_bytes(shown(line, 1000)) for line in lines]
+
+
+def _within_bytes(line: str) -> str:
+    content = line.encode(errors="replace")
+    if len(content) <= _PEER_LINE_BYTES:
+        return line
+    return content[: _PEER_LINE_BYTES - 3].decode(errors="ignore") + "…"
 
 
 def recovery_text(lasted_s: float) -> str:
@@ -252,23 +296,42 @@ def _fate_lines(diagnosis: Diagnosis) -> list[str]:
     victims = set(diagnosis.victims)
     others = [end for end in diagnosis.also_failed if end.rank not in victims]
     if others:
-        lines.append(f"  failed after it: {_failures(others)}")
+        lines.append(f"  failed after it: {_failures(others, diagnosis.hosts)}")
     if victims:
-        lines.append(f"  failed because of it: {rank_words(victims)}")
+        lines.append(f"  failed because of it: {rank_words(victims)}{_on(diagnosis.hosts, victims)}")
     if diagnosis.stopped:
-        lines.append(f"  stopped because of it: {rank_words(diagnosis.stopped)}")
+        lines.append(
+            f"  stopped because of it: {rank_words(diagnosis.stopped)}{_on(diagnosis.hosts, diagnosis.stopped)}"
+        )
     if diagnosis.abandoned:
         lines.append(
             f"  could not be killed (uninterruptible, state D): local {rank_words(diagnosis.abandoned)}; left behind"
         )
+    if diagnosis.unkilled:
+        where = _on(diagnosis.hosts, diagnosis.unkilled)
+        names = f"{rank_words(diagnosis.unkilled)}{where}"
+        lines.append(f"  could not be killed (uninterruptible, state D): {names}; left behind")
     return lines
 
 
-def _failures(ends: Iterable[RankEnd]) -> str:
+def _failures(ends: Iterable[RankEnd], hosts: Sequence[HostSight]) -> str:
     by_words: dict[str, list[int]] = {}
     for end in ends:
         by_words.setdefault(end.status.words, []).append(end.rank)
-    return shown("; ".join(f"{rank_words(ranks)} ({words})" for words, ranks in by_words.items()))
+    return shown("; ".join(f"{rank_words(ranks)}{_on(hosts, ranks)} ({words})" for words, ranks in by_words.items()))
+
+
+def _on(hosts: Sequence[HostSight], ranks: Iterable[int]) -> str:
+    """Where ranks are: `` on node2``; nothing where there is one host."""
+    if len(hosts) < _SEVERAL:
+        return ""
+    wanted = set(ranks)
+    labels = [shown(host.label, 60) for host in hosts if not wanted.isdisjoint(host.ranks)]
+    if not labels:
+        return ""
+    if len(labels) == len(hosts):
+        return f" on all {len(labels)} hosts"
+    return f" on {', '.join(labels)}" if len(labels) <= _SHOWN_HOSTS else f" on {len(labels)} hosts"
 
 
 def _advice_lines(diagnosis: Diagnosis) -> list[str]:
@@ -284,8 +347,8 @@ def _core_lines(core: CoreLook | None) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- hangs
 
 
-def _verdict_words(verdict: HangVerdict, count: int) -> str:
-    ranks = rank_words(verdict.ranks, 60)
+def _verdict_words(verdict: HangVerdict, count: int, hosts: Sequence[HostSight] = ()) -> str:
+    ranks = f"{rank_words(verdict.ranks, 60)}{_on(hosts, verdict.ranks)}"
     lasted = duration_words(verdict.quiet_s)
     match verdict.kind:
         case "quiescent":

@@ -203,7 +203,7 @@ class Job:
     def others(self, host: Host) -> list[Host]:
         return [other for other in self.met if other is not host and other.runs]
 
-    def trouble(self, attempt: int, reason: str, host: Host | None, signum: int = 0) -> None:
+    def trouble(self, attempt: int, reason: str, host: Host, signum: int = 0) -> None:
         """The first that is told counts."""
         if attempt != self.number or attempt in self.troubles or not self.leader.runs:
             return
@@ -256,7 +256,7 @@ class Job:
             for other in self.others(host):
                 other.inbox.append(JobLost(self.now, other.supervisor.attempt, "gone", "look"))
         else:
-            self.trouble(self.number, "lost", None)
+            self.trouble(self.number, "lost", self.leader)
             self.collect()
 
     def settle(self) -> None:

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun import __version__
-from saferun.cli import build_parser, main, read_config
-from saferun.config import OPTIONS, LaunchConfig
+from saferun.cli import main, read_config
+from saferun.command_line import build_parser
+from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, UsageError
+from saferun.options import OPTIONS
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -45,9 +47,25 @@ BAD = [
     (["--nnodes", "two"], "--nnodes two", 2),
     (["--nnodes", "0"], "--nnodes 0", 2),
     (["--nnodes", "3:2"], "--nnodes 3:2", 2),
-    (["--nnodes", "2"], "2 hosts", 2),
-    (["--nnodes", "1:4"], "elastic", 2),
+    (["--nnodes", "9999999"], "--nnodes 9999999", 2),
+    (["--nnodes", "2", "--node-rank", "2"], "--node-rank 2 does not exist in a job of 2 hosts", 2),
+    (["--nnodes", "2", "--master-port", "0"], "--master-port 0", 2),
+    (["--nnodes", "2", "--rdzv-id", ""], "--rdzv-id", 2),
+    (["--nnodes", "2", "--rdzv-backend", "etcd-v2"], "--rdzv-backend etcd-v2 has no address", 2),
+    (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"], "store_type=file has no file", 2),
     (["--node-rank", "1"], "--node-rank 1", 2),
+    (["--node-rank", "-1"], "--node-rank -1", 2),
+    (["--hosts", "a,b", "--hostfile", "x"], "--hosts and --hostfile", 2),
+    (["--hosts", "node[1-"], "a bracket that is not closed", 2),
+    (["--hosts", "node[2-1]"], "'2-1' in brackets", 2),
+    (["--hosts", ","], "names no host", 2),
+    (["--hosts", "node1,node1"], "names node1 twice", 2),
+    (["--hosts", "node[1-3].invalid"], "none of node1.invalid,node2.invalid,node3.invalid is this host", 2),
+    (["--hostfile", "nowhere"], "--hostfile nowhere: No such file", 2),
+    (["--hostfile", "train.py"], "train.py names no host", 2),
+    (["--scheduler", "openmpi"], "--scheduler openmpi", 2),
+    (["--start-timeout", "0"], "--start-timeout 0", 2),
+    (["--host-timeout", "nan"], "--host-timeout nan", 2),
     (["--nproc-per-node", "0"], "--nproc-per-node 0", 2),
     (["--nproc-per-node", "-2"], "--nproc-per-node -2", 2),
     (["--nproc-per-node", "100000"], "--nproc-per-node 100000", 2),
@@ -57,7 +75,8 @@ BAD = [
     (["--rdzv-endpoint", "node0"], "no port", 2),
     (["--rdzv-endpoint", "node0:port"], "'port' is not a port", 2),
     (["--rdzv-endpoint", "node0:99999"], "99999", 2),
-    (["--rdzv-backend", "etcd"], "--rdzv-backend etcd", 2),
+    (["--rdzv-backend", "etcd"], "--rdzv-backend etcd has no address", 2),
+    (["--rdzv-backend", "pigeons"], "--rdzv-backend pigeons", 2),
     (["--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:29400"], "another host", 2),
     (["--rdzv-backend", "c10d", "--rdzv-id", ""], "--rdzv-id", 2),
     (["--rdzv-conf", "timeout"], "'timeout' is not KEY=VALUE", 2),

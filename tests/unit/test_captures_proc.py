@@ -16,7 +16,16 @@ from saferun.captures import waiting
 from saferun.captures.process_state import read_process_look, read_thread_states
 from saferun.captures.ptrace import _reason
 from saferun.captures.waiting import Ends
-from saferun.host.sockets import Socket, SocketTables, from_inet_table, from_unix_table, socket_words
+from saferun.host.sockets import (
+    Socket,
+    SocketTables,
+    TcpState,
+    from_inet_table,
+    from_tcp_table,
+    from_unix_table,
+    sending_again,
+    socket_words,
+)
 from saferun.host.syscalls import SystemCall, before_restart, descriptor_of, from_proc_syscall
 
 ME = os.getpid()
@@ -43,9 +52,33 @@ def test_the_tables_of_tcp_are_read() -> None:
     }
 
 
+def test_connections_that_are_sent_again_are_read() -> None:
+    """What the other end acknowledges late is no fault: the kernel's count tells."""
+    stuck = TCP + (
+        b"   3: 0100000A:C001 0300000A:733C 01 00001000:00000000 01:0000002A 00000008 0 0 4715 4 0\n"
+        b"   4: 0100000A:C002 0300000A:733C 02 00000001:00000000 01:0000002A 00000003 0 0 4716 4 0\n"
+        b"   5: 0100000A:C003 0300000A:733C 01 00000001:00000000 01:0000002A 00000002 0 0 4717 4 0\n"
+    )
+    assert from_tcp_table(stuck, 3) == {
+        4715: TcpState("10.0.0.1:49153", "10.0.0.3:29500", "ESTABLISHED", 4096, 8),
+        4716: TcpState("10.0.0.1:49154", "10.0.0.3:29500", "SYN_SENT", 1, 3),
+    }
+
+
+def test_the_kernels_own_table_of_connections_is_read() -> None:
+    """On loopback nothing is sent again, and the fields are where they are expected."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        inode = os.fstat(client.fileno()).st_ino
+        assert inode in sending_again(ME, 0)
+        assert sending_again(ME, 0)[inode].state == "ESTABLISHED"
+        assert inode not in sending_again(ME, 3)
+
+
 @given(st.binary())
 def test_no_table_raises(content: bytes) -> None:
     """Kernels change their formats."""
+    from_tcp_table(b"head\n" + content, 0)
+    from_tcp_table(TCP[:90] + content, 0)
     from_inet_table(b"head\n" + content, "tcp")
     from_inet_table(TCP6[:90] + content, "tcp")
     from_unix_table(b"head\n" + content)

@@ -33,6 +33,7 @@ from saferun.evidence import (
     ProcessLook,
     RankCollectives,
     StackDump,
+    StuckLink,
     ThreadStack,
 )
 
@@ -54,6 +55,7 @@ LINES = (
     encode("note", NOTE),
     encode("core", CORE),
     encode("oom", OOM),
+    encode("link", LINK),
     encode("done", Done(1.5)),
 )
 
@@ -149,7 +151,7 @@ def test_no_bytes_raise(content: bytes) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists, max_leaves=20))
 def test_no_value_raises(value: object) -> None:
     """Also where it is JSON, of a known kind, and not what the kind calls for."""
-    for kind in ("look", "stack", "collectives", "note", "core", "oom", "done", "begun", "host_line"):
+    for kind in ("look", "stack", "collectives", "note", "core", "oom", "link", "done", "begun", "host_line"):
         read(json.dumps({"kind": kind, "value": value}).encode() + b"\n").capture  # noqa: B018 - it is computed
 
 

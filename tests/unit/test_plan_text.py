@@ -12,11 +12,13 @@ import pytest
 
 from saferun import plan_text
 from saferun.cli import read_config
-from saferun.config import OPTIONS, LaunchConfig
+from saferun.config import LaunchConfig
 from saferun.errors import UsageError
+from saferun.options import OPTIONS
 from saferun.plan_text import config_lines, plan_lines
 from saferun.profiles import load_profiles, resolve
 from saferun.report.run_json import run_description
+from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, SLURM_TASK_A_RANK
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -200,3 +202,38 @@ def test_it_starts_nothing_and_asks_nobody() -> None:
         check=True,
     )
     assert answer.stdout.strip() == "[]"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Several hosts
+
+
+def test_a_plan_of_several_hosts_shows_this_ones_ranks() -> None:
+    """Numbered as they are if all hosts are alike; nobody has been asked."""
+    lines = plan_of("--nproc-per-node", "2", "train.py", environ=SLURM_TASK_A_HOST)
+    assert lines[0].startswith("4 hosts (node[1-4]); 2 ranks on this host; store at node1:<")
+    assert lines[1] == "this is host 2, from Slurm step 4711.0"
+    ranks = [line for line in lines if line.startswith("rank ")]
+    assert [line.partition(":")[0] for line in ranks] == [
+        "rank 4 (node0, local rank 0)",
+        "rank 5 (node0, local rank 1)",
+    ]
+    for line in ("  WORLD_SIZE=8", "  LOCAL_WORLD_SIZE=2", "  GROUP_RANK=2", "  MASTER_ADDR=node1"):
+        assert line in lines
+
+
+def test_a_plan_of_one_task_a_rank_shows_one_rank() -> None:
+    """With the place that this process has on its host."""
+    lines = plan_of("train.py", environ=SLURM_TASK_A_RANK)
+    assert "local rank 1 of 2 on this host" in lines[0]
+    assert [line.partition(":")[0] for line in lines if line.startswith("rank ")] == ["rank 5 (node0, local rank 1)"]
+    for line in ("  RANK=5", "  LOCAL_RANK=1", "  LOCAL_WORLD_SIZE=2", "  WORLD_SIZE=8"):
+        assert line in lines
+
+
+def test_a_plan_does_not_claim_to_know_what_a_rendezvous_decides() -> None:
+    """How many hosts come, and which of them this is."""
+    lines = plan_of("--nnodes", "2:4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:1234", "train.py")
+    assert lines[0] == "2 to 4 hosts; 1 ranks on this host; hosts meet at node1:1234 (c10d)"
+    assert "the rendezvous decides" in lines[1]
+    assert "  MASTER_ADDR=<a host>" in lines

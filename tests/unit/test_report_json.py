@@ -25,13 +25,16 @@ from saferun.evidence import (
     Frame,
     GroupProgress,
     HangVerdict,
+    HostSight,
     OomKill,
     ProcessLook,
     RankCollectives,
     RankOutput,
     StackDump,
     StackNode,
+    StuckLink,
     ThreadStack,
+    ToldTrouble,
     Traceback,
     WaitGroup,
 )
@@ -481,9 +484,29 @@ CAPTURES = st.builds(
         )
     ),
     tuples(ANY_TEXT),
-    tuples(st.builds(CaptureNote, ANY_TEXT, ANY_INTEGER, ANY_INTEGER, ANY_TEXT, ANY_NUMBER, ANY_TEXT)),
+    tuples(st.builds(CaptureNote, ANY_TEXT, ANY_INTEGER, ANY_INTEGER, ANY_TEXT, ANY_NUMBER, ANY_TEXT, ANY_TEXT)),
     tuples(ANY_TEXT),
     ANY_NUMBER,
+    tuples(st.builds(StuckLink, ANY_INTEGER, ANY_TEXT, ANY_TEXT, ANY_TEXT, ANY_INTEGER, ANY_INTEGER)),
+)
+OOM_KILLS = st.none() | st.builds(
+    OomKill, ANY_TEXT, ANY_INTEGER, ANY_INTEGER, ANY_RANKS, ANY_INTEGER, ANY_TEXT, ANY_TEXT
+)
+HOSTS = st.builds(
+    HostSight,
+    ANY_INTEGER,
+    ANY_TEXT,
+    ANY_RANKS,
+    tuples(ANY_TEXT),
+    ANY_TEXT,
+    ANY_TEXT,
+    st.booleans(),
+    ANY_TEXT,
+    ANY_TEXT,
+    ANY_RANKS,
+    OOM_KILLS,
+    tuples(ANY_TEXT),
+    ANY_RANKS,
 )
 EVIDENCE = st.builds(
     Evidence,
@@ -496,8 +519,10 @@ EVIDENCE = st.builds(
     capture=CAPTURES,
     hang=st.none() | st.builds(HangVerdict, ANY_TEXT, ANY_RANKS, ANY_NUMBER, certain=st.booleans(), busy=ANY_RANKS),
     cores=tuples(CORES),
-    oom=st.none() | st.builds(OomKill, ANY_TEXT, ANY_INTEGER, ANY_INTEGER, ANY_RANKS, ANY_INTEGER, ANY_TEXT),
+    oom=OOM_KILLS,
     kernel_lines=tuples(ANY_TEXT),
+    hosts=tuples(HOSTS),
+    job_trouble=st.none() | st.builds(ToldTrouble, ANY_TEXT, ANY_TEXT, ANY_TEXT, st.none() | ANY_INTEGER, ANY_TEXT),
 )
 NODES = st.recursive(
     st.builds(StackNode, FRAMES, ANY_RANKS, st.just(())),
@@ -520,6 +545,8 @@ DIAGNOSES = st.builds(
     tuples(st.builds(Traceback, ANY_RANKS, tuples(ANY_TEXT))),
     st.none() | CORES,
     tuples(ANY_TEXT),
+    ANY_RANKS,
+    tuples(HOSTS),
 )
 INCIDENTS = st.builds(
     Incident,

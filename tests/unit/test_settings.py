@@ -11,8 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from saferun.cli import read_config
-from saferun.config import OPTIONS, LaunchConfig, Option, Setting
+from saferun.config import LaunchConfig, Setting
 from saferun.errors import SaferunError, UsageError
+from saferun.options import OPTIONS, Option
 from saferun.profiles.yaml_nodes import MAX_FILE_BYTES
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -23,6 +24,7 @@ BY_DEST = {option.dest: option for option in OPTIONS}
 @pytest.fixture(autouse=True)
 def _in_a_directory_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "hosts").write_text("localhost\n")
     monkeypatch.chdir(tmp_path)
 
 
@@ -81,6 +83,9 @@ SPECIAL = {
     "rdzv_backend": alike(("c10d", "c10d"), ("static", "static"), ("c10d", "c10d"), ("c10d", "c10d")),
     "rdzv_endpoint": alike(("a:1", "a:1"), ("b:2", "b:2"), ("c:3", "c:3"), ("d:4", "d:4")),
     "rdzv_conf": alike(("a=1", "a=1"), ("b=2", "b=2"), ("c=3", "c=3"), ("d=4", "d=4")),
+    "scheduler": alike(("none", "none"), ("auto", "auto"), ("none", "none"), ("auto", "auto")),
+    "hosts": alike(*((name, name) for name in ("localhost", "127.0.0.1", "[::1]", "localhost"))),
+    "hostfile": alike(*((name, name) for name in ("hosts", "./hosts", ".//hosts", "hosts"))),
     "redirects": alike(("1", "1"), ("2", "2"), ("3", "3"), ("0:1", "0:1")),
     "tee": alike(("1", "1"), ("2", "2"), ("3", "3"), ("0:1", "0:1")),
     "local_ranks_filter": alike(("0", "0"), ("1", "1"), ("2", "2"), ("0,1", "0,1")),
@@ -270,7 +275,7 @@ def test_profiles_of_a_named_file_are_found() -> None:
         ("max-restarts: -1", "saferun.yaml:1: ", "--max-restarts -1 is negative", ""),
         ("monitor-interval: soon", "saferun.yaml:1: ", "'soon' is not a number", ""),
         ("standalone: maybe", "saferun.yaml:1: ", "--standalone: 'maybe' is neither on nor off", "write on or off"),
-        ("nnodes: 2", "saferun.yaml:1: ", "--nnodes 2", ""),
+        ("nnodes: 2:1", "saferun.yaml:1: ", "--nnodes 2:1", ""),
         ("nproc-per-node: 0", "saferun.yaml:1: ", "--nproc-per-node 0", ""),
         ("redirects: 7", "saferun.yaml:1: ", "--redirects 7", ""),
         ("env: [A]", "saferun.yaml:1: ", "--env A is not NAME=VALUE", "--unset"),

@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 
 from saferun.events import (
     CaptureEvidence,
+    ChecksPassed,
+    DeadlineExpired,
     Finish,
+    HostsJoined,
+    LaunchRequested,
+    RanksStarted,
     ReportDecision,
     ReportFailure,
+    SignalReceived,
     TellDecision,
     TellTrouble,
 )
-from saferun.policy import HangPolicy
-from saferun.supervisor import State
+from saferun.model import Placement, RankPlace
+from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
+from saferun.supervisor import Limits, State, Supervisor
 from tests.unit.fake_job import FAILED, KILLED, OK, Host, Job
 
 
@@ -230,3 +237,17 @@ def test_whatever_happens_all_hosts_end_and_end_alike(
     job.settle()
     for host in job.hosts:
         assert host.is_dead or host.finish is not None, [other.state for other in job.hosts]
+
+
+def test_under_a_scheduler_the_ranks_are_gone_before_its_sigkill_comes() -> None:
+    """What is left of the shutdown timeout is for the report: saferun itself would be killed with the ranks."""
+    policy = JobPolicy(hurries=True)
+    supervisor = Supervisor(RestartPolicy(0), Limits(grace_s=30.0, capture_s=25.0), None, policy)
+    place = Placement(0, 1, 1, 1, (RankPlace(0, 0, 0),), "a", 1, "job")
+    for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, place), RanksStarted(0, 0, (1,))):
+        supervisor.handle(event)
+    supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM))
+    assert supervisor.deadline == 112.0
+    supervisor.handle(DeadlineExpired(112.0, 0))
+    assert supervisor.state is State.STOPPING
+    assert supervisor.deadline == 124.0

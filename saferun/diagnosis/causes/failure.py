@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, native_name, place_words
+from saferun.diagnosis.hosts import Hosts
 from saferun.diagnosis.tracebacks import (
     CppError,
     FatalReport,
@@ -70,8 +71,8 @@ class Failure(NamedTuple):
         core: its core.
         oom: what the OOM killer did on this host.
         kernel_lines: lines of the kernel log since the start.
-        others: pids of the other ranks of this host, with their numbers.
-        supervisor_pid: ours.
+        others: pids of the ranks of its host, with their numbers.
+        supervisor_pids: saferun's own.
         user: tells whose code a call is.
     """
 
@@ -86,8 +87,8 @@ class Failure(NamedTuple):
     core: CoreLook | None = None
     oom: OomKill | None = None
     kernel_lines: tuple[str, ...] = ()
-    others: tuple[tuple[int, int], ...] = ()
-    supervisor_pid: int = 0
+    others: Sequence[tuple[int, int]] = ()
+    supervisor_pids: tuple[int, ...] = ()
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -190,14 +191,16 @@ class Failure(NamedTuple):
 Rule = Callable[[Failure], Cause | None]
 
 
-def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None) -> Failure:
+def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, hosts: Hosts | None = None) -> Failure:
     """Gather what there is of one rank, and leave out what cannot have to do with its end.
 
     Args:
         evidence: what is known of all.
         end: how this rank ended.
         output: what it wrote.
+        hosts: the hosts of the evidence.
     """
+    hosts = hosts or Hosts(evidence)
     lines = output.last_lines if output is not None else ()
     signum = end.status.signum or _signal_of_shell(end.status.code)
     fatal = find_fatal_report(lines) if signum in CRASH_SIGNALS else None
@@ -220,11 +223,11 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None) ->
         fatal=fatal,
         lines=tuple(clean),
         stdout_lines=tuple(clean_lines(output.last_stdout_lines[-LAST_LINES:])) if output is not None else (),
-        core=next((core for core in evidence.cores if core.pid == end.pid), None),
-        oom=evidence.oom,
-        kernel_lines=evidence.kernel_lines,
-        others=tuple((other.pid, other.rank) for other in evidence.ends if other.pid != end.pid),
-        supervisor_pid=evidence.supervisor_pid,
+        core=next((core for core in evidence.cores if (core.rank, core.pid) == (end.rank, end.pid)), None),
+        oom=hosts.oom(end.rank),
+        kernel_lines=hosts.kernel_lines(end.rank),
+        others=hosts.neighbours(end.rank),
+        supervisor_pids=hosts.supervisor_pids(end.rank),
     )
 
 

@@ -53,7 +53,7 @@ def sent_by_somebody(failure: Failure) -> Cause | None:
     if core is None or failure.signum not in CRASH_SIGNALS:
         return None
     sender = core.sender_pid
-    if sender in {0, failure.end.pid, failure.supervisor_pid} or sender < 0:
+    if sender in {0, failure.end.pid, *failure.supervisor_pids} or sender < 0:
         return None
     words = f"{signal_name(failure.signum)} sent by {_who(failure, sender)}"
     return cause(failure, "killed_from_outside", words, "look at what that process is, and why it did so")

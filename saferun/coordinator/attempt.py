@@ -1,0 +1,273 @@
+"""One attempt, from the places of the hosts to the next meeting: the log, the beats, the parts, and who is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from saferun.coordinator.heartbeats import Beats, Monitor, stuck_processes
+from saferun.coordinator.job_log import JobLog
+from saferun.coordinator.knock import CUT, FROZEN, REACHED, Finding, knock
+from saferun.coordinator.line import Line
+from saferun.coordinator.meeting import Meeting, Met
+from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
+from saferun.coordinator.places import HostRecord
+from saferun.coordinator.static import JOB_KEY
+from saferun.coordinator.store_client import StoreBrokenError
+from saferun.coordinator.tasks import Tasks
+
+_BEATS_PER_TIMEOUT = 6
+_ACKS_S = 10.0
+_MOST_UNREAD_BYTES = 8 << 20
+
+
+class Attempt:
+    """An attempt that this host takes part in.
+
+    Args:
+        met: what the meeting came to.
+        meeting: how this host joined it.
+        own: this host's record.
+        tasks: the connections to its tasks.
+    """
+
+    def __init__(self, met: Met, meeting: Meeting, own: HostRecord, tasks: Tasks) -> None:
+        self.place = met.place
+        self.number = met.place.attempt
+        self.is_leader = met.place.host == 0
+        self.prefix = met.prefix
+        self.client = met.client
+        self._own = own
+        self._records = met.records
+        self._tasks = tasks
+        self._host_timeout_s = meeting.host_timeout_s
+        self._acked: set[int] = set()
+        self._gone: set[int] = set()
+        self._closed = False
+        self._labels = [str(peer[1]) for peer in met.peers] if self.is_leader else []
+        place = met.place
+        self._line = Line(
+            met.client,
+            met.job,
+            JOB_KEY,
+            place.leader_name,
+            [a for a in place.leader_addresses if a not in own.addresses] or place.leader_addresses,
+            meeting.host_timeout_s,
+            start=self._start_line,
+            on_lost=self._on_line_lost,
+        )
+        self.log = JobLog(self._line, self.prefix, place.host, self._on_told)
+        pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
+        interval_s = meeting.host_timeout_s / _BEATS_PER_TIMEOUT
+        self._beats = Beats(self._line, self.prefix, place.host, interval_s, pids)
+        self._monitor: Monitor | None = None
+        self._reader: PartReader | None = None
+        self._supervisors = pids
+        self._seen_in_d: set[int] = set()
+        self._own_stuck_s = 0.0
+        self._interval_s = interval_s
+        self._since_look_s = 0.0
+
+    def announce(self) -> None:
+        """Tell the leader of its own host's tasks, before any of them says something itself."""
+        if self.is_leader:
+            self._on_states({f"0/{task}": {"s": "run"} for task in range(len(self._own.tasks))})
+
+    def open(self) -> None:
+        """Begin to watch, to beat and, on the leader, to look at the others."""
+        self._line.open()
+        if not self.is_leader or self._closed:
+            return
+        try:
+            self._reader = PartReader(
+                self.client.another(), self.prefix, self.place.part_limit_bytes, self._deliver_part, self._is_head_busy
+            )
+            self._monitor = Monitor(
+                self.client.another(),
+                self.prefix,
+                self.place.hosts,
+                self._host_timeout_s,
+                on_states=self._on_states,
+                on_part=self._reader.announce,
+                on_silent=self._on_silent,
+            )
+        except StoreBrokenError:
+            return
+        self._reader.start()
+        self._monitor.start()
+
+    def _start_line(self) -> None:
+        self.log.start()
+        if not self.is_leader:
+            self._beats.start()
+
+    # ------------------------------------------------------------------------------------------------------- from tasks
+
+    def tell(self, message: object) -> None:
+        """A task has something for the job's log."""
+        self.log.tell(message)
+
+    def set_state(self, task: int, state: object) -> None:
+        """A task's state has changed."""
+        if not isinstance(state, dict):
+            return
+        if self.is_leader:
+            self._on_states({f"0/{task}": state})
+        else:
+            self._beats.set_state(task, state)
+
+    def add_part(self, task: int, name: object, text: object) -> None:
+        """A task hands in a part."""
+        if not is_part_name(name) or not isinstance(text, str) or len(text) > self.place.part_limit_bytes:
+            return
+        named = str(name)
+        if self.is_leader:
+            self._deliver_part(0, task, named, text)
+        else:
+            key = part_key(self.prefix, self.place.host, task, named)
+            hand_in(self._line, key, text, lambda: self._beats.add_part(task, named))
+
+    def ack(self, task: int) -> None:
+        """A task has taken in the decision."""
+        self._acked.add(task)
+        self._look_at_acks()
+
+    def lose_task(self, task: int) -> None:
+        """A task has gone; nothing is expected of it any more."""
+        self._gone.add(task)
+        self._look_at_acks()
+
+    def _look_at_acks(self) -> None:
+        if not self.is_leader and self._all_acked():
+            self._beats.set_acked()
+
+    def _all_acked(self) -> bool:
+        return set(range(len(self._own.tasks))) <= self._acked | self._gone
+
+    def probe(self, hosts: list[int]) -> None:
+        """Knock at hosts, and tell the head what was found."""
+        for host in hosts:
+            if 0 < host < len(self._records):
+                threading.Thread(target=self._probe, args=(host,), daemon=True).start()
+
+    def _probe(self, host: int) -> None:
+        finding = self._knock(host)
+        self._send_head("probed", host=host, why=finding.why, words=finding.words)
+
+    # ------------------------------------------------------------------------------------------------------- from others
+
+    def _on_told(self, k: int, message: dict[str, Any]) -> None:
+        if message.get("kind") == "leader_stuck":
+            if not self.is_leader:
+                self._tell_store_lost(Finding(FROZEN, str(message.get("words"))[:1000]))
+            return
+        if self._closed:
+            return
+        told = {"op": "told", "attempt": self.number, "k": k, "received": time.time(), "message": message}
+        self._tasks.send_all(told)
+
+    def _on_states(self, changed: dict[str, Any]) -> None:
+        self._send_head("states", changed=changed)
+
+    def _deliver_part(self, host: int, task: int, name: str, text: str) -> None:
+        self._send_head("parts", name=name, host=host, task=task, text=text)
+
+    def _send_head(self, op: str, **fields: Any) -> None:  # noqa: ANN401
+        if not self._closed:
+            self._tasks.head.send({"op": op, "attempt": self.number, **fields})
+
+    def _is_head_busy(self) -> bool:
+        return self._tasks.head.unsent_bytes > _MOST_UNREAD_BYTES and not self._closed
+
+    def _knock(self, host: int) -> Finding:
+        record = self._records[host]
+        addresses = [a for a in record.addresses if a not in self._own.addresses] or list(record.addresses)
+        return knock(self._labels[host], addresses, record.port, way=None)
+
+    def _on_silent(self, host: int, stuck: str) -> None:
+        threading.Thread(target=self._find_out, args=(host, stuck), daemon=True).start()
+
+    def _find_out(self, host: int, stuck: str) -> None:
+        monitor = self._monitor
+        if monitor is None:
+            return
+        label = self._labels[host]
+        if stuck:
+            finding = Finding(FROZEN, f"saferun on {label} (pid {self._records[host].tasks[0].pid}) {stuck}")
+        else:
+            beat = monitor.beats_of(host)
+            finding = self._knock(host)
+            if monitor.beats_of(host) != beat:
+                monitor.reset(host)
+                return
+        monitor.lose(host)
+        if not self.log.has("decision"):
+            self._send_head("lost", host=host, label=label, why=finding.why, words=finding.words)
+
+    def _on_line_lost(self, finding: Finding) -> None:
+        if not self._closed and not self.log.has("decision"):
+            self._tell_store_lost(finding)
+
+    def _tell_store_lost(self, finding: Finding) -> None:
+        why = CUT if finding.why == REACHED else finding.why
+        self._tasks.send_all({"op": "store_lost", "attempt": self.number, "why": why, "words": finding.words})
+
+    # ----------------------------------------------------------------------------------------------------------- the end
+
+    def tick(self, seconds: float) -> None:
+        """Time has passed."""
+        if not self.is_leader:
+            self._line.tick(seconds)
+            return
+        self._since_look_s += seconds
+        if self._since_look_s < self._interval_s:
+            return
+        # Nobody looks at the leader's beats; so it says itself when its supervisor can decide nothing any more.
+        stuck = stuck_processes({0: self._supervisors[0]}, self._seen_in_d) if 0 in self._supervisors else {}
+        before = self._own_stuck_s
+        self._own_stuck_s = before + self._since_look_s if stuck else 0.0
+        self._since_look_s = 0.0
+        if before < self._host_timeout_s <= self._own_stuck_s:
+            words = f"saferun on {self.place.leader_name} (pid {self._supervisors[0]}) has been stopped"
+            self.log.tell({"kind": "leader_stuck", "words": words})
+
+    def wait_acked(self) -> None:
+        """Where a decision has been told: wait until it has been taken in, here and, on the leader, everywhere."""
+        if not self.log.has("decision"):
+            return
+        give_up_at = time.monotonic() + _ACKS_S
+        while not self._all_acked() and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        remaining_s = max(0.0, give_up_at - time.monotonic())
+        if self._monitor is not None:
+            self._monitor.wait_acked(remaining_s)
+        elif not self.is_leader:
+            self._beats.wait_written(min(remaining_s, 2.0))
+
+    def close(self) -> None:
+        """The attempt is over for this host: nothing of it is told any more."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.is_leader:
+            # The others' watchers wait in the store, and are sent home by this.
+            self.log.end()
+        else:
+            self._line.close()
+        for part in (self._monitor, self._reader):
+            if part is not None:
+                part.close()
+
+    def forget(self) -> None:
+        """Delete what the attempt has left in the store. For the leader, once the hosts have met anew."""
+        try:
+            client = self.client.another()
+            for k in range(self.log.count + 1):
+                client.delete(f"{self.prefix}log/{k}")
+            for host in range(self.place.hosts):
+                client.delete(f"{self.prefix}beat/{host}")
+                client.delete(f"{self.prefix}state/{host}")
+        except StoreBrokenError:
+            pass
+        self._line.close()

@@ -1,0 +1,279 @@
+"""How hosts whose numbers are known exchange records for places, in the control store.
+
+Keys, below the prefix of the meeting: ``host/<n>`` a record; ``place/<n>`` what that host is told; ``missing`` who has not
+come, for the others to tell; ``fail`` why nobody gets a place, written by whoever finds out; ``read`` how many hosts have
+read of it. Each host reads its own place only, so that the leader sends as much as there are hosts, not its square.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+
+from saferun.coordinator.knock import GONE, knock
+from saferun.coordinator.meeting import JoinFailedError, Meeting
+from saferun.coordinator.places import (
+    HostPlace,
+    HostRecord,
+    assign,
+    decode_place,
+    decode_record,
+    disagreement,
+    encode_place,
+    encode_record,
+    missing_words,
+)
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+
+_LOOK_AGAIN_S = 0.25
+_LIST_MISSING_EVERY_S = 1.0
+_LONGEST_WORDS = 4096
+# A record that has lain there for longer may be that of a process that has ended since.
+_STALE_RECORD_S = 5.0
+_READ_TIMEOUT_S = 3.0
+
+
+def tell_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
+    """Let all hosts of a meeting fail, with the same words."""
+    client.compare_set(f"{prefix}fail", "", json.dumps([error.what[:_LONGEST_WORDS], error.hint[:_LONGEST_WORDS]]))
+
+
+def _failure(text: bytes | None) -> JoinFailedError | None:
+    if text is None or len(text) > 4 * _LONGEST_WORDS:
+        return None
+    try:
+        what, hint = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return JoinFailedError(str(what), str(hint), is_told=True)
+
+
+class Gathering:
+    """The leader's side of a meeting.
+
+    Args:
+        client: to the control store.
+        prefix: of the meeting's keys.
+        hosts: how many there will be.
+    """
+
+    def __init__(self, client: StoreClient, prefix: str, hosts: int) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._hosts = hosts
+        self._missing = list(range(1, hosts))
+        self._seen_at: dict[int, float] = {}
+
+    def gather(self, meeting: Meeting, own: HostRecord) -> list[HostRecord]:
+        """Wait for the records of all hosts.
+
+        Raises:
+            JoinFailedError: some did not come, or somebody found that it cannot be.
+            CancelledError: nobody waits any more.
+            StoreBrokenError: the store is gone.
+        """
+        meeting.on_leave = lambda: self.fail(left_error(own.name), self._client.another())
+        try:
+            while True:
+                self._wait_for_all(meeting)
+                gone = self._gone(own)
+                if not gone:
+                    break
+                self._missing = gone
+            records = [own, *self._read_records()]
+            _check_agreement(records)
+        except JoinFailedError as error:
+            self.fail(error)
+            raise
+        return records
+
+    def _wait_for_all(self, meeting: Meeting) -> None:
+        listed_at = 0.0
+        while self._missing:
+            meeting.check()
+            waited = self._client.wait([self._key(host) for host in self._missing], _LOOK_AGAIN_S)
+            if waited:
+                self._missing = []
+                return
+            failure = _failure(self._client.find(f"{self._prefix}fail"))
+            if failure is not None:
+                raise failure
+            now = time.monotonic()
+            if now - listed_at < _LIST_MISSING_EVERY_S and meeting.remaining_s > 0:
+                continue
+            listed_at = now
+            self._list_missing(now)
+            words = missing_words(self._missing, self._hosts, meeting.expected)
+            if not self._missing:
+                return
+            meeting.say(f"waiting for {words}")
+            self._client.set(f"{self._prefix}missing", words[:_LONGEST_WORDS])
+            if meeting.remaining_s <= 0:
+                raise missing_error(words, meeting.timeout_s)
+
+    def _list_missing(self, now: float) -> None:
+        missing = [host for host in self._missing if not self._client.check(self._key(host))]
+        for host in self._missing:
+            if host not in missing:
+                self._seen_at[host] = now
+        self._missing = missing
+
+    def _gone(self, own: HostRecord) -> list[int]:
+        """Hosts that came early and whose saferun has ended while the others were waited for."""
+        now = time.monotonic()
+        stale = [host for host, seen_at in self._seen_at.items() if now - seen_at > _STALE_RECORD_S]
+        if not stale:
+            return []
+        gone: list[int] = []
+
+        def look(host: int, record: HostRecord) -> None:
+            if is_gone(record, own):
+                gone.append(host)
+
+        threads = []
+        for host in stale:
+            record = decode_record(self._client.find(self._key(host)) or b"")
+            if record is not None:
+                threads.append(threading.Thread(target=look, args=(host, record), daemon=True))
+                threads[-1].start()
+        for thread in threads:
+            thread.join()
+        for host in gone:
+            self._client.delete(self._key(host))
+            del self._seen_at[host]
+        return gone
+
+    def _read_records(self) -> list[HostRecord]:
+        hosts = range(1, self._hosts)
+        texts = self._client.read_all([self._key(host) for host in hosts]) if hosts else []
+        records = []
+        for host, text in zip(hosts, texts, strict=True):
+            record = decode_record(text)
+            if record is None:
+                raise JoinFailedError(
+                    f"what the host with node rank {host} says of itself cannot be read",
+                    "use the same version of saferun on all hosts",
+                )
+            records.append(record)
+        return records
+
+    def hand_out(self, records: Sequence[HostRecord]) -> HostPlace:
+        """Give every host its place, and return the leader's own."""
+        places = assign(records)
+        prefix = attempt_prefix(places[0].attempt)
+        for place in places[1:]:
+            # The monitor reads those of many hosts in one go, which would wait for keys that are not there.
+            self._client.set(f"{prefix}beat/{place.host}", "0")
+            self._client.set(f"{prefix}state/{place.host}", "")
+        for place in places[1:]:
+            self._client.set(f"{self._prefix}place/{place.host}", encode_place(place))
+        # An answer, so that all has arrived before anybody may end the store.
+        self._client.check(f"{self._prefix}fail")
+        return places[0]
+
+    def fail(self, error: JoinFailedError, client: StoreClient | None = None) -> None:
+        """Tell those who have come that nobody gets a place, and wait a moment until they have read it."""
+        client = client or self._client
+        try:
+            if not error.is_told:
+                tell_failure(client, self._prefix, error)
+            text = client.find(f"{self._prefix}fail") or b""
+            arrived = [host for host in range(1, self._hosts) if client.check(self._key(host))]
+            for host in arrived:
+                client.compare_set(f"{self._prefix}place/{host}", "", text.decode(errors="replace"))
+            give_up_at = time.monotonic() + _READ_TIMEOUT_S
+            while client.add(f"{self._prefix}read", 0) < len(arrived) and time.monotonic() < give_up_at:
+                time.sleep(0.02)
+        except StoreBrokenError:
+            pass
+
+    def _key(self, host: int) -> str:
+        return f"{self._prefix}host/{host}"
+
+
+def _check_agreement(records: Sequence[HostRecord]) -> None:
+    for record in records:
+        if (words := disagreement(records[0], record)) is not None:
+            raise JoinFailedError(words, "give all hosts the same --nnodes")
+
+
+def attempt_prefix(attempt: int) -> str:
+    """Where the keys of an attempt are."""
+    return f"a{attempt}/"
+
+
+def missing_error(words: str, timeout_s: float) -> JoinFailedError:
+    """Some hosts did not come."""
+    count, _, names = words.partition(": ")
+    return JoinFailedError(
+        f"{count} did not come within {timeout_s:.0f} s{f': {names}' if names else ''}",
+        "see whether saferun was started there, and what it says; --start-timeout is how long the others are waited for",
+    )
+
+
+def left_error(name: str) -> JoinFailedError:
+    """A host has gone home before the others had their places."""
+    return JoinFailedError(f"{name} left while the hosts of the job met", f"see what saferun says on {name}")
+
+
+def is_gone(record: HostRecord, own: HostRecord) -> bool:
+    """Whether the process that wrote a record has certainly ended."""
+    addresses = [a for a in record.addresses if a not in own.addresses] or list(record.addresses)
+    return knock(record.name, addresses, record.port, way=None).why == GONE
+
+
+def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, own: HostRecord) -> HostPlace:
+    """A host's side of a meeting: hand in its record, and wait for its place.
+
+    Raises:
+        JoinFailedError: there is none.
+        CancelledError: nobody waits any more.
+        StoreBrokenError: the store is gone.
+    """
+    # By a connection of its own: this one is about to wait.
+    meeting.on_leave = lambda: tell_failure(client.another(), prefix, left_error(own.name))
+    _hand_in(client, prefix, host, own)
+    key = f"{prefix}place/{host}"
+    while True:
+        meeting.check()
+        text = client.get(key, max(0.1, min(meeting.tell_every_s / 2, meeting.remaining_s)))
+        if text is not None:
+            place = decode_place(text)
+            if place is not None:
+                return place
+            client.add(f"{prefix}read", 1)
+            raise _failure(text) or JoinFailedError(
+                "the place that the first host hands out cannot be read", "use the same version of saferun on all hosts"
+            )
+        words = (client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_WORDS]
+        words = "".join(c if c.isprintable() else "?" for c in words)
+        meeting.say(f"waiting for {words}" if words else "waiting for the first host's answer")
+        if meeting.remaining_s <= 0:
+            error = missing_error(words or "hosts", meeting.timeout_s)
+            tell_failure(client, prefix, error)
+            raise error
+
+
+def _hand_in(client: StoreClient, prefix: str, host: int, own: HostRecord) -> None:
+    key, text = f"{prefix}host/{host}", encode_record(own)
+    expected = ""
+    while True:
+        found = client.compare_set(key, expected, text)
+        if found == text.encode():
+            return
+        if expected and found == expected.encode():
+            # This is what the store says where there is no such key any more.
+            expected = ""
+            continue
+        other = decode_record(found)
+        if other is not None and other.born != own.born and not is_gone(other, own):
+            both = f"{other.name} and {own.name}"
+            error = JoinFailedError(
+                f"two hosts have the node rank {host}: {both}", "give every host a --node-rank of its own"
+            )
+            tell_failure(client, prefix, error)
+            raise error
+        # That of a process that has ended, or what this one said before it lost the connection.
+        expected = found.decode(errors="replace")

@@ -1,0 +1,377 @@
+"""The rendezvous that torch has handlers for: c10d, etcd, and whatever else is registered, elastic ones included.
+
+The handler says which hosts take part and in what order. The first of them then serves a control store and a ranks' store of
+its own and says where, in the store that the handler gives; from there on all is as in a static job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from saferun.coordinator.arrivals import Arrivals, waiting_words
+from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
+from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
+from saferun.coordinator.places import HostRecord
+from saferun.coordinator.reach import Search, dial, plain, shown
+from saferun.coordinator.static import JOB_KEY
+from saferun.coordinator.store import loopback_address, open_store
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.stores import Stores
+
+_LEADER_KEY = "saferun/leader"
+_C10D_PORT = 29400
+_POLL_S = 1.0
+_LOOK_AGAIN_S = 0.5
+_DIAL_S = 3.5
+# When the handler has decided who takes part, all of them are there: they need not long for the rest.
+_EXCHANGE_S = 60.0
+_LONGEST_LEADER_BYTES = 64 << 10
+_EXIT_S = 2.0
+
+
+class Leader(NamedTuple):
+    """Where the first host serves its stores."""
+
+    job: str
+    control_port: int
+    ranks_port: int
+    master_addr: str
+    addresses: tuple[str, ...]
+
+
+class HandlerRendezvous:
+    """All meetings of this host through one of torch's handlers. All calls of the handler are made by one thread.
+
+    Args:
+        stores: what this host serves when it comes first.
+        endpoint_fd: the listening socket of the c10d rendezvous' own store; -1: another host has it.
+    """
+
+    def __init__(self, stores: Stores, endpoint_fd: int) -> None:
+        self._stores = stores
+        self._endpoint_fd = endpoint_fd
+        self._endpoint_store: Any = None
+        self._handler: Any = None
+        self._arrivals: Arrivals | None = None
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Answer]] = queue.SimpleQueue()
+        self._on_waiting: Callable[[str], None] | None = None
+        threading.Thread(target=self._call, daemon=True).start()
+
+    def meet(self, meeting: Meeting) -> Met:
+        """Meet the other hosts.
+
+        Raises:
+            JoinFailedError: it cannot be.
+            CancelledError: nobody waits any more.
+        """
+        own = meeting.wait_for_tasks()
+        if self._handler is None:
+            self._handler = self._open(meeting)
+        if self._arrivals is not None:
+            self._arrivals.arrive()
+        try:
+            info = self._next_rendezvous(meeting)
+        finally:
+            if self._arrivals is not None:
+                self._arrivals.depart()
+        store, host, hosts = (info.store, info.rank, info.world_size) if hasattr(info, "store") else info
+        # The control store of the attempt before may end at any moment now.
+        meeting.on_all_here()
+        meeting.allow(_EXCHANGE_S)
+        try:
+            if host == 0:
+                return self._lead(meeting, own, store, hosts, getattr(info, "bootstrap_store_info", None))
+            return self._follow(meeting, own, store, host)
+        except StoreBrokenError as error:
+            raise JoinFailedError(
+                f"a store broke while the hosts of the job met: {error}", "see what saferun says on the other hosts"
+            ) from error
+
+    def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
+        """Tell, once, of hosts that wait to join; None: stop watching."""
+        self._on_waiting = on_waiting
+
+    def leave(self) -> None:
+        """Take this host out of the rendezvous at once, so that the others need not wait for it to be missed."""
+        handler, self._handler = self._handler, None
+        if self._arrivals is not None:
+            self._arrivals.depart()
+        executor = getattr(handler, "_op_executor", None)
+        if executor is None:
+            return
+        # torch offers no public way to go without closing the rendezvous for all; without this one, the others notice
+        # by missing keep-alives. From this thread, because the handler's own may be waiting for hosts without end.
+        from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
+
+        executor.run(_RendezvousExitOp(), time.monotonic() + _EXIT_S)
+
+    def close(self) -> None:
+        """The job is over: hosts that come now, or wait, are turned away."""
+        handler = self._handler
+        if handler is not None:
+            self._ask(handler.shutdown).wait(None)
+
+    # ------------------------------------------------------------------------------------------------------ the handler
+
+    def _open(self, meeting: Meeting) -> Any:  # noqa: ANN401
+        from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+        conf = {"join_timeout": max(1, int(meeting.timeout_s)), **meeting.conf}
+        try:
+            parameters = RendezvousParameters(
+                meeting.backend,
+                meeting.endpoint,
+                meeting.run_id,
+                meeting.least,
+                meeting.most,
+                meeting.local_addr,
+                **conf,
+            )
+            if meeting.backend == "c10d":
+                return self._open_c10d(meeting, parameters)
+            from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+            return get_rendezvous_handler(parameters)
+        except (JoinFailedError, StoreBrokenError):
+            raise
+        except Exception as error:
+            raise JoinFailedError(
+                f"the rendezvous {meeting.backend!r} at {meeting.endpoint or 'no endpoint'} cannot be opened:"
+                f" {_in_words(error)}",
+                "look at --rdzv-backend, --rdzv-endpoint and --rdzv-conf",
+            ) from error
+
+    def _open_c10d(self, meeting: Meeting, parameters: Any) -> Any:  # noqa: ANN401
+        from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+        from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+        if self._endpoint_fd >= 0:
+            self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
+            client = StoreClient.connect(self._stores.store_class, loopback_address(self._endpoint_fd))
+        else:
+            client = self._find(meeting, *endpoint_of(meeting))
+        self._arrivals = Arrivals(client.another(), meeting.run_id, meeting.name)
+        backend = C10dRendezvousBackend(client.store, meeting.run_id)
+        return create_handler(client.store, backend, parameters)
+
+    def _find(self, meeting: Meeting, host: str, port: int) -> StoreClient:
+        search = Search(self._stores.store_class, host, [port], lambda _: None)
+        try:
+            while (client := search.wait(_LOOK_AGAIN_S)) is None:
+                meeting.check()
+                words = search.words()
+                meeting.say(words)
+                if meeting.remaining_s <= 0:
+                    raise JoinFailedError(
+                        f"{words}, for {meeting.timeout_s:.0f} s",
+                        f"see whether saferun runs on {host} with the same --rdzv-endpoint, and whether a firewall is"
+                        " between",
+                    )
+        finally:
+            search.end()
+        return client
+
+    def _next_rendezvous(self, meeting: Meeting) -> Any:  # noqa: ANN401
+        handler = self._handler
+        answer = self._ask(handler.next_rendezvous)
+        looked_at = 0.0
+        words = ""
+        while not answer.wait(_LOOK_AGAIN_S):
+            meeting.check()
+            # Names cost as many questions as there are hosts, so they are asked for when they are about to be told.
+            if self._arrivals is not None and time.monotonic() - looked_at > meeting.tell_every_s / 2:
+                looked_at = time.monotonic()
+                words = waiting_words(self._arrivals.names(), meeting.least, meeting.most, meeting.expected)
+            meeting.say(f"waiting for {words or 'other hosts'}")
+        if answer.error is None:
+            return answer.value
+        raise self._explain(meeting, answer.error)
+
+    def _explain(self, meeting: Meeting, error: Exception) -> JoinFailedError:
+        where = f"the rendezvous {meeting.run_id!r}" + (f" at {meeting.endpoint}" if meeting.endpoint else "")
+        kind = type(error).__name__
+        if kind in {"RendezvousClosedError", "EtcdRendezvousClosedError"}:
+            return JoinFailedError(
+                f"{where} is closed: its job has ended, or has all the hosts that it takes",
+                "start the hosts of a job together, and give each job an --rdzv-id of its own",
+            )
+        if kind == "RendezvousGracefulExitError":
+            return JoinFailedError(f"{where} has all the hosts that it takes", "raise --nnodes, or start fewer hosts")
+        if "Timeout" in kind:
+            missing = ""
+            if self._arrivals is not None:
+                # What this host has just taken back counts here.
+                names = list(dict.fromkeys([*self._arrivals.names(), meeting.name]))
+                missing = f": missing are {waiting_words(names, meeting.least, meeting.most, meeting.expected)}"
+            return JoinFailedError(
+                f"the hosts of the job did not come to {where} within {meeting.timeout_s:.0f} s{missing}",
+                "see whether saferun was started on all of them, and what it says; --start-timeout is how long they are"
+                " waited for",
+            )
+        return JoinFailedError(
+            f"{where} does not work: {_in_words(error)}",
+            "see whether the host of --rdzv-endpoint can be reached from here",
+        )
+
+    # -------------------------------------------------------------------------------------------- its thread, and polls
+
+    def _ask(self, do: Callable[[], Any]) -> _Answer:
+        answer = _Answer()
+        self._calls.put((do, answer))
+        return answer
+
+    def _call(self) -> None:
+        while True:
+            try:
+                do, answer = self._calls.get(timeout=_POLL_S if self._on_waiting is not None else None)
+            except queue.Empty:
+                self._poll()
+                continue
+            try:
+                answer.give(do(), None)
+            except Exception as error:
+                answer.give(None, error)
+
+    def _poll(self) -> None:
+        on_waiting, handler = self._on_waiting, self._handler
+        if on_waiting is None or handler is None:
+            return
+        try:
+            waiting = int(handler.num_nodes_waiting())
+        except Exception:
+            # The job can do without its rendezvous, as long as nobody comes or goes.
+            return
+        if waiting > 0 and on_waiting is self._on_waiting:
+            self._on_waiting = None
+            names = self._arrivals.names() if self._arrivals is not None else []
+            named = f": {', '.join(names[:16])}" if names else ""
+            on_waiting(f"{waiting} host{'' if waiting == 1 else 's'} wait{'s' if waiting == 1 else ''} to join{named}")
+
+    # ------------------------------------------------------------------------------------------------------ who is first
+
+    def _lead(self, meeting: Meeting, own: HostRecord, store: Any, hosts: int, bootstrap: Any) -> Met:  # noqa: ANN401
+        client = self._stores.serve_control()
+        job = os.urandom(8).hex()
+        client.set(JOB_KEY, job)
+        client.check(JOB_KEY)
+        port = self._stores.ranks_port
+        if port:
+            self._stores.serve_ranks()
+        elif bootstrap is not None:
+            port = int(bootstrap.master_port)
+        named = getattr(bootstrap, "master_addr", None) or meeting.local_addr or socket.getfqdn()
+        leader = Leader(job, self._stores.control_port, port, master_addr(str(named), own.addresses), own.addresses)
+        StoreClient(store, ("", 0)).set(_LEADER_KEY, json.dumps(leader._asdict()))
+        gathering = Gathering(client, "r0/", hosts)
+        records = gathering.gather(meeting, own)
+        place = gathering.hand_out(records)
+        return Met(place, client, job, attempt_prefix(place.attempt), records, leader.master_addr, port)
+
+    def _follow(self, meeting: Meeting, own: HostRecord, store: Any, host: int) -> Met:  # noqa: ANN401
+        self._stores.drop_control()
+        self._stores.drop_ranks()
+        client, leader, way = self._find_leader(meeting, own, StoreClient(store, ("", 0)))
+        place = take_place(client, "r0/", host, meeting, own)
+        return Met(place, client, leader.job, attempt_prefix(place.attempt), [], way, leader.ranks_port)
+
+    def _find_leader(self, meeting: Meeting, own: HostRecord, store: StoreClient) -> tuple[StoreClient, Leader, str]:
+        """A connection to the first host's control store, who that is, and the address under which ranks find it."""
+        words = "the first host has not said where it is"
+        while True:
+            meeting.check()
+            meeting.say(words)
+            if meeting.remaining_s <= 0:
+                raise JoinFailedError(
+                    words, "see what saferun says on the other hosts, and whether they can be reached"
+                )
+            text = store.get(_LEADER_KEY, _LOOK_AGAIN_S)
+            leader = read_leader(text) if text is not None else None
+            if leader is None:
+                continue
+            others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
+            for address in dict.fromkeys([leader.master_addr, *others]):
+                connection, _, said = dial(address, leader.control_port, _DIAL_S)
+                if connection is None:
+                    words = said
+                    continue
+                connection.close()
+                client = StoreClient.connect(self._stores.store_class, (address, leader.control_port))
+                found = client.get(JOB_KEY, _LOOK_AGAIN_S)
+                if found == leader.job.encode():
+                    return client, leader, address
+                # Where the handler's store keeps keys, this may have been said before the last attempt.
+                words = f"{shown(address, leader.control_port)} is not this job's store"
+
+
+class _Answer:
+    """What a call of the handler comes to."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+        self._given = threading.Event()
+
+    def give(self, value: Any, error: Exception | None) -> None:  # noqa: ANN401
+        self.value, self.error = value, error
+        self._given.set()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        return self._given.wait(timeout_s)
+
+
+def endpoint_of(meeting: Meeting) -> tuple[str, int]:
+    """Host and port of the rendezvous' store."""
+    host, colon, port = meeting.endpoint.rpartition(":")
+    if colon and port.isdigit() and not (":" in host and not host.startswith("[")):
+        return plain(host) or "localhost", int(port)
+    return plain(meeting.endpoint) or meeting.master_addr, meeting.ports[0] if meeting.ports else _C10D_PORT
+
+
+def master_addr(named: str, addresses: tuple[str, ...]) -> str:
+    """The address that ranks are told: torch's choice where that leads anywhere, else one of this host's own.
+
+    A name service that is not in order gives names that nobody can resolve, or that lead every host to itself.
+    """
+    away = [address for address in addresses if not is_loopback(address)]
+    try:
+        infos = socket.getaddrinfo(named.encode(), None, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError):
+        infos = []
+    if away and all(is_loopback(str(info[4][0])) for info in infos):
+        return away[0]
+    return named
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads every host to itself."""
+    return address.startswith("127.") or address in {"::1", "localhost"}
+
+
+def read_leader(text: bytes) -> Leader | None:
+    """Where the first host serves its stores; None where that is malformed."""
+    if len(text) > _LONGEST_LEADER_BYTES:
+        return None
+    try:
+        found = json.loads(text)
+        control_port, ranks_port = found["control_port"], found["ranks_port"]
+        addresses = tuple(map(str, found["addresses"]))
+        leader = Leader(str(found["job"]), control_port, ranks_port, str(found["master_addr"]), addresses)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    highest = 65535
+    ports_are_such = all(type(port) is int and 0 <= port <= highest for port in (control_port, ranks_port))
+    return leader if ports_are_such else None
+
+
+def _in_words(error: BaseException) -> str:
+    """The innermost reason of an error, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"

@@ -1,0 +1,339 @@
+"""That hosts live, and what their tasks do: the hosts' side and the leader's.
+
+Below the attempt's prefix: ``beat/<host>`` is a number. A beat adds 1 to it, and the sum comes back, which is also how a host
+notices a store that has fallen silent. When a state has changed, it is written to ``state/<host>`` first, and the beat adds
+2**32 as well; then ``wake`` is set, for which the leader waits. So a host at rest asks one small question an interval.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from saferun.coordinator.line import Line
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+
+CHANGE = 1 << 32
+_LONGEST_STATE_BYTES = 256 << 10
+_LONGEST_TASK_STATE_BYTES = 4 << 10
+_MOST_PARTS = 1000
+_LOOK_EVERY_S = 1.0
+_LONGEST_TICK_S = 2.0
+# When all hosts have something to say at once, this many times as long as a look took is waited before the next one.
+_PAUSE_PER_READ = 4.0
+_LEAST_PAUSE_S = 0.005
+
+
+class Beats:
+    """A host's own beats.
+
+    Args:
+        line: to the control store.
+        prefix: the attempt's.
+        host: this host's number.
+        interval_s: between beats at rest.
+        supervisors: the pids of this host's tasks, by task.
+    """
+
+    def __init__(self, line: Line, prefix: str, host: int, interval_s: float, supervisors: dict[int, int]) -> None:
+        self._line = line
+        self._prefix = prefix
+        self._host = host
+        self._interval_s = interval_s
+        self._supervisors = supervisors
+        self._changed = threading.Condition()
+        self._is_dirty = True
+        self._written = 0
+        self._wanted = 0
+        self._tasks: dict[str, Any] = {str(task): {"s": "run"} for task in supervisors}
+        self._parts: list[tuple[int, str]] = []
+        self._stuck: dict[str, str] = {}
+        self._seen_in_d: set[int] = set()
+        self._acked = False
+
+    def start(self) -> None:
+        """Beat, with the line's connection of now."""
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def set_state(self, task: int, state: object) -> None:
+        """A task's state."""
+        if len(json.dumps(state)) <= _LONGEST_TASK_STATE_BYTES:
+            self._change(lambda: self._tasks.update({str(task): state}))
+
+    def add_part(self, task: int, name: str) -> None:
+        """A part has been written to the store."""
+        self._change(lambda: self._parts.append((task, name)))
+
+    def set_acked(self) -> None:
+        """All tasks of this host have taken in the decision."""
+        self._change(lambda: setattr(self, "_acked", True))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        with self._changed:
+            change()
+            self._is_dirty = True
+            self._wanted += 1
+            self._changed.notify_all()
+
+    def wait_written(self, timeout_s: float) -> None:
+        """Wait until all changes so far have reached the store."""
+        with self._changed:
+            wanted = self._wanted
+            self._changed.wait_for(lambda: self._written >= wanted, timeout_s)
+
+    def _beat(self) -> None:
+        client = self._line.client
+        with self._changed:
+            self._is_dirty = True
+        looked_at = 0.0
+        while self._line.is_current(client):
+            now = time.monotonic()
+            if now - looked_at >= self._interval_s:
+                looked_at = now
+                self._look_at_supervisors()
+            with self._changed:
+                wanted, text = self._wanted, self._text() if self._is_dirty else None
+                self._is_dirty = False
+            try:
+                if text is None:
+                    client.add(f"{self._prefix}beat/{self._host}", 1)
+                else:
+                    client.set(f"{self._prefix}state/{self._host}", text)
+                    client.add(f"{self._prefix}beat/{self._host}", CHANGE + 1)
+                    client.set(f"{self._prefix}wake", "1")
+            except StoreBrokenError:
+                self._line.repair(client)
+                return
+            with self._changed:
+                self._written = wanted
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_dirty, self._interval_s)
+
+    def _text(self) -> str:
+        state = {"t": self._tasks, "p": self._parts[-_MOST_PARTS:], "x": self._stuck, "a": self._acked}
+        return json.dumps(state)
+
+    def _look_at_supervisors(self) -> None:
+        stuck = stuck_processes(self._supervisors, self._seen_in_d)
+        if stuck != self._stuck:
+            with self._changed:
+                self._stuck = stuck
+                self._is_dirty = True
+
+
+def stuck_processes(pids: dict[int, int], seen_in_d: set[int]) -> dict[str, str]:
+    """Which processes are stopped (T), or sleep uninterruptibly (D) and did so when they were last looked at, by task."""
+    stuck = {}
+    for task, pid in pids.items():
+        state = _state_of(pid)
+        if state in {"T", "t"} or (state == "D" and task in seen_in_d):
+            stuck[str(task)] = state.upper()
+        if state == "D":
+            seen_in_d.add(task)
+        else:
+            seen_in_d.discard(task)
+    return stuck
+
+
+def _state_of(pid: int) -> str:
+    # The name stands in parentheses and may itself hold spaces and parentheses. Source: proc(5), /proc/PID/stat.
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            content = file.read()
+    except OSError:
+        return ""
+    return content[content.rfind(b")") + 2 :][:1].decode(errors="replace")
+
+
+# ------------------------------------------------------------------------------------------------------------ the leader
+
+
+class HostState(NamedTuple):
+    """What a host says of itself."""
+
+    tasks: dict[str, Any]
+    parts: list[tuple[int, str]]
+    stuck: dict[str, str]
+    acked: bool
+
+
+def read_state(text: bytes) -> HostState | None:
+    """A host's state; None where it is malformed or out of bounds."""
+    if len(text) > _LONGEST_STATE_BYTES:
+        return None
+    try:
+        found = json.loads(text)
+        tasks, parts, stuck = found["t"], found["p"], found["x"]
+        if not (isinstance(tasks, dict) and isinstance(parts, list) and isinstance(stuck, dict)):
+            return None
+        if not all(key.isdigit() and isinstance(state, dict) for key, state in tasks.items()):
+            return None
+        return HostState(
+            tasks=tasks,
+            parts=[(int(task), str(name)) for task, name in parts[:_MOST_PARTS]],
+            stuck={str(task): str(letter)[:1] for task, letter in stuck.items()},
+            acked=found["a"] is True,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+class Seen:
+    """What the leader knows of one host."""
+
+    def __init__(self) -> None:
+        self.beat = b"0"
+        self.changes = 0
+        self.silent_s = 0.0
+        self.stuck_s = 0.0
+        self.state = HostState({}, [], {}, acked=False)
+        self.is_lost = False
+        self.is_asked = False  # somebody knocks there right now
+
+
+class Monitor:
+    """The leader's view of the other hosts.
+
+    Args:
+        client: to the control store, of its own.
+        prefix: the attempt's.
+        hosts: their number, the leader included.
+        host_timeout_s: for how long a host may be silent.
+        on_states: gets the changed states of tasks: {"host/task": state}.
+        on_part: told host, task and name of a part that lies in the store.
+        on_silent: told a host that has not been heard of, or whose supervisor is stuck (then with words), for too long.
+            Called once; ``reset`` makes it count anew, ``lose`` ends it.
+    """
+
+    def __init__(
+        self,
+        client: StoreClient,
+        prefix: str,
+        hosts: int,
+        host_timeout_s: float,
+        *,
+        on_states: Callable[[dict[str, Any]], None],
+        on_part: Callable[[int, int, str], None],
+        on_silent: Callable[[int, str], None],
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._host_timeout_s = host_timeout_s
+        self._on_states = on_states
+        self._on_part = on_part
+        self._on_silent = on_silent
+        self._seen = {host: Seen() for host in range(1, hosts)}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def start(self) -> None:
+        """Look, until ``close``."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop looking."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def lose(self, host: int) -> None:
+        """Nothing is expected of this host any more."""
+        with self._changed:
+            self._seen[host].is_lost = True
+            self._changed.notify_all()
+
+    def beats_of(self, host: int) -> bytes:
+        """The number of its last beat."""
+        return self._seen[host].beat
+
+    def reset(self, host: int) -> None:
+        """It lives after all: count anew."""
+        seen = self._seen[host]
+        seen.silent_s = seen.stuck_s = 0.0
+        seen.is_asked = False
+
+    def wait_acked(self, timeout_s: float) -> None:
+        """Wait until every living host has taken in the decision."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or all(seen.state.acked or seen.is_lost for seen in self._seen.values()), timeout_s
+            )
+
+    def _run(self) -> None:
+        looked_at = time.monotonic()
+        look_every_s = min(_LOOK_EVERY_S, self._host_timeout_s / 6)
+        while not self._closed:
+            try:
+                if self._client.wait([f"{self._prefix}wake"], look_every_s):
+                    # Deleted before the beats are read: who wakes now is seen by this look or by the next one.
+                    self._client.delete(f"{self._prefix}wake")
+                began_at = time.monotonic()
+                self._look(min(began_at - looked_at, _LONGEST_TICK_S))
+                looked_at = began_at
+            except StoreBrokenError:
+                # The store is this process's own: if it cannot be reached, it is being closed.
+                try:
+                    self._client = self._client.another()
+                except StoreBrokenError:
+                    return
+                began_at = time.monotonic() - _LOOK_EVERY_S
+            pause_s = max(_LEAST_PAUSE_S, min(_LOOK_EVERY_S, _PAUSE_PER_READ * (time.monotonic() - began_at)))
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, pause_s)
+
+    def _look(self, elapsed_s: float) -> None:
+        hosts = [host for host, seen in self._seen.items() if not seen.is_lost]
+        beats = self._client.read_all([f"{self._prefix}beat/{host}" for host in hosts]) if hosts else []
+        changed = []
+        for host, beat in zip(hosts, beats, strict=True):
+            seen = self._seen[host]
+            if beat != seen.beat:
+                seen.beat = beat
+                seen.silent_s = 0.0
+                changes = int(beat) // CHANGE if beat.isdigit() and len(beat) < 20 else seen.changes  # noqa: PLR2004
+                if changes != seen.changes:
+                    seen.changes = changes
+                    changed.append(host)
+            else:
+                seen.silent_s += elapsed_s
+            seen.stuck_s = seen.stuck_s + elapsed_s if seen.state.stuck else 0.0
+        if changed:
+            self._read_states(changed)
+        for host in hosts:
+            self._judge(host, self._seen[host])
+
+    def _read_states(self, hosts: list[int]) -> None:
+        texts = self._client.read_all([f"{self._prefix}state/{host}" for host in hosts])
+        changed: dict[str, Any] = {}
+        parts = []
+        for host, text in zip(hosts, texts, strict=True):
+            state = read_state(text)
+            if state is None:
+                continue
+            before = self._seen[host].state
+            for task, value in state.tasks.items():
+                if before.tasks.get(task) != value:
+                    changed[f"{host}/{task}"] = value
+            parts += [(host, task, name) for task, name in state.parts if (task, name) not in before.parts]
+            with self._changed:
+                self._seen[host].state = state
+                self._changed.notify_all()
+        if changed:
+            self._on_states(changed)
+        for part in parts:
+            self._on_part(*part)
+
+    def _judge(self, host: int, seen: Seen) -> None:
+        if seen.is_asked or seen.is_lost:
+            return
+        if seen.silent_s >= self._host_timeout_s:
+            seen.is_asked = True
+            self._on_silent(host, "")
+        elif seen.stuck_s >= self._host_timeout_s:
+            seen.is_asked = True
+            letters = set(seen.state.stuck.values())
+            how = "is stopped (state T)" if "T" in letters else "sleeps uninterruptibly (state D)"
+            self._on_silent(host, how)

@@ -1,0 +1,291 @@
+"""This host's part in a job of several hosts: what its tasks ask for, and what comes of it.
+
+The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``tell``, ``state``, ``part``, ``ack``,
+``probe``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``, ``join_failed``, ``told``,
+``task_lost``, ``store_lost``, and to the leader ``states``, ``parts``, ``probed``, ``membership``, ``lost``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from saferun.coordinator.attempt import Attempt
+from saferun.coordinator.meeting import CancelledError, JoinFailedError, Meeting, Met
+from saferun.coordinator.store_client import TRAFFIC
+from saferun.coordinator.stores import Stores
+from saferun.coordinator.tasks import Message, TaskConnection, Tasks
+
+_LEAVE_S = 3.0
+_CLOSE_S = 5.0
+
+
+class Rendezvous(Protocol):
+    """How hosts meet, over all attempts."""
+
+    def meet(self, meeting: Meeting) -> Met:
+        """Meet the others."""
+
+    def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
+        """Tell, once, of hosts that wait to join; None: stop watching."""
+
+    def leave(self) -> None:
+        """This host will not join again."""
+
+    def close(self) -> None:
+        """The job is over, for all hosts."""
+
+
+class Host:
+    """What the coordinator of a host does for its tasks.
+
+    Args:
+        tasks: the connections to them.
+        stores: what this host may serve.
+        endpoint_fd: the listening socket of the rendezvous' own store, where that is on this host; -1: it is not.
+        torch_version: the supervisor hears of it by this.
+    """
+
+    def __init__(self, tasks: Tasks, stores: Stores, endpoint_fd: int, torch_version: str) -> None:
+        self._tasks = tasks
+        self._stores = stores
+        self._endpoint_fd = endpoint_fd
+        self._torch_version = torch_version
+        self._lock = threading.RLock()
+        self._meeting: Meeting | None = None
+        self._attempt: Attempt | None = None
+        self._last: Attempt | None = None
+        self._rendezvous: Rendezvous | None = None
+        self._closing: threading.Thread | None = None
+
+    def handle(self, connection: TaskConnection, message: Message) -> bool:
+        """Do what a task asks for. False where the message is none of those that are known here."""
+        with suppress(KeyError, TypeError, ValueError):
+            # A malformed message is its sender's misfortune.
+            return self._handle(connection, message)
+        return True
+
+    def _handle(self, connection: TaskConnection, message: Message) -> bool:
+        match message["op"]:
+            case "join":
+                self._join(connection, message)
+            case "leave":
+                self._in_background(self._leave)
+            case "close":
+                self._closing = self._in_background(self._close)
+            case "counts":
+                connection.send({"op": "counts", "operations": TRAFFIC.operations, "size_bytes": TRAFFIC.size_bytes})
+            case "tell" | "state" | "part" | "ack" | "probe":
+                with self._lock:  # a task that has just been told of its attempt may be quicker than who tells it
+                    attempt = self._attempt
+                # What is meant for an attempt that is over, or that this host does not take part in, is moot.
+                if attempt is not None and message.get("attempt") == attempt.number and connection.task is not None:
+                    self._in_attempt(attempt, connection.task, message)
+            case _:
+                return False
+        return True
+
+    def _in_attempt(self, attempt: Attempt, task: int, message: Message) -> None:
+        match message["op"]:
+            case "tell":
+                attempt.tell(message["message"])
+            case "state":
+                attempt.set_state(task, message["state"])
+            case "part":
+                attempt.add_part(task, message["name"], message["text"])
+            case "ack":
+                attempt.ack(task)
+            case "probe" if attempt.is_leader:
+                attempt.probe([int(host) for host in message["hosts"]])
+
+    # ---------------------------------------------------------------------------------------------------------- joining
+
+    def _join(self, connection: TaskConnection, message: Message) -> None:
+        task = int(message["task"])
+        with self._lock:
+            if connection.task is None:
+                connection.task = task
+            meeting = self._meeting
+            if meeting is None or meeting.is_over or not meeting.add(task, message):
+                others = {} if meeting is None or meeting.is_over else meeting.joins
+                if meeting is not None:
+                    meeting.is_over = True
+                meeting = self._meeting = Meeting(message)
+                meeting.on_all_here = self._close_attempt
+                for other, join in {**others, task: message}.items():
+                    meeting.add(other, join)
+                threading.Thread(target=self._meet, args=(meeting,), daemon=True).start()
+
+    def _meet(self, meeting: Meeting) -> None:
+        try:
+            rendezvous = self._rendezvous_of(meeting)
+            rendezvous.watch_membership(None)
+            met = rendezvous.meet(meeting)
+            self._begin(meeting, met, rendezvous)
+        except JoinFailedError as error:
+            self._fail(meeting, error)
+        except CancelledError:
+            pass
+        except Exception as error:
+            what = f"the hosts cannot meet: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            self._fail(meeting, JoinFailedError(what, "see whether torch works on this host, and what the others say"))
+
+    def _rendezvous_of(self, meeting: Meeting) -> Rendezvous:
+        # One for the whole job: it remembers the store, and which meeting was the last.
+        if self._rendezvous is None:
+            if meeting.backend == "static":
+                from saferun.coordinator.static import StaticRendezvous
+
+                self._rendezvous = StaticRendezvous(self._stores)
+            else:
+                from saferun.coordinator.handlers import HandlerRendezvous
+
+                self._rendezvous = HandlerRendezvous(self._stores, self._endpoint_fd)
+        return self._rendezvous
+
+    def _begin(self, meeting: Meeting, met: Met, rendezvous: Rendezvous) -> None:
+        own = meeting.wait_for_tasks()
+        attempt = Attempt(met, meeting, own, self._tasks)
+        self._close_attempt()
+        with self._lock:
+            if meeting.is_over:
+                return
+            meeting.is_over = True
+            before, oldest = self._attempt, self._last
+            self._attempt, self._last = attempt, before
+            place = met.place
+            for task, share in enumerate(place.tasks[: meeting.task_count]):
+                connection = self._tasks.of_task(task)
+                if connection is None:
+                    continue
+                is_leader = place.host == 0 and task == 0
+                joined = {
+                    "op": "joined",
+                    "attempt": place.attempt,
+                    "restarts": place.restarts,
+                    "host": place.host,
+                    "hosts": place.hosts,
+                    "base_rank": share.base_rank,
+                    "world_size": place.world_size,
+                    "role_base": share.role_base,
+                    "role_world_size": share.role_world_size,
+                    "local_base": share.local_base,
+                    "local_world_size": place.local_world_size,
+                    "master_addr": met.master_addr,
+                    "master_port": met.master_port,
+                    "leader": is_leader,
+                    "leader_name": place.leader_name,
+                    "label": place.label,
+                    "files": place.files,
+                    "part_limit_bytes": place.part_limit_bytes,
+                    "torch": self._torch_version,
+                }
+                connection.send(joined | ({"peers": met.peers} if is_leader else {}))
+            attempt.announce()
+        attempt.open()
+        if attempt.is_leader:
+            if meeting.elastic:
+                rendezvous.watch_membership(lambda words: self._on_membership(attempt, words))
+            if oldest is not None and oldest.is_leader:
+                self._in_background(oldest.forget)
+
+    def _on_membership(self, attempt: Attempt, words: str) -> None:
+        if attempt is self._attempt:
+            self._tasks.head.send({"op": "membership", "attempt": attempt.number, "words": words})
+
+    def _close_attempt(self) -> None:
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.close()
+
+    def _fail(self, meeting: Meeting, error: JoinFailedError) -> None:
+        with self._lock:
+            if meeting.is_over:
+                return
+            meeting.is_over = True
+        for task in meeting.joins:
+            connection = self._tasks.of_task(task)
+            if connection is not None:
+                connection.send({"op": "join_failed", "what": error.what, "hint": error.hint})
+
+    # ---------------------------------------------------------------------------------------------------- time, and ends
+
+    def tick(self, seconds: float) -> None:
+        """Time has passed."""
+        meeting, attempt = self._meeting, self._attempt
+        if meeting is not None:
+            words = meeting.words_due()
+            if words is not None:
+                for task in meeting.joins:
+                    connection = self._tasks.of_task(task)
+                    if connection is not None:
+                        connection.send({"op": "waiting", "words": words})
+            overdue = meeting.overdue()
+            if overdue is not None:
+                self._fail(meeting, overdue)
+        if attempt is not None:
+            attempt.tick(seconds)
+
+    def lose_task(self, connection: TaskConnection) -> None:
+        """The connection to a task has ended."""
+        task = connection.task
+        if task is None:
+            return
+        if self._attempt is not None:
+            self._attempt.lose_task(task)
+        if not connection.said_goodbye:
+            self._tasks.send_all({"op": "task_lost", "task": task})
+
+    def farewell(self, done: Callable[[], None]) -> None:
+        """The head goes: end in good order, in the background, and then call ``done``. Bounded."""
+
+        def end() -> None:
+            attempt = self._attempt
+            if attempt is not None:
+                attempt.wait_acked()
+            if self._closing is not None:
+                self._closing.join(_CLOSE_S)
+            self._leave()
+            done()
+
+        self._in_background(end)
+
+    def _leave(self) -> None:
+        with self._lock:
+            meeting, self._meeting = self._meeting, None
+            under_way = meeting is not None and not meeting.is_over
+            if meeting is not None:
+                meeting.is_over = True
+        if meeting is not None and under_way and meeting.on_leave is not None:
+            _bounded(meeting.on_leave, _LEAVE_S)
+        if self._rendezvous is not None:
+            _bounded(self._rendezvous.leave, _LEAVE_S)
+
+    def _close(self) -> None:
+        if self._rendezvous is not None:
+            _bounded(self._rendezvous.close, _CLOSE_S)
+
+    def _in_background(self, do: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=do, daemon=True)
+        thread.start()
+        return thread
+
+
+def _bounded(do: Callable[[], None], timeout_s: float) -> None:
+    """Do something that may fail, or block for ever."""
+
+    def attempt() -> None:
+        with suppress(Exception):
+            do()
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+
+
+def exit_now() -> None:
+    """Nothing is worth the interpreter's shutdown, with threads of torch's own about."""
+    os._exit(0)

@@ -1,0 +1,153 @@
+"""The job's log: what every host must learn, in the same order on all of them.
+
+Entry ``k`` is the key ``log/<k>`` below the attempt's prefix. Whoever has something to say tries to be the first to set the
+next one; who is not reads what the winner said, and tries the one after it, unless that has made its own message moot. So
+when all hosts see the same failure at once, each asks the store once and learns the first one's words by that.
+
+An entry is JSON: ``h`` the host that wrote it, ``n`` a number unique to that host, ``m`` the message; or ``{"end": true}``,
+after which nothing more comes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from saferun.coordinator.line import Line
+from saferun.coordinator.store_client import StoreBrokenError
+
+LONGEST_MESSAGE_BYTES = 64 << 10
+_LONGEST_ENTRY_BYTES = LONGEST_MESSAGE_BYTES + 256
+# Of these, the first of an attempt says it all.
+_ONCE = frozenset({"trouble", "decision"})
+_WAIT_S = 3600.0
+_MOST_UNSAID = 1000
+_END = '{"end": true}'
+
+
+class JobLog:
+    """One attempt's log, as this host sees it.
+
+    Args:
+        line: to the control store.
+        prefix: the attempt's.
+        host: this host's number.
+        on_told: gets each message with its number, in order, never two at once.
+    """
+
+    def __init__(self, line: Line, prefix: str, host: int, on_told: Callable[[int, dict[str, Any]], None]) -> None:
+        self._line = line
+        self._prefix = prefix
+        self._host = host
+        self._on_told = on_told
+        self._lock = threading.Lock()
+        self._count = 0  # entries known
+        self._kinds: set[str] = set()
+        self._ended = False
+        self._said = threading.Condition()
+        self._unsaid: deque[tuple[str, str]] = deque()  # the kind and the entry
+        self._number = 0
+
+    def start(self) -> None:
+        """Watch and say, with the line's connections of now."""
+        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._say, daemon=True).start()
+
+    @property
+    def count(self) -> int:
+        """How many entries there are."""
+        return self._count
+
+    def has(self, kind: str) -> bool:
+        """Whether a message of this kind has been told."""
+        with self._lock:
+            return kind in self._kinds
+
+    def tell(self, message: object) -> None:
+        """Say something; it comes back like everybody else's messages, unless it is moot."""
+        if not isinstance(message, dict):
+            return
+        self._number += 1
+        entry = json.dumps({"h": self._host, "n": self._number, "m": message})
+        if len(entry) > _LONGEST_ENTRY_BYTES:
+            return
+        with self._said:
+            if len(self._unsaid) < _MOST_UNSAID:
+                self._unsaid.append((str(message.get("kind")), entry))
+                self._said.notify()
+
+    def end(self) -> None:
+        """Let those who wait for the next entry go home."""
+        with self._said:
+            self._unsaid.append(("", _END))
+            self._said.notify()
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        client = self._line.watching
+        while self._line.is_current(client) and not self._ended:
+            k = self._count
+            try:
+                value = client.get(f"{self._prefix}log/{k}", _WAIT_S)
+            except StoreBrokenError:
+                self._line.repair(client)
+                return
+            if value is not None:
+                self._take(k, value)
+
+    def _say(self) -> None:
+        client = self._line.client
+        while self._line.is_current(client) and not self._ended:
+            with self._said:
+                # The time-out is for a line that has been made anew meanwhile.
+                if not self._said.wait_for(lambda: self._unsaid, 60.0):
+                    continue
+                kind, entry = self._unsaid[0]
+            if not self._line.is_current(client):
+                return
+            try:
+                self._place(client, kind, entry)
+            except StoreBrokenError:
+                # It stays the first to be said, in case there will be another connection.
+                self._line.repair(client)
+                return
+            with self._said:
+                self._unsaid.popleft()
+
+    def _place(self, client: Any, kind: str, entry: str) -> None:  # noqa: ANN401
+        while not (self._ended or (kind in _ONCE and self.has(kind))):
+            k = self._count
+            found = client.compare_set(f"{self._prefix}log/{k}", "", entry)
+            self._take(k, found)
+            if found == entry.encode():
+                return
+
+    def _take(self, k: int, value: bytes) -> None:
+        """The entry ``k``, by whichever way it came first."""
+        with self._lock:
+            if k != self._count:
+                return
+            self._count += 1
+            message = self._message_of(value)
+            if message is None:
+                return
+            self._kinds.add(str(message.get("kind")))
+            self._on_told(k, message)
+
+    def _message_of(self, value: bytes) -> dict[str, Any] | None:
+        if len(value) > _LONGEST_ENTRY_BYTES:
+            return None
+        try:
+            entry = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(entry, dict):
+            return None
+        if entry.get("end") is True:
+            self._ended = True
+        message = entry.get("m")
+        return message if isinstance(message, dict) else None

@@ -1,0 +1,130 @@
+"""Why another host is silent: gone, unreachable, cut off, or frozen. Told by plain TCP connections to all its addresses.
+
+A coordinator that serves no control store answers whoever connects to its control port with ``ANSWER``. The leader's
+port leads to its store, which answers as stores do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from saferun.coordinator.reach import CONNECTED, REFUSED, UNKNOWN_NAME, dial
+
+ANSWER = b"saferun\n"
+# The kernel's own verdict on a host without a power supply comes after 3.1 s.
+_CONNECT_TIMEOUT_S = 3.5
+_ANSWER_TIMEOUT_S = 2.0
+_MOST_ADDRESSES = 16
+
+GONE = "gone"
+REACHED = "reached"
+CUT = "cut"
+FROZEN = "frozen"
+UNREACHABLE = "unreachable"
+UNKNOWN = "unknown"
+
+
+class Sight(NamedTuple):
+    """What one address said: the kind of ``dial``, that in words, and whether saferun answered there."""
+
+    address: str
+    kind: str
+    words: str
+    answered: bool
+
+
+class Finding(NamedTuple):
+    """Why a host is silent, as one word and in words for people."""
+
+    why: str
+    words: str
+
+
+def knock(
+    name: str, addresses: Sequence[str], port: int, *, way: str | None, answers: Callable[[str], bool] | None = None
+) -> Finding:
+    """Try all addresses of a host at once, and say what that means. Takes up to six seconds.
+
+    Args:
+        name: the host's, for the words.
+        addresses: names or numeric addresses.
+        port: the host's control port; 0: unknown.
+        way: the address that messages go to, where they go from here to there.
+        answers: whether a coordinator answers at an address that accepts connections; None: it says ``ANSWER``.
+
+    Returns:
+        ``reached`` means that the way to it works after all.
+    """
+    tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
+    if not port or not tried:
+        return Finding(UNKNOWN, f"nobody knows where {name} could be asked")
+    sights: dict[str, Sight] = {}
+
+    def look(address: str) -> None:
+        connection, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
+        answered = False
+        if connection is not None:
+            with connection:
+                if answers is None:
+                    connection.settimeout(_ANSWER_TIMEOUT_S)
+                    try:
+                        answered = connection.recv(len(ANSWER)) == ANSWER
+                    except OSError:
+                        answered = False
+            if answers is not None:
+                answered = _within(_ANSWER_TIMEOUT_S, lambda: answers(address))
+            if not answered:
+                # Whoever accepted it may have been about to end.
+                again, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
+                if again is not None:
+                    again.close()
+        sights[address] = Sight(address, kind, words, answered)
+
+    threads = [threading.Thread(target=look, args=(address,), daemon=True) for address in tried]
+    for thread in threads:
+        thread.start()
+    give_up_at = time.monotonic() + _CONNECT_TIMEOUT_S + _ANSWER_TIMEOUT_S + 0.5
+    for thread in threads:
+        thread.join(max(0.0, give_up_at - time.monotonic()))
+    seen = [sights.get(address) or Sight(address, "silent", f"{address} does not answer", False) for address in tried]
+    return judge(name, seen, way)
+
+
+def judge(name: str, sights: Sequence[Sight], way: str | None) -> Finding:
+    """What the sights of a host's addresses mean. Pure.
+
+    Args:
+        name: the host's.
+        sights: one for each address.
+        way: the address that messages go to.
+    """
+    answering = [sight for sight in sights if sight.answered]
+    if answering:
+        if way is None:
+            return Finding(CUT, f"{name} answers at {answering[0].address}, but its messages do not arrive")
+        if any(sight.address == way for sight in answering):
+            return Finding(REACHED, f"{name} answers")
+        blocked = next((sight.words for sight in sights if sight.address == way), f"{way} does not answer")
+        return Finding(CUT, f"{name} answers at {answering[0].address}, but not where its messages go: {blocked}")
+    accepting = [sight for sight in sights if sight.kind == CONNECTED]
+    if accepting:
+        return Finding(FROZEN, f"{name} accepts connections, but saferun says nothing there")
+    refusing = [sight for sight in sights if sight.kind == REFUSED]
+    if refusing:
+        return Finding(GONE, f"{name} is up, but saferun is not running there any more ({refusing[0].words})")
+    if all(sight.kind == UNKNOWN_NAME for sight in sights):
+        return Finding(UNKNOWN, sights[0].words)
+    shown = [sight for sight in sights if sight.kind != UNKNOWN_NAME]
+    return Finding(UNREACHABLE, f"no address of {name} answers: {'; '.join(sight.words for sight in shown[:3])}")
+
+
+def _within(timeout_s: float, question: Callable[[], bool]) -> bool:
+    """The answer to a question that may block for ever; False when it does not come in time."""
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(question()), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return bool(answers and answers[0])

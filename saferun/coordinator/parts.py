@@ -1,0 +1,107 @@
+"""Pieces of evidence on their way to the leader, through the control store, where they stay as short as may be.
+
+A part is the key ``part/<host>/<task>/<name>`` below the attempt's prefix. That it is there is said by the host's state; the
+leader reads it and deletes it. It is written by a connection of its own, so that it holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from saferun.coordinator.line import Line
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+
+_NAME = re.compile(r"[a-z0-9-]{1,40}")
+_MOST_TASKS = 4096
+_TRIES = 3
+_TRY_AGAIN_S = 1.0
+_READ_TIMEOUT_S = 10.0
+_PAUSE_S = 0.05
+
+
+def is_part_name(name: object) -> bool:
+    """Whether a part may be called so."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def part_key(prefix: str, host: int, task: int, name: str) -> str:
+    """Where a part lies."""
+    return f"{prefix}part/{host}/{task}/{name}"
+
+
+def hand_in(line: Line, key: str, text: str, on_done: Callable[[], None]) -> None:
+    """Write a part to the store in the background; ``on_done`` is called when it is there."""
+
+    def write() -> None:
+        for _ in range(_TRIES):
+            try:
+                client = line.client.another()
+                client.set(key, text)
+                # The server's answer to this means that it has the text.
+                client.check(key)
+            except StoreBrokenError:
+                # Perhaps the line is being made anew.
+                time.sleep(_TRY_AGAIN_S)
+                continue
+            on_done()
+            return
+
+    threading.Thread(target=write, daemon=True).start()
+
+
+class PartReader:
+    """The leader's reading of parts, in a thread of its own.
+
+    Args:
+        client: to the control store, of its own.
+        prefix: the attempt's.
+        limit_bytes: what is longer is dropped.
+        deliver: gets host, task, name and text.
+        is_busy: whether the receiver has enough to read for now.
+    """
+
+    def __init__(
+        self,
+        client: StoreClient,
+        prefix: str,
+        limit_bytes: int,
+        deliver: Callable[[int, int, str, str], None],
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._limit_bytes = limit_bytes
+        self._deliver = deliver
+        self._is_busy = is_busy
+        self._waiting: queue.SimpleQueue[tuple[int, int, str] | None] = queue.SimpleQueue()
+
+    def start(self) -> None:
+        """Read what ``announce`` names, until ``close``."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def announce(self, host: int, task: int, name: str) -> None:
+        """A part lies in the store."""
+        if 0 <= task < _MOST_TASKS and is_part_name(name):
+            self._waiting.put((host, task, name))
+
+    def close(self) -> None:
+        """Read no more."""
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (part := self._waiting.get()) is not None:
+            while self._is_busy():
+                time.sleep(_PAUSE_S)
+            key = part_key(self._prefix, *part)
+            try:
+                text: Any = self._client.get(key, _READ_TIMEOUT_S)
+                self._client.delete(key)
+            except StoreBrokenError:
+                return
+            if text is not None and len(text) <= self._limit_bytes:
+                self._deliver(*part, text.decode(errors="replace"))

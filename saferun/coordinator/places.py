@@ -1,0 +1,273 @@
+"""Who of a job's hosts gets which ranks. Pure: records of hosts in, places out.
+
+A record is what a host says of itself when it joins; a place is what it is told. Both travel as JSON through the control
+store, so whatever is read here may have been written by anybody: it is checked, bounded, and never believed further than
+that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+_MOST_TASKS = 4096
+_MOST_RANKS_OF_A_TASK = 65536
+_MOST_ADDRESSES = 64
+_MOST_HOSTS = 1 << 20
+_LONGEST_NAME = 255
+_LONGEST_PATH = 4096
+_HIGHEST_PORT = 65535
+_MOST_ATTEMPTS = 1 << 40
+LONGEST_RECORD_BYTES = 1 << 20
+
+# All parts together stay within what the leader can hold; a part alone within what one message may be.
+_ALL_PARTS_BYTES = 64 << 20
+_LEAST_PART_BYTES = 8 << 10
+_LARGEST_PART_BYTES = 4 << 20
+
+
+class TaskRecord(NamedTuple):
+    """One saferun process of a host: its number of ranks, their role, its pid."""
+
+    nproc: int
+    role: str
+    pid: int
+
+
+class HostRecord(NamedTuple):
+    """What a host says of itself.
+
+    ``attempt`` is what it believes comes next, ``restarts`` how many failures it has seen the job get over, ``most`` for
+    how many hosts it was started. ``port`` is the one that others knock at. ``born`` is unique to the process.
+    """
+
+    name: str
+    tasks: tuple[TaskRecord, ...]
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+    files: str = ""
+    attempt: int = 0
+    restarts: int = 0
+    most: int = 1
+    born: str = ""
+
+
+class TaskPlace(NamedTuple):
+    """The places of one task's ranks: each base is the number of its first rank."""
+
+    nproc: int
+    base_rank: int
+    role_base: int
+    role_world_size: int
+    local_base: int
+
+
+class HostPlace(NamedTuple):
+    """What one host is told: its own place, and of the others only what it needs."""
+
+    attempt: int
+    restarts: int
+    host: int
+    hosts: int
+    label: str
+    leader_name: str
+    leader_port: int
+    leader_addresses: tuple[str, ...]
+    files: str
+    world_size: int
+    part_limit_bytes: int
+    tasks: tuple[TaskPlace, ...]
+
+    @property
+    def local_world_size(self) -> int:
+        """The ranks of this host, of all its tasks."""
+        return sum(task.nproc for task in self.tasks)
+
+
+def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
+    """The places of all hosts, by torchrun's rules.
+
+    Ranks are contiguous by host number, and by task within a host; ranks within a role are counted in the same order. The
+    attempt, and the count of restarts, is the highest that any host knows of.
+
+    Args:
+        records: of all hosts, in order of host number.
+    """
+    attempt = max(record.attempt for record in records)
+    restarts = max(record.restarts for record in records)
+    labels = label_hosts([record.name for record in records])
+    role_sizes: Counter[str] = Counter()
+    for record in records:
+        for task in record.tasks:
+            role_sizes[task.role] += task.nproc
+    leader = records[0]
+    limit = part_limit_bytes(sum(len(record.tasks) for record in records))
+    world_size = role_sizes.total()
+    role_next: Counter[str] = Counter()
+    rank_next = 0
+    places = []
+    for host, record in enumerate(records):
+        tasks = []
+        local_next = 0
+        for task in record.tasks:
+            tasks.append(TaskPlace(task.nproc, rank_next, role_next[task.role], role_sizes[task.role], local_next))
+            rank_next += task.nproc
+            local_next += task.nproc
+            role_next[task.role] += task.nproc
+        places.append(
+            HostPlace(
+                attempt=attempt,
+                restarts=restarts,
+                host=host,
+                hosts=len(records),
+                label=labels[host],
+                leader_name=labels[0],
+                leader_port=leader.port,
+                leader_addresses=leader.addresses,
+                files=leader.files,
+                world_size=world_size,
+                part_limit_bytes=limit,
+                tasks=tuple(tasks),
+            )
+        )
+    return places
+
+
+def label_hosts(names: Sequence[str]) -> list[str]:
+    """The names under which the job knows its hosts: with ``.<host number>`` where two have the same. Never two alike."""
+    count = Counter(names)
+    labels = [name if count[name] == 1 else f"{name}.{host}" for host, name in enumerate(names)]
+    taken = Counter(labels)
+    # A host may be called what another one has just been labelled.
+    return [label if taken[label] == 1 else f"{names[host]}.{host}.{host}" for host, label in enumerate(labels)]
+
+
+def part_limit_bytes(tasks: int) -> int:
+    """How long a piece of evidence of one task may be."""
+    return min(_LARGEST_PART_BYTES, max(_LEAST_PART_BYTES, _ALL_PARTS_BYTES // max(1, tasks)))
+
+
+def disagreement(a: HostRecord, b: HostRecord) -> str | None:
+    """What two hosts were told differently, in words; None: nothing."""
+    if a.most != b.most:
+        return f"{a.name} was started for {_hosts(a.most)}, {b.name} for {_hosts(b.most)}"
+    return None
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'' if count == 1 else 's'}"
+
+
+def missing_words(missing: Sequence[int], hosts: int, expected: Sequence[str]) -> str:
+    """Who has not come, by name where it is known: ``2 of 4 hosts: node2, node3``."""
+    shown = 16
+    names = [name_of(host, expected) for host in missing[:shown]]
+    if len(missing) > shown:
+        names.append(f"and {len(missing) - shown} more")
+    return f"{len(missing)} of {_hosts(hosts)}: {', '.join(names)}"
+
+
+def name_of(host: int, expected: Sequence[str]) -> str:
+    """A host that has not joined: the name that the scheduler gave it, else its node rank."""
+    return expected[host] if host < len(expected) and expected[host] else f"node rank {host}"
+
+
+# -------------------------------------------------------------------------------------------------------------- as JSON
+
+
+def encode_record(record: HostRecord) -> str:
+    """The record as text that ``decode_record`` reads."""
+    return json.dumps(record._asdict())
+
+
+def decode_record(text: bytes | str) -> HostRecord | None:
+    """A host's record; None where it is malformed or out of bounds."""
+    found = _object(text)
+    if found is None:
+        return None
+    try:
+        tasks = tuple(TaskRecord(_number(n, _MOST_RANKS_OF_A_TASK), _name(r), _number(p)) for n, r, p in found["tasks"])
+        if not 0 < len(tasks) <= _MOST_TASKS:
+            return None
+        return HostRecord(
+            name=_name(found["name"]),
+            tasks=tasks,
+            addresses=_addresses(found["addresses"]),
+            port=_number(found["port"], _HIGHEST_PORT),
+            files=_text(found["files"], _LONGEST_PATH),
+            attempt=_number(found["attempt"]),
+            restarts=_number(found["restarts"]),
+            most=_number(found["most"], _MOST_HOSTS),
+            born=_text(found["born"], _LONGEST_NAME),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def encode_place(place: HostPlace) -> str:
+    """The place as text that ``decode_place`` reads."""
+    return json.dumps(place._asdict())
+
+
+def decode_place(text: bytes | str) -> HostPlace | None:
+    """A host's place; None where it is malformed or out of bounds."""
+    found = _object(text)
+    if found is None:
+        return None
+    try:
+        tasks = tuple(TaskPlace(*(_number(value) for value in values)) for values in found["tasks"])
+        hosts = _number(found["hosts"], _MOST_HOSTS)
+        host = _number(found["host"], hosts - 1)
+        if not 0 < len(tasks) <= _MOST_TASKS:
+            return None
+        return HostPlace(
+            attempt=_number(found["attempt"]),
+            restarts=_number(found["restarts"]),
+            host=host,
+            hosts=hosts,
+            label=_name(found["label"]),
+            leader_name=_name(found["leader_name"]),
+            leader_port=_number(found["leader_port"], _HIGHEST_PORT),
+            leader_addresses=_addresses(found["leader_addresses"]),
+            files=_text(found["files"], _LONGEST_PATH),
+            world_size=_number(found["world_size"]),
+            part_limit_bytes=_number(found["part_limit_bytes"], _LARGEST_PART_BYTES),
+            tasks=tasks,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _object(text: bytes | str) -> dict[str, Any] | None:
+    if len(text) > LONGEST_RECORD_BYTES:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _number(value: object, highest: int = _MOST_ATTEMPTS) -> int:
+    if type(value) is not int or not 0 <= value <= highest:
+        raise ValueError("not a number within bounds")
+    return value
+
+
+def _text(value: object, longest: int) -> str:
+    if not isinstance(value, str) or len(value) > longest:
+        raise ValueError("not a text within bounds")
+    return value
+
+
+def _name(value: object) -> str:
+    # A name is shown to people, on terminals too.
+    return "".join(c if c.isprintable() else "?" for c in _text(value, _LONGEST_NAME)) or "?"
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_ADDRESSES:
+        raise ValueError("no list of addresses")
+    return tuple(_text(address, _LONGEST_NAME) for address in value)

@@ -1,0 +1,64 @@
+"""The stores that this host may serve, each on a socket that its supervisor listens on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from saferun.coordinator.store import loopback_address, open_store
+from saferun.coordinator.store_client import StoreClient
+
+
+class Stores:
+    """The ranks' store and the control store, where this host serves them.
+
+    Args:
+        store_class: torch's TCPStore.
+        ranks_fd: the listening socket of the ranks' store; -1: none.
+        control_fd: the one of the control store; -1: none.
+        answer_knocks: tells the main thread whether to answer at the control socket itself.
+    """
+
+    def __init__(
+        self,
+        store_class: Any,  # noqa: ANN401 - torch may be there in part only
+        ranks_fd: int,
+        control_fd: int,
+        answer_knocks: Callable[[bool], None],
+    ) -> None:
+        self.store_class = store_class
+        self.ranks_port = loopback_address(ranks_fd)[1] if ranks_fd >= 0 else 0
+        self.control_port = loopback_address(control_fd)[1] if control_fd >= 0 else 0
+        self._ranks_fd = ranks_fd
+        self._control_fd = control_fd
+        self._answer_knocks = answer_knocks
+        self._ranks: Any = None
+        self._control: Any = None
+
+    @property
+    def serves_control(self) -> bool:
+        """Whether the control store is served here."""
+        return self._control is not None
+
+    def serve_ranks(self) -> StoreClient:
+        """Serve a ranks' store without any keys, instead of the one before."""
+        self.drop_ranks()
+        self._ranks = open_store(self.store_class, self._ranks_fd)
+        # A client apart from the server's own object, which has to go the moment that it is dropped here.
+        return StoreClient.connect(self.store_class, loopback_address(self._ranks_fd))
+
+    def drop_ranks(self) -> None:
+        """End the ranks' store, with all its keys and connections."""
+        self._ranks = None
+
+    def serve_control(self) -> StoreClient:
+        """Serve an empty control store, instead of the one before, and return a connection to it."""
+        self._control = None
+        self._answer_knocks(False)
+        self._control = open_store(self.store_class, self._control_fd)
+        return StoreClient.connect(self.store_class, loopback_address(self._control_fd))
+
+    def drop_control(self) -> None:
+        """End the control store; the socket answers knocks again."""
+        self._control = None
+        self._answer_knocks(True)

@@ -1,0 +1,222 @@
+"""What is wrong between hosts that all live: who cannot reach whom. Pure.
+
+When the network fails, every rank says that another one did not come, and the first to give up closes its connections,
+so that the next blame it. What tells are connections that are silent or refused, and the addresses at their ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.causes.failure import Failure, shortened
+from saferun.diagnosis.collectives import CollectiveFindings, rank_words
+from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
+from saferun.evidence import Cause, HostSight, StuckLink
+
+__all__ = ["NETWORK_CLASSES", "Complaint", "broken_between", "complaints_of", "link_complaints", "wrong_interface"]
+
+NETWORK_CLASSES = frozenset({"network_between_hosts", "network_cut", "network_interface"})
+"""Causes that no rank brings about."""
+_SILENT = re.compile(
+    r"[Cc]onnection timed out|[Nn]o route to host|(?:Network|Host) is (?:unreachable|down)|timed out connecting"
+    r"|\bETIMEDOUT\b|\bEHOSTUNREACH\b|\bENETUNREACH\b"
+)
+_REFUSED = re.compile(r"[Cc]onnection refused|\bECONNREFUSED\b")
+_CLOSED = re.compile(r"Connection reset|Connection closed|Broken pipe|Socket closed")
+_SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
+_NETWORK_ADVICE = (
+    "look at the network that the ranks use between {hosts}: interface, cable, switch port, firewall, MTU; "
+    "`ping` and `nc` tell whether it carries anything"
+)
+_ONE_HOST_ADVICE = (
+    "look at the network of {hosts} that the ranks use: interface, cable, switch port, firewall, MTU; `ping` and `nc` "
+    "tell whether it carries anything"
+)
+_FIREWALL_ADVICE = "look at the firewall of {hosts}: it must let the ranks connect to each other at any port"
+_INTERFACE_ADVICE = (
+    "set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to the interface between the hosts: `ip addr` shows them"
+)
+_NAME_ADVICE = (
+    "/etc/hosts gives the host's own name a loopback address: take that line out, or set GLOO_SOCKET_IFNAME to the "
+    "interface between the hosts"
+)
+_FEWEST = 2
+
+
+class Complaint(NamedTuple):
+    """A rank said, or its connections show, that it cannot reach an address.
+
+    ``kind``: ``silent``, ``refused`` or ``closed``. ``at``: seconds since the epoch.
+    """
+
+    at: float
+    rank: int
+    address: str
+    kind: str
+    words: str
+
+
+class Broken(NamedTuple):
+    """What is wrong: the cause, and the words of the first line."""
+
+    cause: Cause
+    headline: str
+
+
+def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
+    """What ranks that failed said of addresses, in the order of time.
+
+    Args:
+        failures: when they failed, and of what.
+    """
+    found = []
+    for at, failure in failures:
+        for line in (*failure.said, *failure.context, *failure.closing_lines):
+            for kind, pattern in ((_REFUSAL, _REFUSED), (_SILENCE, _SILENT), (_CLOSING, _CLOSED)):
+                match = pattern.search(line)
+                if match is None:
+                    continue
+                # Of several addresses the one next to the words is meant: its own stands before.
+                addresses = addresses_in(line[max(match.start() - 100, 0) : match.end() + 100])
+                if addresses:
+                    found.append(Complaint(at, failure.end.rank, addresses[-1], kind, line.strip()))
+                break
+    return sorted(found)
+
+
+def link_complaints(links: Iterable[StuckLink]) -> list[Complaint]:
+    """The same of connections on which nothing is acknowledged."""
+    return [
+        Complaint(0.0, link.rank, link.remote.rpartition(":")[0], _SILENCE, _link_words(link))
+        for link in links
+        if link.remote
+    ]
+
+
+def _link_words(link: StuckLink) -> str:
+    if link.state == "SYN_SENT":
+        return f"rank {link.rank} cannot connect from {link.local} to {link.remote}: no answer"
+    return (
+        f"rank {link.rank} has sent to {link.remote} from {link.local} and gets no answer: {link.unsent_bytes} bytes "
+        f"wait, sent again {link.retries} times"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- own addresses
+
+
+def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | None:
+    """Ranks tell the others an address that is theirs only on their own host, or nobody's."""
+    for complaint in complaints:
+        if complaint.kind == _CLOSING or not hosts.are_several or not hosts.is_shared(complaint.address):
+            continue
+        # Ranks of one host may meet at such an address.
+        is_loopback = complaint.address.rpartition(":")[2].startswith("127.") or complaint.address == "::1"
+        words = f"the ranks tell each other the address {complaint.address}, which every host has for itself"
+        advice = _NAME_ADVICE if is_loopback else _INTERFACE_ADVICE
+        return Cause("network_interface", words, (), shortened(complaint.words), advice)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------- paths
+
+
+class _Way(NamedTuple):
+    """From a host to another, and who says that it is broken."""
+
+    source: HostSight
+    target: HostSight
+    complaint: Complaint
+
+
+def broken_between(
+    complaints: Sequence[Complaint], hosts: Hosts, findings: CollectiveFindings, *, timed_out: bool
+) -> Broken | None:
+    """Where the network is broken; None where nothing tells that it is.
+
+    Args:
+        complaints: what ranks could not reach, in the order of time.
+        hosts: the hosts of the job.
+        findings: what the Flight Recorders tell.
+        timed_out: whether ranks waited too long; else they only lost connections.
+    """
+    if not hosts.are_several:
+        return None
+    for kind in (_SILENCE, _REFUSAL):
+        ways = _ways(complaints, kind, hosts)
+        if ways:
+            return _at_ways(ways, kind, len(hosts.all))
+    if not timed_out:
+        ways = _ways(complaints, _CLOSING, hosts)
+        return _first_way(ways) if ways else None
+    return _nowhere(findings, hosts)
+
+
+def _ways(complaints: Iterable[Complaint], kind: str, hosts: Hosts) -> list[_Way]:
+    ways = []
+    for complaint in complaints:
+        source, target = hosts.of(complaint.rank), hosts.at_address(complaint.address)
+        if complaint.kind == kind and source is not None and target is not None and source.host != target.host:
+            ways.append(_Way(source, target, complaint))
+    return ways
+
+
+def _at_ways(ways: Sequence[_Way], kind: str, count: int) -> Broken:
+    pairs = {frozenset((way.source.host, way.target.host)) for way in ways}
+    known = {host.host: host for way in ways for host in (way.source, way.target)}
+    proof = shortened(ways[0].complaint.words)
+    verb = "refuse connections" if kind == _REFUSAL else "do not reach each other"
+    common = frozenset.intersection(*pairs)
+    if len(pairs) == 1:
+        both = sorted(next(iter(pairs)))
+        names = " and ".join(known[number].label for number in both)
+        if kind == _REFUSAL:
+            target = ways[0].target
+            words = f"{target.label} refuses the connections of {ways[0].source.label}"
+            return _broken("network_between_hosts", words, [target], proof, _FIREWALL_ADVICE)
+        words = f"the ranks of {names} {verb}"
+        if count > _FEWEST:
+            words += "; no other connection is seen to fail"
+        return _broken("network_between_hosts", words, [known[number] for number in both], proof, _NETWORK_ADVICE)
+    if len(common) == 1:
+        host = known[next(iter(common))]
+        others = [known[number] for number in sorted(known) if number != host.host]
+        if kind == _REFUSAL:
+            words = f"{host.label} refuses the connections of {host_words(others)}"
+            return _broken("network_cut", words, [host], proof, _FIREWALL_ADVICE)
+        words = f"nothing gets through between {host.label} and {host_words(others)}: its network is cut"
+        return _broken("network_cut", words, [host], proof, _ONE_HOST_ADVICE)
+    some = [known[number] for number in sorted(known)]
+    words = f"the ranks of {host_words(some)} {verb}"
+    advice = _FIREWALL_ADVICE if kind == _REFUSAL else _NETWORK_ADVICE
+    return _broken("network_between_hosts", words, some, proof, advice)
+
+
+def _first_way(ways: Sequence[_Way]) -> Broken:
+    """Connections were closed, and nobody had failed before: the first to go tells where."""
+    first = ways[0]
+    names = f"{first.source.label} and {first.target.label}"
+    words = f"a connection between {names} broke first, and no rank is seen to have failed before"
+    proof = shortened(first.complaint.words)
+    return _broken("network_between_hosts", words, [first.source, first.target], proof, _NETWORK_ADVICE)
+
+
+def _nowhere(findings: CollectiveFindings, hosts: Hosts) -> Broken | None:
+    """Everybody has come to a collective, and it does not end on anybody's host."""
+    for stuck in findings.stuck:
+        theirs = hosts.of_ranks(stuck.waiting)
+        if len(theirs) >= _FEWEST and not stuck.unknown and not findings.missing and not findings.mismatched:
+            op = f"{stuck.op} ({stuck.seq} of group {stuck.group})" if stuck.op else f"collective {stuck.seq}"
+            between = host_words(theirs)
+            words = f"all ranks have come to {op}, and it does not end; it goes over the network between {between}"
+            return _broken("network_between_hosts", words, theirs, stuck.words, _NETWORK_ADVICE)
+    return None
+
+
+def _broken(class_name: str, words: str, hosts: Sequence[HostSight], proof: str, advice: str) -> Broken:
+    ranks = hosts[0].ranks if len(hosts) == 1 else ()
+    cause = Cause(class_name, words, ranks, proof, advice.format(hosts=host_words(hosts)))
+    tail = f" ({rank_words(ranks)})" if ranks else ""
+    return Broken(cause, f"{words}{tail}")

@@ -1,0 +1,193 @@
+"""What ends a job on all its hosts though no rank failed: hosts that are lost, signals, what others told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from saferun.diagnosis.causes.failure import shortened
+from saferun.diagnosis.collectives import rank_words
+from saferun.diagnosis.hosts import Hosts, host_words
+from saferun.evidence import Cause, Evidence, HostSight, ToldTrouble
+from saferun.model import signal_name
+
+__all__ = ["Told", "lost_hosts", "silent_lines", "told_elsewhere", "told_trouble"]
+
+_MOST_LOST = 4
+
+
+class Told(NamedTuple):
+    """The cause, and the words of the first line."""
+
+    cause: Cause
+    headline: str
+
+
+class _Loss(NamedTuple):
+    """Why a host is lost: the class of the cause, what is seen of it, what follows, what to do."""
+
+    class_name: str
+    words: str
+    advice: str
+
+
+_LOSSES = {
+    "gone": _Loss(
+        "host_lost",
+        "its saferun is gone while the host is up: it was killed",
+        "look on {host} who killed it: dmesg (the OOM killer), the scheduler's log, a kill -9 by hand",
+    ),
+    "unreachable": _Loss(
+        "host_lost",
+        "none of its addresses answers: it has no power, has crashed, or its network is cut",
+        "look whether {host} is up (its console, the scheduler's state of it), then at its network",
+    ),
+    "frozen": _Loss(
+        "host_lost",
+        "its saferun accepts connections and says nothing: it is stopped (SIGSTOP), or the host is overloaded",
+        "look at the state of saferun on {host}: kill -CONT lets it go on where it is T; who stopped it?",
+    ),
+    "cut": _Loss(
+        "network_cut",
+        "it is alive, and cannot be reached on the way to the store: the network is cut there",
+        "look at the network between {leader} and {host}: interface, cable, switch port, firewall",
+    ),
+    "unknown": _Loss(
+        "host_lost",
+        "nothing is heard of it",
+        "look whether {host} is up, at its network, and whether its saferun runs",
+    ),
+}
+_FROM_FAR = frozenset({"unreachable", "cut", "unknown"})
+
+
+# --------------------------------------------------------------------------------------------------------------- losses
+
+
+def lost_hosts(evidence: Evidence, hosts: Hosts) -> Told | None:
+    """Hosts that are silent, as the one that judges sees it."""
+    lost = [host for host in hosts.all if host.why]
+    if not lost:
+        return None
+    others = [host for host in hosts.all if host.label != evidence.host]
+    if len(lost) == len(others) > 1 and all(host.why in _FROM_FAR for host in lost):
+        return _cut_off(evidence, lost)
+    ranks = tuple(sorted(rank for host in lost for rank in host.ranks))
+    first = lost[0]
+    loss = _LOSSES.get(first.why, _LOSSES["unknown"])
+    alike = all(host.why == first.why for host in lost)
+    advice = loss.advice.format(host=host_words(lost), leader=evidence.host)
+    proof = _proof(first.lost_words, loss)
+    if len(lost) == 1:
+        head = f"{first.label} is lost" + (f" ({rank_words(ranks)})" if ranks else "")
+        cause = Cause(loss.class_name, loss.words, ranks, proof, advice)
+        return Told(cause, f"{head}: {loss.words}")
+    each = "; ".join(f"{host.label}: {_LOSSES.get(host.why, loss).words}" for host in lost[:_MOST_LOST])
+    words = f"of each: {loss.words}" if alike else each
+    head = f"{len(lost)} hosts are lost ({host_words(lost)})"
+    class_name = loss.class_name if alike else "host_lost"
+    return Told(Cause(class_name, f"{head}: {words}", ranks, proof, advice), f"{head}: {words}")
+
+
+def _cut_off(evidence: Evidence, lost: Sequence[HostSight]) -> Told:
+    """All others at once: then it is the one that judges."""
+    words = f"{evidence.host} reaches none of the other {len(lost)} hosts any more: its own network is cut"
+    advice = f"look at the network of {evidence.host}: interface, cable, switch port, firewall"
+    return Told(Cause("network_cut", words, (), shortened(lost[0].lost_words), advice), words)
+
+
+def _proof(words: str, loss: _Loss) -> str:
+    return shortened(words) if words and words != loss.words else ""
+
+
+def silent_lines(hosts: Hosts, headline: str) -> list[str]:
+    """A line for the hosts that are lost, and one for those of which nothing has come, where it is not told already."""
+    lost = [host for host in hosts.all if host.why]
+    lines = [f"lost: {host.label}: {host.lost_words or _LOSSES['unknown'].words}" for host in lost[:_MOST_LOST]]
+    if any(host.label in headline for host in lost):
+        lines = []
+    unheard = [host for host in hosts.all if not host.has_part and not host.why]
+    if unheard and f"nothing has come from {host_words(unheard)}" not in headline:
+        ranks = rank_words(rank for host in unheard for rank in host.ranks)
+        lines.append(f"nothing has come from {host_words(unheard)} ({ranks})")
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------------ what was told
+
+
+def told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
+    """What made all hosts stop where it is no rank's failure; None where it is one's, or nothing was told."""
+    told = evidence.job_trouble
+    if told is None:
+        return _signal(evidence, hosts) if hosts.are_several and evidence.stop_signum is not None else None
+    label = told.label or evidence.host
+    words = shortened(told.words)
+    match told.reason:
+        case "signal":
+            return _signal(evidence, hosts)
+        case "parent":
+            what = f"what had started saferun on {label} went away" + (f" ({words})" if words else "")
+            advice = (
+                "the session that it was started from has ended (ssh, mpirun, an srun step): look at its end, or start "
+                "with --no-stop-with-parent"
+            )
+            return Told(Cause("parent_gone", what, (), "", advice), what)
+        case "store_lost":
+            return _store_lost(told, label)
+        case "task_lost":
+            what = f"a saferun process of {label} is gone" + (f": {words}" if words else "")
+            return Told(Cause("host_lost", what, _ranks(told), "", _LOSSES["gone"].advice.format(host=label)), what)
+        case "start":
+            what = f"{label} could not start its ranks" + (f": {words}" if words else "")
+            if evidence.trouble and label == evidence.host:
+                what = f"{label}: {evidence.trouble}"
+            advice = evidence.trouble_hint or f"look at what {label} says"
+            return Told(Cause("start_failed", what, _ranks(told), "", advice), what)
+        case "membership" | "leave":
+            what = words or ("a host left the job" if told.reason == "leave" else "hosts came to the job")
+            if told.reason == "leave" and label not in what:
+                what = f"{label}: {what}"
+            return Told(Cause("membership", what, (), "", "nothing: the job goes on with the hosts that it has"), what)
+    return None
+
+
+def _ranks(told: ToldTrouble) -> tuple[int, ...]:
+    return (told.rank,) if told.rank is not None and told.rank >= 0 else ()
+
+
+def _signal(evidence: Evidence, hosts: Hosts) -> Told:
+    told = evidence.job_trouble
+    name = signal_name(evidence.stop_signum) if evidence.stop_signum is not None else ""
+    label = evidence.host if hosts.are_several else ""
+    if told is not None:
+        name, label = told.words or name, told.label or label
+    words = f"stopped by {shortened(name, 60) or 'a signal'}" + (f" on {label}" if label else "")
+    advice = f"look on {label or 'this host'} who sent it: the scheduler, or a person"
+    return Told(Cause("stopped_by_signal", words, (), "", advice), words)
+
+
+def _store_lost(told: ToldTrouble, label: str) -> Told:
+    loss = _LOSSES.get(told.why, _LOSSES["unknown"])
+    words = f"{label}, which had the job's store, is lost: {loss.words}"
+    advice = loss.advice.format(host=label, leader="this host")
+    class_name = "network_cut" if loss.class_name == "network_cut" else "store_host_lost"
+    proof = _proof(told.words, loss)
+    return Told(Cause(class_name, words, _ranks(told), proof, advice), words)
+
+
+def told_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
+    """A rank's failure that only its host knows, whose evidence has not come."""
+    told = evidence.job_trouble
+    if told is None or told.reason not in {"failure", "hang"} or not told.words:
+        return None
+    if told.rank is not None and told.rank in {end.rank for end in evidence.ends if not end.stopped_by_us}:
+        return None
+    where = told.label or (hosts.label(told.rank) if told.rank is not None else "another host")
+    who = f"rank {told.rank} ({where})" if told.rank is not None else where
+    words = shortened(told.words)
+    advice = f"look at what {where} says; its evidence has not come here"
+    told_words = (
+        words if where in words or (told.rank is not None and f"rank {told.rank}" in words) else f"{who}: {words}"
+    )
+    return Told(Cause("unknown", words, _ranks(told), "", advice), told_words)

@@ -1,0 +1,286 @@
+"""What is left out of a host's part where it would be too large: a little first, then more. Pure.
+
+Each reduction gets what the one before has left. They are in the order of what tells least of a cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from saferun.evidence import CollectiveCall, CoreLook, Evidence, ProcessLook, RankOutput, StackDump, StuckLink, ThreadStack
+from saferun.model import RankEnd
+
+__all__ = ["REDUCTIONS"]
+
+Reduction = Callable[[Evidence], Evidence]
+
+# What the reader of a part takes at most of a list, with room to spare.
+_MOST_ITEMS = 4096
+_MOST_LINKS = 256
+_LONGEST_TEXT = 2000
+_BEGINNING = "Traceback (most recent call last):"
+_FATAL = "Fatal Python error:"
+_BEGINNING_LINES = 3
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen")
+
+
+# ----------------------------------------------------------------------------------------------------- parts of it all
+
+
+def failed_ranks(ends: Iterable[RankEnd]) -> list[RankEnd]:
+    """Those that failed by themselves, the first first."""
+    failed = [end for end in ends if not end.status.ok and not end.stopped_by_us]
+    return sorted(failed, key=lambda end: end.time)
+
+
+def _texts(lines: Sequence[str], most: int, longest: int) -> tuple[str, ...]:
+    """The last lines, each cut, and the beginning of the report that they are the end of."""
+    kept = [*lines[-most:]] if most > 0 else []
+    begins = next((index for index in range(len(lines) - 1, -1, -1) if _BEGINNING in lines[index]), -1)
+    fatal = next((index for index in range(len(lines) - 1, -1, -1) if _FATAL in lines[index]), -1)
+    begins = max(begins, fatal)
+    if 0 <= begins < len(lines) - most and most > 2 * _BEGINNING_LINES:
+        kept = [*lines[begins : begins + _BEGINNING_LINES], *lines[_BEGINNING_LINES - most :]]
+    return tuple(line[:longest] for line in kept)
+
+
+def _output(output: RankOutput, lines: int, stdout_lines: int, longest: int) -> RankOutput:
+    return output._replace(
+        last_lines=_texts(output.last_lines, lines, longest),
+        last_stdout_lines=_texts(output.last_stdout_lines, stdout_lines, longest),
+        error_message=output.error_message[: 4 * longest],
+        stderr_path=output.stderr_path[:_LONGEST_TEXT],
+    )
+
+
+def _outputs(evidence: Evidence, own: tuple[int, int, int], others: tuple[int, int, int], most: int) -> Evidence:
+    """Outputs cut: so many of stderr's and stdout's lines, so long; of failed ranks, of the others, and of how many."""
+    failed = [end.rank for end in failed_ranks(evidence.ends)]
+    telling = set(failed[:most])
+    outputs = [
+        _output(output, *(own if output.rank in telling else others))
+        for output in evidence.outputs
+        if output.rank in telling or any(others[:2])
+    ]
+    return evidence._replace(outputs=tuple(outputs))
+
+
+def _stacks(evidence: Evidence, change: Callable[[StackDump], StackDump | None]) -> Evidence:
+    changed = (change(dump) for dump in evidence.capture.stacks)
+    kept = tuple(dump for dump in changed if dump is not None)
+    return evidence._replace(capture=evidence.capture._replace(stacks=kept))
+
+
+def _looks(evidence: Evidence, change: Callable[[ProcessLook], ProcessLook | None]) -> Evidence:
+    changed = (change(look) for look in evidence.capture.looks)
+    kept = tuple(look for look in changed if look is not None)
+    return evidence._replace(capture=evidence.capture._replace(looks=kept))
+
+
+def _calls(evidence: Evidence, most: int) -> Evidence:
+    """The newest calls of every process group, without stacks and times, which differ between ranks that are alike."""
+
+    def bare(call: CollectiveCall) -> CollectiveCall:
+        return call._replace(frames=(), created_ns=0, sizes=call.sizes[:200])
+
+    collectives = tuple(
+        one._replace(
+            groups=tuple(
+                progress._replace(calls=tuple(map(bare, progress.calls[-most:] if most else ())))
+                for progress in one.groups
+            )
+        )
+        for one in evidence.capture.collectives
+    )
+    return evidence._replace(capture=evidence.capture._replace(collectives=collectives))
+
+
+def _cores(evidence: Evidence, threads: int, calls: int) -> Evidence:
+    def cut(core: CoreLook) -> CoreLook:
+        return core._replace(threads=tuple(_shorter(thread, calls) for thread in core.threads[:threads]))
+
+    return evidence._replace(cores=tuple(map(cut, evidence.cores)))
+
+
+def _shorter(thread: ThreadStack, most: int) -> ThreadStack:
+    """A stack without its middle: the innermost calls tell what it does, the outermost which part of the program."""
+    frames = thread.frames
+    if len(frames) > most:
+        outer = most // 3
+        frames = (*frames[: most - outer], *(frames[-outer:] if outer else ()))
+    return thread._replace(frames=frames)
+
+
+def _host_lines(evidence: Evidence, most: int) -> Evidence:
+    capture = evidence.capture
+    return evidence._replace(
+        kernel_lines=_texts(evidence.kernel_lines, most, 400),
+        capture=capture._replace(host_lines=tuple(line[:400] for line in capture.host_lines[:most])),
+    )
+
+
+def _one_a_way(links: Sequence[StuckLink]) -> tuple[StuckLink, ...]:
+    """Of the connections to one address, the one that was tried most often."""
+    best: dict[str, StuckLink] = {}
+    for link in sorted(links, key=lambda link: -link.retries):
+        best.setdefault(link.remote.rpartition(":")[0], link)
+    return tuple(best.values())
+
+
+def _is_main(thread: ThreadStack, pid: int) -> bool:
+    return thread.is_main or thread.tid == pid or thread.name == "MainThread"
+
+
+def _is_users(thread: ThreadStack) -> bool:
+    return any(not frame.native and not any(part in frame.file for part in _LIBRARIES) for frame in thread.frames)
+
+
+# ---------------------------------------------------------------------------------------------------------- reductions
+
+
+def _within_reason(evidence: Evidence) -> Evidence:
+    """What the reader takes at all; numbers that differ between ranks that are alike lose their last digits."""
+    capture = evidence.capture
+    ends = tuple(end._replace(at=round(end.at, 4), time=round(end.time, 4)) for end in evidence.ends[:_MOST_ITEMS])
+    evidence = evidence._replace(
+        ends=ends,
+        trouble=evidence.trouble[:_LONGEST_TEXT],
+        trouble_hint=evidence.trouble_hint[:_LONGEST_TEXT],
+        capture=capture._replace(
+            looks=tuple(look._replace(cpu_s=round(look.cpu_s, 1)) for look in capture.looks[:_MOST_ITEMS]),
+            stacks=capture.stacks[:_MOST_ITEMS],
+            collectives=capture.collectives[:_MOST_ITEMS],
+            notes=tuple(note._replace(elapsed_s=round(note.elapsed_s, 2)) for note in capture.notes[:_MOST_ITEMS]),
+            links=capture.links[:_MOST_LINKS],
+            unfinished=tuple(name[:200] for name in capture.unfinished[:_MOST_ITEMS]),
+        ),
+    )
+    whole = (400, 100, _LONGEST_TEXT)
+    evidence = _outputs(_host_lines(evidence, 200), whole, whole, _MOST_ITEMS)
+    return _cores(_calls(evidence, 32), 256, 400)
+
+
+def _without_notes(evidence: Evidence) -> Evidence:
+    """Captures that worked need no words, nor do most of the host's lines."""
+    notes = tuple(note for note in evidence.capture.notes if note.failure)
+    evidence = evidence._replace(capture=evidence.capture._replace(notes=notes[:50]))
+    return _outputs(_host_lines(evidence, 40), (200, 20, 1000), (30, 5, 400), 64)
+
+
+def _telling_threads(evidence: Evidence) -> Evidence:
+    """Main threads, threads that hold the GIL, and those that are in the user's code."""
+
+    def change(dump: StackDump) -> StackDump:
+        threads = (
+            thread
+            for thread in dump.threads
+            if _is_main(thread, dump.pid) or thread.owns_gil or len(dump.threads) == 1 or _is_users(thread)
+        )
+        return dump._replace(threads=tuple(threads)[:32])
+
+    return _cores(_calls(_stacks(evidence, change), 12), 2, 120)
+
+
+def _few_words(evidence: Evidence) -> Evidence:
+    evidence = evidence._replace(capture=evidence.capture._replace(notes=evidence.capture.notes[:10]))
+    return _outputs(_host_lines(evidence, 15), (80, 5, 500), (10, 0, 200), 16)
+
+
+def _main_threads(evidence: Evidence) -> Evidence:
+    def change(dump: StackDump) -> StackDump:
+        main = [thread for thread in dump.threads if _is_main(thread, dump.pid)] or [*dump.threads[:1]]
+        return dump._replace(threads=tuple(_shorter(thread, 60) for thread in main[:1]))
+
+    def slim(look: ProcessLook) -> ProcessLook:
+        return look._replace(
+            command=look.command[:60], rss_bytes=look.rss_bytes >> 20 << 20, cpu_s=float(round(look.cpu_s))
+        )
+
+    return _cores(_calls(_looks(_stacks(evidence, change), slim), 4), 1, 60)
+
+
+def _ranks_only(evidence: Evidence) -> Evidence:
+    """Without what descends from ranks."""
+    evidence = _stacks(evidence, lambda dump: dump if dump.is_rank else None)
+    evidence = _looks(
+        evidence,
+        lambda look: look._replace(command="", rss_bytes=0, cpu_s=0.0, threads=0, ppid=0) if look.is_rank else None,
+    )
+    capture = evidence.capture
+    capture = capture._replace(notes=(), unfinished=capture.unfinished[:8], links=_one_a_way(capture.links)[:16])
+    return _outputs(_host_lines(evidence._replace(capture=capture), 5), (40, 0, 300), (0, 0, 0), 4)
+
+
+def _shallow(evidence: Evidence) -> Evidence:
+    evidence = _stacks(
+        evidence, lambda dump: dump._replace(threads=tuple(_shorter(thread, 24) for thread in dump.threads))
+    )
+    return _cores(_outputs(_calls(evidence, 1), (20, 0, 240), (0, 0, 0), 2), 1, 24)
+
+
+def _odd_ones(evidence: Evidence) -> Evidence:
+    """Of ranks that are alike in what they wait in, the looks of two."""
+    seen: dict[tuple[str, ...], int] = {}
+
+    def is_new(look: ProcessLook) -> bool:
+        likeness = (look.state, look.wchan, look.syscall, look.waits_on)
+        seen[likeness] = seen.get(likeness, 0) + 1
+        return seen[likeness] <= 2  # noqa: PLR2004 - one alone would be the odd one
+
+    evidence = _looks(evidence, lambda look: look if is_new(look) else None)
+    evidence = _stacks(
+        evidence, lambda dump: dump._replace(threads=tuple(_shorter(thread, 12) for thread in dump.threads))
+    )
+    # A rank whose stack nobody knows is told apart by its recorder.
+    return _cores(_outputs(_host_lines(evidence, 2), (12, 0, 200), (0, 0, 0), 1), 1, 12)
+
+
+def _numbers_only(evidence: Evidence) -> Evidence:
+    ends = failed_ranks(evidence.ends)
+    rest = [end for end in evidence.ends if end not in ends[:8]]
+    capture = evidence.capture._replace(
+        looks=(),
+        stacks=evidence.capture.stacks[:16],
+        unfinished=(),
+        host_lines=(),
+        notes=(),
+        links=evidence.capture.links[:4],
+    )
+    evidence = evidence._replace(capture=capture, ends=(*ends[:8], *rest[:24]), cores=evidence.cores[:1])
+    return _outputs(_calls(evidence, 0), (8, 0, 160), (0, 0, 0), 1)
+
+
+def _ends_only(evidence: Evidence) -> Evidence:
+    ends = (failed_ranks(evidence.ends) or [*evidence.ends])[:4]
+    hang = evidence.hang
+    return Evidence(
+        host=evidence.host,
+        started_at=evidence.started_at,
+        ends=tuple(ends),
+        outputs=tuple(_output(output, 4, 0, 120) for output in evidence.outputs[:1]),
+        abandoned=evidence.abandoned[:8],
+        stop_signum=evidence.stop_signum,
+        trouble=evidence.trouble[:200],
+        hang=hang._replace(ranks=hang.ranks[:32], busy=()) if hang is not None else None,
+        supervisor_pid=evidence.supervisor_pid,
+        started_time=evidence.started_time,
+    )
+
+
+def _least(evidence: Evidence) -> Evidence:
+    return evidence._replace(outputs=(), trouble="", abandoned=(), ends=evidence.ends[:1])
+
+
+REDUCTIONS: tuple[Reduction, ...] = (
+    _within_reason,
+    _without_notes,
+    _telling_threads,
+    _few_words,
+    _main_threads,
+    _ranks_only,
+    _shallow,
+    _odd_ones,
+    _numbers_only,
+    _ends_only,
+    _least,
+)

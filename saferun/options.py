@@ -1,0 +1,575 @@
+"""The options of the command line, each in one place."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["str", "int", "float", "flag", "list", "append"]
+
+
+class Option(NamedTuple):
+    """One option of the command line.
+
+    ``kind`` ``list`` is one value with commas, ``append`` an option that may be given several times.
+    ``pet``: whether ``PET_<DEST>`` in the environment gives the default, as torchrun has it. Every option takes its
+    default from ``SAFERUN_<DEST>``, and before that from the settings file, but for those with ``asks``: they are
+    questions and stand on the command line only.
+    ``group`` is the heading in ``--help``; options of torchrun keep torchrun's names, defaults and choices.
+    """
+
+    flags: tuple[str, ...]
+    dest: str
+    kind: Kind
+    default: str | int | float | bool | tuple[str, ...] | None
+    help: str
+    group: str
+    choices: tuple[str, ...] | None = None
+    pet: bool = True
+    metavar: str | None = None
+    asks: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this option."""
+        return f"SAFERUN_{self.dest.upper()}"
+
+    @property
+    def name(self) -> str:
+        """The option as messages write it: its first long flag."""
+        return next(flag for flag in self.flags if flag.startswith("--"))
+
+
+def comma_separated_list(value: str) -> list[str]:
+    """``a,b`` -> ``["a", "b"]``; two commas stand for one within an item."""
+    return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
+
+
+PLACE = "ranks and hosts"
+RENDEZVOUS = "rendezvous"
+WORKERS = "the training script"
+OUTPUT = "output"
+LIFE = "failures and signals"
+WATCH = "hangs and crashes"
+ENVIRONMENT = "environment of the ranks"
+SETTINGS = "settings"
+
+# torch 2.13's torchrun, option by option; tests/test_torchrun_parity.py holds this to the installed torch.
+TORCHRUN_OPTIONS: tuple[Option, ...] = (
+    Option(
+        ("--nnodes",),
+        "nnodes",
+        "str",
+        "1:1",
+        "number of hosts, or MIN:MAX for an elastic job",
+        PLACE,
+        metavar="N[:M]",
+    ),
+    Option(
+        ("--nproc-per-node", "--nproc_per_node"),
+        "nproc_per_node",
+        "str",
+        "1",
+        "ranks on this host: a number, auto, cpu, gpu or xpu",
+        PLACE,
+        metavar="N",
+    ),
+    Option(("--node-rank", "--node_rank"), "node_rank", "int", 0, "rank of this host, for static rendezvous", PLACE),
+    Option(
+        ("--rdzv-backend", "--rdzv_backend"),
+        "rdzv_backend",
+        "str",
+        "static",
+        "how the hosts meet: static, c10d, etcd, or another backend that is registered with torch",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--rdzv-endpoint", "--rdzv_endpoint"),
+        "rdzv_endpoint",
+        "str",
+        "",
+        "where the hosts meet, HOST[:PORT]",
+        RENDEZVOUS,
+    ),
+    Option(("--rdzv-id", "--rdzv_id"), "rdzv_id", "str", "none", "name of the job", RENDEZVOUS),
+    Option(
+        ("--rdzv-conf", "--rdzv_conf"),
+        "rdzv_conf",
+        "str",
+        "",
+        "more settings of the rendezvous: KEY=VALUE,KEY=VALUE",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--standalone",),
+        "standalone",
+        "flag",
+        False,
+        "one host, a free port and a name of its own; other rendezvous options are ignored",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--master-addr", "--master_addr"),
+        "master_addr",
+        "str",
+        "127.0.0.1",
+        "address of the host with rank 0, for static rendezvous",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--master-port", "--master_port"),
+        "master_port",
+        "int",
+        None,
+        "port of the store on the host with rank 0; without it, the kernel chooses a free one for one host, one that "
+        "follows from the job is taken under a scheduler, and else 29500",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--local-addr", "--local_addr"),
+        "local_addr",
+        "str",
+        None,
+        "address of this host that the others should use",
+        RENDEZVOUS,
+    ),
+    Option(
+        ("--max-restarts", "--max_restarts"),
+        "max_restarts",
+        "int",
+        0,
+        "how often the ranks are started again after a failure",
+        LIFE,
+        metavar="N",
+    ),
+    Option(
+        ("--monitor-interval", "--monitor_interval"),
+        "monitor_interval",
+        "float",
+        0.1,
+        "accepted for torchrun's sake: saferun is told of every exit by the kernel at once and polls nothing",
+        LIFE,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--start-method", "--start_method"),
+        "start_method",
+        "str",
+        "spawn",
+        "accepted for torchrun's sake: with --run-path ranks are always new processes, as with spawn",
+        WORKERS,
+        choices=("spawn", "fork", "forkserver"),
+    ),
+    Option(
+        ("--event-log-handler", "--event_log_handler"),
+        "event_log_handler",
+        "str",
+        "null",
+        "name of a torch.distributed.elastic event handler that gets torchrun's events",
+        OUTPUT,
+        metavar="NAME",
+    ),
+    Option(("--role",), "role", "str", "default", "role of the ranks of this host", PLACE),
+    Option(("-m", "--module"), "module", "flag", False, "the script is a Python module, as with python -m", WORKERS),
+    Option(
+        ("--no-python", "--no_python"),
+        "no_python",
+        "flag",
+        False,
+        "run the script itself, without python before it",
+        WORKERS,
+    ),
+    Option(
+        ("--run-path", "--run_path"),
+        "run_path",
+        "flag",
+        False,
+        "run the script by runpy.run_path, with exceptions recorded; wins over --no-python",
+        WORKERS,
+    ),
+    Option(
+        ("--log-dir", "--log_dir"),
+        "log_dir",
+        "str",
+        None,
+        "base directory for log files in torchrun's layout",
+        OUTPUT,
+        metavar="DIR",
+    ),
+    Option(
+        ("-r", "--redirects"),
+        "redirects",
+        "str",
+        "0",
+        "streams that go to log files only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:N,LOCAL_RANK:N",
+        OUTPUT,
+    ),
+    Option(
+        ("-t", "--tee"),
+        "tee",
+        "str",
+        "0",
+        "streams that go to log files and the console, in the format of --redirects",
+        OUTPUT,
+    ),
+    Option(
+        ("--local-ranks-filter", "--local_ranks_filter"),
+        "local_ranks_filter",
+        "str",
+        "",
+        "only these local ranks appear on the console, as 0,1,2",
+        OUTPUT,
+        metavar="RANKS",
+    ),
+    Option(
+        ("--duplicate-stdout-filters", "--duplicate_stdout_filters"),
+        "duplicate_stdout_filters",
+        "list",
+        (),
+        "lines of teed stdout with one of these texts also go to filtered_stdout.log; a comma in a text is written ,,",
+        OUTPUT,
+        metavar="TEXT,TEXT",
+    ),
+    Option(
+        ("--duplicate-stderr-filters", "--duplicate_stderr_filters"),
+        "duplicate_stderr_filters",
+        "list",
+        (),
+        "the same for stderr and filtered_stderr.log",
+        OUTPUT,
+        metavar="TEXT,TEXT",
+    ),
+    Option(
+        ("--logs-specs", "--logs_specs"),
+        "logs_specs",
+        "str",
+        None,
+        "entry point in the group torchrun.logs_specs that decides where logs go",
+        OUTPUT,
+        pet=False,
+        metavar="NAME",
+    ),
+    Option(
+        ("--numa-binding", "--numa_binding"),
+        "numa_binding",
+        "str",
+        None,
+        "bind each rank to the CPUs near its GPU, as torch.numa.binding has it",
+        WORKERS,
+        choices=("node", "socket", "exclusive", "core-complex"),
+        pet=False,
+    ),
+    Option(
+        ("--signals-to-handle", "--signals_to_handle"),
+        "signals_to_handle",
+        "str",
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "signals that stop the job: each is passed on to the ranks",
+        LIFE,
+        metavar="NAMES",
+    ),
+    Option(
+        ("--shutdown-timeout", "--shutdown_timeout"),
+        "shutdown_timeout",
+        "int",
+        None,
+        "seconds between the signal that stops a rank and SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)",
+        LIFE,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--virtual-local-rank", "--virtual_local_rank"),
+        "virtual_local_rank",
+        "flag",
+        False,
+        "every rank has LOCAL_RANK=0 and sees one GPU, its own",
+        WORKERS,
+    ),
+)
+
+SAFERUN_OPTIONS: tuple[Option, ...] = (
+    Option(
+        ("--scheduler",),
+        "scheduler",
+        "str",
+        "auto",
+        "what told this process its place in the job: found out from the environment, named, or none, to go by the "
+        "options alone",
+        PLACE,
+        choices=("auto", "none", "slurm", "openmpi", "pmi", "kubernetes", "lsf", "pbs"),
+        pet=False,
+    ),
+    Option(
+        ("--hosts",),
+        "hosts",
+        "str",
+        "",
+        "the hosts of the job in order of node rank, as node[1-4,7],gpu1; this host finds itself in it",
+        PLACE,
+        pet=False,
+        metavar="NAMES",
+    ),
+    Option(
+        ("--hostfile", "--host-file"),
+        "hostfile",
+        "str",
+        "",
+        "a file with the hosts of the job, one a line: HOST, HOST slots=N or HOST:N (N ranks)",
+        PLACE,
+        pet=False,
+        metavar="FILE",
+    ),
+    Option(
+        ("--start-timeout", "--start_timeout"),
+        "start_timeout",
+        "float",
+        600.0,
+        "seconds that late hosts are waited for",
+        RENDEZVOUS,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--host-timeout", "--host_timeout"),
+        "host_timeout",
+        "float",
+        30.0,
+        "seconds without a sign of life after which a host counts as lost",
+        LIFE,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--stop-with-parent", "--stop_with_parent"),
+        "stop_with_parent",
+        "str",
+        "auto",
+        "stop the ranks when what started saferun goes away; auto: where a scheduler or MPI started it, not in a shell",
+        LIFE,
+        choices=("auto", "on", "off"),
+        pet=False,
+    ),
+    Option(
+        ("--run-dir", "--run_dir"),
+        "run_dir",
+        "str",
+        None,
+        "where this run's files go (default: saferun_runs/<time>-<id>); none: no files",
+        OUTPUT,
+        pet=False,
+        metavar="DIR",
+    ),
+    Option(
+        ("--prefix",),
+        "prefix",
+        "str",
+        None,
+        "what stands before every line, from {host} {host_digits} {rank} {local_rank} {role}; none: nothing "
+        "(default: '[{host}:{rank}] ')",
+        OUTPUT,
+        pet=False,
+        metavar="TEMPLATE",
+    ),
+    Option(
+        ("--pty",),
+        "pty",
+        "str",
+        "auto",
+        "give the ranks pseudo-terminals; auto: where saferun itself writes to a terminal",
+        OUTPUT,
+        choices=("auto", "on", "off"),
+        pet=False,
+    ),
+    Option(
+        ("--color",),
+        "color",
+        "str",
+        "auto",
+        "colour the prefixes by rank; auto: on a terminal, unless NO_COLOR is set",
+        OUTPUT,
+        choices=("auto", "always", "never"),
+        pet=False,
+    ),
+    Option(
+        ("--hang-timeout", "--hang_timeout"),
+        "hang_timeout",
+        "float",
+        300.0,
+        "seconds without any sign of progress on any rank after which the job is called hung; 0: never. The default is "
+        "well below the 600 s after which NCCL's own timeout ends the ranks and their stacks with them",
+        WATCH,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--on-hang", "--on_hang"),
+        "on_hang",
+        "str",
+        "report",
+        "what to do about a hang once it has been captured and told: let the job go on, stop it, or restart it (counts "
+        "towards --max-restarts)",
+        WATCH,
+        choices=("report", "stop", "restart"),
+        pet=False,
+    ),
+    Option(
+        ("--capture-budget", "--capture_budget"),
+        "capture_budget",
+        "float",
+        20.0,
+        "seconds that the capture of stacks and states may take before anything is stopped; 0: capture nothing",
+        WATCH,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--native-stacks", "--native_stacks"),
+        "native_stacks",
+        "str",
+        "auto",
+        "C and C++ frames in captured stacks; auto: of a few ranks that stand out, where their stacks end in C",
+        WATCH,
+        choices=("auto", "always", "never"),
+        pet=False,
+    ),
+    Option(
+        ("--strace",),
+        "strace",
+        "flag",
+        False,
+        "count the system calls of hung ranks for a second, where strace is installed",
+        WATCH,
+        pet=False,
+    ),
+    Option(
+        ("--cores",),
+        "cores",
+        "str",
+        "backtrace",
+        "cores of crashed ranks: take the stacks and delete the core, keep it, or change nothing about cores",
+        WATCH,
+        choices=("backtrace", "keep", "off"),
+        pet=False,
+    ),
+    Option(
+        ("--keep-cores", "--keep_cores"),
+        "keep_cores",
+        "int",
+        4,
+        "with --cores keep: how many cores are kept at most, one of each kind of crash",
+        WATCH,
+        pet=False,
+        metavar="N",
+    ),
+    Option(
+        ("--gdb",),
+        "gdb",
+        "flag",
+        False,
+        "read cores with gdb as well, which is slow; without it gdb is used only where pystack is missing",
+        WATCH,
+        pet=False,
+    ),
+    Option(
+        ("--no-inject", "--no_inject"),
+        "no_inject",
+        "flag",
+        False,
+        "do not put saferun's start-up hook into the ranks; without it there is no Flight Recorder, and there are no "
+        "stacks where ptrace is denied",
+        WATCH,
+        pet=False,
+    ),
+    Option(
+        ("--env-profile", "--env_profile"),
+        "env_profile",
+        "list",
+        ("production",),
+        "sets of environment variables for the ranks, laid over each other from left to right; see saferunctl env list",
+        ENVIRONMENT,
+        pet=False,
+        metavar="NAME,NAME",
+    ),
+    Option(
+        ("--env-profile-path", "--env_profile_path"),
+        "env_profile_path",
+        "append",
+        (),
+        "a directory or file with more env profiles; may be given several times",
+        ENVIRONMENT,
+        pet=False,
+        metavar="PATH",
+    ),
+    Option(
+        ("--env",),
+        "env",
+        "append",
+        (),
+        "set this variable for the ranks, whatever a profile or the environment says; may hold {rank}, {local_rank}, "
+        "{host}, {run_dir}, {rank_dir}; may be given several times",
+        ENVIRONMENT,
+        pet=False,
+        metavar="NAME=VALUE",
+    ),
+    Option(
+        ("--unset",),
+        "unset",
+        "append",
+        (),
+        "take this variable out of the environment of the ranks; may be given several times",
+        ENVIRONMENT,
+        pet=False,
+        metavar="NAME",
+    ),
+    Option(
+        ("--vendor",),
+        "vendor",
+        "str",
+        "auto",
+        "whose GPUs env profiles are for; auto: what this host has",
+        ENVIRONMENT,
+        choices=("auto", "nvidia", "amd", "none"),
+        pet=False,
+    ),
+    Option(
+        ("--lint",),
+        "lint",
+        "str",
+        "on",
+        "look, beside the job, for variables that nothing installed reads and for values that make no sense",
+        ENVIRONMENT,
+        choices=("on", "off"),
+        pet=False,
+    ),
+    Option(
+        ("--config",),
+        "config",
+        "str",
+        None,
+        "a YAML file with settings: OPTION: value (default: ./saferun.yaml, if there is one)",
+        SETTINGS,
+        pet=False,
+        metavar="FILE",
+    ),
+    Option(
+        ("--show-config", "--show_config"),
+        "show_config",
+        "flag",
+        False,
+        "print every setting with where it comes from, and start nothing",
+        SETTINGS,
+        pet=False,
+        asks=True,
+    ),
+    Option(
+        ("--dry-run", "--dry_run"),
+        "dry_run",
+        "flag",
+        False,
+        "print ranks, commands and changes to the environment, and start nothing",
+        SETTINGS,
+        pet=False,
+        asks=True,
+    ),
+)
+
+OPTIONS: tuple[Option, ...] = TORCHRUN_OPTIONS + SAFERUN_OPTIONS

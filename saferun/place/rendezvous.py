@@ -1,0 +1,152 @@
+"""The rendezvous of a job on one host; how addresses and settings of any rendezvous are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from saferun.config import RendezvousConfig
+from saferun.errors import UsageError
+
+# What torch 2.13 brings along; others are registered by entry points.
+_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_ENTRY_POINTS = "torchrun.handlers"
+
+
+def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # noqa: ANN401 - argparse's namespace
+    """The rendezvous of a job that has one host and one saferun.
+
+    Args:
+        values: the options.
+        environ: the environment of this process.
+
+    Raises:
+        UsageError: the options contradict each other.
+    """
+    backend, endpoint = values.rdzv_backend, values.rdzv_endpoint
+    options = read_conf(values.rdzv_conf)
+    own_port = backend == "static" and not endpoint and values.master_port is None
+    if values.standalone or own_port:
+        return _on_a_free_port(_random_id(), values, environ)
+    if backend == "static":
+        host, port = static_address(values)
+        run_id = values.rdzv_id or str(int.from_bytes(os.urandom(16), "big"))
+        return RendezvousConfig("static", run_id, host, port, values.local_addr)
+    if backend == "c10d" and store_type(options) != "file":
+        host, _ = split_endpoint(endpoint)
+        from saferun.host.net import is_this_host
+
+        if not is_this_host(host):
+            raise UsageError(
+                f"--rdzv-endpoint {endpoint} is another host, and there is nobody to meet with --nnodes 1",
+                "pass the number of hosts as --nnodes, or leave --rdzv-endpoint out",
+            )
+    check_service(backend, endpoint)
+    # A file, or a service elsewhere: one host has nobody to meet there.
+    return _on_a_free_port(values.rdzv_id, values, environ)
+
+
+def static_address(values: Any) -> tuple[str, int]:  # noqa: ANN401 - argparse's namespace
+    """Where host 0 is, as the options say."""
+    endpoint = values.rdzv_endpoint
+    if not endpoint:
+        return without_brackets(values.master_addr), checked_port(values.master_port)
+    host, port = split_endpoint(endpoint)
+    if port is None:
+        raise UsageError(f"--rdzv-endpoint {endpoint} has no port", "write it as HOST:PORT")
+    return without_brackets(host), port
+
+
+def checked_port(port: int) -> int:
+    """The same port, if it is one."""
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--master-port {port} is not a port", "use a number from 0 to 65535")
+    return port
+
+
+def _on_a_free_port(run_id: str, values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # noqa: ANN401
+    if not run_id:
+        raise UsageError("--rdzv-id is empty", "give the job a name, or leave --rdzv-id out")
+    return RendezvousConfig("c10d", run_id, None, None, values.local_addr, agent_store(environ))
+
+
+def agent_store(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher serves the ranks' store, where the rendezvous is not static."""
+    return environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+
+def _random_id() -> str:
+    """A random (version 4) UUID, as torchrun names such runs."""
+    digits = bytearray(os.urandom(16))
+    digits[6] = digits[6] & 0x0F | 0x40
+    digits[8] = digits[8] & 0x3F | 0x80
+    text = digits.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def check_service(backend: str, endpoint: str) -> None:
+    """Refuse a name that no rendezvous handler of torch's goes by, and a service that nobody says where it is."""
+    if backend not in _BACKENDS:
+        from importlib.metadata import entry_points
+
+        registered = sorted({point.name for point in entry_points(group=_ENTRY_POINTS)})
+        if backend not in registered:
+            known = ", ".join((*_BACKENDS, *registered))
+            raise UsageError(f"--rdzv-backend {backend}: torch knows no such rendezvous", f"known are {known}")
+    if backend in {"etcd", "etcd-v2"} and not endpoint.strip():
+        raise UsageError(f"--rdzv-backend {backend} has no address", "say where etcd is, as --rdzv-endpoint HOST:PORT")
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int | None]:
+    """``HOST``, ``HOST:PORT`` or ``[ADDRESS]:PORT`` -> host and port; an empty one is this host.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    endpoint = endpoint.strip()
+    if not endpoint:
+        return "localhost", None
+    if endpoint.startswith("[") and endpoint.endswith("]"):
+        return without_brackets(endpoint), None
+    host, colon, port = endpoint.rpartition(":")
+    name = without_brackets(host if colon else endpoint)
+    if not name or not all(char.isalnum() or char in "_.:-" for char in name):
+        raise UsageError(f"--rdzv-endpoint {endpoint}: {name!r} is not a host", "write it as HOST:PORT")
+    if not colon:
+        return endpoint, None
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise UsageError(f"--rdzv-endpoint {endpoint}: {port!r} is not a port", "write it as HOST:PORT")
+    return without_brackets(host), int(port)
+
+
+def join_endpoint(host: str, port: int) -> str:
+    """``HOST:PORT``, with brackets around an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def without_brackets(host: str) -> str:
+    """``::1`` for ``[::1]``."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def read_conf(text: str) -> dict[str, str]:
+    """The settings in ``--rdzv-conf``."""
+    options = {}
+    for item in text.split(",") if text.strip() else ():
+        key, _, value = item.partition("=")
+        if not key.strip() or not value.strip():
+            raise UsageError(f"--rdzv-conf {text}: {item!r} is not KEY=VALUE", "write it as KEY=VALUE,KEY=VALUE")
+        options[key.strip()] = value.strip()
+    return options
+
+
+def store_type(options: Mapping[str, str]) -> str:
+    """Where c10d keeps its things: ``tcp`` or ``file``."""
+    kind = options.get("store_type", "tcp").lower()
+    if kind not in {"tcp", "file"}:
+        raise UsageError(f"--rdzv-conf store_type={kind}: there is no such store", "use tcp or file")
+    is_host = options.get("is_host", "0").lower()
+    if is_host not in {"1", "true", "t", "yes", "y", "0", "false", "f", "no", "n"}:
+        raise UsageError(f"--rdzv-conf is_host={is_host} is neither true nor false", "use 1 or 0")
+    return kind

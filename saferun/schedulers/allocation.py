@@ -1,0 +1,86 @@
+"""What a scheduler or MPI told a process about its place in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+
+class Allocation(NamedTuple):
+    """A process's place in a job, as whatever started it told.
+
+    Attributes:
+        words: who told, for people: ``Slurm step 4711.0``.
+        key: what all processes of this launch have in common and no other launch has: ``slurm-4711-0``.
+        hosts: how many hosts there are; None: not told.
+        hosts_from: where that stands: ``SLURM_STEP_NUM_NODES=4``.
+        node_rank: which of them this is; None: not told, or not to be told for certain.
+        node_rank_from: where that stands.
+        names: the hosts in order of node rank; empty: not told.
+        local_rank: which of the processes on this host this is.
+        tasks: how many processes this host has.
+        tasks_from: where that stands.
+        tasks_by_host: how many each host has, in order of node rank; empty: not told.
+        master_addr: where host 0 is found; None: not told.
+        master_port: the port for it; None: not told.
+        guessed_master: whether ``master_addr`` is the host of the launcher itself, which need not be host 0.
+        above: whether something of the launcher's watches over this process and goes away with the job.
+    """
+
+    words: str
+    key: str
+    hosts: int | None
+    hosts_from: str = ""
+    node_rank: int | None = None
+    node_rank_from: str = ""
+    names: tuple[str, ...] = ()
+    local_rank: int = 0
+    tasks: int = 1
+    tasks_from: str = ""
+    tasks_by_host: tuple[int, ...] = ()
+    master_addr: str | None = None
+    master_port: int | None = None
+    guessed_master: bool = False
+    above: bool = True
+
+    @property
+    def task_a_rank(self) -> bool:
+        """Whether each process stands for one rank: some host has several of them."""
+        return max(self.tasks, *self.tasks_by_host, 1) > 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only process that was started."""
+        return self.hosts == 1 and self.tasks == 1
+
+
+class Surroundings(NamedTuple):
+    """What a detector may look at. Only the environment is there for certain; the rest is asked for when needed.
+
+    Attributes:
+        environ: the environment of this process.
+        host_name: the name of this host.
+        read_text: the text of a file, or None.
+        ancestors: the command lines of the processes above this one, the nearest first.
+        is_this_host: whether a name or address leads to this host.
+        ask_pmi: what MPI's process manager answers for a key (``PMI_process_mapping``), or None.
+    """
+
+    environ: Mapping[str, str]
+    host_name: str = ""
+    read_text: Callable[[str], str | None] = lambda _: None
+    ancestors: Callable[[], Sequence[Sequence[str]]] = tuple
+    is_this_host: Callable[[str], bool] = lambda _: False
+    ask_pmi: Callable[[str], str | None] = lambda _: None
+
+
+def number(environ: Mapping[str, str], *names: str) -> int | None:
+    """The value of the first of these variables that holds a whole number that is not negative."""
+    for name in names:
+        text = environ.get(name, "").strip()
+        if text.isascii() and text.isdigit() and len(text) <= _LONGEST:
+            return int(text)
+    return None
+
+
+_LONGEST = 18

@@ -1,0 +1,83 @@
+"""Named tuples as JSON and back, where whoever wrote the JSON is not to be trusted. Pure.
+
+A shape is a named tuple whose fields are texts, numbers, truth values, tuples of one shape (``tuple[X, ...]``), other
+named tuples, or ``X | None``. A named tuple is a list of its fields in order, or an object with their names; fields
+that are missing have their defaults. What does not fit is an error, and everything that does is bounded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from typing import Any, get_args, get_origin, get_type_hints
+
+__all__ = ["fit", "loads"]
+
+_STRING_LIMIT = 4096
+_ITEMS_LIMIT = 8192
+_INT_LIMIT = 1 << 63
+_SCALARS = frozenset({str, bool, int, float})
+
+_hints: dict[type, dict[str, Any]] = {}
+
+
+def loads(content: bytes | str) -> Any:  # noqa: ANN401 - JSON
+    """What JSON holds.
+
+    Raises:
+        ValueError: it is none, or too deep.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("too deep") from None
+
+
+def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it
+    """The value of a shape that JSON holds: longer texts and lists are cut.
+
+    Args:
+        shape: a named tuple, a scalar, or a tuple of them.
+        raw: what JSON gave.
+
+    Raises:
+        ValueError: it holds none.
+        TypeError: likewise.
+    """
+    origin = get_origin(shape)
+    if origin is tuple:
+        if not isinstance(raw, list):
+            raise TypeError("a list is wanted")
+        item_shape = get_args(shape)[0]
+        return tuple(fit(item_shape, item) for item in raw[:_ITEMS_LIMIT])
+    if origin is types.UnionType:
+        return None if raw is None else fit(get_args(shape)[0], raw)
+    if shape is float and type(raw) is int and abs(raw) <= _INT_LIMIT:
+        return float(raw)
+    if shape not in _SCALARS:
+        return _fit_fields(shape, raw)
+    if type(raw) is not shape or not _is_bounded(raw):
+        raise TypeError(f"{shape.__name__} is wanted")
+    if shape is not str:
+        return raw
+    short: str = raw[:_STRING_LIMIT]
+    # JSON may carry halves of surrogate pairs, which no file and no terminal takes.
+    return short if short.isascii() else short.encode(errors="replace").decode()
+
+
+def _is_bounded(raw: Any) -> bool:  # noqa: ANN401 - a scalar of JSON
+    if type(raw) is int:
+        return abs(raw) <= _INT_LIMIT
+    return type(raw) is not float or math.isfinite(raw)
+
+
+def _fit_fields(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a named tuple
+    hints = _hints.get(shape)
+    if hints is None:
+        hints = _hints[shape] = get_type_hints(shape)
+    if isinstance(raw, dict):
+        return shape(**{name: fit(hint, raw[name]) for name, hint in hints.items() if name in raw})
+    if isinstance(raw, list):
+        return shape(*(fit(hint, item) for hint, item in zip(hints.values(), raw, strict=False)))
+    raise TypeError("an object is wanted")

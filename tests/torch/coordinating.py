@@ -1,0 +1,225 @@
+"""Coordinator processes of several hosts, all on this machine, driven by a stand-in for their supervisors.
+
+A ``Host`` is one coordinator with the sockets that a supervisor would pass to it. What it says is read in order;
+``expect`` waits for a message and keeps what came before it for later. Nothing sleeps: every wait is for something, and is
+bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+PROGRAM = REPOSITORY / "saferun" / "coordinator" / "__main__.py"
+# A passing test takes a small part of it, on a busy machine too.
+DEADLINE_S = 60.0
+HOST_TIMEOUT_S = 3.0
+
+Message = dict[str, Any]
+
+
+def listening(address: str = "127.0.0.1") -> socket.socket:
+    """A listening socket on a port of its own."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=128)
+
+
+def port_of(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
+
+
+class Line:
+    """One task's connection to its coordinator."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.kept: list[Message] = []
+        self._received = b""
+
+    def send(self, op: str, **fields: Any) -> None:
+        self.socket.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
+
+    def expect(self, op: str, timeout_s: float = DEADLINE_S, **fields: Any) -> Message:
+        """The next message with this name and these fields; others are kept for later."""
+        give_up_at = time.monotonic() + timeout_s
+        while True:
+            for message in self.kept:
+                if message["op"] == op and all(message.get(key) == value for key, value in fields.items()):
+                    self.kept.remove(message)
+                    return message
+            remaining_s = give_up_at - time.monotonic()
+            assert remaining_s > 0, f"no {op} {fields} within {timeout_s} s; there was {self.kept}"
+            assert self._read(remaining_s), f"the coordinator ended before {op} {fields}; there was {self.kept}"
+
+    def read_all(self) -> list[Message]:
+        """Everything that has arrived, kept and new."""
+        while select.select([self.socket], [], [], 0)[0] and self._read(1.0):
+            pass
+        found, self.kept = self.kept, []
+        return found
+
+    def _read(self, timeout_s: float) -> bool:
+        if not select.select([self.socket], [], [], timeout_s)[0]:
+            return True
+        try:
+            chunk = self.socket.recv(1 << 20)
+        except ConnectionResetError:
+            return False
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        self.kept += [json.loads(line) for line in lines]
+        return bool(chunk)
+
+    def wait_closed(self, timeout_s: float = DEADLINE_S) -> None:
+        """Wait until the coordinator has closed its end."""
+        give_up_at = time.monotonic() + timeout_s
+        while self._read(max(0.0, give_up_at - time.monotonic())):
+            assert time.monotonic() < give_up_at, "the coordinator did not end"
+
+
+class Host(Line):
+    """A host: its coordinator, its sockets, and its head's connection.
+
+    Args:
+        name: what the job knows it by.
+        ranks: the listening socket of the ranks' store; None: one of its own.
+        control: the one that its control store would be served on; None: one of its own.
+        endpoint: the listening socket of the rendezvous' store, if it is here.
+        tasks_path: where other tasks of the host connect, if there are any.
+        whole_torch: whether all of torch is needed.
+        environ: more of the coordinator's environment.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        ranks: socket.socket | None = None,
+        control: socket.socket | None = None,
+        endpoint: socket.socket | None = None,
+        tasks_path: Path | None = None,
+        whole_torch: bool = False,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
+        self.name = name
+        self.ranks = ranks or listening()
+        self.control = control or listening()
+        self._listeners = [self.ranks, self.control]
+        fds = {"control": self.control.fileno()}
+        if endpoint is not None:
+            fds["endpoint"] = endpoint.fileno()
+            self._listeners.append(endpoint)
+        if tasks_path is not None:
+            tasks = socket.socket(socket.AF_UNIX)
+            tasks.bind(str(tasks_path))
+            tasks.listen(64)
+            self._listeners.append(tasks)
+            fds["tasks"] = tasks.fileno()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", str(PROGRAM), str(theirs.fileno()), str(self.ranks.fileno())),
+                *(str(int(whole_torch)), json.dumps(fds)),
+            ],
+            pass_fds=[theirs.fileno(), *(listener.fileno() for listener in self._listeners)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE if "COORDINATING_STDERR" not in os.environ else None,
+            env={**os.environ, **(environ or {})},
+        )
+        theirs.close()
+
+    @property
+    def control_port(self) -> int:
+        return port_of(self.control)
+
+    def join(self, **fields: Any) -> None:
+        """Join as the head; what is not said is that of a static job of one host."""
+        self.send("join", **joining(self, **fields))
+
+    def vanish(self) -> None:
+        """What is left when somebody has killed the supervisor: nothing."""
+        for listener in self._listeners:
+            listener.close()
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        for listener in self._listeners:
+            listener.close()
+        self.socket.close()
+
+
+def joining(host: Host, **fields: Any) -> Message:
+    """The fields of a ``join``."""
+    record = {
+        "nproc": 2,
+        "role": "default",
+        "pid": os.getpid(),
+        "addresses": ["127.0.0.1"],
+        "port": host.control_port,
+        "files": f"/runs/{host.name}",
+        "max_restarts": 0,
+    }
+    standard = {
+        "attempt": 0,
+        "restarts": 0,
+        "task": 0,
+        "tasks": 1,
+        "backend": "static",
+        "node_rank": 0,
+        "least": 1,
+        "most": 1,
+        "master": ["127.0.0.1", [port_of(host.ranks)]],
+        "endpoint": "",
+        "conf": {},
+        "run_id": "job7",
+        "local_addr": None,
+        "timeout_s": 30.0,
+        "host_timeout_s": HOST_TIMEOUT_S,
+        "elastic": False,
+        "expected": [],
+        "name": host.name,
+    }
+    return standard | fields | {"record": record | fields.get("record", {})}
+
+
+@contextlib.contextmanager
+def hosts(*names: str, **options: Any) -> Iterator[list[Host]]:
+    """Coordinators of hosts, ended whichever way the test goes."""
+    started = [Host(name, **options) for name in names]
+    try:
+        yield started
+    finally:
+        for host in started:
+            host.close()
+
+
+def join_all(joining_hosts: list[Host], **fields: Any) -> list[Message]:
+    """All hosts join one static job, the first of them as node rank 0. Returns their ``joined``."""
+    for rank, host in enumerate(joining_hosts):
+        own = {"node_rank": rank, "most": len(joining_hosts), "least": len(joining_hosts)}
+        host.join(**{**own, "master": ["127.0.0.1", [port_of(joining_hosts[0].ranks)]], **fields})
+    return [host.expect("joined") for host in joining_hosts]
+
+
+def until(is_so: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
+    """Wait until something is so that cannot be waited for in another way."""
+    give_up_at = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < give_up_at, f"never: {what}"
+        time.sleep(0.005)

@@ -1,0 +1,240 @@
+"""Several saferuns form one job, fail as one, and end as one."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.launching import END_AS_TOLD, STAY, Job, kill, until
+from tests.torch.several import hosts
+
+TELL_PLACE = """
+from rank import *
+names = ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE",
+    "GROUP_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT")
+print("place", *(os.environ[name] for name in names), flush=True)
+"""
+
+
+def places(jobs: list[Job]) -> list[tuple[str, ...]]:
+    """What the ranks were told, in order of rank."""
+    lines = [line.split("place ")[1] for job in jobs for line in job.out.splitlines() if "place " in line]
+    return sorted((tuple(line.split()) for line in lines), key=lambda place: int(place[0]))
+
+
+def report_of(job: Job) -> dict[str, object]:
+    report: dict[str, object] = json.loads((job.run_dir / "report.json").read_text())
+    return report
+
+
+def test_ranks_are_told_what_torchrun_tells_them(tmp_path: Path) -> None:
+    """Unequal numbers of ranks a host, and roles that lie across hosts."""
+    options = {0: ("--nproc-per-node", "1", "--role", "a"), 1: ("--nproc-per-node", "2", "--role", "b")}
+    options[2] = ("--nproc-per-node", "1", "--role", "a")
+    with hosts(tmp_path, TELL_PLACE, count=3, nproc=None, each=lambda i: options[i]) as jobs:
+        assert [job.wait() for job in jobs] == [0, 0, 0]
+        assert places(jobs) == [
+            ("0", "0", "0", "0", "4", "1", "2", "3", "a", "0"),
+            ("1", "0", "0", "1", "4", "2", "2", "3", "b", "0"),
+            ("2", "1", "1", "1", "4", "2", "2", "3", "b", "0"),
+            ("3", "0", "1", "2", "4", "1", "2", "3", "a", "0"),
+        ]
+
+
+def test_a_host_whose_ranks_are_done_waits_for_the_job(tmp_path: Path) -> None:
+    """Its exit code is the job's, which nobody knows before the last rank has ended."""
+    program = "from rank import *\ntell('ready')\nawait_release('end')\nsys.exit(0)"
+    with hosts(tmp_path, program) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        jobs[0].release("end")
+        until(lambda: jobs[0].has_happened("RankExited"), "the rank of host 0 ends")
+        assert jobs[0].process.poll() is None
+        jobs[1].release("end")
+        assert [job.wait() for job in jobs] == [0, 0]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_dies_ends_the_job_on_all_hosts(tmp_path: Path, failing: int) -> None:
+    """Each console names the first failure and its host; the whole report is on the host that decides."""
+    how = ["stay", "stay"]
+    how[failing] = "3"
+    with hosts(tmp_path, END_AS_TOLD, arguments=how) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        jobs[failing].release("end")
+        assert [job.wait() for job in jobs] == [1, 1]
+        (told,) = {line for job in jobs for line in job.err.splitlines() if "failed first" in line}
+        assert f"rank {failing} (" in told
+        assert "exit code 3" in told
+        report = report_of(jobs[0])
+        (incident,) = report["incidents"]  # type: ignore[misc]
+        assert incident["cause"]["ranks"] == [failing]
+        # Each host keeps its own part.
+        (own,) = jobs[1].run_dir.glob("*/report.json")
+        assert json.loads(own.read_text())["incidents"]
+        assert jobs[1 - failing].has_happened("EvidenceCaptured")
+
+
+def test_a_restart_is_one_attempt_on_all_hosts(tmp_path: Path) -> None:
+    """Each host's ranks fail once, and the count that ranks are told is the job's."""
+    program = """
+from rank import *
+tell("ready")
+await_release(f"end{ATTEMPT}")
+sys.exit(3 if RANK == ATTEMPT else 0) if ATTEMPT < 2 else None
+"""
+    with hosts(tmp_path, program, "--max-restarts", "2") as jobs:
+        for attempt in range(3):
+            for job in jobs:
+                (said,) = job.hear("ready")
+                assert said.attempt == attempt
+            for job in jobs:
+                job.release(f"end{attempt}")
+        assert [job.wait(60.0) for job in jobs] == [0, 0]
+
+
+def test_a_killed_saferun_is_named_by_the_others(tmp_path: Path) -> None:
+    """Its ranks die with it, and the host that decides finds out by knocking at its door."""
+    with hosts(tmp_path, STAY, "--host-timeout", "4", sweeps=False) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        jobs[1].send(signal.SIGKILL)
+        assert jobs[0].wait(60.0) == 1
+        (incident,) = report_of(jobs[0])["incidents"]  # type: ignore[misc]
+        assert incident["cause"]["class"] == "host_lost"
+        assert incident["cause"]["ranks"] == [1]
+        jobs[1].assert_nothing_left(timeout_s=20.0)
+
+
+def test_where_the_host_that_decides_is_gone_the_others_say_so(tmp_path: Path) -> None:
+    """They cannot meet any more; their evidence stays with them."""
+    with hosts(tmp_path, STAY, sweeps=False) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        jobs[0].send(signal.SIGKILL)
+        assert jobs[1].wait(60.0) == 1
+        assert "is up, but saferun is not running there" in jobs[1].err
+        (own,) = jobs[1].run_dir.glob("*/report.json")
+        assert json.loads(own.read_text())["incidents"]
+        jobs[0].assert_nothing_left(timeout_s=20.0)
+
+
+@pytest.mark.parametrize("signalled", [0, 1])
+def test_a_signal_to_one_host_stops_all(tmp_path: Path, signalled: int) -> None:
+    """Whoever stops one of them means the job, and no restart is used for it."""
+    with hosts(tmp_path, STAY, "--max-restarts", "3") as jobs:
+        for job in jobs:
+            job.hear("ready")
+        jobs[signalled].send(signal.SIGTERM)
+        assert [job.wait() for job in jobs] == [1, 1]
+        assert all("SIGTERM" in job.err for job in jobs)
+
+
+def test_hosts_that_do_not_come_are_named(tmp_path: Path) -> None:
+    """On every host that waits for them."""
+    with hosts(tmp_path, STAY, "--start-timeout", "3", count=3, start=(0, 1), nproc=1) as jobs:
+        assert [job.wait() for job in jobs] == [1, 1]
+        for job in jobs:
+            assert "node rank 2" in job.err
+            assert "hint: " in job.err
+
+
+def test_a_host_waits_for_a_late_master(tmp_path: Path) -> None:
+    """It may be started in any order."""
+    with hosts(tmp_path, TELL_PLACE, start=(1, 0)) as jobs:
+        assert [job.wait() for job in jobs] == [0, 0]
+        assert len(places(jobs)) == 2
+
+
+def test_two_hosts_with_one_node_rank_are_told_so(tmp_path: Path) -> None:
+    """A slip in a script that is easily made."""
+    with hosts(tmp_path, STAY, "--start-timeout", "5", each=lambda _: ("--node-rank", "1"), count=2) as jobs:
+        assert all(job.wait() == 1 for job in jobs)
+
+
+def test_nobody_overwrites_anothers_files_in_a_shared_run_directory(tmp_path: Path) -> None:
+    """Two hosts with the same name at that."""
+    shared = tmp_path / "shared"
+    with hosts(tmp_path, "import sys\nsys.exit(3)", "--run-dir", str(shared), nproc=2) as jobs:
+        assert [job.wait() for job in jobs] == [1, 1]
+    folders = sorted(path.name for path in shared.iterdir() if path.is_dir())
+    assert len(folders) == 2
+    assert sorted(path.name for path in shared.glob("*/attempt_0/rank_*")) == [f"rank_{i}" for i in range(4)]
+    assert sorted(path.name for path in shared.iterdir() if path.is_file()) == [
+        ".gitignore",
+        "report.json",
+        "report.txt",
+        "run.json",
+    ]
+    assert len(json.loads((shared / "report.json").read_text())["incidents"][0]["hosts"]) == 2
+
+
+def mpi_task(i: int, count: int, parent: int) -> dict[str, str]:
+    """The environment of a task of MPICH's mpiexec."""
+    task = {"PMI_RANK": i, "PMI_SIZE": count, "MPI_LOCALRANKID": i, "MPI_LOCALNRANKS": count, "PMI_FD": parent}
+    return {name: str(value) for name, value in task.items()}
+
+
+def test_one_task_a_rank_looks_like_one_saferun_to_the_ranks(tmp_path: Path) -> None:
+    """And the host has one coordinator, whatever the number of its tasks."""
+    program = TELL_PLACE + "tell('ready')\nawait_release('end')\n"
+    shared = tmp_path / "shared"
+    with hosts(
+        tmp_path,
+        program,
+        "--run-dir",
+        str(shared),
+        count=3,
+        place=False,
+        nproc=None,
+        environs=lambda i: mpi_task(i, 3, 7),
+    ) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        assert [job.coordinator() is not None for job in jobs] == [True, False, False]
+        for job in jobs:
+            job.release("end")
+        assert [job.wait() for job in jobs] == [0, 0, 0]
+        assert places(jobs) == [(str(i), str(i), str(i), "0", "3", "3", "3", "1", "default", "0") for i in range(3)]
+        (host,) = (path for path in shared.iterdir() if path.is_dir())
+        assert sorted(path.name for path in (host / "attempt_0").glob("rank_*")) == ["rank_0", "rank_1", "rank_2"]
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_task_that_is_killed_ends_its_host_and_the_job(tmp_path: Path, killed: int) -> None:
+    """The first one takes the host's coordinator with it."""
+    environs = {"count": 3, "place": False, "nproc": None, "sweeps": False}
+    with hosts(tmp_path, STAY, environs=lambda i: mpi_task(i, 3, 7), **environs) as jobs:  # type: ignore[arg-type]
+        for job in jobs:
+            job.hear("ready")
+        jobs[killed].send(signal.SIGKILL)
+        left = [job for i, job in enumerate(jobs) if i != killed]
+        assert [job.wait() for job in left] == [1, 1]
+        assert any(f"local rank {killed}" in job.err for job in left)
+        for job in jobs:
+            job.assert_nothing_left(timeout_s=20.0)
+
+
+@pytest.mark.parametrize("stops", ["on", "off"])
+def test_ranks_end_with_what_started_saferun_where_that_is_wanted(tmp_path: Path, stops: str) -> None:
+    """An ssh session that is gone stops nobody by itself; nohup in a shell must go on."""
+    starter = ("sh", "-c", '"$@" & echo $! > pid; wait', "sh")
+    options = ("--stop-with-parent", stops)
+    from tests.process.launching import running
+
+    with running(tmp_path / "job", STAY, *options, before=starter, sweeps=False, start_new_session=True) as job:
+        job.hear("ready")
+        job.process.kill()
+        job.process.wait()
+        pid = int((tmp_path / "job" / "job" / "pid").read_text())
+        if stops == "on":
+            job.assert_nothing_left(timeout_s=30.0)
+            assert "which had started saferun, is gone" in job.err
+        else:
+            assert Path(f"/proc/{pid}").exists()
+            kill(pid, signal.SIGTERM)
+            job.assert_nothing_left(timeout_s=30.0)
