@@ -168,6 +168,7 @@ class Investigation:
         self._diagnosis: Diagnosis | None = None
         self._evidence: Evidence | None = None
         self._concluded = False
+        self._concluded_attempt = -1
         self._last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
         self._pulses: dict[int, _Pulse] = {}  # by local rank, when the capture began
         self._job_watch: JobWatch | None = None
@@ -532,7 +533,8 @@ class Investigation:
             for peer in job.peers.values()
         ]
         world_size = self._group.plan.placement.world_size if self._group is not None else 0
-        return merge_parts(parts, lost, world_size=world_size, peers=peers)
+        trouble = self._told_trouble()
+        return merge_parts(parts, lost, world_size=world_size, peers=peers, leader=job.host, trouble=trouble)
 
     def _has_moved(self, verdict: HangVerdict | None) -> bool:
         """Whether a hang was none, or is over: a rank has worked or said something while it was looked at."""
@@ -639,6 +641,13 @@ class Investigation:
     def diagnose(self, action: Diagnose) -> None:
         """Read what the dead ranks left, and find the cause; the answer is Diagnosed."""
         self._drop_run()
+        if self._concluded_attempt == action.attempt and self._evidence is not None:
+            # All has been looked at; but since then the host that decides has been lost.
+            self._evidence = self._evidence._replace(
+                trouble=action.trouble, trouble_hint=action.trouble_hint, job_trouble=self._told_trouble()
+            )
+            self._post_diagnosis(action)
+            return
         if action.hung and self._capture is None:
             # The host that decides has ended the job because of what was captured last.
             self._capture, self._verdict = self._last_hang
@@ -698,6 +707,7 @@ class Investigation:
     def _conclude(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> None:
         self._drop_run()
         self._concluded = True
+        self._concluded_attempt = action.attempt
         self._evidence = self._guarded("gather what was seen", self._seen, action, reader, failure)
         if self._job is not None and not action.alone and self._guarded("ask the others", self._share_end, action):
             return
@@ -816,7 +826,15 @@ class Investigation:
     def _peer_lines(self, diagnosis: Diagnosis, restarting: bool) -> list[str]:  # noqa: FBT001 - by _guarded
         from saferun.report.text import peer_text
 
-        return peer_text(diagnosis, leader=self._host, files=self._run_dir.path, restarting=restarting)
+        attempt, most = self._attempt(), self._config.max_restarts
+        return peer_text(
+            diagnosis,
+            leader=self._host,
+            files=self._run_dir.path,
+            restarting=restarting,
+            attempt=attempt,
+            max_restarts=most,
+        )
 
     def joined(self, host: str) -> None:
         """The hosts of the job have met; ``host``: the name that they know this one by."""

@@ -74,6 +74,9 @@ _SWEEP_INTERVAL_S = 0.05
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
 _LINT_DELAY_S = 0.25
 _LAST_SWEEP_S = 2.0
+# torch asks the name service for the name of every address that connects, in the thread that serves the store, and by
+# default waits five seconds for an answer that is lost. Source: resolv.conf(5).
+_RESOLVER = "timeout:1 attempts:1"
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
 
@@ -125,7 +128,7 @@ class Runtime:
         self._poller = Poller()
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
-        own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
+        own_environ = {"RES_OPTIONS": _RESOLVER, **environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
         self._job = self._open_job(own_environ) if config.hosts.together else None
         self._number = 0  # the job's number of the attempt
         self._peers_s = peers_s
@@ -203,9 +206,10 @@ class Runtime:
         try:
             while True:
                 self._handle_events()
+                # Before the end too: the user need not wait for what other hosts still have to say.
+                self._screen.flush()
                 if self._finish is not None:
                     return self._finish
-                self._screen.flush()
                 self._wait()
         finally:
             self._end()

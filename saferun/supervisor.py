@@ -146,6 +146,7 @@ class Supervisor:
         # What follows is about jobs of several hosts.
         self._may_leave = False
         self._told = False  # all hosts know that the attempt is to end
+        self._told_signum = 0  # because of a signal to one of them
         self._regroups = False  # it ends because other hosts form the job from now on
         self._leaves = False  # this one is not among them
         self._job_stopped = False  # somebody stopped the job on another host
@@ -417,6 +418,7 @@ class Supervisor:
         """All hosts end this attempt, for the same reason: the first that any of them told."""
         self._told = True
         if event.signum:
+            self._told_signum = event.signum
             self._hurry(event.at)
         if event.reason in {"membership", "leave"}:
             # What this host saw of it are ranks that others have left.
@@ -476,7 +478,9 @@ class Supervisor:
             case State.CAPTURING:
                 self._failed = self._failed or not self._regroups
             case State.DIAGNOSING if self._own_diagnosis is not None:
-                return self._decide(event.at, self._own_diagnosis)
+                # DIAGNOSING -> DIAGNOSING: its ranks may have failed only because that host was gone.
+                self._own_diagnosis = None
+                return self._diagnose(event.at)
         return []
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -541,7 +545,9 @@ class Supervisor:
         if self.state is State.CAPTURING and self._verdict is not None and not self._failed:
             # CAPTURING -> STOPPING: whoever is at the keyboard does not want to wait for the picture of a hang.
             return [*told, *self._stop(event.at, event.signum)]
-        return [*told, *(self._impatient(event.at) if self._failed else [])]
+        # A launcher sends one Ctrl-C to every host, and the news of another's may be quicker than one's own.
+        is_another = self._failed and self._told_signum != signal.SIGINT
+        return [*told, *(self._impatient(event.at) if is_another else [])]
 
     def _impatient(self, at: float) -> list[Action]:
         """A second Ctrl-C, or one while saferun is stopping the ranks already: no more grace."""

@@ -71,7 +71,7 @@ def waiting_words(names: Sequence[str], least: int, most: int, expected: Sequenc
     if missing and len(missing) + len(names) == len(expected):
         return f"{len(missing)} of {len(expected)} hosts: {_listed(missing)}"
     if len(names) >= least:
-        return f"more hosts than the {len(names)} that are here ({_listed(names)}); the job takes {most}"
+        return f"more hosts: {len(names)} of {most} {'is' if len(names) == 1 else 'are'} here ({_listed(names)})"
     wanted = f"{most}" if least == most else f"{least} to {most}"
     here = f"; here {'is' if len(names) == 1 else 'are'} {_listed(names)}" if names else ""
     return f"{least - len(names)} of {wanted} hosts{here}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from saferun.coordinator.heartbeats import Beats, Monitor, stuck_processes
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.knock import CUT, FROZEN, REACHED, Finding, knock
+from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding, knock
 from saferun.coordinator.line import Line
 from saferun.coordinator.meeting import Meeting, Met
 from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
@@ -76,9 +76,12 @@ class Attempt:
 
     def open(self) -> None:
         """Begin to watch, to beat and, on the leader, to look at the others."""
+        if self.is_leader:
+            # Before anything can be told: the goodbye that follows a decision looks for the monitor.
+            self._open_leader()
         self._line.open()
-        if not self.is_leader or self._closed:
-            return
+
+    def _open_leader(self) -> None:
         try:
             self._reader = PartReader(
                 self.client.another(), self.prefix, self.place.part_limit_bytes, self._deliver_part, self._is_head_busy
@@ -96,6 +99,9 @@ class Attempt:
             return
         self._reader.start()
         self._monitor.start()
+        if self._closed:
+            self._monitor.close()
+            self._reader.close()
 
     def _start_line(self) -> None:
         self.log.start()
@@ -153,9 +159,14 @@ class Attempt:
 
     def _probe(self, host: int) -> None:
         finding = self._knock(host)
+        if finding.why in {GONE, UNREACHABLE} and self._monitor is not None:
+            # Nobody waits for its answer to the decision either.
+            self._monitor.lose(host)
+        if finding.why == CUT and self._monitor is not None and self._monitor.silent_s(host) < 2 * self._interval_s:
+            finding = Finding(REACHED, f"{self._labels[host]} answers")
         self._send_head("probed", host=host, why=finding.why, words=finding.words)
 
-    # ------------------------------------------------------------------------------------------------------- from others
+    # ------------------------------------------------------------------------------------------------------ from others
 
     def _on_told(self, k: int, message: dict[str, Any]) -> None:
         if message.get("kind") == "leader_stuck":
@@ -213,7 +224,7 @@ class Attempt:
         why = CUT if finding.why == REACHED else finding.why
         self._tasks.send_all({"op": "store_lost", "attempt": self.number, "why": why, "words": finding.words})
 
-    # ----------------------------------------------------------------------------------------------------------- the end
+    # ---------------------------------------------------------------------------------------------------------- the end
 
     def tick(self, seconds: float) -> None:
         """Time has passed."""
@@ -234,9 +245,11 @@ class Attempt:
 
     def wait_acked(self) -> None:
         """Where a decision has been told: wait until it has been taken in, here and, on the leader, everywhere."""
+        give_up_at = time.monotonic() + _ACKS_S
+        # The goodbye may have come right after the decision.
+        self.log.wait_said(_ACKS_S)
         if not self.log.has("decision"):
             return
-        give_up_at = time.monotonic() + _ACKS_S
         while not self._all_acked() and time.monotonic() < give_up_at:
             time.sleep(0.01)
         remaining_s = max(0.0, give_up_at - time.monotonic())

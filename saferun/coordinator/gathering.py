@@ -1,8 +1,9 @@
 """How hosts whose numbers are known exchange records for places, in the control store.
 
-Keys, below the prefix of the meeting: ``host/<n>`` a record; ``place/<n>`` what that host is told; ``missing`` who has not
-come, for the others to tell; ``fail`` why nobody gets a place, written by whoever finds out; ``read`` how many hosts have
-read of it. Each host reads its own place only, so that the leader sends as much as there are hosts, not its square.
+Keys, below the prefix of the meeting: ``host/<n>`` a record; ``place/<n>`` what that host is told; ``missing`` who has
+not come, for the others to tell; ``fail`` why nobody gets a place, written by whoever finds out; ``read`` how many
+hosts have read of it. Each host reads its own place only, so that the leader sends as much as there are hosts, not its
+square.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LOOK_AGAIN_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
 _LONGEST_WORDS = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
-_STALE_RECORD_S = 5.0
+_STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
 
 
@@ -209,8 +210,13 @@ def missing_error(words: str, timeout_s: float) -> JoinFailedError:
     count, _, names = words.partition(": ")
     return JoinFailedError(
         f"{count} did not come within {timeout_s:.0f} s{f': {names}' if names else ''}",
-        "see whether saferun was started there, and what it says; --start-timeout is how long the others are waited for",
+        "see whether saferun was started there, and what it says; --start-timeout is how long they are waited for",
     )
+
+
+def _leave(client: StoreClient, prefix: str, name: str) -> None:
+    tell_failure(client, prefix, left_error(name))
+    client.add(f"{prefix}read", 1)
 
 
 def left_error(name: str) -> JoinFailedError:
@@ -233,7 +239,7 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
         StoreBrokenError: the store is gone.
     """
     # By a connection of its own: this one is about to wait.
-    meeting.on_leave = lambda: tell_failure(client.another(), prefix, left_error(own.name))
+    meeting.on_leave = lambda: _leave(client.another(), prefix, own.name)
     _hand_in(client, prefix, host, own)
     key = f"{prefix}place/{host}"
     while True:
@@ -253,6 +259,7 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
         if meeting.remaining_s <= 0:
             error = missing_error(words or "hosts", meeting.timeout_s)
             tell_failure(client, prefix, error)
+            client.add(f"{prefix}read", 1)
             raise error
 
 

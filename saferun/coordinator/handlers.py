@@ -1,7 +1,7 @@
 """The rendezvous that torch has handlers for: c10d, etcd, and whatever else is registered, elastic ones included.
 
-The handler says which hosts take part and in what order. The first of them then serves a control store and a ranks' store of
-its own and says where, in the store that the handler gives; from there on all is as in a static job.
+The handler says which hosts take part and in what order. The first of them then serves a control store and a ranks'
+store of its own and says where, in the store that the handler gives; from there on all is as in a static job.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from saferun.coordinator.arrivals import Arrivals, waiting_words
+from saferun.coordinator.dial import dial, plain, shown
 from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.places import HostRecord
-from saferun.coordinator.reach import Search, dial, plain, shown
+from saferun.coordinator.search import Search
 from saferun.coordinator.static import JOB_KEY
 from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
@@ -97,6 +98,9 @@ class HandlerRendezvous:
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
         """Tell, once, of hosts that wait to join; None: stop watching."""
         self._on_waiting = on_waiting
+        if on_waiting is not None:
+            # The thread waits for calls without end where nobody is watched for.
+            self._ask(lambda: None)
 
     def leave(self) -> None:
         """Take this host out of the rendezvous at once, so that the others need not wait for it to be missed."""
@@ -254,7 +258,7 @@ class HandlerRendezvous:
             named = f": {', '.join(names[:16])}" if names else ""
             on_waiting(f"{waiting} host{'' if waiting == 1 else 's'} wait{'s' if waiting == 1 else ''} to join{named}")
 
-    # ------------------------------------------------------------------------------------------------------ who is first
+    # ----------------------------------------------------------------------------------------------------- who is first
 
     def _lead(self, meeting: Meeting, own: HostRecord, store: Any, hosts: int, bootstrap: Any) -> Met:  # noqa: ANN401
         client = self._stores.serve_control()
@@ -302,7 +306,7 @@ class HandlerRendezvous:
                     words = said
                     continue
                 connection.close()
-                client = StoreClient.connect(self._stores.store_class, (address, leader.control_port))
+                client = StoreClient.connect(self._stores.store_class, (address, leader.control_port), dialled=True)
                 found = client.get(JOB_KEY, _LOOK_AGAIN_S)
                 if found == leader.job.encode():
                     return client, leader, address

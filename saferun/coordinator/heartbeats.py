@@ -1,12 +1,14 @@
 """That hosts live, and what their tasks do: the hosts' side and the leader's.
 
-Below the attempt's prefix: ``beat/<host>`` is a number. A beat adds 1 to it, and the sum comes back, which is also how a host
-notices a store that has fallen silent. When a state has changed, it is written to ``state/<host>`` first, and the beat adds
-2**32 as well; then ``wake`` is set, for which the leader waits. So a host at rest asks one small question an interval.
+Below the attempt's prefix: ``beat/<host>`` is a number. A beat adds 1 to it, and the sum comes back, which is also how
+a host notices a store that has fallen silent. When a state has changed, it is written to ``state/<host>`` first, and
+the beat adds 2**32 as well; then ``wake`` is set, for which the leader waits. So a host at rest asks one small question
+an interval.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -125,7 +127,7 @@ class Beats:
 
 
 def stuck_processes(pids: dict[int, int], seen_in_d: set[int]) -> dict[str, str]:
-    """Which processes are stopped (T), or sleep uninterruptibly (D) and did so when they were last looked at, by task."""
+    """Which processes are stopped (T), or sleep uninterruptibly (D) now and at the last look, by task."""
     stuck = {}
     for task, pid in pids.items():
         state = _state_of(pid)
@@ -148,7 +150,7 @@ def _state_of(pid: int) -> str:
     return content[content.rfind(b")") + 2 :][:1].decode(errors="replace")
 
 
-# ------------------------------------------------------------------------------------------------------------ the leader
+# ----------------------------------------------------------------------------------------------------------- the leader
 
 
 class HostState(NamedTuple):
@@ -249,6 +251,10 @@ class Monitor:
         """The number of its last beat."""
         return self._seen[host].beat
 
+    def silent_s(self, host: int) -> float:
+        """For how long it has not been heard of."""
+        return self._seen[host].silent_s
+
     def reset(self, host: int) -> None:
         """It lives after all: count anew."""
         seen = self._seen[host]
@@ -274,11 +280,9 @@ class Monitor:
                 self._look(min(began_at - looked_at, _LONGEST_TICK_S))
                 looked_at = began_at
             except StoreBrokenError:
-                # The store is this process's own: if it cannot be reached, it is being closed.
-                try:
+                # The store is this process's own: it is being closed, or something held the connection up.
+                with contextlib.suppress(StoreBrokenError):
                     self._client = self._client.another()
-                except StoreBrokenError:
-                    return
                 began_at = time.monotonic() - _LOOK_EVERY_S
             pause_s = max(_LEAST_PAUSE_S, min(_LOOK_EVERY_S, _PAUSE_PER_READ * (time.monotonic() - began_at)))
             with self._changed:

@@ -1,8 +1,8 @@
 """This host's part in a job of several hosts: what its tasks ask for, and what comes of it.
 
-The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``tell``, ``state``, ``part``, ``ack``,
-``probe``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``, ``join_failed``, ``told``,
-``task_lost``, ``store_lost``, and to the leader ``states``, ``parts``, ``probed``, ``membership``, ``lost``.
+The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``tell``, ``state``, ``part``,
+``ack``, ``probe``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``, ``join_failed``,
+``told``, ``task_lost``, ``store_lost``, and to the leader ``states``, ``parts``, ``probed``, ``membership``, ``lost``.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Host:
             if connection is not None:
                 connection.send({"op": "join_failed", "what": error.what, "hint": error.hint})
 
-    # ---------------------------------------------------------------------------------------------------- time, and ends
+    # --------------------------------------------------------------------------------------------------- time, and ends
 
     def tick(self, seconds: float) -> None:
         """Time has passed."""

@@ -1,17 +1,18 @@
 """The job's log: what every host must learn, in the same order on all of them.
 
-Entry ``k`` is the key ``log/<k>`` below the attempt's prefix. Whoever has something to say tries to be the first to set the
-next one; who is not reads what the winner said, and tries the one after it, unless that has made its own message moot. So
-when all hosts see the same failure at once, each asks the store once and learns the first one's words by that.
+Entry ``k`` is the key ``log/<k>`` below the attempt's prefix. Whoever has something to say tries to be the first to set
+the next one; who is not reads what the winner said, and tries the one after it, unless that has made its own message
+moot. So when all hosts see the same failure at once, each asks the store once and learns the first one's words by that.
 
-An entry is JSON: ``h`` the host that wrote it, ``n`` a number unique to that host, ``m`` the message; or ``{"end": true}``,
-after which nothing more comes.
+An entry is JSON: ``h`` the host that wrote it, ``n`` a number unique to that host, ``m`` the message; or ``{"end":
+true}``, after which nothing more comes.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ _LONGEST_ENTRY_BYTES = LONGEST_MESSAGE_BYTES + 256
 # Of these, the first of an attempt says it all.
 _ONCE = frozenset({"trouble", "decision"})
 _WAIT_S = 3600.0
+_LOOK_AGAIN_S = 0.1
 _MOST_UNSAID = 1000
 _END = '{"end": true}'
 
@@ -77,13 +79,20 @@ class JobLog:
         with self._said:
             if len(self._unsaid) < _MOST_UNSAID:
                 self._unsaid.append((str(message.get("kind")), entry))
-                self._said.notify()
+                self._said.notify_all()
 
     def end(self) -> None:
         """Let those who wait for the next entry go home."""
         with self._said:
             self._unsaid.append(("", _END))
-            self._said.notify()
+            self._said.notify_all()
+
+    def wait_said(self, timeout_s: float) -> None:
+        """Wait until everything that was to be said has reached the store, or cannot any more."""
+        give_up_at = time.monotonic() + timeout_s
+        with self._said:
+            while self._unsaid and not self._ended and not self._line.is_closed and time.monotonic() < give_up_at:
+                self._said.wait(_LOOK_AGAIN_S)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -117,6 +126,7 @@ class JobLog:
                 return
             with self._said:
                 self._unsaid.popleft()
+                self._said.notify_all()
 
     def _place(self, client: Any, kind: str, entry: str) -> None:  # noqa: ANN401
         while not (self._ended or (kind in _ONCE and self.has(kind))):

@@ -1,4 +1,4 @@
-"""Why another host is silent: gone, unreachable, cut off, or frozen. Told by plain TCP connections to all its addresses.
+"""Why another host is silent: gone, unreachable, cut off, or frozen. Told by TCP connections to all its addresses.
 
 A coordinator that serves no control store answers whoever connects to its control port with ``ANSWER``. The leader's
 port leads to its store, which answers as stores do.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from saferun.coordinator.reach import CONNECTED, REFUSED, UNKNOWN_NAME, dial
+from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, dial
 
 ANSWER = b"saferun\n"
 # The kernel's own verdict on a host without a power supply comes after 3.1 s.
@@ -64,24 +64,7 @@ def knock(
     sights: dict[str, Sight] = {}
 
     def look(address: str) -> None:
-        connection, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
-        answered = False
-        if connection is not None:
-            with connection:
-                if answers is None:
-                    connection.settimeout(_ANSWER_TIMEOUT_S)
-                    try:
-                        answered = connection.recv(len(ANSWER)) == ANSWER
-                    except OSError:
-                        answered = False
-            if answers is not None:
-                answered = _within(_ANSWER_TIMEOUT_S, lambda: answers(address))
-            if not answered:
-                # Whoever accepted it may have been about to end.
-                again, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
-                if again is not None:
-                    again.close()
-        sights[address] = Sight(address, kind, words, answered)
+        sights[address] = _look(address, port, answers)
 
     threads = [threading.Thread(target=look, args=(address,), daemon=True) for address in tried]
     for thread in threads:
@@ -89,8 +72,29 @@ def knock(
     give_up_at = time.monotonic() + _CONNECT_TIMEOUT_S + _ANSWER_TIMEOUT_S + 0.5
     for thread in threads:
         thread.join(max(0.0, give_up_at - time.monotonic()))
-    seen = [sights.get(address) or Sight(address, "silent", f"{address} does not answer", False) for address in tried]
+    seen = [sights.get(a) or Sight(a, SILENT, f"{a} does not answer", answered=False) for a in tried]
     return judge(name, seen, way)
+
+
+def _look(address: str, port: int, answers: Callable[[str], bool] | None) -> Sight:
+    connection, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
+    if connection is None:
+        return Sight(address, kind, words, answered=False)
+    with connection:
+        if answers is None:
+            connection.settimeout(_ANSWER_TIMEOUT_S)
+            try:
+                answered = connection.recv(len(ANSWER)) == ANSWER
+            except OSError:
+                answered = False
+        else:
+            answered = _within(_ANSWER_TIMEOUT_S, lambda: answers(address))
+    if not answered:
+        # Whoever accepted it may have been about to end.
+        again, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
+        if again is not None:
+            again.close()
+    return Sight(address, kind, words, answered)
 
 
 def judge(name: str, sights: Sequence[Sight], way: str | None) -> Finding:

@@ -1,8 +1,9 @@
 """A host's line to the control store during an attempt: its connections, whether they live, and why they broke.
 
-A line has two connections: one on which somebody waits all the time, one for everything else. When one breaks, or the store
-answers nothing for too long, the leader is knocked at: if it turns out that the way to it is there after all (something in
-between has forgotten a connection), both are made anew; else the line is lost for good, and that is told once.
+A line has two connections: one on which somebody waits all the time, one for everything else. When one breaks, or the
+store answers nothing for too long, the leader is knocked at: if it turns out that the way to it is there after all
+(something in between has forgotten a connection), both are made anew; else the line is lost for good, and that is told
+once.
 """
 
 from __future__ import annotations
@@ -77,6 +78,12 @@ class Line:
         """Whether a connection is still one of this line."""
         with self._lock:
             return not self._closed and (client is self.client or client is self.watching)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the line is lost, or nobody wants it any more."""
+        with self._lock:
+            return self._closed
 
     def close(self) -> None:
         """Whatever happens to the store from now on is nobody's business any more."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from saferun.coordinator.dial import plain
 from saferun.coordinator.places import HostPlace, HostRecord, TaskRecord, label_hosts
-from saferun.coordinator.reach import plain
 from saferun.coordinator.store_client import StoreClient
 
 _MOST_TASKS = 4096
@@ -17,7 +17,7 @@ _BORN = os.urandom(8).hex()
 
 
 class JoinFailedError(Exception):
-    """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_told``: the other hosts have it from elsewhere."""
+    """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_told``: the other hosts know it already."""
 
     def __init__(self, what: str, hint: str, *, is_told: bool = False) -> None:
         super().__init__(what)
@@ -111,9 +111,6 @@ class Meeting:
         with self._changed:
             return dict(self._joins)
 
-    def _missing_tasks(self) -> int:
-        return self.task_count - len(self._joins)
-
     def wait_for_tasks(self) -> HostRecord:
         """This host's record, once all its tasks have joined.
 
@@ -136,8 +133,11 @@ class Meeting:
                     f" {self.timeout_s:.0f} s: task {shown}",
                     "see whether the scheduler has started them all, and what they say",
                 )
-            with self._changed:
-                self._changed.wait_for(lambda count=len(missing): self._missing_tasks() < count, min(1.0, self.remaining_s))
+            self._wait_for_more(self.task_count - len(missing))
+
+    def _wait_for_more(self, count: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._joins) > count, min(1.0, self.remaining_s))
 
     def _record(self) -> HostRecord:
         records = [self._joins[task]["record"] for task in range(self.task_count)]
@@ -187,7 +187,7 @@ class Meeting:
         return f"{self._words} ({now - self.began_at:.0f} s)"
 
     def overdue(self) -> JoinFailedError | None:
-        """What to say where the meeting's own thread can say nothing: it waits for somebody who has stopped answering."""
+        """What to say where the meeting's own thread can say nothing: it waits for somebody who does not answer."""
         if self.is_over or self.remaining_s > -5.0:  # noqa: PLR2004
             return None
         return JoinFailedError(

@@ -1,7 +1,7 @@
 """Pieces of evidence on their way to the leader, through the control store, where they stay as short as may be.
 
-A part is the key ``part/<host>/<task>/<name>`` below the attempt's prefix. That it is there is said by the host's state; the
-leader reads it and deletes it. It is written by a connection of its own, so that it holds up nothing else.
+A part is the key ``part/<host>/<task>/<name>`` below the attempt's prefix. That it is there is said by the host's
+state; the leader reads it and deletes it. It is written by a connection of its own, so that it holds up nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who of a job's hosts gets which ranks. Pure: records of hosts in, places out.
 
-A record is what a host says of itself when it joins; a place is what it is told. Both travel as JSON through the control
-store, so whatever is read here may have been written by anybody: it is checked, bounded, and never believed further than
-that.
+A record is what a host says of itself when it joins; a place is what it is told. Both travel as JSON through the
+control store, so whatever is read here may have been written by anybody: it is checked, bounded, and never believed
+further than that.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TaskRecord(NamedTuple):
 class HostRecord(NamedTuple):
     """What a host says of itself.
 
-    ``attempt`` is what it believes comes next, ``restarts`` how many failures it has seen the job get over, ``most`` for
-    how many hosts it was started. ``port`` is the one that others knock at. ``born`` is unique to the process.
+    ``attempt`` is what it believes comes next, ``restarts`` how many failures it has seen the job get over, ``most``
+    for how many hosts it was started. ``port`` is the one that others knock at. ``born`` is unique to the process.
     """
 
     name: str
@@ -89,8 +89,8 @@ class HostPlace(NamedTuple):
 def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
     """The places of all hosts, by torchrun's rules.
 
-    Ranks are contiguous by host number, and by task within a host; ranks within a role are counted in the same order. The
-    attempt, and the count of restarts, is the highest that any host knows of.
+    Ranks are contiguous by host number, and by task within a host; ranks within a role are counted in the same order.
+    The attempt, and the count of restarts, is the highest that any host knows of.
 
     Args:
         records: of all hosts, in order of host number.
@@ -136,7 +136,7 @@ def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
 
 
 def label_hosts(names: Sequence[str]) -> list[str]:
-    """The names under which the job knows its hosts: with ``.<host number>`` where two have the same. Never two alike."""
+    """The names under which the job knows its hosts: with ``.<host number>`` where two have the same; all differ."""
     count = Counter(names)
     labels = [name if count[name] == 1 else f"{name}.{host}" for host, name in enumerate(names)]
     taken = Counter(labels)

@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from saferun.coordinator.dial import shown
 from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
-from saferun.coordinator.reach import Search, shown
+from saferun.coordinator.search import Search
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 
@@ -218,7 +219,7 @@ class StaticRendezvous:
 def _unreachable(words: str, meeting: Meeting) -> tuple[str, str]:
     return (
         f"{words}, for {meeting.timeout_s:.0f} s",
-        f"see whether saferun runs on {meeting.master_addr} with the same --master-port, and whether a firewall is between",
+        f"see whether saferun runs on {meeting.master_addr} with this --master-port, and whether a firewall is between",
     )
 
 

@@ -7,11 +7,13 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from saferun.coordinator.dial import dial
+
 # What a request and its answer cost beside keys and values: one byte for the kind of request, eight for a length.
 _KIND = 1
 _LENGTH = 8
 _NUMBER = 8
-_CONNECT_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 3.0
 
 
 class StoreBrokenError(Exception):
@@ -56,13 +58,24 @@ class StoreClient:
         self._lock = threading.Lock()
 
     @classmethod
-    def connect(cls, store_class: Any, address: tuple[str, int]) -> StoreClient:  # noqa: ANN401 - as above
+    def connect(cls, store_class: Any, address: tuple[str, int], *, dialled: bool = False) -> StoreClient:  # noqa: ANN401
         """Connect; blocks for as long as somebody accepts the connection and does not answer as a store.
+
+        Args:
+            store_class: torch's TCPStore.
+            address: name or address, and port.
+            dialled: whether the address is known to accept connections.
 
         Raises:
             StoreBrokenError: it cannot be reached.
         """
         host, port = address
+        if not dialled:
+            # torch's own client would go on trying for the whole of its time-out where connections are refused.
+            connection, _, words = dial(host, port)
+            if connection is None:
+                raise StoreBrokenError(words)
+            connection.close()
         try:
             # By position: the first arguments are the same in all releases.
             store = store_class(host, port, None, False, timedelta(seconds=_CONNECT_TIMEOUT_S), wait_for_workers=False)

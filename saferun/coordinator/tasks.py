@@ -30,7 +30,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class TaskConnection:
-    """One saferun process of this host. ``task`` is known from its first join; the head is task 0 from the beginning."""
+    """One saferun process of this host. ``task`` is known from its first join; the head is task 0 from the start."""
 
     def __init__(self, connection: socket.socket, *, is_head: bool, wake: Callable[[], None]) -> None:
         connection.setblocking(False)
@@ -188,31 +188,34 @@ class Tasks:
         """
         ticked_at = time.monotonic()
         while True:
-            poll = select.poll()
-            poll.register(self._wake_read, select.POLLIN)
-            for connection in self.connected():
-                poll.register(connection.fd, select.POLLIN | (select.POLLOUT if connection.unsent_bytes else 0))
-            if self._listener is not None and len(self._connections) < _MOST_CONNECTIONS:
-                poll.register(self._listener.fileno(), select.POLLIN)
-            knocked_fd = -1
-            if self._knocked is not None and self._answers_knocks:
-                knocked_fd = self._knocked.fileno()
-                poll.register(knocked_fd, select.POLLIN)
-            self._knocks_changed.set()
-            for fd, events in poll.poll(_TICK_S * 1000):
+            for fd, events in self._polled():
                 if fd == self._wake_read:
                     with suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
+                elif fd in self._connections:
+                    if not self._serve(self._connections[fd], events, on_message, on_closed):
+                        return
                 elif self._listener is not None and fd == self._listener.fileno():
                     self._accept_task(self._listener)
-                elif fd == knocked_fd:
+                else:
                     self._answer_knock()
-                elif fd in self._connections and not self._serve(self._connections[fd], events, on_message, on_closed):
-                    return
             now = time.monotonic()
             if now - ticked_at >= _TICK_S:
                 on_tick(now - ticked_at)
                 ticked_at = now
+
+    def _polled(self) -> list[tuple[int, int]]:
+        """What there is to be read, waited for no longer than a tick."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        for connection in self.connected():
+            poll.register(connection.fd, select.POLLIN | (select.POLLOUT if connection.unsent_bytes else 0))
+        if self._listener is not None and len(self._connections) < _MOST_CONNECTIONS:
+            poll.register(self._listener.fileno(), select.POLLIN)
+        if self._knocked is not None and self._answers_knocks:
+            poll.register(self._knocked.fileno(), select.POLLIN)
+        self._knocks_changed.set()
+        return poll.poll(_TICK_S * 1000)
 
     def _serve(
         self,

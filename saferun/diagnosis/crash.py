@@ -20,7 +20,7 @@ from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
 from saferun.diagnosis.stacks import merge
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
-from saferun.diagnosis.troubles import Told, lost_hosts, silent_lines, told_elsewhere, told_trouble
+from saferun.diagnosis.troubles import Told, end_of_job, silent_lines
 from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, signal_name
@@ -78,7 +78,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     cases = _cases(evidence, hosts, outputs)
     findings = compare(evidence.capture.collectives, evidence.ranks)
     waits = _waits(evidence, hosts, findings)
-    told = _told_of_job(evidence, hosts, cases)
+    told = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].standing is Standing.CULPRIT)
     verdict = _judge(evidence, hosts, cases, findings, waits) if cases and told is None else None
     first = verdict.first if verdict is not None else None
     cause = told.cause if told is not None else verdict.cause if verdict is not None else None
@@ -99,7 +99,8 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         also_failed=tuple(case.end for case in sorted(cases, key=lambda case: case.at) if case.end is not first),
         stopped=tuple(end.rank for end in evidence.ends if end.stopped_by_us),
         abandoned=evidence.abandoned,
-        hint=evidence.trouble_hint,
+        # What was told has advice of its own.
+        hint=evidence.trouble_hint if told is None else "",
         cause=cause,
         victims=_victims(cases, verdict) if told is None else _bereft(cases),
         groups=group_waits(waits),
@@ -110,23 +111,6 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         unkilled=tuple(sorted(rank for host in evidence.hosts for rank in host.unkilled)),
         hosts=evidence.hosts,
     )
-
-
-def _told_of_job(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Told | None:
-    """What ended the job though no rank brought it about."""
-    told = evidence.job_trouble
-    if told is not None and told.reason == "start":
-        return told_trouble(evidence, hosts)
-    is_ranks_own = bool(cases) and cases[0].standing is Standing.CULPRIT
-    # A rank that failed before anybody missed a host is the cause, whatever became of that host afterwards.
-    if told is None or told.reason == "lost" or not is_ranks_own:
-        lost = lost_hosts(evidence, hosts)
-        if lost is not None:
-            return lost
-    if evidence.trouble and (told is None or told.reason != "store_lost"):
-        return None
-    found = told_trouble(evidence, hosts)
-    return found if found is not None or is_ranks_own else told_elsewhere(evidence, hosts)
 
 
 # ---------------------------------------------------------------------------------------------------------------- cases

@@ -12,6 +12,16 @@ from typing import NamedTuple
 from saferun.diagnosis.between import broken_between, link_complaints
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
 from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.hang_classes import (
+    ALL_ADVICE,
+    CLASSES,
+    MISMATCH_ADVICE,
+    OTHER_WAY,
+    SEVERITY,
+    STORE_ADVICE,
+    HangClass,
+    class_of,
+)
 from saferun.diagnosis.hosts import Hosts, host_words
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.stacks import merge
@@ -22,56 +32,10 @@ from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
 __all__ = ["diagnose_hang"]
 
 
-class _Class(NamedTuple):
-    """A class of causes; ``advice`` may hold ``{place}``, ``{what}`` and ``{ranks}``."""
-
-    name: str
-    advice: str
-
-
-_OTHER_WAY = "every rank must come to the same collectives in the same order"
-# In order of how sure it is that a rank in such a state is the one that holds up the others.
-_CLASSES: dict[str, _Class] = {
-    "stopped": _Class("hang_stopped", "find out who sent SIGSTOP or pressed Ctrl-Z; kill -CONT lets {ranks} go on"),
-    "uninterruptible": _Class(
-        "hang_uninterruptible",
-        "the kernel waits for a disk, a network file system or a driver: look at dmesg and at the mounts of this host",
-    ),
-    "spinning": _Class("hang_spinning", "the loop{at} does not end: look at what it waits for"),
-    "debugger": _Class("hang_debugger", "leave the debugger, or take the breakpoint{at} out"),
-    "file_io": _Class("hang_file_io", "look at {what}: is its other end, or the file system that it is on, alive?"),
-    "data_loading": _Class(
-        "hang_data_loading",
-        "look at what the worker waits for; locks and threads do not survive fork: multiprocessing_context='spawn'",
-    ),
-    "lock": _Class("hang_lock", "look at who holds, or should feed, what it waits for{at}"),
-    "sleep": _Class("hang_sleep", "look at why it sleeps{at}"),
-    "subprocess": _Class("hang_subprocess", "look at what {what} does, and give the wait for it a timeout"),
-    "network": _Class("hang_network", "look at the other end of {what}, and give the wait for it a timeout"),
-    "compile": _Class(
-        "hang_compile", "compilers may take minutes; compile before the first collective, or on one rank"
-    ),
-    "user_code": _Class("hang_missing_collective", "look at the path that it took{at}"),
-    "gpu": _Class("hang_gpu", "look at the GPU's state in the captures, and at the kernel log for Xid messages"),
-    "unanswering": _Class(
-        "hang_unknown", "allow saferun to look into the ranks (ptrace), or look at the ranks' output"
-    ),
-    "collective": _Class("hang_missing_collective", "compare the paths of the ranks"),
-    "dead": _Class("hang_early_exit", f"a rank may end only when all collectives are over: {_OTHER_WAY}"),
-}
-_SEVERITY = {kind: order for order, kind in enumerate(_CLASSES)}
-_FIFO = _Class("hang_fifo", "start the process that opens the other end of {what}")
-_LOCK_FILE = "a lock file"
-_LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
-_MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
-_ALL_ADVICE = "look at the ranks of other hosts, at the network between them, and at the captures' GPU states"
-_STORE_ADVICE = "look whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _SHOWN_WAITS = 4
 _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
 _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
 _LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
-_FORKED = frozenset({"a forked child", "a process pool"})
-_FORK_ADVICE = "look at what the child waits for; locks and threads do not survive fork: start children by spawn"
 
 
 class _Verdict(NamedTuple):
@@ -191,7 +155,7 @@ class _Case:
         ranks = tuple(sorted({rank for mismatch in self._findings.mismatched for rank in mismatch.ranks}))
         place = next((self._waits[rank].place for rank in first.ranks if rank in self._waits), "")
         words = "called another collective than the others"
-        cause = Cause("hang_mismatched_collectives", words, ranks, first.words, _MISMATCH_ADVICE, place)
+        cause = Cause("hang_mismatched_collectives", words, ranks, first.words, MISMATCH_ADVICE, place)
         return _Verdict(first.words, cause)
 
     def _absent(self) -> _Verdict | None:
@@ -206,7 +170,7 @@ class _Case:
         if any(not wait.found.of_peers for wait in self._waits.values()):
             return None
         proof = self._findings.lines[0] if self._findings.lines else ""
-        return self._named(absent, _CLASSES["collective"], proof)
+        return self._named(absent, CLASSES["collective"], proof)
 
     # ---------------------------------------------------------------------------------------------- what the ranks do
 
@@ -220,7 +184,7 @@ class _Case:
         peers = rank_words(wait.rank for wait in self._held_up)
         what = _what_they_wait_in(self._held_up)
         headline = f"{names} {_has(ranks)} ended ({how}), and {peers} {_waits(self._held_up)} in {what}"
-        cause = Cause("hang_early_exit", f"ended ({how}) while others wait for it", ranks, "", _CLASSES["dead"].advice)
+        cause = Cause("hang_early_exit", f"ended ({how}) while others wait for it", ranks, "", CLASSES["dead"].advice)
         return _Verdict(headline, cause)
 
     def _of(self, odd: Sequence[Wait]) -> _Verdict | None:
@@ -229,11 +193,11 @@ class _Case:
         if not living:
             return None
         suspects = self._suspects(living)
-        worst = min(_SEVERITY[wait.found.kind] for wait in suspects)
-        culprits = [wait for wait in suspects if _SEVERITY[wait.found.kind] == worst]
+        worst = min(SEVERITY[wait.found.kind] for wait in suspects)
+        culprits = [wait for wait in suspects if SEVERITY[wait.found.kind] == worst]
         others = [f"{self._names([wait.rank])} {wait.words}" for wait in living if wait not in culprits]
         proof = next((line for line in self._findings.lines if line in self._missing_words(culprits)), "")
-        verdict = self._named(culprits, _class_of(culprits[0]), proof)
+        verdict = self._named(culprits, class_of(culprits[0]), proof)
         return verdict._replace(lines=tuple(others[:_SHOWN_WAITS]))
 
     def _suspects(self, living: Sequence[Wait]) -> Sequence[Wait]:
@@ -258,7 +222,7 @@ class _Case:
         ranks = {wait.rank for wait in culprits}
         return {missing.words for missing in self._findings.missing if ranks.intersection(missing.ranks)}
 
-    def _named(self, culprits: Sequence[Wait], cause_class: _Class, proof: str) -> _Verdict:
+    def _named(self, culprits: Sequence[Wait], cause_class: HangClass, proof: str) -> _Verdict:
         ranks = tuple(wait.rank for wait in culprits)
         first = culprits[0]
         peers = [wait for wait in self._held_up if wait.rank not in ranks]
@@ -277,7 +241,7 @@ class _Case:
             does = first.words if first.words.startswith("its ") and len(ranks) == 1 else f"{it} {first.words}"
             headline = f"{self._names(ranks)} {self._keeps(ranks, peers)}: {does}"
         if peers and cause_class.name in _LEFT_THE_PATH:
-            cause_class = cause_class._replace(advice=f"{cause_class.advice}: {_OTHER_WAY}")
+            cause_class = cause_class._replace(advice=f"{cause_class.advice}: {OTHER_WAY}")
         name = cause_class.name
         if name == "hang_unknown" and self._missing_words(culprits):
             name = "hang_missing_collective"
@@ -309,7 +273,7 @@ class _Case:
         in_store = [wait for wait in self._held_up if wait.found.kind == "network"]
         if not in_store or len(in_store) == len(self._held_up):
             return None
-        return self._named(in_store, _CLASSES["collective"], "")
+        return self._named(in_store, CLASSES["collective"], "")
 
     def _different_collectives(self) -> _Verdict | None:
         """Without a Flight Recorder: what the stacks say of a mismatch."""
@@ -326,13 +290,13 @@ class _Case:
         ranks = tuple(sorted(wait.rank for wait in culprits))
         headline = f"the ranks wait in different collectives: {', '.join(sides[:_SHOWN_WAITS])}"
         words = "waits in another collective than the others"
-        cause = Cause("hang_mismatched_collectives", words, ranks, "", _MISMATCH_ADVICE, ordered[0][0].place)
+        cause = Cause("hang_mismatched_collectives", words, ranks, "", MISMATCH_ADVICE, ordered[0][0].place)
         return _Verdict(headline, cause)
 
     def _nobody_odd(self) -> _Verdict:
         if not self._held_up:
             words = "nothing is known of what the ranks do"
-            return _Verdict(words, Cause("hang_unknown", words, (), "", _CLASSES["unanswering"].advice))
+            return _Verdict(words, Cause("hang_unknown", words, (), "", CLASSES["unanswering"].advice))
         first = self._held_up[0]
         same_place = len({wait.place for wait in self._held_up}) == 1
         at = f" at {first.place}" if same_place and first.place else ""
@@ -344,7 +308,7 @@ class _Case:
             headline += ", and none of them is missing there"
         elif not is_store:
             headline += "; whom they wait for is not seen from here"
-        advice = _STORE_ADVICE if is_store else _ALL_ADVICE
+        advice = STORE_ADVICE if is_store else ALL_ADVICE
         proof = self._findings.stuck[0].words if self._findings.stuck else ""
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))
         return _Verdict(headline, cause)
@@ -363,17 +327,6 @@ class _Case:
         where = f" in {look.wchan}" if look.wchan else ""
         target = f", on {look.waits_on}" if look.waits_on else ""
         return f"/proc of rank {wait.rank}: state {look.state}{call}{where}{target}"
-
-
-def _class_of(wait: Wait) -> _Class:
-    kind, what = wait.found.kind, wait.found.what
-    if kind == "file_io" and "FIFO" in what:
-        return _FIFO
-    if kind == "subprocess" and what in _FORKED:
-        return _CLASSES["subprocess"]._replace(advice=_FORK_ADVICE)
-    if kind == "lock" and what.startswith(_LOCK_FILE):
-        return _CLASSES["lock"]._replace(advice=_LOCK_FILE_ADVICE)
-    return _CLASSES[kind]
 
 
 def _what_they_wait_in(waits: Iterable[Wait]) -> str:

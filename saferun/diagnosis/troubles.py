@@ -11,7 +11,7 @@ from saferun.diagnosis.hosts import Hosts, host_words
 from saferun.evidence import Cause, Evidence, HostSight, ToldTrouble
 from saferun.model import signal_name
 
-__all__ = ["Told", "lost_hosts", "silent_lines", "told_elsewhere", "told_trouble"]
+__all__ = ["Told", "end_of_job", "lost_hosts", "silent_lines"]
 
 _MOST_LOST = 4
 
@@ -59,6 +59,28 @@ _LOSSES = {
     ),
 }
 _FROM_FAR = frozenset({"unreachable", "cut", "unknown"})
+
+
+def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | None:
+    """What ended the job though no rank brought it about; None where one did, or nothing tells.
+
+    Args:
+        evidence: what is known.
+        hosts: its hosts.
+        is_a_ranks: whether a rank failed by itself, and not because of others.
+    """
+    told = evidence.job_trouble
+    if told is not None and told.reason == "start":
+        return _told_trouble(evidence, hosts)
+    # A rank that failed before anybody missed a host is the cause, whatever became of that host afterwards.
+    if told is None or told.reason == "lost" or not is_a_ranks:
+        lost = lost_hosts(evidence, hosts)
+        if lost is not None:
+            return lost
+    if evidence.trouble and (told is None or told.reason != "store_lost"):
+        return None
+    found = _told_trouble(evidence, hosts)
+    return found if found is not None or is_a_ranks else _told_elsewhere(evidence, hosts)
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
@@ -116,7 +138,7 @@ def silent_lines(hosts: Hosts, headline: str) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ what was told
 
 
-def told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
+def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
     """What made all hosts stop where it is no rank's failure; None where it is one's, or nothing was told."""
     told = evidence.job_trouble
     if told is None:
@@ -176,7 +198,7 @@ def _store_lost(told: ToldTrouble, label: str) -> Told:
     return Told(Cause(class_name, words, _ranks(told), proof, advice), words)
 
 
-def told_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
+def _told_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
     """A rank's failure that only its host knows, whose evidence has not come."""
     told = evidence.job_trouble
     if told is None or told.reason not in {"failure", "hang"} or not told.words:

@@ -18,7 +18,7 @@ from saferun.evidence import (
     ToldTrouble,
 )
 from saferun.host_parts.hosts import HostPart, HostPeer, LostHost
-from saferun.model import RankEnd
+from saferun.model import RankEnd, signal_name
 
 __all__ = ["merge_parts"]
 
@@ -50,7 +50,7 @@ def merge_parts(
         peers: which ranks are whose; without it hosts are believed, the judging one first.
         leader: the number of the host that judges: times are in its clocks, paths without a host's name are its own.
         hang: the job's verdict; without it that of the judging host, or what the others say.
-        trouble: what made all hosts stop.
+        trouble: what made all hosts stop; without it a signal that a host got.
     """
     by_task = {(part.host, part.task): part for part in parts if part.host >= 0}
     ordered = sorted(by_task.values(), key=lambda part: (part.host != leader, part.host, part.task))
@@ -137,8 +137,17 @@ class _Merging:
             hosts=self._hosts(mine),
             started_time=self._started_time,
             world_size=self._world_size,
-            job_trouble=trouble,
+            job_trouble=trouble or self._signal(),
         )
+
+    def _signal(self) -> ToldTrouble | None:
+        """The signal that some hosts got."""
+        told = {part.host: part.evidence.stop_signum for part in self._parts if part.evidence.stop_signum is not None}
+        if not told:
+            return None
+        labels = [self._labels[host] for host in told]
+        some = ", ".join(labels) if len(labels) <= _MOST_NAMED_HOSTS else f"{len(labels)} hosts"
+        return ToldTrouble("signal", some, signal_name(next(iter(told.values())) or 0))
 
     # -------------------------------------------------------------------------------------------------- one host's part
 

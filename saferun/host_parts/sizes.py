@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from saferun.evidence import CollectiveCall, CoreLook, Evidence, ProcessLook, RankOutput, StackDump, StuckLink, ThreadStack
+from saferun.evidence import (
+    CollectiveCall,
+    CoreLook,
+    Evidence,
+    ProcessLook,
+    RankOutput,
+    StackDump,
+    StuckLink,
+    ThreadStack,
+)
 from saferun.model import RankEnd
 
 __all__ = ["REDUCTIONS"]

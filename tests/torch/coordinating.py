@@ -1,8 +1,8 @@
 """Coordinator processes of several hosts, all on this machine, driven by a stand-in for their supervisors.
 
 A ``Host`` is one coordinator with the sockets that a supervisor would pass to it. What it says is read in order;
-``expect`` waits for a message and keeps what came before it for later. Nothing sleeps: every wait is for something, and is
-bounded.
+``expect`` waits for a message and keeps what came before it for later. Nothing sleeps: every wait is for something, and
+is bounded.
 """
 
 from __future__ import annotations

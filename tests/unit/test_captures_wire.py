@@ -46,6 +46,7 @@ COLLECTIVES = RankCollectives(3, (GroupProgress("0", "default_pg", (0, 1), 5, 4,
 NOTE = CaptureNote("py_spy", 3, 71, "/run/rank_3.py_spy.json", 0.1)
 CORE = CoreLook(3, 71, 11, "/run/core", 99, True, "pystack", (THREAD,), address="0x0")
 OOM = OomKill("cgroup", 1 << 36, 0, (71,), 1, "memory.events")
+LINK = StuckLink(3, "10.0.0.1:40000", "10.0.0.3:50123", "ESTABLISHED", 4096, 8)
 LINES = (
     encode("look", LOOK),
     encode("stack", DUMP),
@@ -70,7 +71,7 @@ def test_what_is_written_is_read() -> None:
     """Every kind of value, with every type that a field may have."""
     reader = read(*LINES)
     assert reader.capture == Capture(
-        (LOOK,), (DUMP,), (COLLECTIVES,), ("GPU 0: 100 %",), (NOTE,), unfinished=(), elapsed_s=1.5
+        (LOOK,), (DUMP,), (COLLECTIVES,), ("GPU 0: 100 %",), (NOTE,), unfinished=(), elapsed_s=1.5, links=(LINK,)
     )
     assert reader.cores == (CORE,)
     assert reader.oom == OOM

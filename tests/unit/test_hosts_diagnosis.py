@@ -38,6 +38,7 @@ from tests.unit.host_samples import (
     traceback_of,
 )
 
+GLOO = "RuntimeError: Gloo connectFullMesh failed with [/x/gloo/transport/tcp/pair.cc:144]"
 QUIET = HangVerdict("quiescent", tuple(range(8)), 300.0, certain=True)
 
 
@@ -376,11 +377,9 @@ def test_who_did_not_come_is_the_cause_of_a_timeout_and_not_the_network() -> Non
 @pytest.mark.parametrize(
     "message",
     [
-        "RuntimeError: Gloo connectFullMesh failed with [/x/gloo/transport/tcp/pair.cc:144] timed out connecting: "
-        "SO_ERROR: Connection timed out, remote=[10.0.0.3]:14999",
-        "RuntimeError: [/x/gloo/transport/tcp/pair.cc:190] connect [10.0.0.3]:14999: No route to host",
-        "RuntimeError: [/x/gloo/transport/tcp/pair.cc:190] connect from [10.0.0.1]:5555 to [::ffff:10.0.0.3]:14999: "
-        "Connection timed out",
+        f"{GLOO} timed out connecting: SO_ERROR: Connection timed out, remote=[10.0.0.3]:14999",
+        f"{GLOO} connect [10.0.0.3]:14999: No route to host",
+        f"{GLOO} connect from [10.0.0.1]:5555 to [::ffff:10.0.0.3]:14999: Connection timed out",
     ],
 )
 def test_a_silent_address_in_a_message_names_its_host(message: str) -> None:
@@ -549,3 +548,11 @@ def test_two_hundred_and_fifty_hosts_are_judged_in_seconds() -> None:
     )
     assert "rank 777 (node98)" in diagnose_hang(hanging).headline
     assert time.process_time() - began < 15
+
+
+def test_a_signal_that_a_host_got_is_named_without_being_told() -> None:
+    """The part of the host that got it says so."""
+    parts = {host: stopped(host, stop_signum=15 if host == 2 else None) for host in range(4)}
+    assert diagnose(job(parts)).headline == "stopped by SIGTERM on node3"
+    everywhere = {host: stopped(host, stop_signum=15) for host in range(4)}
+    assert diagnose(job(everywhere)).headline == "stopped by SIGTERM on node1, node2, node3, node4"

@@ -94,4 +94,4 @@ def test_whatever_a_host_says_is_no_exception(state: dict[str, Any]) -> None:
         if verdict is not None:
             assert all(isinstance(rank, int) for rank in (*verdict.ranks, *verdict.busy))
             assert verdict.quiet_s >= 0
-    assert combine({0: state["s"]} if "s" in state else {0: None}) is None  # type: ignore[dict-item]
+    assert combine({0: state["s"]} if "s" in state else {0: None}) is None

@@ -18,6 +18,7 @@ from saferun.events import (
     RanksStarted,
     ReportDecision,
     ReportFailure,
+    SignalRanks,
     SignalReceived,
     TellDecision,
     TellTrouble,
@@ -109,6 +110,23 @@ def test_ctrl_c_on_one_host_waits_for_no_evidence_on_any() -> None:
     job.settle()
     assert codes(job) == [1, 1, 1]
     assert not any(isinstance(action, CaptureEvidence) for host in job.hosts for action in host.actions)
+
+
+def test_one_ctrl_c_that_a_launcher_sends_to_every_host_is_one() -> None:
+    """The news of another host's may be quicker than one's own; a second one is impatience on every host."""
+    job = started()
+    job.hosts[0].signal(signal.SIGINT)
+    slow = job.hosts[1]
+    slow.take()
+    assert slow.state is State.STOPPING
+    slow.signal(signal.SIGINT)
+    sent = [action.signum for action in slow.actions if isinstance(action, SignalRanks)]
+    assert sent == [signal.SIGINT]
+    assert slow.supervisor.handle(SignalReceived(job.now, 0, signal.SIGINT))[-1] == SignalRanks(
+        0, (0, 1), signal.SIGKILL
+    )
+    job.settle()
+    assert codes(job) == [1, 1, 1]
 
 
 def test_the_others_go_on_where_a_host_leaves_an_elastic_job() -> None:

@@ -1,110 +1,31 @@
-"""Reaching another host's port, and a store behind it, with words for a person where it does not work."""
+"""The search for a store behind another host's ports."""
 
 from __future__ import annotations
 
-import errno
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from saferun.coordinator.dial import dial, shown
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
-_CONNECT_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
-
-# Why nothing leads there: the kinds that a knock tells apart.
-CONNECTED = "connected"
-REFUSED = "refused"
-SILENT = "silent"
-UNREACHABLE = "unreachable"
-UNKNOWN_NAME = "unknown name"
-_KINDS = {
-    errno.ECONNREFUSED: REFUSED,
-    errno.ECONNRESET: REFUSED,
-    errno.ETIMEDOUT: SILENT,
-    errno.EAGAIN: SILENT,
-    errno.EHOSTUNREACH: UNREACHABLE,
-    errno.EHOSTDOWN: UNREACHABLE,
-    errno.ENETUNREACH: UNREACHABLE,
-    errno.ENETDOWN: UNREACHABLE,
-}
-
-
-def shown(host: str, port: int) -> str:
-    """``node1:29500``, ``[fd00::1]:29500``."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def plain(host: str) -> str:
-    """An address without the brackets that IPv6 addresses have in URLs."""
-    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
-
-
-def kind_of(error: OSError) -> str:
-    """What an error of ``connect`` says about the way: one of the constants above, or the error's own words."""
-    if isinstance(error, TimeoutError):
-        return SILENT
-    if isinstance(error, socket.gaierror):
-        return UNKNOWN_NAME
-    return _KINDS.get(error.errno or 0, error.strerror or type(error).__name__)
-
-
-def dial(host: str, port: int, timeout_s: float = _CONNECT_TIMEOUT_S) -> tuple[socket.socket | None, str, str]:
-    """A plain connection to a port.
-
-    Returns:
-        The connected socket or None; the kind of what happened; and that in words, without the port's own name where
-        the words have a subject of their own: ``node1:29500 refuses connections``.
-    """
-    where = shown(host, port)
-    try:
-        # As bytes: text would import the IDNA codec.
-        infos = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except (OSError, UnicodeError):
-        return None, UNKNOWN_NAME, f"the name {host} cannot be resolved on this host"
-    kind, words = UNREACHABLE, f"{where} has no address"
-    for family, type_, proto, _, address in infos:
-        numeric = str(address[0])
-        subject = where if numeric == host else f"{where} ({numeric})"
-        connection = socket.socket(family, type_, proto)
-        try:
-            connection.settimeout(timeout_s)
-            connection.connect(address)
-        except OSError as error:
-            connection.close()
-            kind = kind_of(error)
-            words = _in_words(kind, error, subject)
-            continue
-        return connection, CONNECTED, f"{subject} accepts connections"
-    return None, kind, words
-
-
-def _in_words(kind: str, error: OSError, subject: str) -> str:
-    if kind == REFUSED:
-        return f"{subject} refuses connections"
-    if kind == SILENT:
-        return f"{subject} does not answer"
-    if error.errno in {errno.ENETUNREACH, errno.ENETDOWN}:
-        return f"no network of this host leads to {subject}"
-    if kind == UNREACHABLE:
-        return f"{subject} cannot be reached (no route to host)"
-    return f"{subject} cannot be reached ({kind})"
 
 
 class Search:
     """The search for a store that may be behind one of several ports of a host, some of which may be someone else's.
 
-    A thread for each port: torch's client waits for the handshake of whatever accepts its connection, without end, and one
-    silent listener must not hold up the others.
+    A thread for each port: torch's client waits for the handshake of whatever accepts its connection, without end, and
+    one silent listener must not hold up the others.
 
     Args:
         store_class: torch's TCPStore.
         host: name or address.
         ports: the candidates.
-        accept: looks at a store that answers, and returns None for the right one, else words why it is not (a subject is
+        accept: looks at a store that answers, and returns None for the right one, else words why it is not (a subject
+            is
             put before them). Called in several threads.
     """
 
@@ -183,7 +104,7 @@ class Search:
             # True while the next call blocks, and told if that takes long.
             self._words[port] = f"something listens on {where} and does not answer as a store"
         try:
-            client = StoreClient.connect(self._store_class, (self._host, port))
+            client = StoreClient.connect(self._store_class, (self._host, port), dialled=True)
             objection = self._accept(client)
         except StoreBrokenError as error:
             return f"something listens on {where} and does not answer as a store ({error})", None, False

@@ -1,0 +1,69 @@
+"""The classes of causes of a hang, by what the rank that holds up the others waits in. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from saferun.diagnosis.waiting import Wait
+
+__all__ = ["ALL_ADVICE", "CLASSES", "MISMATCH_ADVICE", "OTHER_WAY", "SEVERITY", "STORE_ADVICE", "HangClass", "class_of"]
+
+
+class HangClass(NamedTuple):
+    """A class of causes; ``advice`` may hold ``{place}``, ``{what}`` and ``{ranks}``."""
+
+    name: str
+    advice: str
+
+
+OTHER_WAY = "every rank must come to the same collectives in the same order"
+# In order of how sure it is that a rank in such a state is the one that holds up the others.
+CLASSES: dict[str, HangClass] = {
+    "stopped": HangClass("hang_stopped", "find out who sent SIGSTOP or pressed Ctrl-Z; kill -CONT lets {ranks} go on"),
+    "uninterruptible": HangClass(
+        "hang_uninterruptible",
+        "the kernel waits for a disk, a network file system or a driver: look at dmesg and at the mounts of this host",
+    ),
+    "spinning": HangClass("hang_spinning", "the loop{at} does not end: look at what it waits for"),
+    "debugger": HangClass("hang_debugger", "leave the debugger, or take the breakpoint{at} out"),
+    "file_io": HangClass("hang_file_io", "look at {what}: is its other end, or the file system that it is on, alive?"),
+    "data_loading": HangClass(
+        "hang_data_loading",
+        "look at what the worker waits for; locks and threads do not survive fork: multiprocessing_context='spawn'",
+    ),
+    "lock": HangClass("hang_lock", "look at who holds, or should feed, what it waits for{at}"),
+    "sleep": HangClass("hang_sleep", "look at why it sleeps{at}"),
+    "subprocess": HangClass("hang_subprocess", "look at what {what} does, and give the wait for it a timeout"),
+    "network": HangClass("hang_network", "look at the other end of {what}, and give the wait for it a timeout"),
+    "compile": HangClass(
+        "hang_compile", "compilers may take minutes; compile before the first collective, or on one rank"
+    ),
+    "user_code": HangClass("hang_missing_collective", "look at the path that it took{at}"),
+    "gpu": HangClass("hang_gpu", "look at the GPU's state in the captures, and at the kernel log for Xid messages"),
+    "unanswering": HangClass(
+        "hang_unknown", "allow saferun to look into the ranks (ptrace), or look at the ranks' output"
+    ),
+    "collective": HangClass("hang_missing_collective", "compare the paths of the ranks"),
+    "dead": HangClass("hang_early_exit", f"a rank may end only when all collectives are over: {OTHER_WAY}"),
+}
+SEVERITY = {kind: order for order, kind in enumerate(CLASSES)}
+_FIFO = HangClass("hang_fifo", "start the process that opens the other end of {what}")
+_LOCK_FILE = "a lock file"
+_LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
+MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
+ALL_ADVICE = "look at the ranks of other hosts, at the network between them, and at the captures' GPU states"
+STORE_ADVICE = "look whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+_FORKED = frozenset({"a forked child", "a process pool"})
+_FORK_ADVICE = "look at what the child waits for; locks and threads do not survive fork: start children by spawn"
+
+
+def class_of(wait: Wait) -> HangClass:
+    """The class of what one rank waits in."""
+    kind, what = wait.found.kind, wait.found.what
+    if kind == "file_io" and "FIFO" in what:
+        return _FIFO
+    if kind == "subprocess" and what in _FORKED:
+        return CLASSES["subprocess"]._replace(advice=_FORK_ADVICE)
+    if kind == "lock" and what.startswith(_LOCK_FILE):
+        return CLASSES["lock"]._replace(advice=_LOCK_FILE_ADVICE)
+    return CLASSES[kind]

@@ -1,0 +1,198 @@
+"""A job over the hosts of a cluster to which something happens: when which saferun said what, and how it all ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.cluster.jobs import Job, by_hand
+from tests.cluster.machines.host import command_line
+from tests.process.launching import until
+
+if TYPE_CHECKING:
+    from tests.cluster.machines.cluster import Cluster
+    from tests.cluster.machines.faults import Host
+
+# Short enough for a test, long enough for a machine whose processors have other things to do.
+HANG_TIMEOUT_S, HOST_TIMEOUT_S = 4.0, 4.0
+# How long a host may take to find out by connecting that another one is not there: the kernel needs 3.1 s for that.
+KNOCK_S = 6.0
+# Captures, signals, reports, and the exits of all.
+END_S = 10.0
+_START_S = 60.0
+_LOOK_AGAIN_S = 0.02
+
+# Ranks without torch that go on step by step, none without the others.
+STEPS = """
+port = int(os.environ["MASTER_PORT"]) + 1000 + ATTEMPT
+if RANK == 0:
+    listener = socket.create_server(("", port))
+    peers = [listener.accept()[0] for _ in range(WORLD - 1)]
+else:
+    give_up_at = time.monotonic() + 20
+    while True:
+        try:
+            peers = [socket.create_connection((os.environ["MASTER_ADDR"], port))]
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.05)
+
+
+def hear(peer):
+    if not peer.recv(1):
+        raise ConnectionResetError("the other end has closed the connection")
+
+
+for step in range(1 << 30):
+    for peer in peers if RANK == 0 else ():
+        hear(peer)
+    for peer in peers:
+        peer.sendall(b".")
+    for peer in peers if RANK > 0 else ():
+        hear(peer)
+    if step == 3:
+        tell("steps")
+    time.sleep(0.05)
+"""
+
+# The same with gloo.
+GLOO = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+ones = torch.ones(1000)
+for step in range(1 << 30):
+    dist.all_reduce(ones)
+    if step == 3:
+        tell("steps")
+    time.sleep(0.02)
+"""
+
+
+class Ended(NamedTuple):
+    """How saferuns ended after a fault.
+
+    Attributes:
+        first_s: seconds from the fault to the first line of any of them.
+        end_s: to the end of the last of them.
+        codes: their exit codes, by host.
+    """
+
+    first_s: float
+    end_s: float
+    codes: dict[str, int]
+
+
+class FaultedJob:
+    """One saferun a host, started by hand.
+
+    Args:
+        cluster: where.
+        folder: an empty folder that all hosts share.
+        program: what the ranks run.
+        options: saferun's, on all hosts.
+        hosts: where it is started, in the order of node ranks; on all unless given.
+        timeouts: whether hosts and hangs are given up after a few seconds.
+        more: as for ``jobs.by_hand``.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        program: str,
+        *options: object,
+        hosts: Sequence[Host] | None = None,
+        **more: Any,
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.hosts = list(cluster.hosts if hosts is None else hosts)
+        self.run_dir = folder / "run"
+        limits = ("--host-timeout", HOST_TIMEOUT_S, "--hang-timeout", HANG_TIMEOUT_S)
+        words = [str(word) for word in ("--run-dir", self.run_dir, *limits, *options)]
+        self.fault_at = time.monotonic()
+        self.job: Job = by_hand(cluster, folder, program, *words, hosts=self.hosts, **more)
+        self.of = {host.name: process for host, process in zip(self.hosts, self.job.processes, strict=True)}
+        self._seen: dict[str, int] = dict.fromkeys(self.of, 0)
+
+    # ------------------------------------------------------------------------------------------------- before the fault
+
+    def await_steps(self, attempt: int = 0) -> None:
+        """Wait until every rank has done some steps."""
+        self.job.hear("steps", len(self.hosts), attempt=attempt, timeout_s=_START_S)
+
+    def ranks(self, host: Host) -> list[int]:
+        """Pids of the ranks on a host."""
+        return [pid for pid in host.pids(r"program\.py") if "saferun" not in command_line(pid).split("program.py")[0]]
+
+    def saferun(self, host: Host) -> int:
+        """Pid of a host's saferun."""
+        return self.of[host.name].pid
+
+    def coordinator(self, host: Host) -> int:
+        """Pid of a host's coordinator."""
+        (pid,) = host.pids(r"coordinator/__main__\.py")
+        return pid
+
+    def now(self) -> None:
+        """The fault happens now: seconds count from here, and what was said before is left out of ``said``."""
+        self._seen = {name: len(process.err) for name, process in self.of.items()}
+        self.fault_at = time.monotonic()
+
+    # ---------------------------------------------------------------------------------------------------- after it
+
+    def said(self, host: Host) -> str:
+        """What a host's saferun has said since the fault, without the output of its ranks."""
+        lines = self.of[host.name].err[self._seen[host.name] :].splitlines()
+        return "\n".join(line for line in lines if not line.startswith("["))
+
+    def wait_said(self, host: Host, pattern: str, within_s: float) -> float:
+        """Wait until a host's saferun says it; returns the seconds since the fault."""
+        while not re.search(pattern, self.said(host)):
+            seconds = time.monotonic() - self.fault_at
+            assert seconds < within_s, self.story(f"{host.name} has not said {pattern!r} after {seconds:.1f} s")
+            time.sleep(_LOOK_AGAIN_S)
+        return time.monotonic() - self.fault_at
+
+    def end(self, *hosts: Host, within_s: float) -> Ended:
+        """Wait until the saferuns of these hosts, by default of all, have ended."""
+        chosen = hosts or tuple(self.hosts)
+        processes = [self.of[host.name] for host in chosen]
+        first_s = 0.0
+        while True:
+            seconds = time.monotonic() - self.fault_at
+            over = [process.poll() is not None for process in processes]
+            if not first_s and any("saferun:" in self.said(host) for host in chosen):
+                first_s = seconds
+            if all(over):
+                codes = {host.name: self.of[host.name].returncode for host in chosen}
+                return Ended(first_s, seconds, codes)
+            assert seconds < within_s, self.story(f"has not ended after {seconds:.1f} s")
+            time.sleep(_LOOK_AGAIN_S)
+
+    def incident(self, host: Host | None = None) -> dict[str, Any]:
+        """The last incident of the report: of the whole job, or the one that a host has kept for itself."""
+        folder = self.run_dir if host is None else self.run_dir / host.name
+        incidents: list[dict[str, Any]] = json.loads((folder / "report.json").read_text())["incidents"]
+        return incidents[-1]
+
+    def assert_nothing_left(self, timeout_s: float = 20.0) -> None:
+        """Neither a process of the job nor a private folder of it is on any host that is on."""
+        on = [host for host in self.hosts if host.is_on]
+
+        def left() -> list[str]:
+            found = [f"{host.name} {pid} {command_line(pid)}" for host in on for pid in host.pids(r"saferun|program\.py")]
+            return found + [f"{host.name} {path}" for host in on for path in host.path("/tmp").glob("saferun*")]
+
+        until(lambda: not left(), self.story(f"is left: {left()}"), timeout_s=timeout_s)
+
+    def story(self, what: str) -> str:
+        """A message for a failed assertion, with all consoles."""
+        return self.job.story(what)

@@ -1,0 +1,256 @@
+"""One job over four hosts: however it is started, it finds its place, trains, fails as one, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.jobs import (
+    DIE_WHEN_RELEASED,
+    SAFERUN,
+    TELL_PLACE,
+    TRAIN,
+    WAYS,
+    Job,
+    Way,
+    assert_nothing_left,
+    start,
+    write,
+)
+from tests.cluster.machines import launchers
+from tests.process.launching import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.machines.cluster import Cluster
+
+every_way = pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
+# Nothing is trained by these ranks, and so nothing has to be given up: a second is much.
+SOON_S = 15.0
+SOURCES = {
+    "srun": "Slurm step N",
+    "mpirun": "Open MPI job N",
+    "hydra": "mpiexec on nodeN",
+}
+
+
+# ------------------------------------------------------------------------------------------------------- a healthy job
+
+
+@every_way
+def test_every_rank_has_its_place_without_flags_but_those_of_the_launcher(
+    cluster: Cluster, tmp_path: Path, way: Way
+) -> None:
+    """Two ranks on each host, side by side, in the order of the hosts; and one line says where that comes from."""
+    job = start(cluster, way, tmp_path, TELL_PLACE)
+    assert set(job.finish()) == {0}, job.story("failed")
+    assert [json.loads(said.more) for said in job.words] == [
+        [f"node{1 + rank // 2}", rank, 8, rank % 2, 2, rank // 2, 4, rank, 8] for rank in range(8)
+    ]
+    # Where options say it all, nothing was detected.
+    met = "saferun: 4 hosts (node1, node2, node3, node4), 8 ranks, 2 on each, from "
+    expected = [met + SOURCES[way.launcher]] if way.launcher in SOURCES else []
+    assert [re.sub(r"\d+(\.0)?$", "N", line) for line in job.saferun_said("saferun: ")] == expected
+    assert_nothing_left(cluster)
+
+
+@every_way
+def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path: Path, way: Way) -> None:
+    """With gloo, which has to find its way from host to host."""
+    hosts = cluster.hosts if way.tasks == 1 else cluster.hosts[:2]
+    program = f"def after_step_2(): pass\n{TRAIN}"
+    job = start(cluster, way, tmp_path, program, hosts=hosts, nproc=way.tasks, env={"OMP_NUM_THREADS": "1"})
+    job.hear("trained", 4)
+    assert set(job.finish()) == {0}, job.story("failed")
+    assert [(said.rank, said.more) for said in job.words if said.word == "trained"] == [(i, "4") for i in range(4)]
+    assert_nothing_left(cluster)
+
+
+# --------------------------------------------------------------------------------------------------------- failing as one
+
+
+@every_way
+def test_a_rank_that_dies_ends_the_job_everywhere_and_is_named_on_every_host(
+    cluster: Cluster, tmp_path: Path, way: Way
+) -> None:
+    """Whoever reads the log of any host learns which rank of which host it was."""
+    job = start(cluster, way, tmp_path, DIE_WHEN_RELEASED)
+    job.hear("ready", 8)
+    job.release("die.5")
+    began_at = time.monotonic()
+    assert set(job.finish(SOON_S)) == {1}, job.story("another exit code")
+    print(f"{way.name}: the launcher ended after {time.monotonic() - began_at:.2f} s")
+    named = job.saferun_said(r"saferun: rank 5 \(node3, local rank 1, pid \d+\) failed first .*SIGKILL")
+    assert len(set(named)) == 1, job.story("named differently")
+    assert len(named) == 4, job.story("not named by every host")
+    (report,) = job.reports
+    (incident,) = report["incidents"]
+    assert incident["cause"]["ranks"] == [5]
+    assert [host["label"] for host in incident["hosts"]] == ["node1", "node2", "node3", "node4"]
+    assert_nothing_left(cluster)
+
+
+def test_a_failure_on_the_first_host_is_told_by_all(cluster: Cluster, tmp_path: Path) -> None:
+    """The host that decides may be the one whose rank has died, and the exit code of a rank is not the job's."""
+    program = "tell('ready')\nawait_release(f'die.{RANK}')\nsys.exit(3)\n"
+    job = start(cluster, Way("by_hand"), tmp_path, program, nproc=1)
+    job.hear("ready", 4)
+    job.release("die.0")
+    assert job.finish(SOON_S) == [1, 1, 1, 1]
+    assert len(job.saferun_said(r"saferun: rank 0 \(node1, .*exit code 3")) == 4, job.story("not named by every host")
+    assert_nothing_left(cluster)
+
+
+def test_ranks_that_all_fail_at_once_are_one_failure(cluster: Cluster, tmp_path: Path) -> None:
+    """Every host tells of its own; the first one counts on all of them."""
+    program = "tell('ready')\nawait_release('die')\nsys.exit(3)\n"
+    job = start(cluster, Way("srun"), tmp_path, program)
+    job.hear("ready", 8)
+    job.release("die")
+    assert job.finish(SOON_S) == [1]
+    told = job.saferun_said(r"saferun: .*exit code 3")
+    assert len(told) == 4, job.story("not told by every host")
+    assert len(set(told)) == 1, job.story("told differently")
+    (report,) = job.reports
+    assert len(report["incidents"]) == 1
+
+
+# ------------------------------------------------------------------------------------------------------- who is missing
+
+
+def test_hosts_may_be_started_in_any_order(cluster: Cluster, tmp_path: Path) -> None:
+    """The first one last, as it happens where a scheduler starts them."""
+    jobs = []
+    script = write(tmp_path, TELL_PLACE)
+    for host in reversed(cluster.hosts):
+        command = (*SAFERUN, "--nnodes", "4", "--node-rank", str(host.index), "--master-addr", "node1", script)
+        process = host.popen(command, cwd=tmp_path)
+        jobs.append(process)
+        # It has begun to meet the others; the first one meets nobody by then.
+        until(lambda p=process, h=host: h.pids(r"coordinator/__main__\.py") or p.poll() is not None, "it meets")
+    job = Job(tmp_path, jobs)
+    assert job.finish() == [0] * 4, job.story("failed")
+    assert [said.rank for said in job.words] == [0, 1, 2, 3]
+
+
+def test_a_task_that_slurm_has_started_and_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """By the name of its host, on every host that waits for it."""
+    saferun = " ".join((*SAFERUN, "--start-timeout", "4", write(tmp_path, TELL_PLACE)))
+    command = ["sh", "-c", f"test $(hostname) = node3 || exec {saferun}"]
+    job = Job(tmp_path, [launchers.srun(cluster, command, cwd=tmp_path)])
+    assert job.finish(SOON_S) == [1]
+    assert len(job.saferun_said("saferun: .*did not come within 4 s.*node3")) == 3, job.story("not named")
+    assert "node2" not in "".join(job.saferun_said("saferun: .*did not come"))
+    assert job.words == []
+    assert_nothing_left(cluster)
+
+
+def test_hosts_of_a_list_that_do_not_come_are_named(cluster: Cluster, tmp_path: Path) -> None:
+    """Pdsh was given another list than saferun."""
+    some = [cluster.hosts[0], cluster.hosts[2]]
+    command = (*SAFERUN, "--hosts", "node[1-4]", "--start-timeout", "4", write(tmp_path, TELL_PLACE))
+    job = Job(tmp_path, [launchers.pdsh(cluster, command, hosts=some, cwd=tmp_path)])
+    assert job.finish(SOON_S) == [1]
+    told = job.saferun_said("saferun: .*did not come within 4 s")
+    assert len(told) == 2, job.story("not told by both")
+    assert all("2 of 4 hosts" in line and "node2" in line and "node4" in line for line in told), told
+
+
+def test_a_first_host_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """Nobody else could be asked who is there."""
+    options = ("--start-timeout", "4")
+    script = write(tmp_path, TELL_PLACE)
+    place = ("--nnodes", "4", "--master-addr", "node1")
+    job = Job(
+        tmp_path,
+        [
+            host.popen((*SAFERUN, *place, "--node-rank", str(host.index), *options, script), cwd=tmp_path)
+            for host in cluster.hosts[1:]
+        ],
+    )
+    assert job.finish(SOON_S) == [1, 1, 1]
+    assert len(job.saferun_said("saferun: .*node1")) == 3, job.story("not named")
+
+
+# ----------------------------------------------------------------------------------------------------------------- hangs
+
+
+HANG = """
+def work():
+    listener = socket.create_server(("", 7777))
+    peers = [listener.accept()[0] for _ in range(WORLD - 1)]
+    load()
+
+
+def load():
+    while True:
+        time.sleep(1000)
+
+
+def wait_for_rank_5():
+    while True:
+        try:
+            connection = socket.create_connection(("node3", 7777))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    connection.recv(1)
+
+
+tell("ready")
+work() if RANK == 5 else wait_for_rank_5()
+"""
+
+
+def test_a_hang_over_four_hosts_is_one_picture(cluster: Cluster, tmp_path: Path) -> None:
+    """Rank and host of the odd one out are named, and whoever hangs is in it, wherever it is."""
+    options = ("--hang-timeout", "4", "--on-hang", "stop")
+    job = start(cluster, Way("srun"), tmp_path, HANG, *options)
+    job.hear("ready", 8)
+    assert job.finish() == [1], job.story("another exit code")
+    (report,) = job.reports
+    incident = report["incidents"][0]
+    assert incident["kind"] == "hang"
+    assert incident["cause"]["ranks"] == [5], job.story("another rank is blamed")
+    assert job.saferun_said(r"saferun: .*rank 5 \(node3"), job.story("not named")
+    assert sorted(rank for group in incident["groups"] for rank in group["ranks"]) == list(range(8))
+    assert_nothing_left(cluster)
+
+
+LEFT_OUT = """
+import torch
+import torch.distributed as dist
+
+
+def evaluate():
+    while True:
+        time.sleep(1000)
+
+
+dist.init_process_group("gloo")
+ones = torch.ones(10)
+dist.all_reduce(ones)
+tell("ready")
+evaluate() if RANK == 2 else dist.all_reduce(ones)
+"""
+
+
+def test_a_rank_that_leaves_the_others_alone_in_a_collective_is_named_with_its_host(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Gloo's threads are busy on all hosts all the while."""
+    options = ("--hang-timeout", "4", "--on-hang", "stop")
+    job = start(cluster, Way("srun"), tmp_path, LEFT_OUT, *options, nproc=1, env={"OMP_NUM_THREADS": "1"})
+    job.hear("ready", 4)
+    assert job.finish() == [1], job.story("another exit code")
+    (report,) = job.reports
+    incident = report["incidents"][0]
+    assert incident["kind"] == "hang"
+    assert incident["cause"]["ranks"] == [2], job.story("another rank is blamed")
+    assert job.saferun_said(r"saferun: .*rank 2 \(node3"), job.story("not named")
+    assert sorted(rank for group in incident["groups"] for rank in group["ranks"]) == [0, 1, 2, 3]

@@ -1,0 +1,38 @@
+"""Many hosts form a job, fail, and say who failed."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from tests.cluster.jobs import DIE_WHEN_RELEASED, Way, assert_nothing_left, start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.conftest import MakeCluster
+
+HOSTS = 64
+# Each host's coordinator loads half a second's worth of torch, and all of them share the processors of one machine.
+DEADLINE_S = 150.0
+
+
+def test_sixty_four_hosts_form_a_job_fail_and_name_the_failing_rank(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """All of them name it, and the report has a place for every host."""
+    cluster = make_cluster(HOSTS, slurm=True)
+    began_at = time.monotonic()
+    job = start(cluster, Way("srun"), tmp_path, DIE_WHEN_RELEASED, nproc=1)
+    job.hear("ready", HOSTS, timeout_s=DEADLINE_S)
+    met_at = time.monotonic()
+    job.release("die.62")
+    assert job.finish(DEADLINE_S) == [1], job.story("another exit code")
+    print(f"met after {met_at - began_at:.1f} s, ended after {time.monotonic() - met_at:.1f} s more")
+    named = job.saferun_said(r"saferun: rank 62 \(node63, local rank 0, pid \d+\) failed first .*SIGKILL")
+    assert len(named) == HOSTS, job.story("not named by every host")
+    assert len(set(named)) == 1
+    (report,) = job.reports
+    (incident,) = report["incidents"]
+    assert incident["cause"]["ranks"] == [62]
+    assert len(incident["hosts"]) == HOSTS
+    assert len(list(tmp_path.glob("saferun_runs/[0-9]*/node*/events.jsonl"))) == HOSTS
+    assert_nothing_left(cluster)

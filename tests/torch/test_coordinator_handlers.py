@@ -1,0 +1,226 @@
+"""Coordinators that meet through torch's rendezvous handlers: c10d, elastic jobs, and handlers that others register."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.torch.coordinating import Host, listening, port_of
+
+# What torch waits for more hosts once there are enough; its own default is 30 s.
+LAST_CALL_S = 1
+
+
+@contextlib.contextmanager
+def c10d_job(*names: str, endpoint_last: bool = False) -> Iterator[tuple[list[Host], dict[str, Any]]]:
+    """Hosts with all of torch, the rendezvous' store on the first (or the last); and the fields of a join."""
+    endpoint: socket.socket = listening()
+    owner = len(names) - 1 if endpoint_last else 0
+    started = [
+        Host(name, endpoint=endpoint if number == owner else None, whole_torch=True)
+        for number, name in enumerate(names)
+    ]
+    fields = {
+        "backend": "c10d",
+        "endpoint": f"127.0.0.1:{port_of(endpoint)}",
+        "master": ["127.0.0.1", [port_of(endpoint)]],
+        "node_rank": None,
+        "least": len(names),
+        "most": len(names),
+        "conf": {"last_call_timeout": LAST_CALL_S},
+        "tell_every_s": 0.5,
+    }
+    try:
+        yield started, fields
+    finally:
+        for host in started:
+            host.close()
+
+
+def by_host(hosts: list[Host], joined: list[Any]) -> list[Host]:
+    """The hosts in the order that the rendezvous gave them."""
+    order = sorted(range(len(hosts)), key=lambda i: joined[i]["host"])
+    return [hosts[i] for i in order]
+
+
+def test_c10d_hosts_meet_again_and_again() -> None:
+    """The first host of each round serves a store of its own, away from the rendezvous' port."""
+    with c10d_job("node1", "node2") as (job, fields):
+        for attempt in range(2):
+            for host in job:
+                host.join(**fields, attempt=attempt, restarts=attempt)
+            joined = [host.expect("joined") for host in job]
+            assert sorted(message["host"] for message in joined) == [0, 1]
+            assert {message["attempt"] for message in joined} == {attempt}
+            assert {message["world_size"] for message in joined} == {4}
+            leader, follower = by_host(job, joined)
+            assert {message["master_port"] for message in joined} == {port_of(leader.ranks)}
+            follower.send("tell", attempt=attempt, message={"kind": "trouble"})
+            leader.send("tell", attempt=attempt, message={"kind": "decision", "next": "restart"})
+            for host in job:
+                assert host.expect("told", attempt=attempt)["k"] == 0
+                host.expect("told", attempt=attempt)
+                host.send("ack", attempt=attempt)
+        for host in job:
+            host.send("close")
+            host.send("goodbye")
+        for host in job:
+            host.wait_closed()
+            assert not [message for message in host.read_all() if message["op"] in {"store_lost", "lost"}]
+
+
+def test_missing_hosts_of_a_c10d_rendezvous_are_named() -> None:
+    """Torch's handler knows numbers only; the names are noted beside its state."""
+    with c10d_job("node1", "node2") as ((first, second), fields):
+        first.join(**fields, expected=["node1", "node2"])
+        while "waiting for 1 of 2 hosts: node2" not in first.expect("waiting")["words"]:
+            pass
+        second.join(**(fields | {"run_id": "job8", "timeout_s": 3.0}), expected=["node1", "node2"])
+        failed = second.expect("join_failed")
+        assert "did not come to the rendezvous 'job8'" in failed["what"]
+        assert "1 of 2 hosts: node1" in failed["what"]
+
+
+def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:
+    """The newcomer adopts the attempt; the rest goes on without whoever left, at once."""
+    with c10d_job("node1", "node2") as ((first, second), fields):
+        elastic = fields | {"least": 1, "most": 2, "elastic": True}
+        first.join(**elastic, attempt=0)
+        alone = first.expect("joined")
+        assert (alone["hosts"], alone["world_size"], alone["leader"]) == (1, 2, True)
+
+        second.join(**elastic, attempt=0)
+        membership = first.expect("membership")
+        assert membership["attempt"] == 0
+        assert membership["words"] == "1 host waits to join: node2"
+        first.send("tell", attempt=0, message={"kind": "decision", "next": "restart"})
+        first.expect("told")
+        first.join(**elastic, attempt=1)
+        joined = [host.expect("joined") for host in (first, second)]
+        assert {(message["attempt"], message["hosts"]) for message in joined} == {(1, 2)}
+
+        leader, _ = by_host([first, second], joined)
+        second.send("tell", attempt=1, message={"kind": "trouble", "reason": "leave"})
+        leader.send("tell", attempt=1, message={"kind": "decision", "next": "restart"})
+        for host in (first, second):
+            host.expect("told", k=1)
+            host.send("ack", attempt=1)
+        second.send("leave")
+        second.send("goodbye")
+        second.wait_closed()
+        began_at = time.monotonic()
+        first.join(**elastic, attempt=2)
+        again = first.expect("joined")
+        assert (again["attempt"], again["hosts"], again["leader"]) == (2, 1, True)
+        # Not after the fifteen seconds in which torch misses a host that has gone without a word.
+        assert time.monotonic() - began_at < 10.0
+
+
+def test_a_host_that_comes_after_the_end_is_told_so() -> None:
+    """A closed rendezvous is no time-out."""
+    with c10d_job("node1", "node2") as ((first, second), fields):
+        alone = fields | {"least": 1, "most": 1}
+        first.join(**alone)
+        first.expect("joined")
+        first.send("close")
+        second.join(**alone)
+        assert "is closed" in second.expect("join_failed")["what"]
+
+
+def test_a_lost_host_of_an_elastic_job_is_missed_by_its_leader() -> None:
+    """As in a static one."""
+    with c10d_job("node1", "node2") as (job, fields):
+        for host in job:
+            host.join(**fields)
+        leader, follower = by_host(job, [host.expect("joined") for host in job])
+        follower.vanish()
+        lost = leader.expect("lost")
+        assert (lost["host"], lost["why"]) == (1, "gone")
+        assert lost["label"] == follower.name
+
+
+def test_an_endpoint_that_cannot_be_reached_is_named() -> None:
+    """With the reason, meanwhile and at the end."""
+    closed = listening()
+    endpoint = f"127.0.0.1:{port_of(closed)}"
+    closed.close()
+    host = Host("node2", whole_torch=True)
+    try:
+        host.join(backend="c10d", endpoint=endpoint, node_rank=None, most=2, least=2, timeout_s=2.0, tell_every_s=0.5)
+        assert f"{endpoint} refuses connections" in host.expect("waiting")["words"]
+        assert f"{endpoint} refuses connections" in host.expect("join_failed")["what"]
+    finally:
+        host.close()
+
+
+PLUGIN = '''
+"""A rendezvous of files: the first to come waits for as many as there are to be."""
+
+import os, time
+from datetime import timedelta
+from torch.distributed import FileStore, PrefixStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+
+
+class Files(RendezvousHandler):
+    def __init__(self, parameters):
+        self.parameters = parameters
+        self.store = FileStore(parameters.endpoint, -1)
+        self.round = 0
+
+    def get_backend(self): return "files"
+    def is_closed(self): return False
+    def set_closed(self): pass
+    def num_nodes_waiting(self): return 0
+    def get_run_id(self): return self.parameters.run_id
+    def shutdown(self): return True
+
+    def next_rendezvous(self):
+        store = PrefixStore(str(self.round), self.store)
+        self.round += 1
+        rank = store.add("hosts", 1) - 1
+        store.set("here%d" % rank, "1")
+        store.wait(["here%d" % i for i in range(self.parameters.max_nodes)], timedelta(seconds=30))
+        return RendezvousInfo(store, rank, self.parameters.max_nodes, None)
+
+
+def register():
+    return Files
+'''
+
+
+def test_a_registered_handler_of_somebody_else_works(tmp_path: Path) -> None:
+    """Whatever the entry points of torch's registry name."""
+    (tmp_path / "file_rendezvous.py").write_text(PLUGIN, encoding="utf-8")
+    info = tmp_path / "file_rendezvous-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: file-rendezvous\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[torchrun.handlers]\nfiles = file_rendezvous:register\n", encoding="utf-8")
+    job = [Host(name, whole_torch=True, environ={"PYTHONPATH": str(tmp_path)}) for name in ("node1", "node2")]
+    try:
+        for host in job:
+            endpoint = str(tmp_path / "rendezvous")
+            host.join(backend="files", endpoint=endpoint, node_rank=None, least=2, most=2)
+        joined = [host.expect("joined") for host in job]
+        leader, follower = by_host(job, joined)
+        follower.send("tell", attempt=0, message={"kind": "trouble"})
+        assert leader.expect("told")["message"]["kind"] == "trouble"
+    finally:
+        for host in job:
+            host.close()
+
+
+def test_a_backend_that_nobody_has_registered_is_said_to_be_one() -> None:
+    """With torch's own words."""
+    host = Host("node1", whole_torch=True)
+    try:
+        host.join(backend="no-such-backend", endpoint="node1:1", node_rank=None)
+        failed = host.expect("join_failed")
+        assert "'no-such-backend'" in failed["what"]
+        assert "--rdzv-backend" in failed["hint"]
+    finally:
+        host.close()

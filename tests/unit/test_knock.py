@@ -1,0 +1,177 @@
+"""Why a host is silent, from what its addresses say; and the words of connections and arrivals."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from saferun.coordinator.arrivals import waiting_words
+from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
+from saferun.coordinator.handlers import endpoint_of, is_loopback, master_addr, read_leader
+from saferun.coordinator.heartbeats import read_state
+from saferun.coordinator.knock import Sight, judge, knock
+from saferun.coordinator.meeting import Meeting
+from saferun.coordinator.parts import is_part_name
+
+DATA, MANAGEMENT = "10.1.0.3", "10.2.0.3"
+
+
+def sight(address: str, kind: str, *, answered: bool = False) -> Sight:
+    return Sight(address, kind, f"{address} is {kind}", answered)
+
+
+@pytest.mark.parametrize(
+    ("sights", "why"),
+    [
+        ([sight(DATA, REFUSED), sight(MANAGEMENT, REFUSED)], "gone"),
+        ([sight(DATA, SILENT), sight(MANAGEMENT, REFUSED)], "gone"),
+        ([sight(DATA, SILENT), sight(MANAGEMENT, UNREACHABLE)], "unreachable"),
+        ([sight(DATA, SILENT), sight(MANAGEMENT, CONNECTED, answered=True)], "cut"),
+        ([sight(DATA, REFUSED), sight(MANAGEMENT, CONNECTED, answered=True)], "cut"),
+        ([sight(DATA, CONNECTED), sight(MANAGEMENT, CONNECTED)], "frozen"),
+        ([sight(DATA, CONNECTED), sight(MANAGEMENT, SILENT)], "frozen"),
+        ([sight("node3", UNKNOWN_NAME)], "unknown"),
+        ([sight(DATA, CONNECTED, answered=True), sight(MANAGEMENT, SILENT)], "reached"),
+    ],
+)
+def test_a_silent_host_is_judged_by_all_its_addresses(sights: list[Sight], why: str) -> None:
+    """A dead host, a dead saferun, a cut network and a frozen process look alike from one address alone."""
+    assert judge("node3", sights, DATA).why == why
+
+
+def test_a_cut_names_the_way_that_works_and_the_one_that_does_not() -> None:
+    """That is what somebody has to mend."""
+    words = judge("node3", [sight(DATA, SILENT), sight(MANAGEMENT, CONNECTED, answered=True)], DATA).words
+    assert MANAGEMENT in words
+    assert f"{DATA} is silent" in words
+
+
+def test_without_an_address_nothing_is_claimed() -> None:
+    """Unknown is an honest answer."""
+    assert knock("node3", [], 4711, way=None).why == "unknown"
+    assert knock("node3", ["127.0.0.1"], 0, way=None).why == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ECONNREFUSED, ""), REFUSED),
+        (OSError(errno.ETIMEDOUT, ""), SILENT),
+        (TimeoutError(), SILENT),
+        (OSError(errno.EHOSTUNREACH, ""), UNREACHABLE),
+        (OSError(errno.ENETUNREACH, ""), UNREACHABLE),
+        (socket.gaierror(socket.EAI_NONAME, ""), UNKNOWN_NAME),
+        (OSError(errno.EACCES, "Permission denied"), "Permission denied"),
+    ],
+)
+def test_errors_of_connect_are_kinds(error: OSError, kind: str) -> None:
+    """Source: connect(2), ip(7)."""
+    assert kind_of(error) == kind
+
+
+def test_the_words_name_the_address_behind_a_name() -> None:
+    """A name that leads to the wrong address, 127.0.1.1 for one, is a common fault."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    _, kind, words = dial("localhost", port)
+    assert kind == REFUSED
+    assert words.endswith("refuses connections")
+    assert "127.0.0.1" in words or "::1" in words
+
+
+def test_ipv6_addresses_are_shown_in_brackets() -> None:
+    """A colon more would be ambiguous."""
+    assert shown("fd00::1", 29500) == "[fd00::1]:29500"
+    assert shown("node1", 29500) == "node1:29500"
+    assert plain("[fd00::1]") == "fd00::1"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "found"),
+    [
+        ("node1:29500", ("node1", 29500)),
+        ("node1", ("node1", 29400)),
+        ("[fd00::1]:29500", ("fd00::1", 29500)),
+        ("fd00::1", ("fd00::1", 29400)),
+        ("", ("10.0.0.9", 29400)),
+    ],
+)
+def test_endpoints_are_read_as_torchrun_reads_them(endpoint: str, found: tuple[str, int]) -> None:
+    """Its default port included."""
+    first = {
+        "backend": "c10d",
+        "least": 1,
+        "most": 2,
+        "run_id": "job7",
+        "timeout_s": 1,
+        "host_timeout_s": 1,
+        "name": "node1",
+        "tasks": 1,
+        "endpoint": endpoint,
+        "master": ["10.0.0.9", []],
+    }
+    assert endpoint_of(Meeting(first)) == found
+
+
+def test_a_name_that_leads_every_host_to_itself_is_not_handed_to_ranks() -> None:
+    """Debian's /etc/hosts has the own name at 127.0.1.1."""
+    assert is_loopback("127.0.1.1")
+    assert master_addr("localhost", ("127.0.0.1", "10.0.0.9")) == "10.0.0.9"
+    assert master_addr("no-such-host.invalid", ("10.0.0.9",)) == "10.0.0.9"
+    assert master_addr("localhost", ("127.0.0.1",)) == "localhost"
+    assert master_addr("192.0.2.1", ("10.0.0.9",)) == "192.0.2.1"
+
+
+def test_who_is_missing_is_named_where_names_are_known() -> None:
+    """Else who is there."""
+    assert waiting_words(["node1"], 2, 2, ["node1", "node2"]) == "1 of 2 hosts: node2"
+    assert waiting_words(["node1"], 2, 4, []) == "1 of 2 to 4 hosts; here is node1"
+    assert waiting_words(["node1", "node2"], 2, 4, []) == "more hosts: 2 of 4 are here (node1, node2)"
+    assert waiting_words([], 2, 2, []) == "2 of 2 hosts"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[",
+        b"7",
+        b"{}",
+        b'{"t": 1, "p": [], "x": {}, "a": 1}',
+        b'{"t": {"x": {}}, "p": [], "x": {}, "a": true}',
+        b"[" * 9**5,
+    ],
+)
+def test_a_malformed_state_is_none(text: bytes) -> None:
+    """Another host wrote it."""
+    assert read_state(text) is None
+
+
+def test_a_state_is_read_as_it_was_written() -> None:
+    """The rest of it is bounded."""
+    state = read_state(b'{"t": {"0": {"s": "run"}}, "p": [[0, "end"]], "x": {"0": "T"}, "a": false}')
+    assert state is not None
+    assert (state.tasks, state.parts, state.stuck, state.acked) == (
+        {"0": {"s": "run"}},
+        [(0, "end")],
+        {"0": "T"},
+        False,
+    )
+
+
+def test_a_malformed_leader_is_none() -> None:
+    """A port is a port."""
+    good = b'{"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["b"]}'
+    assert read_leader(good) is not None
+    for bad in (good.replace(b": 1", b": 65536"), good.replace(b'"job"', b'"bob"'), good.replace(b'["b"]', b"7"), b"x"):
+        assert read_leader(bad) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"), [("hang-12", True), ("end", True), ("", False), ("../end", False), (7, False)]
+)
+def test_parts_have_plain_names(name: object, is_one: bool) -> None:
+    """They become keys of the store."""
+    assert is_part_name(name) is is_one

@@ -1,0 +1,171 @@
+"""Who of a job's hosts gets which ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun.coordinator.places import (
+    HostRecord,
+    TaskRecord,
+    assign,
+    decode_place,
+    decode_record,
+    disagreement,
+    encode_place,
+    encode_record,
+    label_hosts,
+    missing_words,
+    part_limit_bytes,
+)
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=8)
+TASKS = st.builds(
+    TaskRecord, st.integers(0, 9), st.sampled_from(["default", "actor", "learner"]), st.integers(1, 4194304)
+)
+RECORDS = st.builds(
+    HostRecord,
+    name=NAMES,
+    tasks=st.lists(TASKS, min_size=1, max_size=4).map(tuple),
+    addresses=st.lists(NAMES, max_size=3).map(tuple),
+    port=st.integers(0, 65535),
+    files=NAMES,
+    attempt=st.integers(0, 99),
+    restarts=st.integers(0, 99),
+    most=st.integers(1, 8),
+    born=NAMES,
+)
+JOBS = st.lists(RECORDS, min_size=1, max_size=6)
+
+
+@given(JOBS)
+def test_ranks_are_contiguous_by_host_and_task(records: list[HostRecord]) -> None:
+    """Each rank is somebody's, and in the order of the hosts: torchrun's rule."""
+    places = assign(records)
+    ranks = [task.base_rank + i for place in places for task in place.tasks for i in range(task.nproc)]
+    assert ranks == list(range(places[0].world_size))
+    for place in places:
+        local = [task.local_base + i for task in place.tasks for i in range(task.nproc)]
+        assert local == list(range(place.local_world_size))
+
+
+@given(JOBS)
+def test_ranks_of_a_role_are_contiguous_in_the_same_order(records: list[HostRecord]) -> None:
+    """A role is numbered as if it were the job."""
+    of_role: dict[str, list[int]] = {}
+    sizes: Counter[str] = Counter()
+    for record, place in zip(records, assign(records), strict=True):
+        for task, share in zip(record.tasks, place.tasks, strict=True):
+            of_role.setdefault(task.role, []).extend(share.role_base + i for i in range(share.nproc))
+            sizes[task.role] = share.role_world_size
+    assert all(ranks == list(range(sizes[role])) for role, ranks in of_role.items())
+
+
+@given(JOBS)
+def test_the_job_takes_the_highest_attempt(records: list[HostRecord]) -> None:
+    """No number is used twice, whoever has been there for how long."""
+    places = assign(records)
+    assert {place.attempt for place in places} == {max(record.attempt for record in records)}
+    assert {place.restarts for place in places} == {max(record.restarts for record in records)}
+
+
+@given(st.lists(st.sampled_from(["a", "b", "a.0", "a.1", "a.2", "a.1.1", "b.3"]), min_size=1, max_size=7))
+def test_no_two_hosts_have_one_label(names: list[str]) -> None:
+    """Also where a host is called what another one would be labelled."""
+    labels = label_hosts(names)
+    assert len(set(labels)) == len(labels)
+    assert all(label.startswith(name) for name, label in zip(names, labels, strict=True))
+
+
+def test_a_label_is_the_name_where_that_is_enough() -> None:
+    """A number only where it is needed."""
+    assert label_hosts(["node1", "node2", "node1"]) == ["node1.0", "node2", "node1.2"]
+
+
+@given(JOBS)
+def test_records_and_places_survive_the_way(records: list[HostRecord]) -> None:
+    """They are read as they were written."""
+    for record, place in zip(records, assign(records), strict=True):
+        assert decode_record(encode_record(record)) == record
+        assert decode_place(encode_place(place)) == place
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(RECORDS, st.data())
+def test_a_malformed_record_is_none(record: HostRecord, data: st.DataObject) -> None:
+    """Whatever another host writes, nothing breaks here, and what is accepted is within bounds."""
+    fields = json.loads(encode_record(record))
+    field = data.draw(st.sampled_from(sorted(fields)))
+    for mutant in ({**fields, field: data.draw(JSON)}, {key: fields[key] for key in fields if key != field}):
+        found = decode_record(json.dumps(mutant))
+        if found is not None:
+            assert all(0 <= task.nproc <= 65536 for task in found.tasks)
+            assert found.tasks
+            assert assign([found])[0].attempt == found.attempt
+            assert decode_record(encode_record(found)) == found
+
+
+@given(JOBS, st.data())
+def test_a_malformed_place_is_none(records: list[HostRecord], data: st.DataObject) -> None:
+    """As with records."""
+    fields = json.loads(encode_place(assign(records)[0]))
+    field = data.draw(st.sampled_from(sorted(fields)))
+    found = decode_place(json.dumps({**fields, field: data.draw(JSON)}))
+    assert found is None or found.host < found.hosts
+    assert decode_place(json.dumps({key: fields[key] for key in fields if key != field})) is None
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_json_are_none(content: bytes) -> None:
+    """Foreign stores hold anything."""
+    assert decode_place(content) is None
+    assert decode_record(content) is None
+
+
+def test_what_is_too_long_or_too_deep_is_none() -> None:
+    """A record is small."""
+    record = HostRecord("node1", (TaskRecord(1, "default", 1),))
+    assert decode_record(encode_record(record._replace(files="x" * 5000))) is None
+    assert decode_record(encode_record(record._replace(tasks=record.tasks * 5000))) is None
+    assert decode_record(b"[" * 100_000) is None
+    assert decode_record(b" " * (2 << 20)) is None
+
+
+def test_a_name_from_another_host_cannot_reach_the_terminal_raw() -> None:
+    """It is shown to people."""
+    record = HostRecord("a\x1b[2Jb", (TaskRecord(1, "default", 1),))
+    found = decode_record(encode_record(record))
+    assert found is not None
+    assert found.name == "a?[2Jb"
+
+
+def test_a_different_number_of_hosts_is_a_disagreement() -> None:
+    """Both numbers are said, and by whom."""
+    one = HostRecord("node1", (TaskRecord(1, "default", 1),), most=4)
+    other = one._replace(name="node2", most=1)
+    assert disagreement(one, other) == "node1 was started for 4 hosts, node2 for 1 host"
+    assert disagreement(one, one._replace(name="node2")) is None
+
+
+def test_the_missing_are_named_as_far_as_they_are_known() -> None:
+    """By the scheduler's names, else by node rank; not all of a thousand."""
+    assert missing_words([1, 3], 4, ["node1", "node2"]) == "2 of 4 hosts: node2, node rank 3"
+    assert missing_words(list(range(100)), 200, []).endswith("node rank 15, and 84 more")
+
+
+@given(st.integers(1, 100_000))
+def test_all_parts_together_are_bounded(tasks: int) -> None:
+    """The leader holds them all at once; below a certain size a part would say nothing."""
+    limit = part_limit_bytes(tasks)
+    assert 8 << 10 <= limit <= 4 << 20
+    assert tasks * limit <= max(64 << 20, tasks * (8 << 10))
