@@ -796,7 +796,9 @@ class Investigation:
         from saferun.evidence import ToldTrouble
 
         trouble = self._job.trouble if self._job is not None else None
-        return ToldTrouble(*trouble) if trouble is not None else None
+        if trouble is None or trouble.reason in {"membership", "leave"}:
+            return None  # whoever leaves knows why, and the others have nothing to diagnose
+        return ToldTrouble(*trouble)
 
     def report_failure(self, action: ReportFailure) -> None:
         """Tell why the attempt failed, and what happens next."""
@@ -826,15 +828,21 @@ class Investigation:
     def _peer_lines(self, diagnosis: Diagnosis, restarting: bool) -> list[str]:  # noqa: FBT001 - by _guarded
         from saferun.report.text import peer_text
 
-        attempt, most = self._attempt(), self._config.max_restarts
         return peer_text(
             diagnosis,
             leader=self._host,
             files=self._run_dir.path,
             restarting=restarting,
-            attempt=attempt,
-            max_restarts=most,
+            attempt=self._failures_before,
+            max_restarts=self._config.max_restarts,
         )
+
+    @property
+    def _failures_before(self) -> int:
+        """How many failures this launch has got over: the numbers of attempts count meetings of hosts, too."""
+        if self._job is None or self._group is None:
+            return self._attempt()
+        return self._group.plan.placement.restarts
 
     def joined(self, host: str) -> None:
         """The hosts of the job have met; ``host``: the name that they know this one by."""
@@ -852,7 +860,7 @@ class Investigation:
         return failure_text(
             diagnosis,
             files=self._log.files,
-            attempt=action.attempt,
+            attempt=self._failures_before,
             max_restarts=self._config.max_restarts,
             restarting=action.restarting,
         )

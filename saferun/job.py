@@ -164,6 +164,7 @@ class Job:
         self._serves_timers = environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1"
         self._preparing = False
         self._joining = False
+        self._number = -1  # of the attempt that this host takes part in
         self.host = 0
         self.leads = False
         self.leader = ""
@@ -214,7 +215,10 @@ class Job:
         if not self._joining:
             if self.leads:
                 self.acknowledge()  # its own decision, which it does not wait to hear
-            self.line.send({"op": "leave" if leaves else "close"})
+            hosts = self._config.hosts
+            # An elastic job is not over where one host could not join it.
+            outside = self._number < 0 and hosts.least != hosts.most
+            self.line.send({"op": "leave" if leaves or outside else "close"})
         self.line.close()
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -232,6 +236,7 @@ class Job:
         """Meet the others; ``on_place`` or StartFailed follows."""
         self._begin_attempt()
         self._joining = True
+        self._number = -1
         hosts, rendezvous = self._config.hosts, self._config.rendezvous
         static = rendezvous.backend == "static"
         master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "127.0.0.1")
@@ -280,6 +285,7 @@ class Job:
 
     def _on_joined(self, message: JsonObject) -> None:
         self._joining = False
+        self._number = int(message["attempt"])
         task = self._config.hosts.task
         nproc = self._config.nproc_per_node
         self.host = int(message["host"])
@@ -308,7 +314,7 @@ class Job:
         self._places = {place.rank: place.local_rank for place in placement.ranks}
         place = Place(
             placement,
-            int(message["attempt"]),
+            self._number,
             self.leads,
             may_leave=hosts > self._config.hosts.least,
             files=str(message.get("files") or ""),
@@ -480,11 +486,12 @@ class Job:
                 self._on_changed(message["changed"])
             case "parts" if self.leads and message["attempt"] == self._attempt():
                 self._on_piece(message)
-            case "probed" if self.leads and message.get("why") in _GONE:
+            case "probed" if self.leads and message["attempt"] == self._number and message.get("why") in _GONE:
                 self._on_lost(message)
-            case "lost" if self.leads:
+            case "lost" if self.leads and message["attempt"] == self._number:
                 self._on_lost(message)
-            case "store_lost":
+            # That of the attempt before ends when the hosts meet anew, and one of them is always the first.
+            case "store_lost" if message["attempt"] == self._number:
                 words = str(message["words"])[:_LONGEST_WORDS]
                 self.trouble = Trouble("store_lost", self.leader, words, None, str(message.get("why") or "unknown"))
                 self._on_line_lost(words, "look at that host: what saferun said there last, and dmesg")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -47,14 +46,16 @@ from saferun.events import (
     TellDone,
     TellTrouble,
 )
+from saferun.handover import Handover
 from saferun.host.children import reap
 from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
 from saferun.host.log_files import LogDirectory
 from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
-from saferun.host.procfs import belongs_to_run, descendants_of, is_core_dumping, sessions_of
+from saferun.host.procfs import is_core_dumping
 from saferun.host.run_dir import RunDirectory, current_directory
 from saferun.investigation import Investigation
+from saferun.leftovers import Leftovers
 from saferun.lint_run import LintRun, worth_a_look
 from saferun.model import JsonObject, LogDestinations, Placement, signal_name
 from saferun.profiles import Resolution
@@ -62,7 +63,6 @@ from saferun.profiles.text import launch_lines
 from saferun.rank_environ import apply
 from saferun.rank_group import AttemptPlan, Rank, RankGroup, plan_environs
 from saferun.report.run_json import run_description
-from saferun.report.torchrun_events import agent_event, common_fields, missing_error, rank_event
 from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
 
@@ -70,10 +70,8 @@ if TYPE_CHECKING:
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.job import Job, Place
 
-_SWEEP_INTERVAL_S = 0.05
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
 _LINT_DELAY_S = 0.25
-_LAST_SWEEP_S = 2.0
 # torch asks the name service for the name of every address that connects, in the thread that serves the store, and by
 # default waits five seconds for an answer that is lost. Source: resolv.conf(5).
 _RESOLVER = "timeout:1 attempts:1"
@@ -123,8 +121,6 @@ class Runtime:
         self._resolution = resolution
         self._lint: LintRun | None = None
         self._lint_at: float | None = None
-        self._not_ours = not_ours
-        self._foreign_sessions = sessions_of({0, *older_children}) if older_children else frozenset()
         self._poller = Poller()
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
@@ -161,15 +157,19 @@ class Runtime:
         self._plan: AttemptPlan | None = None
         self._group: RankGroup | None = None
         self._paused: list[RankStream] = []
-        self._launched_at = time.monotonic()
+        self._handover = Handover(config, self._job or self._store)
         self._started_at = 0.0
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
         self._leaves = False
-        self._swept: set[int] = set()
-        self._given_up: set[int] = set()  # leftovers of earlier attempts that no signal ends
-        self._sweep_at: float | None = None
-        self._sweep_kill_at = 0.0
+        self._leftovers = Leftovers(
+            run_id,
+            not_ours=not_ours,
+            older_children=older_children,
+            exempt=self._own_pids,
+            on_gone=self._on_leftovers_gone,
+            warn=self._warn,
+        )
         self._waiting_for_room: set[int] = set()
         self._warned: set[str] = set()
         self._wake_read = -1
@@ -181,7 +181,7 @@ class Runtime:
             CaptureEvidence: self._investigation.capture,
             ReportHang: self._investigation.report_hang,
             SignalRanks: self._signal_ranks,
-            SweepLeftovers: self._sweep_leftovers,
+            SweepLeftovers: lambda action: self._leftovers.begin(time.monotonic(), action.term_s),
             Diagnose: self._diagnose,
             ReportFailure: self._report_failure,
             TellTrouble: self._tell_trouble,
@@ -234,7 +234,7 @@ class Runtime:
             self._screen.deadline(),
             self._store.deadline,
             self._job.deadline if self._job is not None else None,
-            self._sweep_at,
+            self._leftovers.deadline,
             self._lint_at,
             self._investigation.deadline,
         )
@@ -242,8 +242,8 @@ class Runtime:
         self._poller.wait(None if due is None else max(due - now, 0.0))
         now = time.monotonic()
         self._screen.tick(now)
-        if self._sweep_at is not None and self._sweep_at <= now:
-            self._sweep(now)
+        if self._leftovers.deadline is not None and self._leftovers.deadline <= now:
+            self._leftovers.sweep(now)
         if self._lint_at is not None and self._lint_at <= now:
             self._start_lint()
         if self._store.deadline is not None and self._store.deadline <= now:
@@ -330,8 +330,8 @@ class Runtime:
             self._group.note_exit(rank, status, at=now, time=time.time())
             self._investigation.rank_ended(rank)
             self._events.append(RankExited(now, self._supervisor.attempt, rank.place.local_rank, status))
-        if self._sweep_at is not None:
-            self._sweep(time.monotonic())
+        if self._leftovers.deadline is not None:
+            self._leftovers.sweep(time.monotonic())
 
     # ----------------------------------------------------------------------------------------------------------------
     # Before the ranks
@@ -420,12 +420,13 @@ class Runtime:
         numactl = answer.get("numactl")
         prefixes = tuple(map(tuple, numactl)) if numactl else ((),) * len(placement.ranks)
         self._plan = AttemptPlan(attempt, placement, destinations, environs, prefixes)
-        # What torchrun's two events tell takes no time of its own here.
-        self._hand_on_own("RENDEZVOUS", 0.0)
-        self._hand_on_own("ASSIGN_WORKER_RANKS", 0.0)
         self._post_joined(placement)
 
     def _post_joined(self, placement: Placement) -> None:
+        # What torchrun's two events tell takes no time of its own here.
+        for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS"):
+            known = placement if self._group is not None or self._finished else None
+            self._handover.hand_on_own(state, self._supervisor.attempt, known, 0.0)
         joined = HostsJoined(time.monotonic(), self._supervisor.attempt, placement)
         if self._job is not None:
             may_leave = placement.group_world_size > self._config.hosts.least
@@ -478,7 +479,7 @@ class Runtime:
     def _start_ranks(self, action: StartRanks) -> None:
         assert self._plan is not None  # noqa: S101 - JOINING has set it
         self._started_at = time.monotonic()
-        self._swept = set()
+        self._leftovers.forget()
         self._group = RankGroup(
             self._config,
             self._plan,
@@ -499,7 +500,7 @@ class Runtime:
                 self._poller.watch(rank.child.pidfd, self._reap)
             for stream in rank.streams:
                 self._watch_stream(stream)
-            self._hand_on(rank, "START")
+            self._handover.hand_on(rank, self._plan, "START", self._supervisor.attempt)
         if failure is not None:
             self._start_failed(action.attempt, failure, tuple(rank.place.local_rank for rank in self._group.ranks))
         else:
@@ -605,64 +606,21 @@ class Runtime:
     # ----------------------------------------------------------------------------------------------------------------
     # What the ranks left behind
 
-    def _sweep_leftovers(self, action: SweepLeftovers) -> None:
+    def _on_leftovers_gone(self, pids: tuple[int, ...]) -> None:
         now = time.monotonic()
-        self._sweep_kill_at = now + action.term_s
-        self._sweep(now)
+        self._end_attempt(now)
+        self._events.append(LeftoversGone(now, self._supervisor.attempt, pids))
 
-    def _sweep(self, now: float) -> None:
-        """End what is left: SIGTERM once to each process, SIGKILL later, and look again until there is none."""
-        pids = self._descendants()
-        if not pids:
-            self._sweep_at = None
-            self._end_attempt(now)
-            self._events.append(LeftoversGone(now, self._supervisor.attempt, tuple(sorted(self._swept))))
-            return
-        killing = now >= self._sweep_kill_at
-        for pid in pids:
-            if killing or pid not in self._swept:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL if killing else signal.SIGTERM)
-            self._swept.add(pid)
-        self._sweep_at = now + _SWEEP_INTERVAL_S
-
-    def _end_sweep(self) -> None:
-        """The time for it is over: what is still there is named and left, and the next attempt is not disturbed."""
-        if self._sweep_at is None:
-            return
-        self._sweep_at = None
-        left = self._descendants()
-        if left:
-            self._given_up.update(left)
-            self._warn(f"could not be ended and is left behind: pid {', '.join(map(str, left))}")
-
-    def _descendants(self) -> list[int]:
-        """Processes that came from the ranks, the ranks themselves apart."""
-        leave_out = set(self._not_ours)
-        for coordinator in (self._store.pid, self._job.line.pid if self._job is not None else None):
-            if coordinator is not None:
-                leave_out.add(coordinator)
-        if self._lint is not None and self._lint.pid is not None:
-            leave_out.add(self._lint.pid)
-        leave_out |= self._investigation.pids
-        if self._group is not None:
-            leave_out.update(self._group.by_pid)  # given up: in an uninterruptible sleep
-        leave_out.update(self._given_up)
-        pids = descendants_of(os.getpid(), frozenset(leave_out))
-        if self._foreign_sessions:
-            # Orphans of somebody else's family were handed to this process too. They are in sessions from before, where
-            # no rank can go; what detached itself from those is told apart by the run's id.
-            return [pid for pid in pids if self._is_ours(pid)]
-        return pids
-
-    def _is_ours(self, pid: int) -> bool:
-        with suppress(OSError):
-            return os.getsid(pid) not in self._foreign_sessions or belongs_to_run(pid, self._run_id)
-        return False
+    def _own_pids(self) -> set[int]:
+        """Processes of saferun's own, and ranks that were given up: they are in an uninterruptible sleep."""
+        own = {self._store.pid, self._job.line.pid if self._job is not None else None}
+        own.add(self._lint.pid if self._lint is not None else None)
+        pids = {pid for pid in own if pid is not None} | self._investigation.pids
+        return pids.union(self._group.by_pid) if self._group is not None else pids
 
     def _end_attempt(self, now: float) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
-        self._end_sweep()
+        self._leftovers.end()
         self._investigation.attempt_ended()
         self._paused.clear()
         self._store.deadline = None
@@ -694,7 +652,7 @@ class Runtime:
 
     def _forget_group(self) -> None:
         if self._group is not None:
-            self._given_up.update(self._group.by_pid)
+            self._leftovers.given_up.update(self._group.by_pid)
         self._group = None
 
     def _write_error_file(self, diagnosis: Diagnosis) -> None:
@@ -721,41 +679,10 @@ class Runtime:
         except OSError as error:
             self._warn(f"TORCHELASTIC_ERROR_FILE {path}: {error.strerror}")
 
-    def _hand_on(self, rank: Rank, state: str) -> None:
-        """Give torchrun's event about a rank to torch's event handlers."""
-        if not self._store.hands_on_events or self._placement is None or self._plan is None:
-            return
-        failed = rank.end if state == "FAILED" else None
-        error = None
-        if failed is not None:
-            path = self._plan.destinations.error_files[self._plan.index(rank.place)]
-            recorded = read_error_file(path) if path else None
-            error = json.dumps(recorded.content if recorded else missing_error(failed.status.returncode))
-        self._store.hand_on(
-            rank_event(state, self._common_fields(), self._placement, rank.place, rank.child.pid, failed, error)
-        )
-
-    def _hand_on_own(self, state: str, duration_ms: float | None = None) -> None:
-        """Give torchrun's event about the launcher to torch's event handlers."""
-        if self._store.hands_on_events:
-            placement = self._placement if self._group is not None or self._finished else None
-            self._store.hand_on(agent_event(state, self._common_fields(), placement, duration_ms))
-
-    def _common_fields(self) -> JsonObject:
-        return common_fields(
-            run_id=self._config.rendezvous.run_id,
-            role=self._config.role,
-            backend=self._config.rendezvous.backend,
-            restarts=self._supervisor.attempt,
-            total_s=time.monotonic() - self._launched_at,
-            entry_point=os.path.basename(self._config.command.argv[0]),
-        )
-
     def _on_finish(self, action: Finish) -> None:
         if action.reraise is None:
-            for rank in self._finished:
-                self._hand_on(rank, _state_of(rank))
-            self._hand_on_own("FAILED" if self._stop_signum is not None else "SUCCEEDED")
+            stopped = self._stop_signum is not None
+            self._handover.end(self._finished, self._plan, self._supervisor.attempt, stopped=stopped)
         if self._job is not None:
             self._leaves = action.leaves
         self._investigation.finish(action.exit_code, stopped=self._stop_signum is not None)
@@ -798,14 +725,7 @@ class Runtime:
         if self._lint is not None:
             self._lint.close()
             self._lint = None
-        give_up_at = time.monotonic() + _LAST_SWEEP_S
-        while (pids := self._descendants()) and time.monotonic() < give_up_at:
-            for pid in pids:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            reap()
-            time.sleep(_SWEEP_INTERVAL_S)
-        reap()
+        self._leftovers.kill_all()
         self._drain_console()
         signal.set_wakeup_fd(-1)
         self._poller.close()
@@ -833,13 +753,6 @@ class Runtime:
                 signum in self._config.signals for signum in os.read(self._wake_read, 4096)
             ):
                 return
-
-
-def _state_of(rank: Rank) -> str:
-    """Torchrun's word for how a rank ended."""
-    if rank.end is None or rank.end.stopped_by_us:
-        return "TERMINATED"
-    return "SUCCEEDED" if rank.end.status.ok else "FAILED"
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401

@@ -147,6 +147,7 @@ class Supervisor:
         self._may_leave = False
         self._told = False  # all hosts know that the attempt is to end
         self._told_signum = 0  # because of a signal to one of them
+        self._regroup_words = ""
         self._regroups = False  # it ends because other hosts form the job from now on
         self._leaves = False  # this one is not among them
         self._job_stopped = False  # somebody stopped the job on another host
@@ -332,7 +333,7 @@ class Supervisor:
         if self._regroups and self._stop_signum is None:
             # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
             self._enter(State.BACKOFF, at)
-            return []
+            return [Say(f"{self._regroup_words}: starting all ranks again with the hosts that are there")]
         if not self._failed and self._stop_signum is None:
             if not self._job.together:
                 # STOPPING -> DONE: every rank ended with exit code 0.
@@ -423,6 +424,7 @@ class Supervisor:
         if event.reason in {"membership", "leave"}:
             # What this host saw of it are ranks that others have left.
             self._regroups = not self._leaves
+            self._regroup_words = f"{event.host} leaves the job" if event.reason == "leave" else event.words
             self._failed = self._failed and self._leaves
         elif event.reason in {"signal", "parent"}:
             self._job_stopped = True

@@ -27,9 +27,10 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("captures", "checks", "console", "report", "profiles", "lint"),
     (
         *("settings_file", "rank_environ", "plan_text", "lint_run", "rank_group", "store_service"),
+        "leftovers",
         *("watch_run", "capture_run", "incident_log", "job_line"),
     ),
-    ("job", "job_watch", "command_line", "place"),
+    ("handover", "job", "job_watch", "command_line", "place"),
     ("investigation",),
     ("runtime",),
     ("launcher",),

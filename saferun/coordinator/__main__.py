@@ -24,6 +24,9 @@ def main() -> None:
 
     socket_fd, listen_fd, whole_torch = (int(argument) for argument in sys.argv[1:4])
     fds = {str(name): int(fd) for name, fd in json.loads(sys.argv[4]).items()} if len(sys.argv) > 4 else {}  # noqa: PLR2004
+    # torch's store clients ask the name service for the name of each address that they connect to, only to have it for
+    # messages. Where the service is broken, glibc's own patience would cost ten seconds and more a connection.
+    os.environ["RES_OPTIONS"] = f"{os.environ.get('RES_OPTIONS', '')} timeout:1 attempts:2".strip()
     if fds:
         # A job of several hosts: what torch's own code has to say about connections is told in saferun's words.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -162,7 +162,8 @@ class Attempt:
         if finding.why in {GONE, UNREACHABLE} and self._monitor is not None:
             # Nobody waits for its answer to the decision either.
             self._monitor.lose(host)
-        if finding.why == CUT and self._monitor is not None and self._monitor.silent_s(host) < 2 * self._interval_s:
+        silent_s = self._monitor.silent_s(host) if self._monitor is not None else 0.0
+        if finding.why == CUT and silent_s < 2 * self._interval_s:
             finding = Finding(REACHED, f"{self._labels[host]} answers")
         self._send_head("probed", host=host, why=finding.why, words=finding.words)
 

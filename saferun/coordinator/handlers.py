@@ -158,7 +158,7 @@ class HandlerRendezvous:
 
         if self._endpoint_fd >= 0:
             self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
-            client = StoreClient.connect(self._stores.store_class, loopback_address(self._endpoint_fd))
+            client = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
         else:
             client = self._find(meeting, *endpoint_of(meeting))
         self._arrivals = Arrivals(client.another(), meeting.run_id, meeting.name)

@@ -17,6 +17,8 @@ ANSWER = b"saferun\n"
 # The kernel's own verdict on a host without a power supply comes after 3.1 s.
 _CONNECT_TIMEOUT_S = 3.5
 _ANSWER_TIMEOUT_S = 2.0
+# torch's client asks the name service first, which may not be in order.
+_STORE_ANSWER_TIMEOUT_S = 6.0
 _MOST_ADDRESSES = 16
 
 GONE = "gone"
@@ -46,7 +48,7 @@ class Finding(NamedTuple):
 def knock(
     name: str, addresses: Sequence[str], port: int, *, way: str | None, answers: Callable[[str], bool] | None = None
 ) -> Finding:
-    """Try all addresses of a host at once, and say what that means. Takes up to six seconds.
+    """Try all addresses of a host at once, and say what that means. Takes seconds.
 
     Args:
         name: the host's, for the words.
@@ -69,7 +71,12 @@ def knock(
     threads = [threading.Thread(target=look, args=(address,), daemon=True) for address in tried]
     for thread in threads:
         thread.start()
-    give_up_at = time.monotonic() + _CONNECT_TIMEOUT_S + _ANSWER_TIMEOUT_S + 0.5
+    give_up_at = (
+        time.monotonic()
+        + 2 * _CONNECT_TIMEOUT_S
+        + (_ANSWER_TIMEOUT_S if answers is None else _STORE_ANSWER_TIMEOUT_S)
+        + 0.5
+    )
     for thread in threads:
         thread.join(max(0.0, give_up_at - time.monotonic()))
     seen = [sights.get(a) or Sight(a, SILENT, f"{a} does not answer", answered=False) for a in tried]
@@ -88,7 +95,7 @@ def _look(address: str, port: int, answers: Callable[[str], bool] | None) -> Sig
             except OSError:
                 answered = False
         else:
-            answered = _within(_ANSWER_TIMEOUT_S, lambda: answers(address))
+            answered = _within(_STORE_ANSWER_TIMEOUT_S, lambda: answers(address))
     if not answered:
         # Whoever accepted it may have been about to end.
         again, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)

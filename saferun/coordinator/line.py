@@ -130,7 +130,7 @@ class Line:
 
         def answers(address: str) -> bool:
             try:
-                client = StoreClient.connect(type(broken.store), (address, port))
+                client = StoreClient.connect(broken.store_class, (address, port))
                 return client.get(self._job_key, _JOB_TIMEOUT_S) == self._job.encode()
             except StoreBrokenError:
                 return False

@@ -13,7 +13,8 @@ from saferun.coordinator.dial import dial
 _KIND = 1
 _LENGTH = 8
 _NUMBER = 8
-_CONNECT_TIMEOUT_S = 3.0
+# Enough for a name service that does not answer, see ``__main__.py``.
+_CONNECT_TIMEOUT_S = 15.0
 
 
 class StoreBrokenError(Exception):
@@ -55,6 +56,7 @@ class StoreClient:
         self.store = store
         self.address = address
         self.answers = 0  # operations that the server has answered: it lives as long as this grows
+        self.store_class = type(store)
         self._lock = threading.Lock()
 
     @classmethod
@@ -90,7 +92,12 @@ class StoreClient:
         Raises:
             StoreBrokenError: it cannot be reached.
         """
-        return self.connect(type(self.store), self.address)
+        return self.connect(self.store_class, self.address)
+
+    def end(self) -> None:
+        """Let go of the store; every operation fails from now on."""
+        with self._lock:
+            self.store = None
 
     def set(self, key: str, value: str) -> None:
         """Set a key. The server does not answer: an error may show at the next operation only."""

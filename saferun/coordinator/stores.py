@@ -32,8 +32,8 @@ class Stores:
         self._ranks_fd = ranks_fd
         self._control_fd = control_fd
         self._answer_knocks = answer_knocks
-        self._ranks: Any = None
-        self._control: Any = None
+        self._ranks: StoreClient | None = None
+        self._control: StoreClient | None = None
 
     @property
     def serves_control(self) -> bool:
@@ -41,24 +41,33 @@ class Stores:
         return self._control is not None
 
     def serve_ranks(self) -> StoreClient:
-        """Serve a ranks' store without any keys, instead of the one before."""
+        """Serve a ranks' store without any keys, instead of the one before, and return a connection to it."""
         self.drop_ranks()
-        self._ranks = open_store(self.store_class, self._ranks_fd)
-        # A client apart from the server's own object, which has to go the moment that it is dropped here.
-        return StoreClient.connect(self.store_class, loopback_address(self._ranks_fd))
+        self._ranks = _served(self.store_class, self._ranks_fd)
+        return self._ranks
 
     def drop_ranks(self) -> None:
         """End the ranks' store, with all its keys and connections."""
+        if self._ranks is not None:
+            self._ranks.end()
         self._ranks = None
 
     def serve_control(self) -> StoreClient:
         """Serve an empty control store, instead of the one before, and return a connection to it."""
-        self._control = None
+        if self._control is not None:
+            self._control.end()
         self._answer_knocks(False)
-        self._control = open_store(self.store_class, self._control_fd)
-        return StoreClient.connect(self.store_class, loopback_address(self._control_fd))
+        self._control = _served(self.store_class, self._control_fd)
+        return self._control
 
     def drop_control(self) -> None:
         """End the control store; the socket answers knocks again."""
+        if self._control is not None:
+            self._control.end()
         self._control = None
         self._answer_knocks(True)
+
+
+def _served(store_class: Any, listen_fd: int) -> StoreClient:  # noqa: ANN401
+    # The server's object is a client of its own store as well; the store ends when nobody refers to the object.
+    return StoreClient(open_store(store_class, listen_fd), loopback_address(listen_fd))

@@ -7,11 +7,10 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from tests.cluster.jobs import Job, by_hand
+from tests.cluster.jobs import Job, by_hand, ranks_on
 from tests.cluster.machines.host import command_line
-from tests.process.launching import until
 
 if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
@@ -24,6 +23,8 @@ KNOCK_S = 6.0
 # Captures, signals, reports, and the exits of all.
 END_S = 10.0
 _START_S = 60.0
+# That a supervisor was killed is said by what watches over it.
+_SENTENCE = re.compile(r"^saferun: (?!the supervisor was killed)", re.MULTILINE)
 _LOOK_AGAIN_S = 0.02
 
 # Ranks without torch that go on step by step, none without the others.
@@ -76,20 +77,6 @@ for step in range(1 << 30):
 """
 
 
-class Ended(NamedTuple):
-    """How saferuns ended after a fault.
-
-    Attributes:
-        first_s: seconds from the fault to the first line of any of them.
-        end_s: to the end of the last of them.
-        codes: their exit codes, by host.
-    """
-
-    first_s: float
-    end_s: float
-    codes: dict[str, int]
-
-
 class FaultedJob:
     """One saferun a host, started by hand.
 
@@ -128,9 +115,10 @@ class FaultedJob:
         """Wait until every rank has done some steps."""
         self.job.hear("steps", len(self.hosts), attempt=attempt, timeout_s=_START_S)
 
-    def ranks(self, host: Host) -> list[int]:
-        """Pids of the ranks on a host."""
-        return [pid for pid in host.pids(r"program\.py") if "saferun" not in command_line(pid).split("program.py")[0]]
+    def rank(self, host: Host) -> int:
+        """Pid of the rank on a host."""
+        (pid,) = ranks_on(host)
+        return pid
 
     def saferun(self, host: Host) -> int:
         """Pid of a host's saferun."""
@@ -159,40 +147,56 @@ class FaultedJob:
             seconds = time.monotonic() - self.fault_at
             assert seconds < within_s, self.story(f"{host.name} has not said {pattern!r} after {seconds:.1f} s")
             time.sleep(_LOOK_AGAIN_S)
-        return time.monotonic() - self.fault_at
+        seconds = time.monotonic() - self.fault_at
+        print(f"{pattern!r} after {seconds:.1f} s")
+        return seconds
 
-    def end(self, *hosts: Host, within_s: float) -> Ended:
-        """Wait until the saferuns of these hosts, by default of all, have ended."""
+    def end(self, *hosts: Host, within_s: float) -> dict[str, int]:
+        """Wait until the saferuns of these hosts, by default of all, have ended; returns their exit codes, by host.
+
+        How many seconds after the fault the first of them said anything, and all were gone, is printed (pytest -rP).
+        """
         chosen = hosts or tuple(self.hosts)
         processes = [self.of[host.name] for host in chosen]
         first_s = 0.0
         while True:
             seconds = time.monotonic() - self.fault_at
             over = [process.poll() is not None for process in processes]
-            if not first_s and any("saferun:" in self.said(host) for host in chosen):
+            if not first_s and any(_SENTENCE.search(self.said(host)) for host in chosen):
                 first_s = seconds
             if all(over):
-                codes = {host.name: self.of[host.name].returncode for host in chosen}
-                return Ended(first_s, seconds, codes)
+                print(f"first word after {first_s:.1f} s, end after {seconds:.1f} s")
+                return {host.name: self.of[host.name].returncode for host in chosen}
             assert seconds < within_s, self.story(f"has not ended after {seconds:.1f} s")
             time.sleep(_LOOK_AGAIN_S)
 
-    def incident(self, host: Host | None = None) -> dict[str, Any]:
+    def incident(self, host: Host | None = None) -> dict[str, Any] | None:
         """The last incident of the report: of the whole job, or the one that a host has kept for itself."""
-        folder = self.run_dir if host is None else self.run_dir / host.name
-        incidents: list[dict[str, Any]] = json.loads((folder / "report.json").read_text())["incidents"]
+        path = (self.run_dir if host is None else self.run_dir / host.name) / "report.json"
+        if not path.exists():
+            return None
+        incidents: list[dict[str, Any]] = json.loads(path.read_text())["incidents"]
         return incidents[-1]
+
+    def lost_hosts(self) -> dict[str, str]:
+        """Hosts that the last incident of the job calls lost, with the reason."""
+        incident = self.incident() or {"hosts": []}
+        return {host["label"]: host["lost"] for host in incident["hosts"] if host["lost"]}
 
     def assert_nothing_left(self, timeout_s: float = 20.0) -> None:
         """Neither a process of the job nor a private folder of it is on any host that is on."""
         on = [host for host in self.hosts if host.is_on]
 
-        def left() -> list[str]:
-            found = [f"{host.name} {pid} {command_line(pid)}" for host in on for pid in host.pids(r"saferun|program\.py")]
-            return found + [f"{host.name} {path}" for host in on for path in host.path("/tmp").glob("saferun*")]
-
-        until(lambda: not left(), self.story(f"is left: {left()}"), timeout_s=timeout_s)
+        give_up_at = time.monotonic() + timeout_s
+        while left := [found for host in on for found in _traces(host)]:
+            assert time.monotonic() < give_up_at, self.story(f"is left: {left}")
+            time.sleep(_LOOK_AGAIN_S)
 
     def story(self, what: str) -> str:
         """A message for a failed assertion, with all consoles."""
         return self.job.story(what)
+
+
+def _traces(host: Host) -> list[str]:
+    processes = [f"{host.name} {pid} {command_line(pid)}" for pid in host.pids(r"saferun|program\.py")]
+    return processes + [f"{host.name} {path}" for path in host.path("/tmp").glob("saferun*")]

@@ -1,7 +1,7 @@
 """Jobs over the hosts of a cluster, started in each of the ways in which people start them.
 
-Ranks tell the test where they are by lines on stdout, which is also how their output is seen to arrive, and wait for files
-that the test makes in the folder that all hosts share.
+Ranks tell the test where they are by lines on stdout, which is also how their output is seen to arrive, and wait for
+files that the test makes in the folder that all hosts share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tests.cluster.machines import launchers
 from tests.cluster.machines.process import DEADLINE_S
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.cluster.machines.faults import Host
     from tests.cluster.machines.process import Process
 
+T = TypeVar("T")
 SAFERUN = (sys.executable, "-m", "saferun")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PORT = 29500
@@ -171,7 +172,7 @@ class Job:
 
         return self.until(heard, f"{count} ranks say {word!r} in attempt {attempt}", timeout_s=timeout_s)
 
-    def until(self, condition: Callable[[], Any], what: str, *, timeout_s: float = DEADLINE_S) -> Any:
+    def until(self, condition: Callable[[], T], what: str, *, timeout_s: float = DEADLINE_S) -> T:
         """Wait for a condition; where it does not come true while anybody of the job lives, all output is shown."""
         give_up_at = time.monotonic() + timeout_s
         while True:
@@ -308,3 +309,11 @@ def assert_nothing_left(cluster: Cluster, timeout_s: float = 20.0) -> None:
 def ranks_on(host: Host) -> list[int]:
     """Pids of the ranks that live on a host."""
     return host.pids(r" -u \S*program\.py")
+
+
+def await_no_ranks(*hosts: Host, timeout_s: float = 20.0) -> None:
+    """Wait until no rank lives on these hosts."""
+    give_up_at = time.monotonic() + timeout_s
+    while living := [host.name for host in hosts if ranks_on(host)]:
+        assert time.monotonic() < give_up_at, f"ranks live on {living}"
+        time.sleep(_LOOK_AGAIN_S)

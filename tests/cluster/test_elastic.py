@@ -20,7 +20,6 @@ from tests.cluster.jobs import (
     start,
     write,
 )
-from tests.process.launching import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,21 +83,21 @@ def test_a_job_under_slurm_restarts_until_its_restarts_are_used_up(cluster: Clus
     assert_nothing_left(cluster)
 
 
-# ------------------------------------------------------------------------------------------------------ coming and going
+# ----------------------------------------------------------------------------------------------------- coming and going
 
 
-def join(job: Job, host: Host, *options: str) -> None:
+def join(job: Job, host: Host, *options: str, nnodes: str = "2:4") -> None:
     """One more saferun for an elastic job."""
-    command = (*SAFERUN, "--nnodes", "2:4", *C10D, *QUICK, *options, write(job.folder, MEMBER))
+    command = (*SAFERUN, "--nnodes", nnodes, *C10D, *QUICK, *options, write(job.folder, MEMBER))
     job.processes.append(host.popen(command, cwd=job.folder))
 
 
-def elastic(cluster: Cluster, folder: Path, hosts: Sequence[Host], *options: str) -> Job:
-    """An elastic job of 2 to 4 hosts, the first one with two ranks."""
+def elastic(cluster: Cluster, folder: Path, hosts: Sequence[Host], *options: str, nnodes: str = "2:4") -> Job:
+    """An elastic job whose first host has two ranks."""
     write(folder, MEMBER)
     job = Job(folder, [])
     for host in hosts:
-        join(job, host, "--nproc-per-node", "2" if host is cluster.hosts[0] else "1", *options)
+        join(job, host, "--nproc-per-node", "2" if host is cluster.hosts[0] else "1", *options, nnodes=nnodes)
     return job
 
 
@@ -127,7 +126,7 @@ def test_hosts_join_and_leave_an_elastic_job(cluster: Cluster, tmp_path: Path) -
     # It leaves: the others go on without it.
     job.processes[2].terminate()
     assert job.processes[2].finish(SOON_S) != 0
-    until(lambda: sum(said.more.startswith("3 ") for said in job.words) == 6, "a world of three once more")
+    job.until(lambda: sum(said.more.startswith("3 ") for said in job.words) == 6, "a world of three once more")
     assert not ranks_on(node3)
     assert {said.attempt for said in job.words} == {0}
     job.release("die.2")
@@ -148,6 +147,20 @@ def test_an_elastic_job_goes_on_without_a_host_that_was_switched_off(cluster: Cl
     job.release("end")
     assert [process.finish(SOON_S) for process in job.processes[:2]] == [0, 0], job.story("failed")
     assert job.saferun_said("saferun: .*node3"), job.story("not named")
+
+
+def test_a_host_for_whom_there_is_no_room_leaves_an_elastic_job_alone(cluster: Cluster, tmp_path: Path) -> None:
+    """When it gives up, the rendezvous is as open as before: the others can restart."""
+    nnodes, options = "1:2", ("--max-restarts", "1")
+    job = elastic(cluster, tmp_path, cluster.hosts[:2], *options, nnodes=nnodes)
+    world(job, 3, 2, before=0)
+    join(job, cluster.hosts[2], *options, "--start-timeout", "3", nnodes=nnodes)
+    assert job.processes.pop().finish(SOON_S) == 1
+    assert {said.attempt for said in job.words} == {0}
+    job.release("die.1")
+    job.hear("world", 3, attempt=1)
+    job.release("end")
+    assert job.finish(SOON_S) == [0, 0], job.story("failed")
 
 
 def test_an_elastic_job_ends_where_too_few_hosts_are_left(cluster: Cluster, tmp_path: Path) -> None:

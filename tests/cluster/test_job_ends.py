@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.jobs import STAY, Way, assert_nothing_left, ranks_on, start
-from tests.process.launching import until
+from tests.cluster.jobs import STAY, Way, assert_nothing_left, await_no_ranks, start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,11 +96,10 @@ def test_ranks_end_where_the_ssh_session_of_pdsh_is_gone(cluster: Cluster, tmp_p
     """Of one host: with --stop-with-parent on, that is the end of the job on all of them."""
     job = start(cluster, Way("pdsh"), tmp_path, STAY)
     job.hear("ready", 8)
-    node1, _, node3, _ = cluster.hosts
+    node1 = cluster.hosts[0]
     (session,) = node1.pids(r"^ssh .* node3 cd ")
     node1.kill(session)
-    for host in cluster.hosts:
-        until(lambda h=host: not ranks_on(h), f"no rank lives on {host.name}")
+    await_no_ranks(*cluster.hosts)
     assert job.finish(SOON_S)[0] != 0
     assert_nothing_left(cluster)
     assert job.saferun_said("saferun: .*node3.*"), job.story("node3 is not named")

@@ -1,10 +1,11 @@
-"""One job over four hosts: however it is started, it finds its place, trains, fails as one, and leaves nothing behind."""
+"""One job over four hosts: however it is started, it finds its place, trains, fails as one, and leaves nothing."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,7 +72,7 @@ def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path:
     assert_nothing_left(cluster)
 
 
-# --------------------------------------------------------------------------------------------------------- failing as one
+# ------------------------------------------------------------------------------------------------------- failing as one
 
 
 @every_way
@@ -131,8 +132,8 @@ def test_hosts_may_be_started_in_any_order(cluster: Cluster, tmp_path: Path) -> 
         command = (*SAFERUN, "--nnodes", "4", "--node-rank", str(host.index), "--master-addr", "node1", script)
         process = host.popen(command, cwd=tmp_path)
         jobs.append(process)
-        # It has begun to meet the others; the first one meets nobody by then.
-        until(lambda p=process, h=host: h.pids(r"coordinator/__main__\.py") or p.poll() is not None, "it meets")
+        # It has begun to meet the others; but the first one, whom they wait for, is the last.
+        until(partial(host.pids, r"coordinator/__main__\.py"), f"{host.name} meets the others")
     job = Job(tmp_path, jobs)
     assert job.finish() == [0] * 4, job.story("failed")
     assert [said.rank for said in job.words] == [0, 1, 2, 3]
@@ -177,7 +178,7 @@ def test_a_first_host_that_does_not_come_is_named(cluster: Cluster, tmp_path: Pa
     assert len(job.saferun_said("saferun: .*node1")) == 3, job.story("not named")
 
 
-# ----------------------------------------------------------------------------------------------------------------- hangs
+# ---------------------------------------------------------------------------------------------------------------- hangs
 
 
 HANG = """

@@ -1,0 +1,290 @@
+"""Whatever befalls a job of several hosts: it ends everywhere, soon, and every console names what it was, and where.
+
+The bounds are seconds after the fault. Each is below what torchrun needs on the same cluster to show anything at all, and
+in most cases torchrun shows nothing within three minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster import jobs
+from tests.cluster.faulted import (
+    END_S,
+    GLOO,
+    HANG_TIMEOUT_S,
+    HOST_TIMEOUT_S,
+    KNOCK_S,
+    STEPS,
+    FaultedJob,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.conftest import MakeCluster
+    from tests.cluster.machines.cluster import Cluster
+    from tests.cluster.machines.faults import Host
+
+# A silent host is missed, knocked at, and everything ended.
+LOST_S = HOST_TIMEOUT_S + KNOCK_S + END_S
+# Nothing moves, and that is captured and told. The sampling of a timeout so short takes as long again.
+HUNG_S = 2 * HANG_TIMEOUT_S + END_S
+ON_DATA_NETWORK = {"GLOO_SOCKET_IFNAME": "eth1"}
+# Retransmissions are up to so far apart where nothing has come through for as long as the tests let it.
+RESENT_S = 30.0
+
+
+def check_named(job: FaultedJob, hosts: list[Host], pattern: str) -> None:
+    """Each of these hosts says it, in the first line after the fault that is a sentence of its own."""
+    for host in hosts:
+        assert re.search(pattern, job.said(host)), job.story(f"{host.name} does not say {pattern!r}")
+        assert job.said(host).count("hint: ") == 1, job.story(f"{host.name} gives no advice, or too much of it")
+
+
+def check_cause(job: FaultedJob, class_name: str, ranks: list[int], host: Host | None = None) -> None:
+    """What the last incident of the report says, that of the job or a host's own; of a hang it follows the words."""
+    give_up_at = time.monotonic() + END_S
+    while True:
+        incident = job.incident(host)
+        cause = (incident or {}).get("cause") or {}
+        if (cause.get("class"), cause.get("ranks")) == (class_name, ranks):
+            return
+        assert time.monotonic() < give_up_at, job.story(f"not {class_name} of {ranks}, but {cause}")
+        time.sleep(0.05)
+
+
+# ------------------------------------------------------------------------------------------------- processes that die
+
+
+def test_a_killed_rank_is_named_everywhere_at_once(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """By its host and the signal; the ranks that lost their connections to it are its victims."""
+    cluster = make_cluster(4)
+    job = FaultedJob(cluster, tmp_path, STEPS)
+    job.await_steps()
+    node3 = cluster.hosts[2]
+    pid = job.rank(node3)
+    job.now()
+    node3.kill(pid)
+    assert set(job.end(within_s=END_S).values()) == {1}
+    check_named(job, cluster.hosts, r"rank 2 \(node3, local rank 0, pid \d+\) failed first.*SIGKILL")
+    check_cause(job, "killed_from_outside", [2])
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_restart_after_a_killed_rank_works(
+    make_cluster: MakeCluster, tmp_path: Path, backend: str
+) -> None:
+    """Nothing of the attempt before is found by the next, neither keys of the store nor gloo's addresses."""
+    cluster = make_cluster(3)
+    node2, node3 = cluster.hosts[1:]
+    job = FaultedJob(cluster, tmp_path, GLOO, "--max-restarts", 1, env=ON_DATA_NETWORK, backend=backend)
+    job.await_steps()
+    job.now()
+    node3.kill(job.rank(node3))
+    job.await_steps(attempt=1)
+    check_named(job, cluster.hosts, r"rank 2 \(node3, .*SIGKILL[^$]*starting all ranks again, restart 1 of 1")
+    job.now()
+    node2.kill(job.rank(node2))
+    assert set(job.end(within_s=END_S).values()) == {1}
+    check_named(job, cluster.hosts, r"rank 1 \(node2, local rank 0, pid \d+\) failed first.*SIGKILL")
+    job.assert_nothing_left()
+
+
+def test_a_killed_saferun_is_named_by_the_others(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """Its rank dies with it, and the ranks that lose their connection to that one are not taken for the cause."""
+    cluster = make_cluster(4)
+    node3 = cluster.hosts[2]
+    others = [host for host in cluster.hosts if host is not node3]
+    job = FaultedJob(cluster, tmp_path, STEPS)
+    job.await_steps()
+    job.now()
+    node3.kill(job.saferun(node3))
+    assert job.end(within_s=END_S) == {"node1": 1, "node2": 1, "node3": -signal.SIGKILL, "node4": 1}
+    check_named(job, others, r"node3 is lost \(rank 2\): its saferun is gone while the host is up")
+    check_cause(job, "host_lost", [2])
+    assert job.lost_hosts() == {"node3": "gone"}
+    job.assert_nothing_left()
+
+
+def test_where_the_saferun_of_the_first_host_is_killed_each_other_host_says_so(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """They cannot meet any more; each keeps what it has seen."""
+    cluster = make_cluster(4)
+    node1, *others = cluster.hosts
+    job = FaultedJob(cluster, tmp_path, STEPS)
+    job.await_steps()
+    job.now()
+    node1.kill(job.saferun(node1))
+    assert job.end(within_s=END_S) == {"node1": -signal.SIGKILL, "node2": 1, "node3": 1, "node4": 1}
+    check_named(job, others, r"node1, which had the job's store, is lost: its saferun is gone while the host is up")
+    for host in others:
+        check_cause(job, "store_host_lost", [], host)
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("killed", ["rank", "saferun"])
+def test_under_slurm_the_launcher_ends_too(
+    cluster: Cluster, tmp_path: Path, killed: str
+) -> None:
+    """Without srun's -K: that a task has failed is no reason for Slurm to end the others."""
+    node3 = cluster.hosts[2]
+    job = jobs.start(cluster, jobs.Way("srun"), tmp_path, STEPS, "--host-timeout", str(HOST_TIMEOUT_S), nproc=1)
+    job.hear("steps", 4)
+    # The oldest is the supervisor; what watches over it has the same command line.
+    node3.kill(jobs.ranks_on(node3)[0] if killed == "rank" else node3.pids(r"-m saferun ")[0])
+    (code,) = job.finish(END_S)
+    # srun's own is the highest of its tasks'.
+    assert code == (1 if killed == "rank" else 128 + signal.SIGKILL)
+    named = r"saferun: rank 2 \(node3, .*SIGKILL" if killed == "rank" else r"saferun: node3 is lost \(rank 2\)"
+    assert len(job.saferun_said(named)) == (4 if killed == "rank" else 3), job.story("not all hosts name it")
+    jobs.assert_nothing_left(cluster)
+
+
+# ---------------------------------------------------------------------------------------------- processes that stand still
+
+
+@pytest.mark.parametrize("also_its_coordinator", [False, True])
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_a_frozen_saferun_is_told_from_a_dead_one(
+    make_cluster: MakeCluster, tmp_path: Path, frozen: int, also_its_coordinator: bool
+) -> None:
+    """The others end without it; and it ends too, with its rank, as soon as it may go on."""
+    cluster = make_cluster(3)
+    host = cluster.hosts[frozen]
+    others = [other for other in cluster.hosts if other is not host]
+    job = FaultedJob(cluster, tmp_path, STEPS)
+    job.await_steps()
+    pids = [job.saferun(host), *([job.coordinator(host)] if also_its_coordinator else [])]
+    job.now()
+    host.freeze(pids)
+    assert set(job.end(*others, within_s=LOST_S).values()) == {1}
+    who = "node1, which had the job's store, is lost" if frozen == 0 else r"node3 is lost \(rank 2\)"
+    check_named(job, others, f"{who}: its saferun accepts connections and says nothing: it is stopped")
+    if frozen == 0:
+        for other in others:
+            check_cause(job, "store_host_lost", [], other)
+    else:
+        check_cause(job, "host_lost", [2])
+        assert job.lost_hosts() == {"node3": "frozen"}
+    job.now()
+    host.thaw(pids)
+    assert job.end(host, within_s=LOST_S) == {host.name: 1}
+    assert "hint: " in job.said(host)
+    job.assert_nothing_left()
+
+
+# ------------------------------------------------------------------------------------------------ hosts and their networks
+
+
+def test_a_host_that_is_switched_off_is_named(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Nobody closes its connections: it is missed by its silence."""
+    cluster = make_cluster(4)
+    node3 = cluster.hosts[2]
+    others = [host for host in cluster.hosts if host is not node3]
+    job = FaultedJob(cluster, tmp_path, STEPS)
+    job.await_steps()
+    job.now()
+    node3.power_off()
+    assert set(job.end(*others, within_s=LOST_S).values()) == {1}
+    check_named(job, others, r"node3 is lost \(rank 2\): none of its addresses answers: it has no power")
+    check_cause(job, "host_lost", [2])
+    assert job.lost_hosts() == {"node3": "unreachable"}
+    job.assert_nothing_left()
+
+
+def test_where_the_first_host_is_switched_off_the_others_say_so(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """The store was there, and the report would have been: each keeps what it has seen on its own disk."""
+    cluster = make_cluster(4)
+    node1, *others = cluster.hosts
+    job = FaultedJob(cluster, tmp_path, STEPS)
+    job.await_steps()
+    job.now()
+    node1.power_off()
+    assert set(job.end(*others, within_s=LOST_S).values()) == {1}
+    check_named(job, others, "node1, which had the job's store, is lost: none of its addresses answers")
+    for number, host in enumerate(others, 1):
+        check_cause(job, "store_host_lost", [], host)
+        incident = job.incident(host)
+        assert incident is not None
+        assert [rank for group in incident["groups"] for rank in group["ranks"]] == [number]
+    job.assert_nothing_left()
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_cut_on_the_way_to_the_store_is_told_from_a_dead_host(
+    make_cluster: MakeCluster, tmp_path: Path, cut: int
+) -> None:
+    """The other network shows that both ends live. Each side ends, and says what it knows of the other."""
+    cluster = make_cluster(3)
+    host = cluster.hosts[cut]
+    node1 = cluster.hosts[0]
+    others = [other for other in cluster.hosts if other is not host]
+    job = FaultedJob(cluster, tmp_path, STEPS)
+    job.await_steps()
+    job.now()
+    host.cut("eth0")
+    assert set(job.end(within_s=LOST_S).values()) == {1}
+    store_lost = "node1, which had the job's store, is lost: it is alive, and cannot be reached on the way to the store"
+    if cut == 0:
+        check_named(job, [node1], "node1 reaches none of the other 2 hosts any more: its own network is cut")
+        check_named(job, others, store_lost)
+        check_cause(job, "network_cut", [])
+    else:
+        check_named(job, others, r"node3 is lost \(rank 2\): it is alive, and cannot be reached on the way to the store")
+        check_named(job, [host], store_lost)
+        check_cause(job, "network_cut", [2])
+    job.assert_nothing_left()
+
+
+def test_what_stands_between_ranks_is_named_while_the_job_goes_on(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Slow is not hung; what hangs is told with its cause, costs nothing, and is known to be over when it is."""
+    cluster = make_cluster(4)
+    node1, node2, node3, _ = cluster.hosts
+    job = FaultedJob(cluster, tmp_path, GLOO, env=ON_DATA_NETWORK)
+    job.await_steps()
+
+    job.now()
+    for nic in ("eth0", "eth1"):
+        node3.slow(nic, delay_ms=50, loss=0.03)
+    with pytest.raises(AssertionError, match="has not said"):
+        job.wait_said(node1, ".", HANG_TIMEOUT_S + HOST_TIMEOUT_S)
+    node3.unslow()
+
+    job.now()
+    node3.freeze([job.rank(node3)])
+    job.wait_said(node1, r"the job goes on", HUNG_S)
+    assert re.search(r"the job hangs: rank 2 \(node3\) .* is stopped \(state T\)", job.said(node1)), job.said(node1)
+    check_cause(job, "hang_stopped", [2])
+    node3.thaw([job.rank(node3)])
+    job.wait_said(node1, "the job moves again", HUNG_S)
+
+    job.now()
+    node3.cut("eth1")
+    job.wait_said(node1, r"the job goes on", HUNG_S)
+    assert "nothing gets through between node3 and node2, node4: its network is cut (rank 2)" in job.said(node1)
+    check_cause(job, "network_cut", [2])
+    node3.heal("eth1")
+    job.wait_said(node1, "the job moves again", HUNG_S + RESENT_S)
+
+    job.now()
+    node2.block_peer(node3)
+    job.wait_said(node1, r"the job goes on", HUNG_S)
+    assert "the ranks of node2 and node3 do not reach each other" in job.said(node1)
+    check_cause(job, "network_between_hosts", [])
+    node2.unfirewall()
+    job.wait_said(node1, "the job moves again", HUNG_S + RESENT_S)
+    job.of["node1"].terminate()
+    assert set(job.end(within_s=END_S).values()) == {1}
+    job.assert_nothing_left()
