@@ -34,12 +34,12 @@ from saferun.rank_group import Rank, RankGroup
 if TYPE_CHECKING:
     from saferun.capture_run import CaptureRun
     from saferun.captures.wire import CaptureReader
-    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill, ToldTrouble
+    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill
+    from saferun.exchange import EvidenceExchange
     from saferun.host.cgroups import MemoryState
     from saferun.host.core_limits import RankPreparation
     from saferun.host.core_watch import CoreWatch
-    from saferun.job import Job, Piece
-    from saferun.job_watch import JobWatch
+    from saferun.job import Job
     from saferun.watch_run import Watch
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
@@ -49,8 +49,6 @@ _WATCH_DELAY_S = 0.5
 CORE_BUDGET_S = 60.0
 # What the drivers of NVIDIA and AMD leave in /dev.
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-# How long the other hosts' parts of a picture are waited for: they look at the same time, within the same budget.
-OTHERS_S = 10.0
 # Being looked at costs a rank's main thread a few milliseconds at most.
 _SIGN_OF_LIFE_S = 0.05
 # The longest path of a Unix socket, less what the hook appends.
@@ -135,7 +133,6 @@ class Investigation:
     ) -> None:
         self._config = config
         self._job = job
-        self._peers_s = peers_s
         self._watching = config.watch
         self._environ = environ
         self._poller = _GuardedPoller(poller, self._calls_well)
@@ -154,8 +151,22 @@ class Investigation:
         self._run: CaptureRun | None = None
         self._dying: list[CaptureRun] = []  # killed, not reaped yet
         self._captures = 0
+        self._exchange = self._open_exchange(job, peers_s) if job is not None else None
         self._log = IncidentLog(config, run_dir, host=host, run_id=run_id, guarded=self._guarded)
         self._begin_attempt()
+
+    def _open_exchange(self, job: Job, peers_s: float) -> EvidenceExchange:
+        from saferun.exchange import EvidenceExchange
+
+        task = self._config.hosts.task
+        return EvidenceExchange(
+            job,
+            task.local_rank if task is not None else 0,
+            hang_timeout_s=self._watching.hang_timeout_s,
+            peers_s=peers_s,
+            on_recovery=self._tell_recovery,
+            guarded=self._guarded,
+        )
 
     def _begin_attempt(self) -> None:
         self._group: RankGroup | None = None
@@ -171,8 +182,8 @@ class Investigation:
         self._concluded_attempt = -1
         self._last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
         self._pulses: dict[int, _Pulse] = {}  # by local rank, when the capture began
-        self._job_watch: JobWatch | None = None
-        self._hang_number = 0  # of the job's hang that is being captured
+        if self._exchange is not None:
+            self._exchange.begin_attempt()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -184,7 +195,7 @@ class Investigation:
             return 0.0
         watch_at = self._watch.deadline if self._watch is not None else self._watch_at
         moments = [watch_at, self._run.deadline if self._run is not None else None]
-        moments.append(self._job_watch.deadline if self._job_watch is not None else None)
+        moments.append(self._exchange.deadline if self._exchange is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -192,8 +203,8 @@ class Investigation:
         self._log.write()
         if self._run is not None and self._run.deadline <= now:
             self._run.expire()
-        if self._job_watch is not None and self._job_watch.deadline is not None and self._job_watch.deadline <= now:
-            self._guarded("watch the job", self._job_watch.tick, now)
+        if self._exchange is not None:
+            self._exchange.tick(now)
         if self._watch_at is not None and self._watch_at <= now:
             self._watch_at = None
             self._guarded("watch the ranks", self._begin_watch, now)
@@ -359,38 +370,27 @@ class Investigation:
 
     def _on_verdict(self, verdict: HangVerdict) -> None:
         now = time.monotonic()
-        if self._job is None:
+        if self._exchange is None:
             self._post(HangSuspected(now, self._attempt(), verdict))
             return
-        # Whether the job hangs is for all hosts to say together.
-        since = time.time() - verdict.quiet_s
-        self._job.set_state({"s": "quiet", **verdict._asdict(), "since": since})
+        self._exchange.tell_quiet(verdict)
         if self._watch is not None:
             self._watch.captured(now)
 
     def states_changed(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """How the ranks of all hosts do, on the host that decides."""
-        if self._watching.hang_timeout_s > 0 and self._job is not None:
-            self._guarded("watch the job", self._watch_job, states)
-
-    def _watch_job(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        from saferun.job_watch import JobWatch
-
-        if self._job_watch is None and self._job is not None:
-            self._job_watch = JobWatch(
-                self._watching.hang_timeout_s, on_hang=self._job.tell_hang, on_recovery=self._tell_recovery
-            )
-        if self._job_watch is not None:
-            self._job_watch.feed(states, time.monotonic())
+        if self._exchange is not None:
+            self._exchange.states_changed(states)
 
     def job_hangs(self, verdict: HangVerdict, number: int) -> None:
         """All hosts are to capture a hang of the job."""
-        self._hang_number = number
+        if self._exchange is not None:
+            self._exchange.hang_number = number
         self._post(HangSuspected(time.monotonic(), self._attempt(), verdict))
 
     def _on_recovery(self, lasted_s: float) -> None:
-        if self._job is not None:
-            self._job.set_state({"s": "run"})
+        if self._exchange is not None:
+            self._exchange.tell_moving()
         else:
             self._tell_recovery(lasted_s)
 
@@ -476,7 +476,7 @@ class Investigation:
             capture = capture._replace(unfinished=(*named, failure))
         self._capture = self._explained(capture, action, failure) if action.verdict is not None else capture
         if action.verdict is not None and self._job is not None:
-            self._guarded("hand in what was seen", self._share_hang, self._job, action, action.verdict)
+            self._guarded("hand in what was seen", self._share_hang, action, action.verdict)
             return
         culprits: tuple[int, ...] = ()
         if action.verdict is not None:
@@ -486,55 +486,27 @@ class Investigation:
             culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
         self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, self._has_moved(action.verdict)))
 
-    def _share_hang(self, job: Job, action: CaptureEvidence, verdict: HangVerdict) -> None:
-        """Every host hands in its part of the picture; the one that decides puts them together."""
-        name, moved = f"hang-{self._hang_number}", self._has_moved(verdict)
+    def _share_hang(self, action: CaptureEvidence, verdict: HangVerdict) -> None:
+        assert self._exchange is not None  # noqa: S101 - there are other hosts
         self._evidence = self._gather(verdict)
-        if not job.leads:
-            from saferun.host_parts import encode_part
 
-            job.share(name, encode_part(self._evidence, job.part_limit_bytes), moved=moved)
-            self._post(EvidenceCaptured(time.monotonic(), action.attempt, (), moved))
-            return
-
-        def on_done(pieces: list[Piece]) -> None:
-            self._diagnosis = self._guarded("diagnose the hang", self._diagnose_job_hang, pieces)
+        def on_done(evidence: Evidence, moved: bool) -> None:  # noqa: FBT001 - by the exchange
+            self._evidence = evidence
+            self._diagnosis = self._guarded("diagnose the hang", self._diagnose_seen)
             cause = self._diagnosis.cause if self._diagnosis is not None else None
             blamed = cause.ranks if cause is not None else ()
+            if self._job is not None:
+                self._job.blamed = blamed
             culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
-            job.blamed = blamed
-            has_moved = moved or any(piece.moved for piece in pieces)
-            self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, has_moved))
+            self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, moved))
 
-        job.collect(name, OTHERS_S, on_done)
+        moved = self._has_moved(verdict)
+        self._exchange.share_hang(self._evidence, label=self._host, moved=moved, on_done=on_done)
 
-    def _diagnose_job_hang(self, pieces: Sequence[Piece]) -> Diagnosis:
+    def _diagnose_seen(self) -> Diagnosis | None:
         from saferun.diagnosis.hang import diagnose_hang
 
-        self._evidence = self._merged(pieces)
-        return diagnose_hang(self._evidence)
-
-    def _merged(self, pieces: Sequence[Piece]) -> Evidence:
-        """What this host has seen together with what others handed in."""
-        from saferun.host_parts import HostPart, HostPeer, LostHost, decode_part, merge_parts
-
-        job, own = self._job, self._evidence
-        assert job is not None  # noqa: S101 - pieces come from others
-        assert own is not None  # noqa: S101 - this host has looked first
-        task = self._config.hosts.task
-        parts = [HostPart(job.host, task.local_rank if task is not None else 0, self._host, 0.0, own)]
-        for piece in pieces:
-            evidence = self._guarded(f"read what {piece.label} handed in", decode_part, piece.evidence)
-            if evidence is not None:
-                parts.append(HostPart(piece.host, piece.task, piece.label, piece.offset_s, evidence))
-        lost = [LostHost(*host) for host in job.lost.values()]
-        peers = [
-            HostPeer(peer.host, peer.label, tuple(range(peer.base_rank, peer.base_rank + peer.ranks)), peer.addresses)
-            for peer in job.peers.values()
-        ]
-        world_size = self._group.plan.placement.world_size if self._group is not None else 0
-        trouble = self._told_trouble()
-        return merge_parts(parts, lost, world_size=world_size, peers=peers, leader=job.host, trouble=trouble)
+        return diagnose_hang(self._evidence) if self._evidence is not None else None
 
     def _has_moved(self, verdict: HangVerdict | None) -> bool:
         """Whether a hang was none, or is over: a rank has worked or said something while it was looked at."""
@@ -576,8 +548,8 @@ class Investigation:
         """Tell of the hang that has just been captured."""
         verdict, diagnosis = self._verdict, self._diagnosis
         now = time.monotonic()
-        if self._job is not None and self._job_watch is not None:
-            self._job_watch.captured(now)
+        if self._exchange is not None:
+            self._exchange.hang_captured(now)
         if self._job is not None and not self._job.leads:
             self._note_hang()
         elif verdict is not None and diagnosis is not None:
@@ -595,17 +567,15 @@ class Investigation:
         """Another host has the whole picture and tells it; this one keeps its part."""
         leader = self._job.leader if self._job is not None else ""
         line = f"saferun: nothing moves on any host; {leader} tells where, and has the report"
-        if self._hang_number == 1 and self._job is not None and self._job.line.is_head:
+        if (
+            self._exchange is not None
+            and self._exchange.hang_number == 1
+            and self._job is not None
+            and self._job.line.is_head
+        ):
             self._say(line)
-        if self._evidence is not None:
-            self._diagnosis = self._guarded("diagnose the hang", self._own_hang, self._evidence)
         if self._diagnosis is not None:
             self._guarded("report", self._log_incident, "hang", self._diagnosis, "continued", [line])
-
-    def _own_hang(self, evidence: Evidence) -> Diagnosis:
-        from saferun.diagnosis.hang import diagnose_hang
-
-        return diagnose_hang(evidence)
 
     def _tell_hang(self, action: ReportHang, verdict: HangVerdict, diagnosis: Diagnosis) -> None:
         from saferun.report.text import hang_text
@@ -630,8 +600,8 @@ class Investigation:
         """How long a hang must go on to be captured again; None: it has been captured often enough."""
         from saferun.watchdog.verdicts import AT_MOST, pause_s
 
-        if self._job_watch is not None:
-            return self._job_watch.next_capture_s()
+        if self._exchange is not None:
+            return self._exchange.next_capture_s()
         told = self._hangs[kind]
         return pause_s(self._watching.hang_timeout_s, told) if sum(self._hangs.values()) < AT_MOST else None
 
@@ -709,30 +679,20 @@ class Investigation:
         self._concluded = True
         self._concluded_attempt = action.attempt
         self._evidence = self._guarded("gather what was seen", self._seen, action, reader, failure)
-        if self._job is not None and not action.alone and self._guarded("ask the others", self._share_end, action):
+        if self._exchange is not None and not action.alone and self._guarded("ask the others", self._share_end, action):
             return
         self._post_diagnosis(action)
 
     def _share_end(self, action: Diagnose) -> bool:
-        """Hand in this host's part, or wait for the others'. Whether a diagnosis follows from that later."""
-        job, evidence = self._job, self._evidence
-        if job is None:
-            return False
-        if not job.leads:
-            if evidence is not None:
-                from saferun.host_parts import encode_part
+        """Hand in this host's part; a diagnosis follows when there is nothing to be waited for. Returns True."""
+        assert self._exchange is not None  # noqa: S101 - there are other hosts
 
-                text = encode_part(evidence, job.part_limit_bytes)
-                job.share("end", text, stopped=action.stop_signum is not None)
-            return False
+        def on_done(evidence: Evidence | None, stopped: bool) -> None:  # noqa: FBT001 - by the exchange
+            self._evidence = evidence
+            self._post_diagnosis(action, stopped=stopped)
 
-        def on_done(pieces: list[Piece]) -> None:
-            if evidence is not None:
-                merged = self._guarded("put together what the hosts have seen", self._merged, pieces)
-                self._evidence = merged if merged is not None else evidence
-            self._post_diagnosis(action, stopped=any(piece.stopped for piece in pieces))
-
-        job.collect("end", self._peers_s, on_done)
+        stopped = action.stop_signum is not None
+        self._exchange.share_end(self._evidence, label=self._host, stopped=stopped, on_done=on_done)
         return True
 
     def _post_diagnosis(self, action: Diagnose, *, stopped: bool = False) -> None:
@@ -789,16 +749,8 @@ class Investigation:
             store_port=group.plan.placement.master_port if group is not None else 0,
             started_time=self._started_time,
             world_size=group.plan.placement.world_size if group is not None and self._job is not None else 0,
-            job_trouble=self._told_trouble(),
+            job_trouble=self._exchange.told_trouble() if self._exchange is not None else None,
         )
-
-    def _told_trouble(self) -> ToldTrouble | None:
-        from saferun.evidence import ToldTrouble
-
-        trouble = self._job.trouble if self._job is not None else None
-        if trouble is None or trouble.reason in {"membership", "leave"}:
-            return None  # whoever leaves knows why, and the others have nothing to diagnose
-        return ToldTrouble(*trouble)
 
     def report_failure(self, action: ReportFailure) -> None:
         """Tell why the attempt failed, and what happens next."""
@@ -821,21 +773,20 @@ class Investigation:
 
     def decision_words(self, diagnosis: Diagnosis, *, restarting: bool) -> list[str]:
         """What the other hosts tell their users of a failed attempt."""
-        return self._guarded("tell the others", self._peer_lines, diagnosis, restarting) or [
-            f"saferun: {diagnosis.headline}"
-        ]
+        from saferun.exchange import peer_lines
 
-    def _peer_lines(self, diagnosis: Diagnosis, restarting: bool) -> list[str]:  # noqa: FBT001 - by _guarded
-        from saferun.report.text import peer_text
-
-        return peer_text(
-            diagnosis,
-            leader=self._host,
-            files=self._run_dir.path,
-            restarting=restarting,
-            attempt=self._failures_before,
-            max_restarts=self._config.max_restarts,
+        words: list[str] | None = self._guarded(
+            "tell the others",
+            lambda: peer_lines(
+                diagnosis,
+                leader=self._host,
+                files=self._run_dir.path,
+                restarting=restarting,
+                restarts=self._failures_before,
+                max_restarts=self._config.max_restarts,
+            ),
         )
+        return words or [f"saferun: {diagnosis.headline}"]
 
     @property
     def _failures_before(self) -> int:

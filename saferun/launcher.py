@@ -18,7 +18,7 @@ from saferun.host.procfs import children_of
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import ensure_standard_descriptors
-from saferun.investigation import CORE_BUDGET_S, OTHERS_S
+from saferun.investigation import CORE_BUDGET_S
 from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
 from saferun.profiles import Resolution
 from saferun.rank_environ import resolve_environ
@@ -28,6 +28,8 @@ from saferun.supervisor import Limits, Supervisor
 _BACKSTOP_S = 5.0
 # A meeting that fails is told by the coordinator; this is for one that says nothing.
 _JOIN_BACKSTOP_S = 60.0
+# The host that decides waits for the others' parts of a picture (``exchange.OTHERS_S``), and a little longer.
+_OTHERS_S = 12.0
 # A few chunks of output with their prefixes.
 _KEPT_BYTES = 4 << 20
 
@@ -102,7 +104,9 @@ def _run(
     # What another host may take from the failure to its last word.
     peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
     if hosts.together:
-        limits = limits._replace(capture_s=limits.capture_s + OTHERS_S, join_s=hosts.start_timeout_s + _JOIN_BACKSTOP_S)
+        limits = limits._replace(
+            capture_s=limits.capture_s + _OTHERS_S, join_s=hosts.start_timeout_s + _JOIN_BACKSTOP_S
+        )
     try:
         return Runtime(
             config,

@@ -31,6 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *("watch_run", "capture_run", "incident_log", "job_line"),
     ),
     ("handover", "job", "job_watch", "command_line", "place"),
+    ("exchange",),
     ("investigation",),
     ("runtime",),
     ("launcher",),

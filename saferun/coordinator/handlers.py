@@ -21,7 +21,7 @@ from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.search import Search
-from saferun.coordinator.static import JOB_KEY
+from saferun.coordinator.static import JOB_KEY, UNKNOWN_NAME_HINT
 from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
@@ -171,11 +171,13 @@ class HandlerRendezvous:
             while (client := search.wait(_LOOK_AGAIN_S)) is None:
                 meeting.check()
                 words = search.words()
-                meeting.say(words)
+                meeting.say(words, is_amiss=search.leads_nowhere)
                 if meeting.remaining_s <= 0:
                     raise JoinFailedError(
                         f"{words}, for {meeting.timeout_s:.0f} s",
-                        f"see whether saferun runs on {host} with the same --rdzv-endpoint, and whether a firewall is"
+                        UNKNOWN_NAME_HINT.format(option="--rdzv-endpoint")
+                        if search.knows_no_name
+                        else f"see whether saferun runs on {host} with the same --rdzv-endpoint, and whether a firewall is"
                         " between",
                     )
         finally:

@@ -7,7 +7,6 @@ port leads to its store, which answers as stores do.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ _ANSWER_TIMEOUT_S = 2.0
 # torch's client asks the name service first, which may not be in order.
 _STORE_ANSWER_TIMEOUT_S = 6.0
 _MOST_ADDRESSES = 16
+_AFTER_REFUSAL_S = 0.5
 
 GONE = "gone"
 REACHED = "reached"
@@ -64,22 +64,29 @@ def knock(
     if not port or not tried:
         return Finding(UNKNOWN, f"nobody knows where {name} could be asked")
     sights: dict[str, Sight] = {}
+    seen_one = threading.Condition()
 
     def look(address: str) -> None:
-        sights[address] = _look(address, port, answers)
+        sight = _look(address, port, answers)
+        with seen_one:
+            sights[address] = sight
+            seen_one.notify_all()
 
-    threads = [threading.Thread(target=look, args=(address,), daemon=True) for address in tried]
-    for thread in threads:
-        thread.start()
-    give_up_at = (
-        time.monotonic()
-        + 2 * _CONNECT_TIMEOUT_S
-        + (_ANSWER_TIMEOUT_S if answers is None else _STORE_ANSWER_TIMEOUT_S)
-        + 0.5
-    )
-    for thread in threads:
-        thread.join(max(0.0, give_up_at - time.monotonic()))
-    seen = [sights.get(a) or Sight(a, SILENT, f"{a} does not answer", answered=False) for a in tried]
+    def is_complete() -> bool:
+        return len(sights) == len(tried)
+
+    def is_refused() -> bool:
+        return any(sight.kind == REFUSED and not sight.answered for sight in sights.values())
+
+    for address in tried:
+        threading.Thread(target=look, args=(address,), daemon=True).start()
+    answer_s = _ANSWER_TIMEOUT_S if answers is None else _STORE_ANSWER_TIMEOUT_S
+    with seen_one:
+        seen_one.wait_for(lambda: is_complete() or is_refused(), 2 * _CONNECT_TIMEOUT_S + answer_s + 0.5)
+        if is_refused():
+            # The host is up. Where saferun runs there, another address says so at once.
+            seen_one.wait_for(is_complete, _AFTER_REFUSAL_S)
+        seen = [sights.get(a) or Sight(a, SILENT, f"{a} does not answer", answered=False) for a in tried]
     return judge(name, seen, way)
 
 

@@ -14,6 +14,8 @@ from saferun.coordinator.store_client import StoreClient
 
 _MOST_TASKS = 4096
 _BORN = os.urandom(8).hex()
+# How soon something is told that waiting alone will hardly mend.
+_AMISS_S = 2.0
 
 
 class JoinFailedError(Exception):
@@ -93,6 +95,7 @@ class Meeting:
         self._joins: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._words = ""
+        self._is_amiss = False
         self._told_at = self.began_at
         self._left = ""
 
@@ -174,14 +177,17 @@ class Meeting:
         if self.is_over:
             raise CancelledError
 
-    def say(self, words: str) -> None:
-        """What is being waited for, for whoever asks."""
+    def say(self, words: str, *, is_amiss: bool = False) -> None:
+        """What is being waited for, for whoever asks. ``is_amiss``: that is more than somebody who comes late."""
         self._words = words
+        self._is_amiss = is_amiss
 
     def words_due(self) -> str | None:
         """What to tell the tasks now; None: nothing yet."""
         now = time.monotonic()
-        if self.is_over or not self._words or now - self._told_at < self.tell_every_s:
+        is_first = self._told_at == self.began_at
+        wait_s = min(_AMISS_S, self.tell_every_s) if self._is_amiss and is_first else self.tell_every_s
+        if self.is_over or not self._words or now - self._told_at < wait_s:
             return None
         self._told_at = now
         return f"{self._words} ({now - self.began_at:.0f} s)"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from saferun.coordinator.dial import dial, shown
+from saferun.coordinator.dial import UNKNOWN_NAME, UNREACHABLE, dial, shown
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _FIRST_PAUSE_S = 0.02
@@ -25,8 +25,7 @@ class Search:
         host: name or address.
         ports: the candidates.
         accept: looks at a store that answers, and returns None for the right one, else words why it is not (a subject
-            is
-            put before them). Called in several threads.
+            is put before them). Called in several threads.
     """
 
     def __init__(
@@ -41,6 +40,7 @@ class Search:
         self._accept = accept
         self._changed = threading.Condition()
         self._words: dict[int, str] = {}
+        self._kind = ""  # of what happened last
         self._foreign_since: dict[int, float] = {}
         self._found: StoreClient | None = None
         self._over = False
@@ -60,6 +60,18 @@ class Search:
             return "; ".join(self._words[port] for port in self._ports if port in self._words) or (
                 f"{shown(self._host, self._ports[0])} has not been reached yet"
             )
+
+    @property
+    def knows_no_name(self) -> bool:
+        """Whether the host's name cannot be resolved."""
+        with self._changed:
+            return self._kind == UNKNOWN_NAME
+
+    @property
+    def leads_nowhere(self) -> bool:
+        """Whether it is known that nothing leads there, as opposed to a host where saferun has not been started yet."""
+        with self._changed:
+            return self._kind in {UNKNOWN_NAME, UNREACHABLE}
 
     def foreign_for_s(self) -> float:
         """For how long every port has been known to belong to others; 0: one may still become the right one."""
@@ -95,7 +107,9 @@ class Search:
 
     def _look(self, port: int) -> tuple[str | None, StoreClient | None, bool]:
         """Words why not, or the store; and whether the port is known to be someone else's."""
-        connection, _, words = dial(self._host, port)
+        connection, kind, words = dial(self._host, port)
+        with self._changed:
+            self._kind = kind
         if connection is None:
             return words, None, False
         connection.close()

@@ -19,6 +19,7 @@ from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 
 _CONTROL_KEY = "saferun/control"
+UNKNOWN_NAME_HINT = "look at this host's name service and /etc/hosts, or pass an address as {option}"
 JOB_KEY = "saferun/job"
 _NO_CONTROL_S = 10.0
 # A job before this one may take a moment to give its port back.
@@ -162,9 +163,9 @@ class StaticRendezvous:
             while (client := search.wait(_LOOK_AGAIN_S)) is None:
                 meeting.check()
                 words = search.words()
-                meeting.say(words)
+                meeting.say(words, is_amiss=search.leads_nowhere)
                 if meeting.remaining_s <= 0:
-                    raise JoinFailedError(*_unreachable(words, meeting))
+                    raise JoinFailedError(*_unreachable(words, meeting, is_named=not search.knows_no_name))
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
                     raise JoinFailedError(
                         words,
@@ -216,10 +217,12 @@ class StaticRendezvous:
             pass
 
 
-def _unreachable(words: str, meeting: Meeting) -> tuple[str, str]:
+def _unreachable(words: str, meeting: Meeting, *, is_named: bool = True) -> tuple[str, str]:
     return (
         f"{words}, for {meeting.timeout_s:.0f} s",
-        f"see whether saferun runs on {meeting.master_addr} with this --master-port, and whether a firewall is between",
+        UNKNOWN_NAME_HINT.format(option="--master-addr")
+        if not is_named
+        else f"see whether saferun runs on {meeting.master_addr} with this --master-port, and whether a firewall is between",
     )
 
 

@@ -79,6 +79,8 @@ def _program(cmdline: list[str]) -> str:
     for i, name in enumerate(names[1:], 1):
         if name == "-m" and i + 1 < len(names):
             return names[i + 1]
+        if name == "-c":
+            return f"{names[0]} -c"
         if not name.startswith("-"):
             return name
     return names[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,19 +156,7 @@ class FaultedJob:
 
         How many seconds after the fault the first of them said anything, and all were gone, is printed (pytest -rP).
         """
-        chosen = hosts or tuple(self.hosts)
-        processes = [self.of[host.name] for host in chosen]
-        first_s = 0.0
-        while True:
-            seconds = time.monotonic() - self.fault_at
-            over = [process.poll() is not None for process in processes]
-            if not first_s and any(_SENTENCE.search(self.said(host)) for host in chosen):
-                first_s = seconds
-            if all(over):
-                print(f"first word after {first_s:.1f} s, end after {seconds:.1f} s")
-                return {host.name: self.of[host.name].returncode for host in chosen}
-            assert seconds < within_s, self.story(f"has not ended after {seconds:.1f} s")
-            time.sleep(_LOOK_AGAIN_S)
+        return end_all({"": self}, *hosts, within_s=within_s)[""]
 
     def incident(self, host: Host | None = None) -> dict[str, Any] | None:
         """The last incident of the report: of the whole job, or the one that a host has kept for itself."""
@@ -195,6 +183,25 @@ class FaultedJob:
     def story(self, what: str) -> str:
         """A message for a failed assertion, with all consoles."""
         return self.job.story(what)
+
+
+def end_all(jobs: Mapping[str, FaultedJob], *hosts: Host, within_s: float) -> dict[str, dict[str, int]]:
+    """The same of several jobs that run at once."""
+    first_s: dict[str, float] = {}
+    codes: dict[str, dict[str, int]] = {}
+    while len(codes) < len(jobs):
+        for name, job in jobs.items():
+            chosen = hosts or tuple(job.hosts)
+            seconds = time.monotonic() - job.fault_at
+            over = all(job.of[host.name].poll() is not None for host in chosen)
+            if name not in first_s and any(_SENTENCE.search(job.said(host)) for host in chosen):
+                first_s[name] = seconds
+            if over and name not in codes:
+                codes[name] = {host.name: job.of[host.name].returncode for host in chosen}
+                print(f"{name}: first word after {first_s.get(name, -1):.1f} s, end after {seconds:.1f} s")
+            assert over or seconds < within_s, job.story(f"{name} has not ended after {seconds:.1f} s")
+        time.sleep(_LOOK_AGAIN_S)
+    return codes
 
 
 def _traces(host: Host) -> list[str]:

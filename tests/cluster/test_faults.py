@@ -285,6 +285,7 @@ def test_what_stands_between_ranks_is_named_while_the_job_goes_on(make_cluster: 
     check_cause(job, "network_between_hosts", [])
     node2.unfirewall()
     job.wait_said(node1, "the job moves again", HUNG_S + RESENT_S)
+    job.now()
     job.of["node1"].terminate()
     assert set(job.end(within_s=END_S).values()) == {1}
     job.assert_nothing_left()

@@ -60,7 +60,11 @@ def test_every_rank_has_its_place_without_flags_but_those_of_the_launcher(
     assert_nothing_left(cluster)
 
 
-@every_way
+# By hand it does in test_elastic.py; and where a rank has a task of its own, torch cannot tell by what it was started.
+TRAINING_WAYS = [way for way in WAYS if way.name in {"srun", "srun-a-task-a-rank", "mpirun", "hydra", "pdsh"}]
+
+
+@pytest.mark.parametrize("way", TRAINING_WAYS, ids=[way.name for way in TRAINING_WAYS])
 def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path: Path, way: Way) -> None:
     """With gloo, which has to find its way from host to host."""
     hosts = cluster.hosts if way.tasks == 1 else cluster.hosts[:2]
@@ -141,11 +145,11 @@ def test_hosts_may_be_started_in_any_order(cluster: Cluster, tmp_path: Path) -> 
 
 def test_a_task_that_slurm_has_started_and_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
     """By the name of its host, on every host that waits for it."""
-    saferun = " ".join((*SAFERUN, "--start-timeout", "4", write(tmp_path, TELL_PLACE)))
+    saferun = " ".join((*SAFERUN, "--start-timeout", "3", write(tmp_path, TELL_PLACE)))
     command = ["sh", "-c", f"test $(hostname) = node3 || exec {saferun}"]
     job = Job(tmp_path, [launchers.srun(cluster, command, cwd=tmp_path)])
     assert job.finish(SOON_S) == [1]
-    assert len(job.saferun_said("saferun: .*did not come within 4 s.*node3")) == 3, job.story("not named")
+    assert len(job.saferun_said("saferun: .*did not come within 3 s.*node3")) == 3, job.story("not named")
     assert "node2" not in "".join(job.saferun_said("saferun: .*did not come"))
     assert job.words == []
     assert_nothing_left(cluster)
@@ -154,17 +158,17 @@ def test_a_task_that_slurm_has_started_and_that_does_not_come_is_named(cluster: 
 def test_hosts_of_a_list_that_do_not_come_are_named(cluster: Cluster, tmp_path: Path) -> None:
     """Pdsh was given another list than saferun."""
     some = [cluster.hosts[0], cluster.hosts[2]]
-    command = (*SAFERUN, "--hosts", "node[1-4]", "--start-timeout", "4", write(tmp_path, TELL_PLACE))
+    command = (*SAFERUN, "--hosts", "node[1-4]", "--start-timeout", "3", write(tmp_path, TELL_PLACE))
     job = Job(tmp_path, [launchers.pdsh(cluster, command, hosts=some, cwd=tmp_path)])
     assert job.finish(SOON_S) == [1]
-    told = job.saferun_said("saferun: .*did not come within 4 s")
+    told = job.saferun_said("saferun: .*did not come within 3 s")
     assert len(told) == 2, job.story("not told by both")
     assert all("2 of 4 hosts" in line and "node2" in line and "node4" in line for line in told), told
 
 
 def test_a_first_host_that_does_not_come_is_named(cluster: Cluster, tmp_path: Path) -> None:
     """Nobody else could be asked who is there."""
-    options = ("--start-timeout", "4")
+    options = ("--start-timeout", "3")
     script = write(tmp_path, TELL_PLACE)
     place = ("--nnodes", "4", "--master-addr", "node1")
     job = Job(

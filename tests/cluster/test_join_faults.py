@@ -1,0 +1,146 @@
+"""Whatever keeps hosts from meeting: each of them names what it was, and where, and ends when the time is over.
+
+Jobs that wait for nothing but the end of that time do so side by side.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.faulted import END_S, GLOO, HANG_TIMEOUT_S, FaultedJob, end_all
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.conftest import MakeCluster
+    from tests.cluster.machines.cluster import Cluster
+
+START_TIMEOUT_S = 8.0
+FIRST_PORT = 29501
+NOBODYS_ADDRESS = "10.77.0.99"
+NOTHING = "raise SystemExit('the hosts have met')"
+# All of saferun's processes of all jobs start at once.
+STARTS_S = 15.0
+
+
+class Jobs:
+    """Jobs that are under way at once, each on a port of its own."""
+
+    def __init__(self, cluster: Cluster, folder: Path, *, backend: str) -> None:
+        self.cluster = cluster
+        self.of: dict[str, FaultedJob] = {}
+        self._folder = folder
+        self._backend = backend
+
+    def port(self) -> int:
+        """The port of the job that is started next."""
+        return FIRST_PORT + len(self.of)
+
+    def start(self, name: str, *nodes: int, count: int = 0, master: str = "node1", options: Sequence[str] = ()) -> None:
+        """Start a job on some hosts; the one with node rank 0 is node1.
+
+        Args:
+            name: the fault.
+            nodes: numbers of hosts, from 1.
+            count: how many hosts it has, where not all of them are started.
+            master: the name under which node1 is looked for.
+            options: more of saferun's.
+        """
+        hosts = [self.cluster.hosts[node - 1] for node in nodes]
+        ranks = {host: node - 1 for host, node in zip(range(len(hosts)), nodes, strict=True)}
+        ranks = {place: min(rank, (count or len(hosts)) - 1) for place, rank in ranks.items()}
+        port = self.port()
+
+        def place(number: int) -> tuple[str, ...]:
+            if self._backend == "c10d":
+                return "--rdzv-endpoint", f"{master}:{port}", "--rdzv-id", name
+            return "--node-rank", str(ranks[number]), "--master-addr", master, "--master-port", str(port)
+
+        self.of[name] = FaultedJob(
+            self.cluster,
+            self._folder / name,
+            NOTHING,
+            *("--start-timeout", START_TIMEOUT_S, *options),
+            hosts=hosts,
+            nnodes=str(count or len(hosts)),
+            backend=self._backend,
+            each=place,
+        )
+
+    def check(self, name: str, node: int, pattern: str) -> None:
+        """A host says it, in a sentence with advice."""
+        job = self.of[name]
+        said = job.said(self.cluster.hosts[node - 1])
+        assert re.search(rf"^saferun: {pattern}", said, re.MULTILINE), job.story(f"{name}: not {pattern!r} on node{node}")
+        assert "\nhint: " in said, job.story(f"{name}: no advice on node{node}")
+
+    def end(self) -> None:
+        """All jobs fail on all hosts, and nothing is left of them."""
+        for name, codes in end_all(self.of, within_s=START_TIMEOUT_S + STARTS_S).items():
+            assert set(codes.values()) == {1}, self.of[name].story(name)
+        for job in self.of.values():
+            job.assert_nothing_left()
+
+
+def test_what_keeps_hosts_from_their_master_is_named(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """By host, port and kind; and what is known at once is told long before the time is over."""
+    cluster = make_cluster(3)
+    node1, node2, node3 = cluster.hosts
+    jobs = Jobs(cluster, tmp_path, backend="static")
+    for how in ("drop", "reject", "prohibit"):
+        node1.firewall(jobs.port(), how)
+        jobs.start(how, 1, 2)
+    node1.occupy(jobs.port())
+    jobs.start("in use", 1, 2)
+    for host in (node1, node2):
+        host.break_name("first", node1.management)
+    node3.break_name("first", NOBODYS_ADDRESS)
+    jobs.start("wrong name", 1, 3, count=2, master="first")
+    node1.break_name("leader", node1.management)
+    jobs.start("unknown name", 1, 3, count=2, master="leader")
+    jobs.start("a host is missing", 1, 2, count=3, options=["--hosts", "node1,node2,node3"])
+    jobs.start("the master is missing", 2, 3, count=3)
+    jobs.end()
+    at = "within 8 s: node rank 1$"
+    for name in ("drop", "reject", "prohibit", "wrong name", "unknown name"):
+        jobs.check(name, 1, f"1 of 2 hosts did not come {at}")
+    jobs.check("drop", 2, r"node1:29501 \(10\.77\.0\.1\) does not answer, for 8 s$")
+    jobs.check("reject", 2, r"node1:29502 \(10\.77\.0\.1\) refuses connections, for 8 s$")
+    jobs.check("prohibit", 2, r"node1:29503 \(10\.77\.0\.1\) cannot be reached \(no route to host\), for 8 s$")
+    jobs.check("in use", 1, r"port 29504 on node1 is in use by pid \d+ \(python")
+    jobs.check("in use", 2, "something listens on node1:29504 and does not answer as a store, for 8 s$")
+    jobs.check("wrong name", 3, rf"first:29505 \({NOBODYS_ADDRESS}\) cannot be reached \(no route to host\), for 8 s$")
+    jobs.check("unknown name", 3, "the name leader cannot be resolved on this host, for 8 s$")
+    for node in (1, 2):
+        jobs.check("a host is missing", node, "1 of 3 hosts did not come within 8 s: node3$")
+    for node in (2, 3):
+        jobs.check("the master is missing", node, r"node1:29508 \(10\.77\.0\.1\) refuses connections, for 8 s$")
+
+
+def test_what_keeps_hosts_from_the_endpoint_of_c10d_is_named(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """The same where torch's own rendezvous is what they look for."""
+    cluster = make_cluster(3)
+    node1, _, _ = cluster.hosts
+    jobs = Jobs(cluster, tmp_path, backend="c10d")
+    node1.firewall(jobs.port(), "drop")
+    jobs.start("drop", 1, 2)
+    node1.occupy(jobs.port())
+    jobs.start("in use", 1, 2)
+    node1.break_name("leader", node1.management)
+    jobs.start("unknown name", 1, 3, count=2, master="leader")
+    jobs.start("a host is missing", 1, 2, count=3)
+    jobs.end()
+    jobs.check("drop", 2, r"node1:29501 \(10\.77\.0\.1\) does not answer, for 8 s$")
+    for node in (1, 2):
+        jobs.check("in use", node, "something listens on node1:29502 and does not answer as a store, for 8 s$")
+    jobs.check("unknown name", 3, "the name leader cannot be resolved on this host, for 8 s$")
+    for name, number, here in (("drop", 1, "node1"), ("unknown name", 3, "node1")):
+        where = f"the rendezvous '{name}' at {'leader' if number == 3 else 'node1'}:{FIRST_PORT + number - 1}"
+        jobs.check(name, 1, f"the hosts of the job did not come to {where} within 8 s: .*1 of 2 hosts; here is {here}$")
+    for node in (1, 2):
+        jobs.check("a host is missing", node, "the hosts of the job did not come .*1 of 3 hosts; here are node[12], node[12]$")
