@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
 _LINT_DELAY_S = 0.25
-# torch asks the name service for the name of every address that connects, in the thread that serves the store, and by
-# default waits five seconds for an answer that is lost. Source: resolv.conf(5).
-_RESOLVER = "timeout:1 attempts:1"
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
 
@@ -124,7 +121,7 @@ class Runtime:
         self._poller = Poller()
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
-        own_environ = {"RES_OPTIONS": _RESOLVER, **environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
+        own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
         self._job = self._open_job(own_environ) if config.hosts.together else None
         self._number = 0  # the job's number of the attempt
         self._peers_s = peers_s

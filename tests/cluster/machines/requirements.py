@@ -25,6 +25,7 @@ _PROGRAMS = {
     "srun": "slurm-wlm",
     "mpirun.openmpi": "openmpi-bin",
     "mpiexec.hydra": "mpich",
+    "etcd": "etcd-server",
 }
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLICY = "/usr/sbin/policy-rc.d"
