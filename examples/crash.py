@@ -61,7 +61,7 @@ def import_what_is_not_there() -> None:
 
 
 def leave_early() -> None:
-    """All is well, as far as this rank is concerned. Not by sys.exit: gloo's threads may abort the interpreter's end."""
+    """All is well, as far as this rank is concerned; not by sys.exit, which gloo's threads may turn into an abort."""
     sys.stdout.flush()
     os._exit(0)
 

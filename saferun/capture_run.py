@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from saferun.captures.wire import CaptureReader, CoreRequest, Request, encode_request
-from saferun.host.children import Child, SpawnError, spawn
+from saferun.host.children import JOB_SIGNALS, Child, SpawnError, spawn
 from saferun.host.poller import Poller
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -71,7 +71,7 @@ class CaptureRun:
             stdin, null, read_end, write_end = opened
             os.write(stdin, encode_request(request))
             os.lseek(stdin, 0, os.SEEK_SET)
-            self._child = spawn(argv, environ, stdin=stdin, stdout=write_end, stderr=null)
+            self._child = spawn(argv, environ, stdin=stdin, stdout=write_end, stderr=null, ignored=JOB_SIGNALS)
             opened.remove(read_end)
         finally:
             for fd in opened:

@@ -43,7 +43,7 @@ class Handover:
         failed = rank.end if state == "FAILED" else None
         error = None
         if failed is not None:
-            path = plan.destinations.error_files[plan.index(rank.place)]
+            path = plan.destinations.error_files[plan.position(rank.place)]
             recorded = read_error_file(path) if path else None
             error = json.dumps(recorded.content if recorded else missing_error(failed.status.returncode))
         self._receiver.hand_on(

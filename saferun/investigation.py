@@ -614,7 +614,9 @@ class Investigation:
         if self._concluded_attempt == action.attempt and self._evidence is not None:
             # All has been looked at; but since then the host that decides has been lost.
             self._evidence = self._evidence._replace(
-                trouble=action.trouble, trouble_hint=action.trouble_hint, job_trouble=self._told_trouble()
+                trouble=action.trouble,
+                trouble_hint=action.trouble_hint,
+                job_trouble=self._exchange.told_trouble() if self._exchange is not None else None,
             )
             self._post_diagnosis(action)
             return

@@ -562,12 +562,13 @@ class Job:
                 self._post(decided)
                 self.acknowledge()
 
-    def _on_changed(self, changed: Mapping[str, JsonObject]) -> None:
-        self._states.update({key: state for key, state in changed.items() if isinstance(state, dict)})
+    def _on_changed(self, changed: Mapping[str, object]) -> None:
         for key, state in changed.items():
             host, _, task = key.partition("/")
-            if isinstance(state, dict) and state.get("s") == "gone":
-                self._lost_tasks.add((int(host), int(task)))
+            if isinstance(state, dict):
+                self._states[key] = state
+                if state.get("s") == "gone":
+                    self._lost_tasks.add((int(host), int(task)))
         self._look_at_collection()
         self._on_states(self._states)
         if len(self._states) >= self._tasks() and all(state.get("s") == "done" for state in self._states.values()):

@@ -81,7 +81,7 @@ class JobWatch:
         # What stands out by itself is told, and not acted upon.
         for state in states.values():
             verdict = verdict_from(state) if state.get("s") == "quiet" and not state.get("certain") else None
-            if verdict is not None and not verdict.certain:
+            if verdict is not None and verdict.ranks and not verdict.certain:
                 return verdict
         return None
 

@@ -46,7 +46,7 @@ class AttemptPlan(NamedTuple):
     environs: tuple[dict[str, str], ...]
     command_prefixes: tuple[tuple[str, ...], ...]
 
-    def index(self, place: RankPlace) -> int:
+    def position(self, place: RankPlace) -> int:
         """Where a rank stands among those of this process, which need not begin with local rank 0."""
         return place.local_rank - self.placement.ranks[0].local_rank
 
@@ -122,7 +122,7 @@ class RankGroup:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _start(self, place: RankPlace) -> None:
-        i = self.plan.index(place)
+        i = self.plan.position(place)
         environ = self.plan.environs[i]
         argv = [*self.plan.command_prefixes[i], *self._argv(place.local_rank)]
         opened: list[int] = []
@@ -171,7 +171,7 @@ class RankGroup:
     def _open_stream(self, place: RankPlace, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
         """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
         destinations = self.plan.destinations
-        i = self.plan.index(place)
+        i = self.plan.position(place)
         path = (destinations.stderrs if is_stderr else destinations.stdouts)[i]
         teed = i in (destinations.tee_stderrs if is_stderr else destinations.tee_stdouts)
         on_console = teed or path == ""
@@ -319,7 +319,7 @@ class RankGroup:
     def _output_of(self, rank: Rank) -> RankOutput:
         from saferun.evidence import RankOutput
 
-        path = self.plan.destinations.error_files[self.plan.index(rank.place)]
+        path = self.plan.destinations.error_files[self.plan.position(rank.place)]
         recorded = read_error_file(path) if path and rank.end is not None and not rank.end.status.ok else None
         return RankOutput(
             rank.place.local_rank,

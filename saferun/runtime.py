@@ -670,19 +670,21 @@ class Runtime:
             if own is None:
                 write_launcher_error(diagnosis.headline, path)
                 return
-            recorded = read_error_file(self._plan.destinations.error_files[self._plan.index(own)])
+            recorded = read_error_file(self._plan.destinations.error_files[self._plan.position(own)])
             if recorded is not None:
                 copy_root_cause(recorded, first.status.returncode, path)
         except OSError as error:
             self._warn(f"TORCHELASTIC_ERROR_FILE {path}: {error.strerror}")
 
     def _on_finish(self, action: Finish) -> None:
+        # By a signal to this host, or to another one of the job.
+        told = self._job.trouble if self._job is not None else None
+        stopped = self._stop_signum is not None or (told is not None and told.reason in {"signal", "parent"})
         if action.reraise is None:
-            stopped = self._stop_signum is not None
             self._handover.end(self._finished, self._plan, self._supervisor.attempt, stopped=stopped)
         if self._job is not None:
             self._leaves = action.leaves
-        self._investigation.finish(action.exit_code, stopped=self._stop_signum is not None)
+        self._investigation.finish(action.exit_code, stopped=stopped)
         self._finish = action
 
     def _warn(self, text: str) -> None:

@@ -7,12 +7,13 @@ store of its own and says where, in the store that the handler gives; from there
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from saferun.coordinator.arrivals import Arrivals, waiting_words
@@ -21,7 +22,7 @@ from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.search import Search
-from saferun.coordinator.static import JOB_KEY, UNKNOWN_NAME_HINT
+from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
@@ -35,6 +36,7 @@ _DIAL_S = 3.5
 _EXCHANGE_S = 60.0
 _LONGEST_LEADER_BYTES = 64 << 10
 _EXIT_S = 2.0
+_BEFORE_THE_END_S = 2.0
 
 
 class Leader(NamedTuple):
@@ -173,13 +175,9 @@ class HandlerRendezvous:
                 words = search.words()
                 meeting.say(words, is_amiss=search.leads_nowhere)
                 if meeting.remaining_s <= 0:
-                    raise JoinFailedError(
-                        f"{words}, for {meeting.timeout_s:.0f} s",
-                        UNKNOWN_NAME_HINT.format(option="--rdzv-endpoint")
-                        if search.knows_no_name
-                        else f"see whether saferun runs on {host} with the same --rdzv-endpoint, and whether a firewall is"
-                        " between",
-                    )
+                    option = "--rdzv-endpoint"
+                    hint = name_hint(option) if search.knows_no_name else way_hint(host, option)
+                    raise JoinFailedError(f"{words}, for {meeting.timeout_s:.0f} s", hint)
         finally:
             search.end()
         return client
@@ -187,20 +185,24 @@ class HandlerRendezvous:
     def _next_rendezvous(self, meeting: Meeting) -> Any:  # noqa: ANN401
         handler = self._handler
         answer = self._ask(handler.next_rendezvous)
-        looked_at = 0.0
+        look_at = 0.0
+        names: list[str] = []
         words = ""
         while not answer.wait(_LOOK_AGAIN_S):
             meeting.check()
-            # Names cost as many questions as there are hosts, so they are asked for when they are about to be told.
-            if self._arrivals is not None and time.monotonic() - looked_at > meeting.tell_every_s / 2:
-                looked_at = time.monotonic()
-                words = waiting_words(self._arrivals.names(), meeting.least, meeting.most, meeting.expected)
+            # Names cost as many questions as there are hosts, so they are asked for when they are about to be told; and
+            # before the end, when the first to give up take theirs back, or the store goes with its host.
+            if self._arrivals is not None and time.monotonic() > look_at:
+                names = self._arrivals.names() or names
+                words = waiting_words(names, meeting.least, meeting.most, meeting.expected)
+                next_s = min(meeting.tell_every_s / 2, meeting.remaining_s - _BEFORE_THE_END_S)
+                look_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
             meeting.say(f"waiting for {words or 'other hosts'}")
         if answer.error is None:
             return answer.value
-        raise self._explain(meeting, answer.error)
+        raise self._explain(meeting, answer.error, names)
 
-    def _explain(self, meeting: Meeting, error: Exception) -> JoinFailedError:
+    def _explain(self, meeting: Meeting, error: Exception, names: Sequence[str]) -> JoinFailedError:
         where = f"the rendezvous {meeting.run_id!r}" + (f" at {meeting.endpoint}" if meeting.endpoint else "")
         kind = type(error).__name__
         if kind in {"RendezvousClosedError", "EtcdRendezvousClosedError"}:
@@ -210,12 +212,12 @@ class HandlerRendezvous:
             )
         if kind == "RendezvousGracefulExitError":
             return JoinFailedError(f"{where} has all the hosts that it takes", "raise --nnodes, or start fewer hosts")
-        if "Timeout" in kind:
+        # The host that has the store may be the first to give up.
+        if "Timeout" in kind or meeting.remaining_s < _BEFORE_THE_END_S:
             missing = ""
             if self._arrivals is not None:
-                # What this host has just taken back counts here.
-                names = list(dict.fromkeys([*self._arrivals.names(), meeting.name]))
-                missing = f": missing are {waiting_words(names, meeting.least, meeting.most, meeting.expected)}"
+                here = list(dict.fromkeys([*names, meeting.name]))
+                missing = f"; missing: {waiting_words(here, meeting.least, meeting.most, meeting.expected)}"
             return JoinFailedError(
                 f"the hosts of the job did not come to {where} within {meeting.timeout_s:.0f} s{missing}",
                 "see whether saferun was started on all of them, and what it says; --start-timeout is how long they are"

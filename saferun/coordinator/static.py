@@ -19,7 +19,6 @@ from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 
 _CONTROL_KEY = "saferun/control"
-UNKNOWN_NAME_HINT = "look at this host's name service and /etc/hosts, or pass an address as {option}"
 JOB_KEY = "saferun/job"
 _NO_CONTROL_S = 10.0
 # A job before this one may take a moment to give its port back.
@@ -165,7 +164,8 @@ class StaticRendezvous:
                 words = search.words()
                 meeting.say(words, is_amiss=search.leads_nowhere)
                 if meeting.remaining_s <= 0:
-                    raise JoinFailedError(*_unreachable(words, meeting, is_named=not search.knows_no_name))
+                    hint = name_hint("--master-addr") if search.knows_no_name else ""
+                    raise JoinFailedError(*_unreachable(words, meeting, hint))
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
                     raise JoinFailedError(
                         words,
@@ -217,13 +217,19 @@ class StaticRendezvous:
             pass
 
 
-def _unreachable(words: str, meeting: Meeting, *, is_named: bool = True) -> tuple[str, str]:
-    return (
-        f"{words}, for {meeting.timeout_s:.0f} s",
-        UNKNOWN_NAME_HINT.format(option="--master-addr")
-        if not is_named
-        else f"see whether saferun runs on {meeting.master_addr} with this --master-port, and whether a firewall is between",
-    )
+def _unreachable(words: str, meeting: Meeting, hint: str = "") -> tuple[str, str]:
+    hint = hint or way_hint(meeting.master_addr, "--master-port")
+    return f"{words}, for {meeting.timeout_s:.0f} s", hint
+
+
+def way_hint(host: str, option: str) -> str:
+    """What to look at where a host that the user named does not answer."""
+    return f"see whether saferun runs on {host} with this {option}, and whether a firewall is between"
+
+
+def name_hint(option: str) -> str:
+    """What to look at where a host that the user named is not known."""
+    return f"look at this host's name service and /etc/hosts, or pass an address as {option}"
 
 
 def _read_control(client: StoreClient) -> dict[str, Any] | None:

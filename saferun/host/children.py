@@ -16,6 +16,9 @@ from saferun.host.prctl import die_with_parent
 from saferun.model import ExitStatus
 
 _ALL_SIGNALS = signal.valid_signals()
+# What a scheduler sends to every process of a job, where it means the job: those who look at the ranks, or speak with
+# other hosts, are still needed then.
+JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -44,6 +47,7 @@ def spawn(
     stdout: int = 1,
     stderr: int = 2,
     keep: Sequence[int] = (),
+    ignored: Sequence[int] = (),
     prepare: Callable[[], None] | None = None,
 ) -> Child:
     """Start a program as leader of a session of its own that does not outlive the calling thread.
@@ -55,6 +59,7 @@ def spawn(
         stdout: descriptor that becomes its standard output.
         stderr: descriptor that becomes its standard error.
         keep: further descriptors that it inherits under their own numbers. All others are closed.
+        ignored: signals that it ignores from its first moment on, as do the programs that it starts in turn.
         prepare: called in the child before the program starts; may raise OSError.
 
     Raises:
@@ -68,7 +73,7 @@ def spawn(
     try:
         pid = os.fork()
         if pid == 0:
-            _become(argv, environ, (stdin, stdout, stderr), keep, error_write, mask, parent_pid, prepare)
+            _become(argv, environ, (stdin, stdout, stderr), keep, error_write, mask, ignored, parent_pid, prepare)
     except OSError as error:
         os.close(error_read)
         os.close(error_write)
@@ -94,6 +99,7 @@ def _become(
     keep: Sequence[int],
     error_write: int,
     mask: set[int | signal.Signals],
+    ignored: Sequence[int],
     parent_pid: int,
     prepare: Callable[[], None] | None,
 ) -> None:
@@ -101,6 +107,8 @@ def _become(
     where = "setsid"
     try:
         die_with_parent(parent_pid)
+        for signum in ignored:
+            signal.signal(signum, signal.SIG_IGN)
         reset_signals(mask)
         os.setsid()
         where = "dup2"

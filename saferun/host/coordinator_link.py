@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from saferun.host.children import Child, spawn
+from saferun.host.children import JOB_SIGNALS, Child, spawn
 from saferun.model import JsonObject
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "__main__.py")
@@ -118,7 +118,9 @@ class CoordinatorLink:
             argv.append(json.dumps(dict(more_fds)))
             keep.extend(more_fds.values())
         try:
-            self.child: Child = spawn(argv, environ, stdin=null, stdout=null, stderr=error_write, keep=keep)
+            self.child: Child = spawn(
+                argv, environ, stdin=null, stdout=null, stderr=error_write, keep=keep, ignored=JOB_SIGNALS
+            )
         except BaseException:
             ours.close()
             os.close(error_read)

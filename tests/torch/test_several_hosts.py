@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ def places(jobs: list[Job]) -> list[tuple[str, ...]]:
     return sorted((tuple(line.split()) for line in lines), key=lambda place: int(place[0]))
 
 
-def report_of(job: Job) -> dict[str, object]:
-    report: dict[str, object] = json.loads((job.run_dir / "report.json").read_text())
+def report_of(job: Job) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((job.run_dir / "report.json").read_text())
     return report
 
 
@@ -71,7 +72,7 @@ def test_a_rank_that_dies_ends_the_job_on_all_hosts(tmp_path: Path, failing: int
         assert f"rank {failing} (" in told
         assert "exit code 3" in told
         report = report_of(jobs[0])
-        (incident,) = report["incidents"]  # type: ignore[misc]
+        (incident,) = report["incidents"]
         assert incident["cause"]["ranks"] == [failing]
         # Each host keeps its own part.
         (own,) = jobs[1].run_dir.glob("*/report.json")
@@ -104,7 +105,7 @@ def test_a_killed_saferun_is_named_by_the_others(tmp_path: Path) -> None:
             job.hear("ready")
         jobs[1].send(signal.SIGKILL)
         assert jobs[0].wait(60.0) == 1
-        (incident,) = report_of(jobs[0])["incidents"]  # type: ignore[misc]
+        (incident,) = report_of(jobs[0])["incidents"]
         assert incident["cause"]["class"] == "host_lost"
         assert incident["cause"]["ranks"] == [1]
         jobs[1].assert_nothing_left(timeout_s=20.0)

@@ -1,0 +1,223 @@
+"""What this host hears from others, and what it makes of it. The line is a list."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun import job as job_module
+from saferun.config import HostsConfig
+from saferun.events import Event, HostsDone, JobDecided, JobLost, JobTrouble, JoinHosts, StartFailed
+from saferun.host.poller import Poller
+from saferun.host.run_dir import RunDirectory
+from saferun.job import Job, Piece, Place
+from saferun.model import JsonObject
+from tests.unit.samples import CONFIG
+
+
+class Line:
+    """Stands in for the line to the coordinator."""
+
+    def __init__(self, *_: Any, on_message: Any, **__: Any) -> None:
+        self.deadline: float | None = None
+        self.port = 29500
+        self.control_port = 40000
+        self.is_head = True
+        self.sent: list[JsonObject] = []
+        self.say = on_message
+
+    def send(self, message: JsonObject) -> None:
+        self.sent.append(message)
+
+    def open(self) -> None:
+        """It is always there."""
+
+    def close(self) -> None:
+        """Nothing to be closed."""
+
+
+class Listening:
+    """A job with its surroundings."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(job_module, "JobLine", Line)
+        self.events: list[Event] = []
+        self.places: list[Place] = []
+        self.said: list[str] = []
+        self.hangs: list[int] = []
+        config = CONFIG._replace(hosts=HostsConfig(2, 2, 0))
+        self.job = Job(
+            config,
+            {},
+            Poller(),
+            run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append),
+            post=self.events.append,
+            attempt=lambda: 0,
+            on_place=self.places.append,
+            on_prepared=lambda _: None,
+            on_hang=lambda _, number: self.hangs.append(number),
+            on_states=lambda _: None,
+            say=self.said.append,
+            on_words=lambda _: None,
+        )
+
+    def hear(self, **message: Any) -> None:
+        self.job.line.say(message)  # type: ignore[attr-defined]
+
+    def join(self) -> None:
+        self.job.join(JoinHosts(0))
+        self.hear(**JOINED)
+
+
+JOINED: dict[str, Any] = {
+    "op": "joined",
+    "attempt": 0,
+    "restarts": 0,
+    "host": 0,
+    "hosts": 2,
+    "base_rank": 0,
+    "world_size": 4,
+    "role_base": 0,
+    "role_world_size": 4,
+    "local_base": 0,
+    "local_world_size": 2,
+    "master_addr": "node0",
+    "master_port": 29500,
+    "leader": True,
+    "leader_name": "node0",
+    "label": "node0",
+    "files": "20260101-000000-abcdef",
+    "part_limit_bytes": 65536,
+    "peers": [[0, "node0", "node0", 1, ["10.0.0.1"], 0, 2], [1, "node1", "node1", 1, ["10.0.0.2"], 2, 2]],
+}
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Listening:
+    return Listening(monkeypatch)
+
+
+def piece(text: str = "evidence", at: float | None = None) -> str:
+    return json.dumps({"t": time.time() if at is None else at, "moved": True, "stopped": False, "evidence": text})
+
+
+def test_the_hosts_agreement_becomes_a_placement(listening: Listening) -> None:
+    """Ranks count from this host's first one."""
+    listening.join()
+    (place,) = listening.places
+    assert place.leads
+    assert place.placement.world_size == 4
+    assert [place.rank for place in place.placement.ranks] == [0, 1]
+
+
+def test_pieces_are_waited_for_until_all_are_there(listening: Listening) -> None:
+    """And those of a host that is lost are waited for no more."""
+    listening.join()
+    got: list[list[Piece]] = []
+    listening.job.collect("end", 60.0, got.append)
+    assert got == []
+    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece())
+    assert [(found.host, found.label, found.offset_s) for found in got[0]] == [(1, "node1", 0.0)]
+    listening.job.collect("other", 60.0, got.append)
+    listening.hear(op="lost", attempt=0, host=1, label="node1", why="gone", words="it is gone")
+    assert got[1] == []
+    assert listening.job.lost[1].ranks == (2, 3)
+
+
+def test_a_host_that_hands_in_nothing_is_knocked_at_and_not_waited_for_for_ever(listening: Listening) -> None:
+    """Its saferun may have been killed a moment ago."""
+    listening.join()
+    got: list[list[Piece]] = []
+    listening.job.collect("end", 60.0, got.append)
+    assert listening.job.deadline is not None
+    listening.job.tick(time.monotonic() + 2.0)
+    assert listening.job.line.sent[-1]["op"] == "probe"  # type: ignore[attr-defined]
+    listening.hear(op="probed", host=1, why="reached", words="it answers")
+    assert got == []
+    listening.job.tick(time.monotonic() + 61.0)
+    assert got == [[]]
+
+
+def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
+    """A host whose clock is an hour behind did not fail an hour before the others."""
+    listening.join()
+    got: list[list[Piece]] = []
+    listening.job.collect("end", 60.0, got.append)
+    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece(at=time.time() - 3600))
+    assert got[0][0].offset_s == pytest.approx(3600, abs=5)
+
+
+def test_what_the_log_tells_becomes_events(listening: Listening) -> None:
+    """In its order."""
+    listening.join()
+    trouble = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
+    listening.hear(op="told", attempt=0, k=0, message=trouble)
+    decision = {"kind": "decision", "next": "restart", "exit_code": 1, "wait_s": 0, "restarts": 1, "words": ["why"]}
+    listening.hear(op="told", attempt=0, k=1, message=decision)
+    first, second = listening.events
+    assert isinstance(first, JobTrouble)
+    assert (first.reason, first.host, first.ours) == ("failure", "node1", False)
+    assert isinstance(second, JobDecided)
+    assert (second.next_step, second.words) == ("restart", ("why",))
+    assert listening.job.line.sent[-1]["op"] == "ack"  # type: ignore[attr-defined]
+
+
+def test_the_job_is_done_when_every_task_of_every_host_is(listening: Listening) -> None:
+    """And not when some have said nothing yet."""
+    listening.join()
+    listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
+    assert listening.events == []
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})
+    assert isinstance(listening.events[0], HostsDone)
+
+
+def test_a_meeting_that_fails_is_a_start_that_failed_and_a_store_that_is_lost_later_leaves_this_host_alone(
+    listening: Listening,
+) -> None:
+    """There is nobody to be alone from before they have met."""
+    listening.job.join(JoinHosts(0))
+    listening.hear(op="join_failed", what="node1 is missing", hint="start it")
+    assert isinstance(listening.events[0], StartFailed)
+    listening.join()
+    listening.hear(op="store_lost", attempt=0, why="gone", words="node0 is gone")
+    assert isinstance(listening.events[1], JobLost)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+OPS = st.sampled_from(
+    [
+        *("joined", "join_failed", "waiting", "told", "states", "parts", "probed", "lost", "store_lost", "task_lost"),
+        *("membership", "prepared", "failed", "nonsense"),
+    ]
+)
+KNOWN = st.sampled_from(
+    [
+        *("attempt", "host", "task", "name", "text", "message", "changed", "why", "words", "label", "peers", "what"),
+        *("hint", "kind", "verdict", "n", "next", "exit_code", "wait_s", "restarts", "reason", "ranks", "signum"),
+    ]
+)
+
+
+@given(op=OPS, fields=st.dictionaries(KNOWN, JSON, max_size=6), inner=st.dictionaries(KNOWN, JSON, max_size=6))
+def test_nothing_that_another_host_says_can_break_this_one(op: str, fields: JsonObject, inner: JsonObject) -> None:
+    """It may be another version, or an enemy."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        listening = Listening(monkeypatch)
+        listening.join()
+        listening.job.collect("end", 60.0, lambda _: None)
+        kinds = ("trouble", "hang", "decision")
+        for message in (
+            {**fields, "op": op},
+            *({"op": "told", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),
+        ):
+            listening.hear(**message)
+        listening.hear(**{**JOINED, **fields, "op": "joined"})

@@ -1,0 +1,127 @@
+"""Whether the job hangs, from what the tasks of all hosts say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from saferun.evidence import HangVerdict
+from saferun.job_watch import JobWatch
+from saferun.watchdog.verdicts import AT_MOST
+
+TIMEOUT_S = 100.0
+RUN = {"s": "run"}
+DONE = {"s": "done"}
+
+
+def quiet(ranks: list[int], kind: str = "quiescent", quiet_s: float = 100.0, *, certain: bool = True) -> dict[str, Any]:
+    return {"s": "quiet", "kind": kind, "quiet_s": quiet_s, "ranks": ranks, "busy": [], "certain": certain}
+
+
+class Watched:
+    """A watch, and what it told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.hangs: list[tuple[HangVerdict, int]] = []
+        self.recovered: list[float] = []
+        self.watch = JobWatch(
+            TIMEOUT_S, on_hang=lambda verdict, n: self.hangs.append((verdict, n)), on_recovery=self.recovered.append
+        )
+
+    def feed(self, *states: dict[str, Any]) -> None:
+        self.watch.feed({f"{i}/0": state for i, state in enumerate(states)}, self.now)
+
+    def later(self, seconds: float) -> None:
+        """Time passes; what is due is done."""
+        end = self.now + seconds
+        while self.watch.deadline is not None and self.watch.deadline <= end:
+            self.now = self.watch.deadline
+            self.watch.tick(self.now)
+        self.now = end
+        self.watch.tick(end)
+
+
+def test_a_host_that_waits_for_another_is_no_hang() -> None:
+    """Rank 0 evaluates on the first host, and all the others wait for it, for as long as it takes."""
+    watched = Watched()
+    watched.feed(RUN, quiet([1]), quiet([2]))
+    watched.later(50 * TIMEOUT_S)
+    assert watched.hangs == []
+
+
+def test_the_job_hangs_when_the_last_host_is_quiet() -> None:
+    """All ranks are named, and how long it has lasted is the shortest of them."""
+    watched = Watched()
+    watched.feed(quiet([0], quiet_s=300.0), quiet([1]), RUN)
+    watched.feed(quiet([0], quiet_s=300.0), quiet([1]), quiet([2], quiet_s=120.0))
+    ((verdict, number),) = watched.hangs
+    assert (verdict.kind, verdict.ranks, verdict.certain, number) == ("quiescent", (0, 1, 2), True, 1)
+    assert verdict.quiet_s == 100.0
+
+
+def test_hosts_that_are_done_do_not_count() -> None:
+    """Nobody waits for them, and they wait for the others."""
+    watched = Watched()
+    watched.feed(DONE, quiet([1]))
+    ((verdict, _),) = watched.hangs
+    assert verdict.ranks == (1,)
+    everybody = Watched()
+    everybody.feed(DONE, DONE)
+    assert everybody.hangs == []
+
+
+def test_a_hang_is_told_again_at_growing_intervals_and_not_for_ever() -> None:
+    """As on one host: the second time after the timeout, the third after twice that."""
+    watched = Watched()
+    watched.feed(quiet([0]), quiet([1]))
+    assert len(watched.hangs) == 1
+    watched.watch.captured(watched.now + 1)
+    watched.later(0.9 * TIMEOUT_S)
+    assert len(watched.hangs) == 1
+    watched.later(0.5 * TIMEOUT_S)
+    assert len(watched.hangs) == 2
+    for _ in range(40):
+        watched.watch.captured(watched.now)
+        watched.later(4 * TIMEOUT_S)
+    assert len(watched.hangs) == AT_MOST
+    assert [number for _, number in watched.hangs] == list(range(1, AT_MOST + 1))
+
+
+def test_the_end_of_a_hang_is_told_once() -> None:
+    """With how long it lasted."""
+    watched = Watched()
+    watched.feed(quiet([0]), quiet([1]))
+    watched.watch.captured(watched.now)
+    watched.later(50.0)
+    watched.feed(RUN, quiet([1]))
+    watched.later(10.0)
+    assert len(watched.recovered) == 1
+    assert 100.0 <= watched.recovered[0] <= 200.0
+
+
+def test_what_a_capture_stirs_up_is_no_recovery() -> None:
+    """Ranks that are looked at may use a few milliseconds of their processor."""
+    watched = Watched()
+    watched.feed(quiet([0]), quiet([1]))
+    watched.feed(RUN, quiet([1]))
+    watched.feed(quiet([0]), quiet([1]))
+    watched.watch.captured(watched.now)
+    watched.later(5.0)
+    assert watched.recovered == []
+
+
+def test_a_suspicion_is_told_while_others_move() -> None:
+    """A stopped rank stands out by itself; it is told, and never acted upon."""
+    watched = Watched()
+    watched.feed(quiet([0], "stopped", certain=False), RUN)
+    ((verdict, _),) = watched.hangs
+    assert (verdict.kind, verdict.ranks, verdict.certain) == ("stopped", (0,), False)
+
+
+def test_states_that_make_no_sense_change_nothing() -> None:
+    """They come from other hosts."""
+    watched = Watched()
+    for state in ({}, {"s": 7}, {"s": "quiet"}, {"s": "quiet", "kind": [], "quiet_s": "x", "ranks": {}}):
+        watched.feed(state, RUN)
+        watched.later(TIMEOUT_S)
+    assert watched.hangs == []
