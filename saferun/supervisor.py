@@ -136,6 +136,7 @@ class Supervisor:
         self._failed = False
         self._verdict: HangVerdict | None = None  # of the hang that is being captured
         self._moved = False  # the job came to life during that
+        self._has_looked = False  # at the ranks of this attempt
         self._hung = False  # the ranks are ended because they hang
         self._dumped_by = 0.0
         self._killed_by: float | None = None  # when the ranks must be gone, where there is somebody who would do it
@@ -278,6 +279,7 @@ class Supervisor:
 
     def _after_capture(self, at: float, culprits: tuple[int, ...]) -> list[Action]:
         verdict, self._verdict = self._verdict, None
+        self._has_looked = True
         if verdict is None or self._failed or self._regroups or self._stop_signum is not None:
             return self._stop(at, self._stop_signum or signal.SIGTERM)
         next_step = self._hang_policy.next_step(certain=verdict.certain and not self._moved and self._leads)
@@ -446,8 +448,10 @@ class Supervisor:
 
     def _end_running(self, event: JobTrouble) -> list[Action]:
         if event.reason == "hang":
-            # RUNNING -> STOPPING: it has just been captured on all hosts.
             self._hung = True
+            if not self._has_looked:
+                return self._capture(event.at)
+            # RUNNING -> STOPPING: it has just been captured on all hosts.
             aborted = tuple(rank for rank in event.culprits if rank in self._running)
             return self._stop(event.at, signal.SIGTERM, aborted if self._hang_policy.abort_culprits else ())
         if event.signum == signal.SIGINT:

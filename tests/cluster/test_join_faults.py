@@ -6,9 +6,8 @@ Jobs that wait for nothing but the end of that time do so side by side.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -76,7 +75,9 @@ class Jobs:
         """A host says it, in a sentence with advice."""
         job = self.of[name]
         said = job.said(self.cluster.hosts[node - 1])
-        assert re.search(rf"^saferun: {pattern}", said, re.MULTILINE), job.story(f"{name}: not {pattern!r} on node{node}")
+        assert re.search(rf"^saferun: {pattern}", said, re.MULTILINE), job.story(
+            f"{name}: not {pattern!r} on node{node}"
+        )
         assert "\nhint: " in said, job.story(f"{name}: no advice on node{node}")
 
     def end(self) -> None:
@@ -141,6 +142,76 @@ def test_what_keeps_hosts_from_the_endpoint_of_c10d_is_named(make_cluster: MakeC
     jobs.check("unknown name", 3, "the name leader cannot be resolved on this host, for 8 s$")
     for name, number, here in (("drop", 1, "node1"), ("unknown name", 3, "node1")):
         where = f"the rendezvous '{name}' at {'leader' if number == 3 else 'node1'}:{FIRST_PORT + number - 1}"
-        jobs.check(name, 1, f"the hosts of the job did not come to {where} within 8 s: .*1 of 2 hosts; here is {here}$")
+        jobs.check(
+            name, 1, f"the hosts of the job did not come to {where} within 8 s; missing: 1 of 2 hosts; here is {here}$"
+        )
     for node in (1, 2):
-        jobs.check("a host is missing", node, "the hosts of the job did not come .*1 of 3 hosts; here are node[12], node[12]$")
+        jobs.check(
+            "a host is missing",
+            node,
+            "the hosts of the job did not come .*; missing: 1 of 3 hosts; here are node[12], node[12]$",
+        )
+
+
+# ----------------------------------------------------------------------------- the hosts have met, and the ranks cannot
+
+Break = Callable[["Cluster"], None]
+
+
+def names_of_their_own(cluster: Cluster) -> None:
+    """What Debian's installer writes into /etc/hosts."""
+    for host in cluster.hosts:
+        host.break_name(host.name, "127.0.1.1")
+
+
+def no_fault(_: Cluster) -> None:
+    """All is well but for what the environment says."""
+
+
+@pytest.mark.parametrize(
+    ("environ", "break_", "class_name", "pattern"),
+    [
+        pytest.param(
+            *({}, names_of_their_own, "network_interface"),
+            r"the ranks tell each other the address 127\.0\.1\.1, which every host has for itself",
+            id="the hosts' own names mean 127.0.1.1",
+        ),
+        pytest.param(
+            *({"GLOO_SOCKET_IFNAME": "docker0"}, no_fault, "network_interface"),
+            r"the ranks tell each other the address 172\.17\.0\.1, which every host has for itself",
+            id="docker0",
+        ),
+        pytest.param(
+            *({"GLOO_SOCKET_IFNAME": "ib0"}, no_fault, "network_interface"),
+            r"rank \d \(node\d, .*: this host has no network interface ib0",
+            id="ib0",
+        ),
+        pytest.param(
+            *({"GLOO_SOCKET_IFNAME": "eth1"}, lambda cluster: cluster.hosts[1].firewall(None, "drop", nic="eth1")),
+            "network_cut",
+            r"nothing gets through between node2 and node1, node3: its network is cut \(rank 1\)",
+            id="the data ports of node2 dropped",
+        ),
+        pytest.param(
+            *({"GLOO_SOCKET_IFNAME": "eth1"}, lambda c: c.hosts[1].firewall(None, "reject", nic="eth1", new_only=True)),
+            "network_between_hosts",
+            "node2 refuses the connections of node3",
+            id="the data ports of node2 rejected",
+        ),
+    ],
+)
+def test_what_keeps_gloo_from_connecting_is_named(
+    make_cluster: MakeCluster, tmp_path: Path, environ: dict[str, str], break_: Break, class_name: str, pattern: str
+) -> None:
+    """Which address, interface or pair of hosts it is, on all hosts; a hang in the beginning is a hang."""
+    cluster = make_cluster(3)
+    break_(cluster)
+    job = FaultedJob(cluster, tmp_path, GLOO, "--on-hang", "stop", env=environ)
+    assert set(job.end(within_s=STARTS_S + 3 * HANG_TIMEOUT_S + END_S).values()) == {1}
+    for host in cluster.hosts:
+        assert re.search(rf"^saferun: (the job hangs: )?{pattern}", job.said(host), re.MULTILINE), job.story(host.name)
+        assert "\nhint: " in job.said(host), job.story(f"no advice on {host.name}")
+    incident = job.incident()
+    assert incident is not None
+    assert incident["cause"]["class"] == class_name, job.story(incident["cause"])
+    job.assert_nothing_left()

@@ -30,6 +30,7 @@ from saferun.captures.wire import (
     encode_request,
 )
 from saferun.evidence import CaptureNote, ProcessLook, StackDump
+from saferun.host.children import JOB_SIGNALS, exit_status, spawn
 from tests.process.launching import state_of, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -555,3 +556,12 @@ def test_reading_results_loads_nothing_that_takes_them() -> None:
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT, check=True, timeout=60)
     loaded = set(done.stdout.decode().split())
     assert not loaded & {"ctypes", "subprocess", "dataclasses", "inspect", "socket", "saferun.captures.stacks"}
+
+
+def test_what_a_scheduler_sends_to_every_process_of_a_job_does_not_end_who_looks_at_it() -> None:
+    """The capture process may be on its way when it comes; neither it nor a tool that it starts has a handler yet."""
+    child = spawn([sys.executable, "-c", "import os; os.execvp('sleep', ['sleep', '1000'])"], {}, ignored=JOB_SIGNALS)
+    for signum in (*JOB_SIGNALS, signal.SIGKILL):
+        os.kill(child.pid, signum)
+    assert exit_status(os.waitpid(child.pid, 0)[1]).signum == signal.SIGKILL
+    os.close(child.pidfd)

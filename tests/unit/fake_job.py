@@ -97,8 +97,8 @@ class Host:
                 self.inbox.append(EvidenceCaptured(now, attempt))
             case SignalRanks():
                 assert self.captured or self.interrupted or job.interrupted, "a signal before evidence"
-                for rank in action.local_ranks:
-                    assert rank in self.alive
+                # One that has ended, and whose end has not been told yet, is signalled in vain.
+                for rank in self.alive.intersection(action.local_ranks):
                     self.alive.discard(rank)
                     self.inbox.append(RankExited(now, attempt, rank, ExitStatus(None, action.signum)))
             case SweepLeftovers():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,18 @@ from saferun.coordinator.meeting import Meeting
 from saferun.coordinator.parts import is_part_name
 
 DATA, MANAGEMENT = "10.1.0.3", "10.2.0.3"
+MEETING: dict[str, Any] = {
+    "backend": "c10d",
+    "least": 1,
+    "most": 2,
+    "run_id": "job7",
+    "timeout_s": 1,
+    "host_timeout_s": 1,
+    "name": "node1",
+    "tasks": 1,
+    "endpoint": "",
+    "master": ["10.0.0.9", []],
+}
 
 
 def sight(address: str, kind: str, *, answered: bool = False) -> Sight:
@@ -52,6 +67,50 @@ def test_without_an_address_nothing_is_claimed() -> None:
     """Unknown is an honest answer."""
     assert knock("node3", [], 4711, way=None).why == "unknown"
     assert knock("node3", ["127.0.0.1"], 0, way=None).why == "unknown"
+
+
+def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is up and saferun is gone; the kernel's verdict on a cut network takes seconds longer."""
+    never = threading.Event()
+
+    def look(address: str, port: int, answers: object) -> Sight:
+        del port, answers
+        if address == DATA:
+            never.wait(30.0)
+        return sight(address, REFUSED)
+
+    monkeypatch.setattr("saferun.coordinator.knock._look", look)
+    began_at = time.monotonic()
+    assert knock("node3", [DATA, MANAGEMENT], 4711, way=None).why == "gone"
+    assert time.monotonic() - began_at < 10.0
+    never.set()
+
+
+def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its networks has a firewall that refuses."""
+    refused = threading.Event()
+
+    def look(address: str, port: int, answers: object) -> Sight:
+        del port, answers
+        if address == DATA:
+            refused.set()
+            return sight(DATA, REFUSED)
+        assert refused.wait(10.0)
+        return sight(address, CONNECTED, answered=True)
+
+    monkeypatch.setattr("saferun.coordinator.knock._look", look)
+    assert knock("node3", [DATA, MANAGEMENT], 4711, way=DATA).why == "cut"
+
+
+@pytest.mark.parametrize(("is_amiss", "after_s", "told"), [(True, 3, True), (True, 1, False), (False, 3, False)])
+def test_what_waiting_will_hardly_mend_is_told_sooner(*, is_amiss: bool, after_s: float, told: bool) -> None:
+    """An unknown name, no route; that somebody comes late is told after half a minute."""
+    meeting = Meeting(MEETING)
+    meeting.began_at -= after_s
+    meeting._told_at = meeting.began_at
+    meeting.say("the name node1 cannot be resolved on this host", is_amiss=is_amiss)
+    assert (meeting.words_due() is not None) is told
+    assert meeting.words_due() is None
 
 
 @pytest.mark.parametrize(
@@ -100,19 +159,7 @@ def test_ipv6_addresses_are_shown_in_brackets() -> None:
 )
 def test_endpoints_are_read_as_torchrun_reads_them(endpoint: str, found: tuple[str, int]) -> None:
     """Its default port included."""
-    first = {
-        "backend": "c10d",
-        "least": 1,
-        "most": 2,
-        "run_id": "job7",
-        "timeout_s": 1,
-        "host_timeout_s": 1,
-        "name": "node1",
-        "tasks": 1,
-        "endpoint": endpoint,
-        "master": ["10.0.0.9", []],
-    }
-    assert endpoint_of(Meeting(first)) == found
+    assert endpoint_of(Meeting({**MEETING, "endpoint": endpoint})) == found
 
 
 def test_a_name_that_leads_every_host_to_itself_is_not_handed_to_ranks() -> None:

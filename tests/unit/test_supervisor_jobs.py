@@ -12,6 +12,7 @@ from saferun.events import (
     CaptureEvidence,
     ChecksPassed,
     DeadlineExpired,
+    Diagnose,
     Finish,
     HostsJoined,
     LaunchRequested,
@@ -160,6 +161,22 @@ def test_each_host_decides_for_itself_where_the_one_that_decides_is_gone() -> No
     assert codes(job)[1:] == [1, 1]
     for host in job.hosts[1:]:
         assert any(isinstance(action, ReportFailure) for action in host.actions)
+
+
+def test_a_host_that_has_judged_judges_anew_when_it_learns_that_the_one_that_decides_is_gone() -> None:
+    """Its ranks have failed because they lost their connections to that host, and looked like the cause."""
+    job = started()
+    host = job.hosts[1]
+    host.exit(FAILED)
+    while host.state is not State.DIAGNOSING or host.inbox:
+        host.take()
+    job.power_off(job.hosts[0])
+    job.settle()
+    asked = [action.alone for action in host.actions if isinstance(action, Diagnose)]
+    assert asked == [False, True]
+    (report,) = [action for action in host.actions if isinstance(action, ReportFailure)]
+    assert not report.restarting
+    assert codes(job)[1:] == [1, 1]
 
 
 def test_a_decision_that_was_heard_counts_where_the_line_breaks_later() -> None:
