@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # What another host wrote may be anything.
 _LONGEST_WORDS = 1000
 _MOST_LINES = 20
+# Of a piece of evidence: what is told along with it.
+_WRAPPING_BYTES = 256
 _MOST_LABELS = 8
 _MOST_RANKS = 100_000
 # A host that has handed in nothing by then is knocked at; again at longer intervals.
@@ -293,7 +295,7 @@ class Job:
         self.host = int(message["host"])
         self.leads = bool(message["leader"])
         self.leader = str(message["leader_name"])[:_LONGEST_WORDS]
-        self.part_limit_bytes = max(int(message.get("part_limit_bytes", 1 << 16)), 1 << 10)
+        self.part_limit_bytes = max(int(message.get("part_limit_bytes", 1 << 16)), 1 << 10) - _WRAPPING_BYTES
         self.peers = {peer.host: peer for peer in map(_peer, message.get("peers") or ()) if peer is not None}
         local_base = int(message.get("local_base", 0)) if task is not None else 0
         base, role_base = int(message["base_rank"]), int(message["role_base"])

@@ -143,6 +143,13 @@ def test_a_host_that_hands_in_nothing_is_knocked_at_and_not_waited_for_for_ever(
     assert got == [[]]
 
 
+def test_a_piece_of_the_largest_size_that_is_allowed_fits_with_its_wrapping(listening: Listening) -> None:
+    """The coordinator drops what is larger than the host that decides wants to read."""
+    listening.join()
+    listening.job.share("end", "x" * listening.job.part_limit_bytes, moved=False, stopped=False)
+    assert len(listening.job.line.sent[-1]["text"]) <= JOINED["part_limit_bytes"]  # type: ignore[attr-defined]
+
+
 def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
     """A host whose clock is an hour behind did not fail an hour before the others."""
     listening.join()
