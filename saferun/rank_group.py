@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from signal import SIGCONT
 from time import localtime, strftime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ from saferun.errors import SaferunError
 from saferun.host.children import Child, SpawnError, signal_group, spawn
 from saferun.host.error_files import read_error_file
 from saferun.host.limits import make_room_for_files, restore_files
+from saferun.host.procfs import read_stat
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace
@@ -263,6 +265,10 @@ class RankGroup:
             if rank.place.local_rank in local_ranks and rank.end is None:
                 rank.signals.add(signum)
                 signal_group(rank.child, signum)
+                stat = read_stat(rank.child.pid)
+                if stat is not None and stat.state == "T":
+                    # A stopped process takes no signal but SIGKILL before it goes on.
+                    signal_group(rank.child, SIGCONT)
 
     def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
         """Remember how a rank ended, after taking in its last output.

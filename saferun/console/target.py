@@ -25,7 +25,7 @@ class Target:
 
     def __init__(self, fd: int, *, skipping: bool, where: Callable[[], str]) -> None:
         mode = os.fstat(fd).st_mode
-        self.is_terminal = os.isatty(fd)
+        self.is_terminal = os.isatty(fd) and _is_own_terminal(fd)
         self.is_broken = False
         self.fd = fd
         self._skipping = skipping
@@ -157,3 +157,16 @@ class Target:
         if not poll.poll(0):
             raise BlockingIOError
         return os.write(self.fd, block[:_PIPE_BUF])
+
+
+def _is_own_terminal(fd: int) -> bool:
+    """Whether a terminal is the one that this process was started on.
+
+    Open MPI's daemons give their tasks pseudo-terminals that nobody looks at: what comes out of them goes to a pipe or
+    a file, with that of all other tasks.
+    """
+    try:
+        os.tcgetpgrp(fd)
+    except OSError:
+        return False
+    return True

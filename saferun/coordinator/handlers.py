@@ -195,7 +195,7 @@ class HandlerRendezvous:
             if self._arrivals is not None and time.monotonic() > look_at:
                 names = self._arrivals.names() or names
                 words = waiting_words(names, meeting.least, meeting.most, meeting.expected)
-                next_s = min(meeting.tell_every_s / 2, meeting.remaining_s - _BEFORE_THE_END_S)
+                next_s = min(meeting.tell_every_s / 2, meeting.timeout_s / 4, meeting.remaining_s - _BEFORE_THE_END_S)
                 look_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
             meeting.say(f"waiting for {words or 'other hosts'}")
         if answer.error is None:
@@ -205,18 +205,19 @@ class HandlerRendezvous:
     def _explain(self, meeting: Meeting, error: Exception, names: Sequence[str]) -> JoinFailedError:
         where = f"the rendezvous {meeting.run_id!r}" + (f" at {meeting.endpoint}" if meeting.endpoint else "")
         kind = type(error).__name__
-        if kind in {"RendezvousClosedError", "EtcdRendezvousClosedError"}:
+        here = list(dict.fromkeys([*names, meeting.name]))
+        # Whoever gives up first closes the rendezvous for all, and may take its store along.
+        is_given_up = 1 < len(here) < meeting.least
+        if kind in {"RendezvousClosedError", "EtcdRendezvousClosedError"} and not is_given_up:
             return JoinFailedError(
                 f"{where} is closed: its job has ended, or has all the hosts that it takes",
                 "start the hosts of a job together, and give each job an --rdzv-id of its own",
             )
         if kind == "RendezvousGracefulExitError":
             return JoinFailedError(f"{where} has all the hosts that it takes", "raise --nnodes, or start fewer hosts")
-        # The host that has the store may be the first to give up.
-        if "Timeout" in kind or meeting.remaining_s < _BEFORE_THE_END_S:
+        if "Timeout" in kind or is_given_up or meeting.remaining_s < _BEFORE_THE_END_S:
             missing = ""
             if self._arrivals is not None:
-                here = list(dict.fromkeys([*names, meeting.name]))
                 missing = f"; missing: {waiting_words(here, meeting.least, meeting.most, meeting.expected)}"
             return JoinFailedError(
                 f"the hosts of the job did not come to {where} within {meeting.timeout_s:.0f} s{missing}",

@@ -53,6 +53,7 @@ def test_every_rank_has_its_place_without_flags_but_those_of_the_launcher(
     assert [json.loads(said.more) for said in job.words] == [
         [f"node{1 + rank // 2}", rank, 8, rank % 2, 2, rank // 2, 4, rank, 8] for rank in range(8)
     ]
+    assert "\x1b" not in job.out  # mpirun's tasks have terminals that nobody looks at
     # Where options say it all, nothing was detected.
     met = "saferun: 4 hosts (node1, node2, node3, node4), 8 ranks, 2 on each, from "
     expected = [met + SOURCES[way.launcher]] if way.launcher in SOURCES else []

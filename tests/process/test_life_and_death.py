@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, SAFERUN, STAY, read_stat, running, state_of, until
+from tests.process.launching import END_AS_TOLD, SAFERUN, STAY, kill, read_stat, running, state_of, until
 
 if TYPE_CHECKING:
     pass
@@ -339,3 +339,16 @@ stay()
         job.release("ask")
         assert job.wait() == 1
         assert "the store's process ended (killed by SIGKILL)" in job.err
+
+
+def test_a_stopped_rank_is_let_go_on_to_take_the_signal_that_ends_it(tmp_path: Path) -> None:
+    """It would sit out the whole grace otherwise, and be killed without having cleaned up."""
+    program = "from rank import *\ntell_signals(signal.SIGTERM)\ntell('ready')\nawait_release('end')\n"
+    with running(tmp_path, program, "--shutdown-timeout", "60", nproc=1) as job:
+        (ready,) = job.hear("ready")
+        kill(ready.pid, signal.SIGSTOP)
+        until(lambda: state_of(ready.pid) == "T", "the rank is stopped")
+        job.send(signal.SIGTERM)
+        job.hear("SIGTERM")
+        job.release("end")
+        assert job.wait() == 1

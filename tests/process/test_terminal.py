@@ -322,3 +322,25 @@ def test_nothing_a_rank_writes_last_is_lost_on_a_terminal(tmp_path: Path) -> Non
         for rank in range(4):
             assert job.rank_file(rank, "stdout.log") == b"x" * 20_000 + b"\nlast of %d" % rank
             until(lambda wanted=f"last of {rank}\r\n": wanted in terminal.text, "the last words")  # type: ignore[misc]
+
+
+def test_a_terminal_that_saferun_was_not_started_on_is_written_to_like_a_pipe(tmp_path: Path) -> None:
+    """Open MPI gives each of its tasks one, and copies what comes out of them to where its own output goes."""
+    terminal = Terminal()
+    program = "import os, sys\nprint(os.isatty(1), flush=True)\nprint('half', end='\\rwhole\\n', flush=True)"
+    try:
+        with running(
+            tmp_path,
+            program,
+            nproc=2,
+            start_new_session=True,
+            store=False,
+            stdout=terminal.slave,
+            stderr=terminal.slave,
+        ) as job:
+            assert job.wait() == 0
+            until(lambda: terminal.text.count("whole") == 2, "all of it has been written")
+        assert "\x1b" not in terminal.text
+        assert terminal.text.count("False") == 2
+    finally:
+        terminal.close()

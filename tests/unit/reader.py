@@ -81,6 +81,9 @@ def lines_of(shown: bytes, streams: int) -> list[bytes]:
 @contextmanager
 def console(stdout: Reader, stderr: Reader | None = None) -> Iterator[Screen]:
     screen = Screen(stdout.fd, (stderr or stdout).fd, skipping=False, where=str)
+    for pane in screen.panes:
+        # The tests were not started on it.
+        pane.target.is_terminal = os.isatty(pane.target.fd)
     try:
         yield screen
     finally:
