@@ -73,7 +73,7 @@ class Host:
             case "join":
                 self._join(connection, message)
             case "leave":
-                self._in_background(self._leave)
+                self._closing = self._in_background(self._leave)
             case "close":
                 self._closing = self._in_background(self._close)
             case "counts":
