@@ -543,6 +543,25 @@ def test_the_leader_stays_until_all_have_taken_in_the_decision() -> None:
         job[0].wait_closed()
 
 
+def test_a_decision_reaches_all_hosts_though_the_leader_says_goodbye_in_the_same_breath() -> None:
+    """It waits for nothing when the job is over: decision, its own answer and goodbye come in one piece."""
+    with hosts("node1", "node2", "node3") as job:
+        join_all(job)
+        # Much to be said before it, so that the goodbye is heard first.
+        other = {"op": "tell", "attempt": 0, "message": {"kind": "other"}}
+        decision = {"op": "tell", "attempt": 0, "message": {"kind": "decision", "next": "finish"}}
+        said = (*[other] * 900, decision, {"op": "ack", "attempt": 0}, {"op": "close"}, {"op": "goodbye"})
+        job[0].socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in said))
+        for host in job[1:]:
+            while host.expect("told")["message"]["kind"] != "decision":
+                pass
+            host.send("ack", attempt=0)
+            host.send("goodbye")
+            host.wait_closed()
+        job[0].wait_closed()
+        assert not any(message["op"] == "store_lost" for host in job for message in host.read_all())
+
+
 def test_a_lost_host_is_not_waited_for() -> None:
     """It will not take in anything."""
     with hosts("node1", "node2") as job:
