@@ -213,7 +213,8 @@ def main() -> None:
             sides = [side for side in options.sides if side.startswith("saferun")]
             for metric, values in alternate(sides, rounds, one).items():
                 table.add(metric, "s", values, {"saferun": [Bar(2.0)]})
-    table.say()
+    if options.only != ("cost",):
+        table.say()
     if "cost" in options.only:
         measure_cost(options.quick)
 
