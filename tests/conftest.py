@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-# A shell without job control starts what it puts into the background with the first two ignored, nohup starts anything with
-# the third ignored, and children inherit that; the tests send them.
+# A shell without job control ignores the first two for what it puts into the background, nohup ignores the third for
+# anything, and children inherit that. The tests send them.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, signal.default_int_handler if _signum == signal.SIGINT else signal.SIG_DFL)
