@@ -176,7 +176,7 @@ class JobLine:
             self._link = CoordinatorLink(
                 fds.pop("store", -1), self._environ, whole_torch=self._whole_torch, more_fds=fds
             )
-        except SpawnError as error:
+        except (SpawnError, OSError) as error:  # no descriptors left, for one
             self._lose(f"the coordinator cannot be started: {error}", _HINT)
             return
         self._poller.watch(self._link.fd, self._on_readable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from errno import EMFILE
 from functools import partial
 from signal import SIGCONT
 from time import localtime, strftime
@@ -148,6 +149,8 @@ class RankGroup:
                 f"rank {place.rank} cannot be started: {argv[0]}: {error}",
                 "check that the program exists and may be executed"
                 if error.where == "exec"
+                else "look at the limits on open files (ulimit -n)"
+                if error.errno == EMFILE
                 else "look at the limits on processes (ulimit -u) and memory",
             ) from None
         except OSError as error:

@@ -148,7 +148,7 @@ class StoreService:
         listen_fd = self._listener.fileno() if self._listener is not None else -1
         try:
             self._link = CoordinatorLink(listen_fd, self._environ, whole_torch=self._whole_torch)
-        except SpawnError as error:
+        except (SpawnError, OSError) as error:  # no descriptors left, for one
             self._on_lost(f"the coordinator cannot be started: {error}")
             return
         self._poller.watch(self._link.fd, self._on_readable)
