@@ -152,9 +152,12 @@ def test_a_host_waits_for_a_late_master(tmp_path: Path) -> None:
 
 
 def test_two_hosts_with_one_node_rank_are_told_so(tmp_path: Path) -> None:
-    """A slip in a script that is easily made."""
-    with hosts(tmp_path, STAY, "--start-timeout", "5", each=lambda _: ("--node-rank", "1"), count=2) as jobs:
-        assert all(job.wait() == 1 for job in jobs)
+    """A slip in a script that is easily made; every host hears of it."""
+    with hosts(
+        tmp_path, STAY, "--start-timeout", "20", count=3, each=lambda i: ("--node-rank", "1") if i == 2 else ()
+    ) as jobs:
+        assert [job.wait() for job in jobs] == [1, 1, 1]
+        assert any("node rank 1" in job.err and "two" in job.err for job in jobs), [job.err for job in jobs]
 
 
 def test_nobody_overwrites_anothers_files_in_a_shared_run_directory(tmp_path: Path) -> None:
