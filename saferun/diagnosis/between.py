@@ -15,7 +15,15 @@ from saferun.diagnosis.collectives import CollectiveFindings, rank_words
 from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
 from saferun.evidence import Cause, HostSight, StuckLink
 
-__all__ = ["NETWORK_CLASSES", "Complaint", "broken_between", "complaints_of", "link_complaints", "wrong_interface"]
+__all__ = [
+    "NETWORK_CLASSES",
+    "Complaint",
+    "broken_between",
+    "complaints_of",
+    "link_complaints",
+    "refusals",
+    "wrong_interface",
+]
 
 NETWORK_CLASSES = frozenset({"network_between_hosts", "network_cut", "network_interface"})
 """Causes that no rank brings about."""
@@ -84,6 +92,11 @@ def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
                     found.append(Complaint(at, failure.end.rank, addresses[-1], kind, line.strip()))
                 break
     return sorted(found)
+
+
+def refusals(complaints: Iterable[Complaint]) -> list[Complaint]:
+    """Those among them where somebody answered, with a no."""
+    return [complaint for complaint in complaints if complaint.kind == _REFUSAL]
 
 
 def link_complaints(links: Iterable[StuckLink]) -> list[Complaint]:

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from saferun.diagnosis.between import NETWORK_CLASSES, broken_between, complaints_of, link_complaints, wrong_interface
+from saferun.diagnosis.between import (
+    NETWORK_CLASSES,
+    broken_between,
+    complaints_of,
+    link_complaints,
+    refusals,
+    wrong_interface,
+)
 from saferun.diagnosis.causes import Failure, Standing, cause_of, read_failure, standing
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
@@ -183,12 +190,17 @@ def _network(
     if interface is not None:
         return _Verdict(root.end, interface, f"{interface.words}; {_told(evidence, hosts, root)}")
     timed_out = root.standing is Standing.TIMEOUT
-    if timed_out and (findings.culprits or _idle(waits)):
+    if timed_out and findings.culprits:
         return None
+    links = link_complaints(evidence.capture.links)
+    if timed_out and _idle(waits):
+        # A rank that does something else explains silence, and not that a host refuses another's connections.
+        links, complaints = [], refusals(complaints)
+        if not complaints:
+            return None
     # A host whose evidence is missing may have the rank that failed.
     if not timed_out and any(not host.has_part for host in hosts.all):
         return None
-    links = link_complaints(evidence.capture.links)
     broken = broken_between([*links, *complaints], hosts, findings, timed_out=timed_out)
     if broken is None:
         return None

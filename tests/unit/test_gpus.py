@@ -9,14 +9,14 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from saferun.errors import SaferunError, UsageError
-from saferun.host import gpus
+from saferun.host import gpu_drivers, gpus
 from saferun.host.child_output import collect_output
 from saferun.host.children import Child, fork, open_pidfd
 from saferun.host.gpu_drivers import (
@@ -424,10 +424,17 @@ def test_a_driver_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPat
         def nvmlInit(self) -> None:
             os.read(never, 1)
 
+    forked: list[int] = []
+
+    def fork_and_note(work: Callable[[], None]) -> int:
+        forked.append(fork(work))
+        return forked[-1]
+
+    monkeypatch.setattr(gpu_drivers, "fork", fork_and_note)
     monkeypatch.setitem(sys.modules, "pynvml", Hanging(A))
     assert read_nvml_apart(0.05) is None
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(forked[0], os.WNOHANG)
     os.close(never)
     os.close(still_open)
 

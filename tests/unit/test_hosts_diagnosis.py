@@ -402,6 +402,18 @@ def test_a_host_that_refuses_the_ranks_of_others_has_a_firewall() -> None:
     assert "firewall of node3" in cause_of(found).advice
 
 
+def test_a_refusal_is_told_whatever_a_healthy_rank_was_doing_at_that_moment() -> None:
+    """A rank that got through may already be in its own code, or on its way out, when it is looked at."""
+    message = f"{GLOO} timed out connecting: SO_ERROR: Connection refused, remote=[10.0.0.2]:14999"
+    parts = {2: timed_out(2, message=message)._replace(capture=Capture()), 1: stopped(1), 3: stopped(3)}
+    busy = stopped(0)._replace(capture=captured(0, frames={0: IN_LOAD})._replace(collectives=()))
+    found = diagnose(job({**parts, 0: busy}))
+    assert found.headline.startswith("node2 refuses the connections of node3")
+    silent = message.replace("SO_ERROR: Connection refused, ", "")
+    parts[2] = timed_out(2, message=silent)._replace(capture=Capture())
+    assert cause_of(diagnose(job({**parts, 0: busy}))).class_name == "rendezvous_store_failure"
+
+
 @pytest.mark.parametrize(("address", "advice"), [("127.0.1.1", "/etc/hosts"), ("172.17.0.1", "GLOO_SOCKET_IFNAME")])
 def test_an_address_that_every_host_has_for_itself_is_the_wrong_interface(address: str, advice: str) -> None:
     """Ranks told the others how to reach them, and chose a loopback, or the bridge of containers."""
