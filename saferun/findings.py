@@ -1,0 +1,178 @@
+"""What the checks before a launch found: values passed between the checks, the hosts and the report. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Pairs = tuple[tuple[str, str], ...]
+"""Names and values, as they travel between hosts."""
+
+SEVERITY: dict[str, int] = {"ok": 0, "skipped": 1, "warn": 2, "fail": 3}
+"""How bad a verdict is: the worst of several counts."""
+
+
+class CheckResult(NamedTuple):
+    """What one check found.
+
+    Attributes:
+        name: of the check: ``shared_memory``.
+        verdict: ``ok``, ``skipped``, ``warn`` or ``fail``. ``fail`` stops a launch before its ranks are started,
+            ``warn`` is told, ``ok`` and ``skipped`` are for the report.
+        words: one sentence, without a full stop, that does not begin with the host's name: "/dev/shm has 64 MiB".
+        hint: what to do about it; empty where there is nothing to do.
+        facts: what was read, for machines.
+        duration_s: what it took.
+        class_name: the class of the cause, in the diagnosis' terms, where it is a failure: ``port_in_use``.
+        passing: whether it may go away by itself, so that another try may help.
+        host: the host's name in the job; empty: it is about the job, or there is one host only.
+    """
+
+    name: str
+    verdict: str
+    words: str
+    hint: str = ""
+    facts: Pairs = ()
+    duration_s: float = 0.0
+    class_name: str = ""
+    passing: bool = False
+    host: str = ""
+
+
+class Nic(NamedTuple):
+    """A network interface of a host.
+
+    Attributes:
+        name: ``eth0``.
+        addresses: without prefix lengths, IPv4 first.
+        networks: the same with prefix lengths, in the same order: ``10.0.0.1/24``.
+        is_up: administratively up and with a carrier.
+        mtu: in bytes.
+        kind: ``loopback``, ``ethernet``, ``infiniband``, ``bridge``, ``bond``, ``vlan``, ``tunnel``, ``virtual``.
+        speed_bits_s: what the driver says; 0: unknown.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    is_up: bool = True
+    mtu: int = 1500
+    kind: str = "ethernet"
+    speed_bits_s: int = 0
+
+
+class HostCard(NamedTuple):
+    """What a host tells the one that leads before the ranks are started.
+
+    Attributes:
+        label: its name in the job; filled in by who leads.
+        time: seconds since the epoch when it was written.
+        nics: all interfaces, candidates or not.
+        gloo, nccl: names of the interfaces that gloo and NCCL would use by their own rules; ``probed``: those that the
+            hosts try.
+        versions: of torch, nccl, cuda, hip, driver, python, saferun …; what is not there is left out.
+        script: hash of the training script; empty: there is no file.
+        environ: relevant variables and their values; those of secrets and of what differs by nature are left out.
+        names: what names resolve to here, each with its addresses behind it; none: unknown.
+        results: what this host's own checks found, the good results left out.
+    """
+
+    label: str = ""
+    time: float = 0.0
+    nics: tuple[Nic, ...] = ()
+    gloo: tuple[str, ...] = ()
+    nccl: tuple[str, ...] = ()
+    probed: tuple[str, ...] = ()
+    versions: Pairs = ()
+    script: str = ""
+    environ: Pairs = ()
+    names: tuple[tuple[str, ...], ...] = ()
+    results: tuple[CheckResult, ...] = ()
+
+
+class Door(NamedTuple):
+    """Where a host can be probed, as others are told: its listener's port and secret, and its interfaces' addresses.
+
+    ``ways``: (interface, address) pairs to be tried, in order.
+    """
+
+    port: int
+    token: str
+    ways: Pairs
+
+
+class Target(NamedTuple):
+    """A host to be probed. ``host``: its number in the job."""
+
+    host: int
+    label: str
+    door: Door
+
+
+class Probe(NamedTuple):
+    """What came of connecting from one host to another over one interface.
+
+    Attributes:
+        source, target: host numbers.
+        nic: the target's interface; ``address``: the target's address on it.
+        from_nic: the interface of the source whose address was bound; empty: the system's choice.
+        kind: ``ok``, ``refused``, ``timeout`` (no answer at all), ``no_route``, ``unreachable`` (network down),
+            ``stranger`` (somebody else answers; ``self``: the source itself), ``black_hole`` (small messages come
+            through and large ones do not), ``slow`` is not a kind: it is judged by numbers, ``broken`` (closed midway).
+        latency_s: of a small message there and back, the best of a few; 0: unknown.
+        bytes_s: throughput of the large message; 0: unknown.
+        words: details for people.
+    """
+
+    source: int
+    target: int
+    nic: str
+    address: str
+    from_nic: str = ""
+    kind: str = "ok"
+    latency_s: float = 0.0
+    bytes_s: float = 0.0
+    words: str = ""
+
+
+class Cell(NamedTuple):
+    """How one interface of a host did.
+
+    ``state``: the worst kind of its probes, or ``slow``; ``ok`` of ``of`` came through.
+    """
+
+    nic: str
+    state: str
+    ok: int
+    of: int
+    latency_s: float = 0.0
+    bytes_s: float = 0.0
+
+
+class MatrixRow(NamedTuple):
+    """A host's interfaces, as the others reach them."""
+
+    host: str
+    cells: tuple[Cell, ...]
+
+
+class Preflight(NamedTuple):
+    """All that the checks of a job found.
+
+    Attributes:
+        results: of all hosts and between them, the worst first.
+        matrix: one row a host.
+        duration_s: from the first check to the verdict.
+        again: pairs of host numbers (source, target) to be measured again before there is a verdict.
+        nic: the interfaces to use, where they are ambiguous and nothing was set; empty: nothing to suggest.
+    """
+
+    results: tuple[CheckResult, ...] = ()
+    matrix: tuple[MatrixRow, ...] = ()
+    duration_s: float = 0.0
+    again: tuple[tuple[int, int], ...] = ()
+    nic: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """The worst of all."""
+        return max((result.verdict for result in self.results), key=SEVERITY.__getitem__, default="ok")
