@@ -12,11 +12,13 @@ from saferun.config import (
     DEFAULT_PREFIX,
     DEFAULT_SHUTDOWN_TIMEOUT_S,
     KEEP_NO_FILES,
+    ChecksConfig,
     Command,
     EnvironConfig,
     LaunchConfig,
     LogConfig,
     OutputConfig,
+    RetryConfig,
     Setting,
     WatchConfig,
 )
@@ -27,6 +29,8 @@ from saferun.place import find_place
 if TYPE_CHECKING:
     import argparse
 
+NO_SCRIPT = "\0"
+"""Stands for the script where nothing is to be started; no command line can hold it."""
 # A year; what is beyond is a slip, or not a number at all.
 _LONGEST_S = 366 * 86400.0
 
@@ -112,6 +116,8 @@ def _resolve(
         show_config=values.show_config,
         dry_run=values.dry_run,
         hosts=hosts,
+        checks=_checks(values),
+        retry=_retry(values),
     )
 
 
@@ -159,8 +165,37 @@ def _watch(values: argparse.Namespace) -> WatchConfig:
     )
 
 
+def _checks(values: argparse.Namespace) -> ChecksConfig:
+    nics = tuple(name.strip() for name in values.nic.split(",")) if values.nic else ()
+    if any(not name for name in nics) or ("auto" in nics and len(nics) > 1):
+        raise UsageError(f"--nic {values.nic} is not a list of interfaces", "write it as eth0 or eth0,eth1, or auto")
+    return ChecksConfig(
+        preflight=cast("Literal['on', 'warn', 'off', 'only']", values.preflight),
+        full=values.preflight_full,
+        nics=nics,
+    )
+
+
+def _retry(values: argparse.Namespace) -> RetryConfig:
+    if values.start_retries < 0:
+        raise UsageError(f"--start-retries {values.start_retries} is negative", "use 0 for no retries")
+    for name in ("retry_wait", "start_window"):
+        value = getattr(values, name)
+        if not 0 <= value < _LONGEST_S:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not a number of seconds", "use 0 or more")
+    return RetryConfig(
+        start_retries=values.start_retries,
+        wait_s=values.retry_wait,
+        start_window_s=values.start_window,
+        always=values.retry_always,
+        exclude_bad_hosts=values.exclude_bad_hosts,
+    )
+
+
 def _command(values: argparse.Namespace, environ: Mapping[str, str]) -> Command:
     script, rest = values.training_script, values.training_script_args
+    if script == NO_SCRIPT:
+        return Command((), run_path=False, name="")
     if values.run_path:
         _check_script(script)
         return Command((script, *rest), run_path=True, name=script)
@@ -272,7 +307,8 @@ def _output(values: argparse.Namespace, environ: Mapping[str, str]) -> OutputCon
         check_template(prefix)
     return OutputConfig(
         run_dir=None if values.run_dir in {None, KEEP_NO_FILES} else values.run_dir,
-        keep_files=values.run_dir != KEEP_NO_FILES,
+        # A look at the hosts leaves no files, unless they are asked for.
+        keep_files=values.run_dir != KEEP_NO_FILES and (values.preflight != "only" or values.run_dir is not None),
         prefix=prefix,
         legacy_template=legacy,
         pty=cast("Literal['auto', 'on', 'off']", values.pty),

@@ -144,6 +144,38 @@ class WatchConfig(NamedTuple):
     inject: bool
 
 
+class ChecksConfig(NamedTuple):
+    """What is asked for about the checks before the ranks are started.
+
+    ``nics``: network interfaces to use; ``("auto",)``: to be chosen. ``full``: every pair of hosts is tried.
+    """
+
+    preflight: Literal["on", "warn", "off", "only"] = "on"
+    full: bool = False
+    nics: tuple[str, ...] = ()
+    as_json: bool = False
+    collective: bool = False
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+
+
+class RetryConfig(NamedTuple):
+    """When an attempt that failed is followed by another.
+
+    Attributes:
+        start_retries: how often a failed start is tried again.
+        wait_s: before the first of these.
+        start_window_s: after so long a start counts as over where the ranks cannot be asked.
+        always: also where the same failure came twice in a row.
+        exclude_bad_hosts: whether a host that fails again and again is left out of an elastic job.
+    """
+
+    start_retries: int = 3
+    wait_s: float = 1.0
+    start_window_s: float = 120.0
+    always: bool = False
+    exclude_bad_hosts: bool = False
+
+
 class Setting(NamedTuple):
     """The value of an option, and where it comes from. ``place`` names the flag, the variable or the file and line."""
 
@@ -175,3 +207,5 @@ class LaunchConfig(NamedTuple):
     show_config: bool = False
     dry_run: bool = False
     hosts: HostsConfig = HostsConfig()
+    checks: ChecksConfig = ChecksConfig()
+    retry: RetryConfig = RetryConfig()

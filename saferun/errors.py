@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+EXIT_USAGE = 2
+"""The exit code for bad input, and for what the checks before a start find."""
+
 
 class SaferunError(Exception):
     """Something the user can act on.
@@ -10,13 +13,15 @@ class SaferunError(Exception):
         what: what happened, one line, without a final full stop.
         hint: what to do, one line.
         exit_code: the exit code of saferun when this ends a launch.
+        class_name: the class of the cause, where another try may help; else empty.
     """
 
-    def __init__(self, what: str, hint: str, exit_code: int = 1) -> None:
+    def __init__(self, what: str, hint: str, exit_code: int = 1, class_name: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
         self.exit_code = exit_code
+        self.class_name = class_name
 
     def __str__(self) -> str:
         """The two lines as they are printed."""
@@ -26,7 +31,7 @@ class SaferunError(Exception):
 class UsageError(SaferunError):
     """Bad input: a wrong option, a missing script, a malformed file. Exit code 2."""
 
-    def __init__(self, what: str, hint: str, exit_code: int = 2) -> None:
+    def __init__(self, what: str, hint: str, exit_code: int = EXIT_USAGE) -> None:
         super().__init__(what, hint, exit_code)
 
 

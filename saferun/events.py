@@ -12,6 +12,7 @@ from saferun.model import ExitStatus, Placement
 if TYPE_CHECKING:
     # A launch that goes well never makes one, and does not pay for them.
     from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.policy import Decision, FailureFacts
 
 # --------------------------------------------------------------------------------------------------------------------
 # Events: something happened.
@@ -31,6 +32,21 @@ class ChecksPassed(NamedTuple):
     attempt: int
 
 
+class ProbesPassed(NamedTuple):
+    """What the hosts found out about each other is in order."""
+
+    at: float
+    attempt: int
+
+
+class ChecksOver(NamedTuple):
+    """Nothing but checks was wanted, and they are done."""
+
+    at: float
+    attempt: int
+    exit_code: int
+
+
 class HostsJoined(NamedTuple):
     """All hosts of the job have met, and this host knows its place.
 
@@ -39,6 +55,7 @@ class HostsJoined(NamedTuple):
         number: the job's number of the attempt, where this host did not know it; -1: it is ``attempt``.
         leads: whether this host decides for the job.
         may_leave: whether the job goes on without this host.
+        probes: whether the hosts look at each other before the ranks are started.
     """
 
     at: float
@@ -47,6 +64,7 @@ class HostsJoined(NamedTuple):
     number: int = -1
     leads: bool = True
     may_leave: bool = False
+    probes: bool = False
 
 
 class RanksStarted(NamedTuple):
@@ -60,7 +78,10 @@ class RanksStarted(NamedTuple):
 class StartFailed(NamedTuple):
     """The attempt could not be started.
 
-    ``exit_code`` is what saferun ends with for it, ``started`` the local ranks that run all the same.
+    Attributes:
+        exit_code: what saferun ends with for it.
+        started: the local ranks that run all the same.
+        class_name: the class of the cause, where another try may help; empty: it would not.
     """
 
     at: float
@@ -69,6 +90,7 @@ class StartFailed(NamedTuple):
     hint: str
     exit_code: int
     started: tuple[int, ...] = ()
+    class_name: str = ""
 
 
 class RankExited(NamedTuple):
@@ -154,7 +176,8 @@ class JobTrouble(NamedTuple):
 class JobDecided(NamedTuple):
     """The host that decides has decided what follows.
 
-    ``words``: lines for the user. ``restarts``: how many there have been, this one included.
+    ``words``: lines for the user. ``restarts``: how many there have been, this one included. ``excluded``: the number
+    of a host that is left out from now on; -1: none.
     """
 
     at: float
@@ -164,6 +187,7 @@ class JobDecided(NamedTuple):
     wait_s: float
     restarts: int
     words: tuple[str, ...] = ()
+    excluded: int = -1
 
 
 class HostsDone(NamedTuple):
@@ -198,12 +222,16 @@ class LeftoversGone(NamedTuple):
 
 
 class Diagnosed(NamedTuple):
-    """The failed attempt has a diagnosis. ``stopped``: on some host it was the user or the scheduler who ended it."""
+    """The failed attempt has a diagnosis. ``stopped``: on some host it was the user or the scheduler who ended it.
+
+    ``facts``: what of it decides about another attempt.
+    """
 
     at: float
     attempt: int
     diagnosis: Diagnosis
     stopped: bool = False
+    facts: FailureFacts | None = None
 
 
 class DeadlineExpired(NamedTuple):
@@ -216,6 +244,8 @@ class DeadlineExpired(NamedTuple):
 Event = (
     LaunchRequested
     | ChecksPassed
+    | ProbesPassed
+    | ChecksOver
     | HostsJoined
     | RanksStarted
     | StartFailed
@@ -240,7 +270,10 @@ Event = (
 
 
 class RunChecks(NamedTuple):
-    """Check what can be checked alone and bind the store's port; answer ChecksPassed or StartFailed."""
+    """Bind the store's port, if it is not, and check what can be checked alone.
+
+    Answer ChecksPassed, StartFailed, or ChecksOver where nothing else is wanted.
+    """
 
     attempt: int
 
@@ -253,6 +286,12 @@ class JoinHosts(NamedTuple):
 
     attempt: int
     restarts: int = 0
+
+
+class ProbeHosts(NamedTuple):
+    """Have the hosts look at each other; answer ProbesPassed, StartFailed or ChecksOver."""
+
+    attempt: int
 
 
 class StartRanks(NamedTuple):
@@ -305,7 +344,7 @@ class SweepLeftovers(NamedTuple):
 class Diagnose(NamedTuple):
     """Find the cause of a failed attempt; answer Diagnosed. ``hung``: it was ended because it hung.
 
-    ``alone``: other hosts have no part in it.
+    ``alone``: other hosts have no part in it. ``trouble_class``: the class of the cause, where that is the trouble.
     """
 
     attempt: int
@@ -315,14 +354,19 @@ class Diagnose(NamedTuple):
     trouble_hint: str
     hung: bool = False
     alone: bool = False
+    trouble_class: str = ""
 
 
 class ReportFailure(NamedTuple):
-    """Tell the user why the attempt failed, and what happens next."""
+    """Tell the user why the attempt failed, and what happens next.
+
+    ``decision``: what was decided, and why.
+    """
 
     attempt: int
     diagnosis: Diagnosis
     restarting: bool
+    decision: Decision | None = None
 
 
 class TellTrouble(NamedTuple):
@@ -344,7 +388,10 @@ class TellDone(NamedTuple):
 
 
 class TellDecision(NamedTuple):
-    """Tell all hosts what follows. ``diagnosis``: of a failed attempt."""
+    """Tell all hosts what follows. ``diagnosis``: of a failed attempt; ``decision``: why.
+
+    ``excluded``: the number of a host that is left out from now on; -1: none.
+    """
 
     attempt: int
     next_step: Literal["restart", "finish"]
@@ -352,6 +399,8 @@ class TellDecision(NamedTuple):
     wait_s: float = 0.0
     restarts: int = 0
     diagnosis: Diagnosis | None = None
+    decision: Decision | None = None
+    excluded: int = -1
 
 
 class ReportDecision(NamedTuple):
@@ -382,6 +431,7 @@ class Finish(NamedTuple):
 Action = (
     RunChecks
     | JoinHosts
+    | ProbeHosts
     | StartRanks
     | ServeStore
     | CaptureEvidence

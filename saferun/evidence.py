@@ -311,6 +311,8 @@ class Evidence(NamedTuple):
     host's only (``supervisor_pid``, ``oom``, ``kernel_lines``, ``abandoned``) is in ``hosts``; ``kernel_lines`` are
     all hosts' with their labels. ``job_trouble`` is what made all hosts stop. ``started_time`` is when the ranks were
     started in seconds since the epoch (0.0: unknown), ``world_size`` how many there are (0: those in ``ranks``).
+    ``start`` is how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside`` (not
+    all had got through it), ``through``; empty: nobody knows.
     """
 
     host: str
@@ -335,6 +337,7 @@ class Evidence(NamedTuple):
     started_time: float = 0.0
     world_size: int = 0
     job_trouble: ToldTrouble | None = None
+    start: str = ""
 
     @property
     def outputs_by_rank(self) -> dict[int, RankOutput]:
@@ -426,6 +429,7 @@ class Diagnosis(NamedTuple):
         lines: further findings worth a line each: mismatched collectives, what was not ready, kernel messages.
         unkilled: ranks that could not be killed, where there are several hosts; ``abandoned`` is empty there.
         hosts: the hosts of the job, where there are several.
+        start: how far the start had come, as in :class:`Evidence`.
     """
 
     headline: str
@@ -444,3 +448,4 @@ class Diagnosis(NamedTuple):
     lines: tuple[str, ...] = ()
     unkilled: tuple[int, ...] = ()
     hosts: tuple[HostSight, ...] = ()
+    start: str = ""

@@ -175,11 +175,24 @@ class EvidenceExchange:
 
 
 def peer_lines(
-    diagnosis: Diagnosis, *, leader: str, files: str | None, restarting: bool, restarts: int, max_restarts: int
+    diagnosis: Diagnosis,
+    *,
+    leader: str,
+    files: str | None,
+    restarting: bool,
+    restarts: int,
+    max_restarts: int,
+    decided: str = "",
 ) -> list[str]:
     """What the other hosts tell their users of a failed attempt. The arguments are those of ``peer_text``."""
     from saferun.report.text import peer_text
 
     return peer_text(
-        diagnosis, leader=leader, files=files, restarting=restarting, attempt=restarts, max_restarts=max_restarts
+        diagnosis,
+        leader=leader,
+        files=files,
+        restarting=restarting,
+        attempt=restarts,
+        max_restarts=max_restarts,
+        decided=decided,
     )

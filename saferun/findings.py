@@ -49,6 +49,9 @@ class Nic(NamedTuple):
         mtu: in bytes.
         kind: ``loopback``, ``ethernet``, ``infiniband``, ``bridge``, ``bond``, ``vlan``, ``tunnel``, ``virtual``.
         speed_bits_s: what the driver says; 0: unknown.
+        labels: other names under which libraries find its IPv4 addresses: ``eth0:1``, or the one it had before it was
+            renamed.
+        rdma: the RDMA devices behind it, with their ports: ``mlx5_0:1``.
     """
 
     name: str
@@ -58,6 +61,8 @@ class Nic(NamedTuple):
     mtu: int = 1500
     kind: str = "ethernet"
     speed_bits_s: int = 0
+    labels: tuple[str, ...] = ()
+    rdma: tuple[str, ...] = ()
 
 
 class HostCard(NamedTuple):
@@ -117,10 +122,13 @@ class Probe(NamedTuple):
         from_nic: the interface of the source whose address was bound; empty: the system's choice.
         kind: ``ok``, ``refused``, ``timeout`` (no answer at all), ``no_route``, ``unreachable`` (network down),
             ``stranger`` (somebody else answers; ``self``: the source itself), ``black_hole`` (small messages come
-            through and large ones do not), ``slow`` is not a kind: it is judged by numbers, ``broken`` (closed midway).
+            through and large ones do not), ``slow`` is not a kind: it is judged by numbers, ``broken`` (closed midway),
+            ``silent`` (the connection is accepted, and nothing is said).
         latency_s: of a small message there and back, the best of a few; 0: unknown.
         bytes_s: throughput of the large message; 0: unknown.
         words: details for people.
+        retransmits: segments that had to be sent again; ``segments``: of how many that were sent. 0 of 0: unknown.
+        clock_s: how far the target's clock is ahead of the source's; 0: unknown.
     """
 
     source: int
@@ -132,12 +140,15 @@ class Probe(NamedTuple):
     latency_s: float = 0.0
     bytes_s: float = 0.0
     words: str = ""
+    retransmits: int = 0
+    segments: int = 0
+    clock_s: float = 0.0
 
 
 class Cell(NamedTuple):
     """How one interface of a host did.
 
-    ``state``: the worst kind of its probes, or ``slow``; ``ok`` of ``of`` came through.
+    ``state``: the worst kind of its probes, ``slow``, ``lossy``, or ``untested``; ``ok`` of ``of`` came through.
     """
 
     nic: str
@@ -176,3 +187,27 @@ class Preflight(NamedTuple):
     def verdict(self) -> str:
         """The worst of all."""
         return max((result.verdict for result in self.results), key=SEVERITY.__getitem__, default="ok")
+
+
+class DecisionRow(NamedTuple):
+    """What followed a failed attempt, and why, as the report has it.
+
+    Attributes:
+        attempt: the one that failed; 0 for the first.
+        time: seconds since the epoch.
+        next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
+        words: what follows and why, as it is told: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
+        wait_s: before the next attempt.
+        class_name: the class of the failure's cause, in the diagnosis' terms.
+        host: the host that caused it, or that leaves the job because of it; empty: nobody's, or there is one host.
+        clock: the time as it is to be shown; empty where that is not wanted.
+    """
+
+    attempt: int
+    time: float
+    next_step: str
+    words: str
+    wait_s: float = 0.0
+    class_name: str = ""
+    host: str = ""
+    clock: str = ""

@@ -1,9 +1,9 @@
-"""What went wrong in a launch so far, and the report of it in the run directory."""
+"""What went wrong in a launch so far, what was found before and decided after, and the report of it all."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saferun.config import LaunchConfig
@@ -11,6 +11,7 @@ from saferun.host.run_dir import RunDirectory, shorter_path
 
 if TYPE_CHECKING:
     from saferun.evidence import Diagnosis, Evidence
+    from saferun.findings import DecisionRow, HostCard, Preflight
     from saferun.report.report_json import Incident
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
@@ -39,6 +40,10 @@ class IncidentLog:
         self._run_id = run_id
         self._guarded = guarded
         self._incidents: list[Incident] = []
+        self._decisions: list[DecisionRow] = []
+        self._preflight: Preflight | None = None
+        self._cards: Mapping[int, HostCard] = {}
+        self._has_new_preflight = False
         self.is_due = False
 
     @property
@@ -76,6 +81,31 @@ class IncidentLog:
         )
         self.is_due = True
 
+    def add_decision(self, row: DecisionRow) -> None:
+        """What follows an attempt, and why: one more row of the report."""
+        clock = row.clock or time.strftime(_CLOCK, time.localtime(row.time))
+        self._decisions.append(row._replace(clock=clock))
+        self.is_due = self.is_due or self._has_report
+
+    def set_preflight(self, preflight: Preflight, cards: Mapping[int, HostCard]) -> None:
+        """What the checks before the start that is at hand found; what they found before an earlier one is given up.
+
+        Nothing is written for good news alone until the launch is over, or ``write_preflight`` is called.
+
+        Args:
+            preflight: of all hosts, or of this one where it is alone.
+            cards: what the hosts told of themselves, by their numbers.
+        """
+        self._preflight, self._cards = preflight, cards
+        self._has_new_preflight = True
+        self.is_due = self.is_due or self._has_failed_checks
+
+    def write_preflight(self) -> None:
+        """Write preflight.json where there is a run directory, if there is something new: at a quiet moment."""
+        if self._has_new_preflight and self._run_dir.path is not None:
+            self._has_new_preflight = False
+            self._guarded("write what the checks found", self._write_preflight)
+
     def write(self) -> None:
         """Write the report, if something has happened since."""
         if self.is_due:
@@ -90,13 +120,30 @@ class IncidentLog:
 
     def finish(self, exit_code: int, *, stopped: bool) -> None:
         """The launch is over; where nothing went wrong there is no report."""
-        if self._incidents:
+        self.is_due = False
+        if self._has_report:
             outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
             self._guarded("write the report", self._write, exit_code, outcome)
+        elif self._preflight is not None and self._config.checks.preflight == "only":
+            self._run_dir.open()  # which does nothing where no files are wanted
+        self.write_preflight()
+
+    @property
+    def _has_failed_checks(self) -> bool:
+        return self._preflight is not None and any(result.verdict == "fail" for result in self._preflight.results)
+
+    @property
+    def _has_report(self) -> bool:
+        # An end alone may be the user's own.
+        has_tried_again = any(row.next_step != "finish" for row in self._decisions)
+        return bool(self._incidents) or has_tried_again or self._has_failed_checks
 
     def _write(self, exit_code: int | None = None, outcome: str = "running") -> None:
+        if not self._incidents:
+            self._run_dir.open()  # nothing has been started so far, perhaps
         if self._run_dir.path is None:
             return
+        self.write_preflight()
         from saferun.report.report_json import Run, build_report
         from saferun.report.report_text import build_report_text
 
@@ -111,5 +158,14 @@ class IncidentLog:
             files=self.files or "",
             clock=time.strftime(_CLOCK, time.localtime(self.launched_time)),
         )
-        self._run_dir.write_json("report.json", build_report(run, self._incidents))
-        self._run_dir.write_text("report.txt", build_report_text(run, self._incidents))
+        decisions, preflight = self._decisions, self._preflight
+        report = build_report(run, self._incidents, decisions=decisions, preflight=preflight)
+        self._run_dir.write_json("report.json", report)
+        text = build_report_text(run, self._incidents, decisions=decisions, preflight=preflight, cards=self._cards)
+        self._run_dir.write_text("report.txt", text)
+
+    def _write_preflight(self) -> None:
+        if self._preflight is not None:
+            from saferun.report.preflight_json import preflight_json
+
+            self._run_dir.write_json("preflight.json", preflight_json(self._preflight, self._cards))

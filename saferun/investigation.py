@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     from saferun.captures.wire import CaptureReader
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill
     from saferun.exchange import EvidenceExchange
+    from saferun.findings import HostCard, Preflight
     from saferun.host.cgroups import MemoryState
     from saferun.host.core_limits import RankPreparation
     from saferun.host.core_watch import CoreWatch
     from saferun.job import Job
+    from saferun.model import JsonObject
+    from saferun.policy import Decision, FailureFacts
     from saferun.watch_run import Watch
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
@@ -93,6 +96,11 @@ class _Pulse(NamedTuple):
     run_s: float
 
 
+def _told(decision: Decision | None) -> str:
+    """What is said of a decision: nothing, where nobody could have expected another."""
+    return decision.words if decision is not None and not decision.is_plain else ""
+
+
 def _pulse(rank: Rank) -> _Pulse:
     return _Pulse(rank.output_bytes(), main_thread_run_s(rank.child.pid))
 
@@ -111,6 +119,7 @@ class Investigation:
         warn: takes one line about something that could not be done.
         post: takes events.
         attempt: tells the number of the current attempt.
+        store_stage: tells how far the ranks have come, as their store showed it; None: nobody asked.
         job: the other hosts; None: there are none.
         peers_s: how long their evidence is waited for after a failure.
     """
@@ -128,6 +137,7 @@ class Investigation:
         warn: Callable[[str], None],
         post: Callable[[Event], None],
         attempt: Callable[[], int],
+        store_stage: Callable[[], JsonObject | None] = lambda: None,
         job: Job | None = None,
         peers_s: float = 0.0,
     ) -> None:
@@ -143,6 +153,7 @@ class Investigation:
         self._warn = warn
         self._post = post
         self._attempt = attempt
+        self._store_stage = store_stage
         self._watch: Watch | None = None
         self._watch_at: float | None = None
         self._core_watch: CoreWatch | None = None
@@ -343,6 +354,7 @@ class Investigation:
     def _begin_watch(self, now: float) -> None:
         from saferun.watch_run import Watch, WatchedRank
 
+        self._log.write_preflight()
         assert self._group is not None  # noqa: S101 - ranks run
         self._watch = Watch(
             self._watching.hang_timeout_s,
@@ -704,12 +716,53 @@ class Investigation:
 
             diagnosis = Diagnosis("the attempt failed", None, None, (), (), action.abandoned)
         self._diagnosis = diagnosis
-        self._post(Diagnosed(time.monotonic(), action.attempt, diagnosis, stopped))
+        facts = self._guarded("judge whether to try again", self._facts, action, diagnosis)
+        self._post(Diagnosed(time.monotonic(), action.attempt, diagnosis, stopped, facts))
+
+    def _facts(self, action: Diagnose, diagnosis: Diagnosis) -> FailureFacts:
+        from saferun.policy.facts import facts_from
+
+        rendezvous = self._config.rendezvous
+        # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
+        free = self._job is None and rendezvous.master_port is None and not rendezvous.agent_store
+        return facts_from(diagnosis, trouble_class=action.trouble_class, port_is_free=free)
 
     def _diagnosed(self) -> Diagnosis | None:
         from saferun.diagnosis import diagnose
 
-        return diagnose(self._evidence) if self._evidence is not None else None
+        if self._evidence is None:
+            return None
+        self._evidence = self._guarded("see how far the start had come", self._staged, self._evidence) or self._evidence
+        return diagnose(self._evidence)
+
+    def _staged(self, evidence: Evidence) -> Evidence:
+        """The evidence of the whole job, with how far its start had come."""
+        from saferun.diagnosis.start import read_store_stage, stage_by_time, start_stage
+
+        group = self._group
+        if group is None:
+            return evidence._replace(start="before")  # nothing has been started at all
+        answer = self._store_stage()
+        stage = start_stage(evidence, store=read_store_stage(answer) if answer else None)
+        last = max((end.at for end in evidence.ends), default=time.monotonic())
+        prefixes = [self.hook_prefix(self._attempt(), rank.place.rank) for rank in group.ranks]
+        stage = stage_by_time(
+            stage,
+            elapsed_s=last - self._started_at,
+            window_s=self._config.retry.start_window_s,
+            has_progressed=any(os.path.exists(f"{prefix}.heartbeat") for prefix in prefixes if prefix),
+        )
+        return evidence._replace(start=stage)
+
+    def _own_stage(self, evidence: Evidence) -> str:
+        """How far the ranks of this host had come, as far as they show it."""
+        from saferun.diagnosis.start import start_stage
+        from saferun.host.start_marks import ranks_with_group
+
+        ranks = self._group.ranks if self._group is not None else []
+        attempt = self._attempt()
+        prefixes = {rank.place.rank: self.hook_prefix(attempt, rank.place.rank) for rank in ranks}
+        return start_stage(evidence, marked=ranks_with_group(prefixes))
 
     def _seen(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> Evidence:
         evidence = self._gather(self._verdict if action.hung else None)._replace(
@@ -728,7 +781,8 @@ class Investigation:
                     unfinished=evidence.capture.unfinished + ((f"cores: {failure}",) if failure else ()),
                 ),
             )
-        return evidence._replace(oom=self._guarded("read the OOM counters", self._read_oom, evidence))
+        evidence = evidence._replace(oom=self._guarded("read the OOM counters", self._read_oom, evidence))
+        return evidence._replace(start=self._guarded("see how far it came", self._own_stage, evidence) or "")
 
     def _gather(self, verdict: HangVerdict | None) -> Evidence:
         from saferun.evidence import Capture, Evidence
@@ -756,11 +810,29 @@ class Investigation:
 
     def report_failure(self, action: ReportFailure) -> None:
         """Tell why the attempt failed, and what happens next."""
+        if action.decision is not None:
+            self._guarded("note the decision", self._note_decision, action.decision, action.diagnosis)
         lines = self._guarded("tell of the failure", self._failure_lines, action)
         lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
         self._say("\n".join(lines))
         followed = "restarted" if action.restarting else "ended"
         self._guarded("report", self._log_incident, "failure", action.diagnosis, followed, lines)
+
+    def _note_decision(self, decision: Decision, diagnosis: Diagnosis) -> None:
+        from saferun.findings import DecisionRow
+
+        blamed = decision.exclude if decision.exclude is not None else -1
+        row = DecisionRow(
+            self._attempt(),
+            time.time(),
+            decision.next_step,
+            decision.words,
+            decision.wait_s,
+            diagnosis.cause.class_name if diagnosis.cause is not None else "",
+            next((host.label for host in diagnosis.hosts if host.host == blamed), ""),
+        )
+        self._run_dir.write_event({"event": "Decision", "at": time.monotonic(), **row._asdict()})
+        self._log.add_decision(row)
 
     def report_decision(self, action: ReportDecision) -> None:
         """Tell what another host has decided, in its words; this host's part of the report stays here."""
@@ -773,7 +845,7 @@ class Investigation:
             followed = "restarted" if action.restarting else "ended"
             self._guarded("report", self._log_incident, "failure", self._diagnosis, followed, lines)
 
-    def decision_words(self, diagnosis: Diagnosis, *, restarting: bool) -> list[str]:
+    def decision_words(self, diagnosis: Diagnosis, *, restarting: bool, decision: Decision | None = None) -> list[str]:
         """What the other hosts tell their users of a failed attempt."""
         from saferun.exchange import peer_lines
 
@@ -786,6 +858,7 @@ class Investigation:
                 restarting=restarting,
                 restarts=self._failures_before,
                 max_restarts=self._config.max_restarts,
+                decided=_told(decision),
             ),
         )
         return words or [f"saferun: {diagnosis.headline}"]
@@ -796,6 +869,10 @@ class Investigation:
         if self._job is None or self._group is None:
             return self._attempt()
         return self._group.plan.placement.restarts
+
+    def note_preflight(self, preflight: Preflight, cards: Mapping[int, HostCard]) -> None:
+        """What the checks before the start found."""
+        self._guarded("note what the checks found", self._log.set_preflight, preflight, cards)
 
     def joined(self, host: str) -> None:
         """The hosts of the job have met; ``host``: the name that they know this one by."""
@@ -816,6 +893,7 @@ class Investigation:
             attempt=self._failures_before,
             max_restarts=self._config.max_restarts,
             restarting=action.restarting,
+            decided=_told(action.decision),
         )
 
     def _read_oom(self, evidence: Evidence) -> OomKill | None:

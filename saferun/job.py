@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from saferun.config import LaunchConfig
@@ -78,13 +78,20 @@ class Lost(NamedTuple):
 
 
 class Place(NamedTuple):
-    """This process's place, as the hosts agreed on it."""
+    """This process's place, as the hosts agreed on it.
+
+    ``checked``: whether the hosts look at each other first. ``doors``: whom this one is to probe: number, label, door.
+    ``cards``: what all hosts found out about themselves, with their doors, for the one that leads.
+    """
 
     placement: Placement
     number: int
     leads: bool
     may_leave: bool
     files: str
+    checked: bool = False
+    doors: tuple[tuple[int, str, str], ...] = ()
+    cards: tuple[tuple[str, str], ...] = ()
 
 
 class Trouble(NamedTuple):
@@ -124,6 +131,7 @@ class Job:
         on_prepared: told what only torch can answer.
         on_hang: told of a hang of the whole job, which every host is to capture: its verdict and its number.
         on_states: told how the ranks of all tasks do, on the host that decides.
+        on_preflight: told what the host that leads says of the checks.
         say: takes a line for the user.
         on_words: gets whole lines that torch's event handlers write to stderr.
     """
@@ -141,6 +149,7 @@ class Job:
         on_prepared: Callable[[JsonObject], None],
         on_hang: Callable[[HangVerdict, int], None],
         on_states: Callable[[Mapping[str, JsonObject]], None],
+        on_preflight: Callable[[JsonObject], None],
         say: Callable[[str], None],
         on_words: Callable[[bytes], None],
     ) -> None:
@@ -152,6 +161,7 @@ class Job:
         self._on_prepared = on_prepared
         self._on_hang = on_hang
         self._on_states = on_states
+        self._on_preflight = on_preflight
         self._say = say
         task = config.hosts.task
         self._task = task.local_rank if task is not None else 0
@@ -184,6 +194,7 @@ class Job:
         self._states: dict[str, JsonObject] = {}
         self._own_state: JsonObject = {"s": "run"}
         self._is_told = False
+        self.start_stage: JsonObject | None = None  # how far the ranks have come, as their store showed it
         self._lost_tasks: set[tuple[int, int]] = set()
         self.trouble: Trouble | None = None  # what made all hosts stop
         self.blamed: tuple[int, ...] = ()  # ranks of the job that the hang is blamed on that was captured last
@@ -236,8 +247,14 @@ class Job:
         """
         self.line.bind()
 
-    def join(self, action: JoinHosts) -> None:
-        """Meet the others; ``on_place`` or StartFailed follows."""
+    def join(self, action: JoinHosts, card: str = "", door: str = "") -> None:
+        """Meet the others; ``on_place`` or StartFailed follows.
+
+        Args:
+            action: says which attempt it is.
+            card: what this host found out about itself.
+            door: how others can probe it.
+        """
         self._begin_attempt()
         self._joining = True
         self._number = -1
@@ -268,7 +285,12 @@ class Job:
                 "host_timeout_s": hosts.host_timeout_s * _SILENT_SHARE,
                 "expected": list(hosts.names),
                 "name": short_host_name(),
-                "record": self._record(master if static else split_endpoint(rendezvous.endpoint)[0]),
+                "record": {
+                    **self._record(master if static else split_endpoint(rendezvous.endpoint)[0]),
+                    "card": card,
+                    "door": door,
+                    "full": self._config.checks.full,
+                },
             }
         )
         self.line.open()
@@ -322,6 +344,9 @@ class Job:
             self.leads,
             may_leave=hosts > self._config.hosts.least,
             files=str(message.get("files") or ""),
+            checked=bool(message.get("checked")),
+            doors=tuple((int(host), str(label), str(door)) for host, label, door in message.get("doors") or ()),
+            cards=tuple((str(card), str(door)) for card, door in message.get("cards") or ()),
         )
         if self.leads and self._config.hosts.detected and place.number == 0:
             self._say(f"saferun: {self._meeting_words(placement)}, from {self._config.hosts.detected}")
@@ -381,12 +406,17 @@ class Job:
                 "wait_s": action.wait_s,
                 "restarts": action.restarts,
                 "words": list(words)[:_MOST_LINES],
+                "excluded": action.excluded,
             }
         )
 
     def tell_hang(self, verdict: HangVerdict, number: int) -> None:
         """Every host is to capture."""
         self._tell({"kind": "hang", "verdict": verdict._asdict(), "n": number})
+
+    def tell_preflight(self, message: JsonObject) -> None:
+        """What the checks came to, or whom to try once more."""
+        self._tell({"kind": "preflight", **message})
 
     def _tell(self, message: JsonObject) -> None:
         told = {**message, "attempt": self._attempt(), "host": self.host, "task": self._task, "label": self._label}
@@ -415,9 +445,28 @@ class Job:
     # ----------------------------------------------------------------------------------------------------------------
     # Collecting
 
-    def collect(self, name: str, timeout_s: float, on_done: Callable[[list[Piece]], None]) -> None:
-        """Wait for the pieces of this name of all other tasks, and hand over what has come by then."""
+    def collect(
+        self,
+        name: str,
+        timeout_s: float,
+        on_done: Callable[[list[Piece]], None],
+        *,
+        hosts: Collection[int] | None = None,
+    ) -> None:
+        """Wait for the pieces of this name of all other tasks, and hand over what has come by then.
+
+        Args:
+            name: of the pieces.
+            timeout_s: how long they are waited for.
+            on_done: takes them.
+            hosts: only the heads of these hosts have any.
+        """
         own = (self.host, self._task)
+        if hosts is not None:
+            wanted = {(host, 0) for host in hosts if (host, 0) != own}
+            self._collection = _Collection(name, wanted, time.monotonic() + timeout_s, on_done)
+            self._look_at_collection()
+            return
         tasks = self._config.hosts.task is not None
         expected = {
             (peer.host, task)
@@ -488,7 +537,7 @@ class Job:
                 self._on_told(message["attempt"], message["message"], message.get("received"))
             case "states" if self.leads and message["attempt"] == self._attempt():
                 self._on_changed(message["changed"])
-            case "parts" if self.leads and message["attempt"] == self._attempt():
+            case "parts" if self.leads and message["attempt"] == self._number:
                 self._on_piece(message)
             case "probed" if self.leads and message["attempt"] == self._number and message.get("why") in _GONE:
                 self._on_lost(message)
@@ -499,6 +548,8 @@ class Job:
                 words = str(message["words"])[:_LONGEST_WORDS]
                 self.trouble = Trouble("store_lost", self.leader, words, None, str(message.get("why") or "unknown"))
                 self._on_line_lost(words, "look at that host: what saferun said there last, and dmesg")
+            case "start_stage" if message["attempt"] == self._number:
+                self.start_stage = message
             case "task_lost":
                 task = int(message["task"])
                 self._lost_tasks.add((self.host, task))
@@ -531,6 +582,9 @@ class Job:
                     self._lost_tasks.add((int(message["host"]), message["lost_task"]))
                 if attempt == self._attempt():
                     self.trouble = _trouble(message)
+                    if self.leads and self.start_stage is None:
+                        self.start_stage = {}
+                        self.line.send({"op": "start_stage", "attempt": attempt})
                 blamed = {rank for rank in message.get("ranks") or () if isinstance(rank, int)}
                 trouble = JobTrouble(
                     now,
@@ -549,6 +603,8 @@ class Job:
                 verdict = verdict_from(message["verdict"])
                 if verdict is not None and attempt == self._attempt():
                     self._on_hang(verdict, int(message["n"]))
+            case "preflight" if attempt == self._number:
+                self._on_preflight(message)
             case "decision":
                 words = tuple(str(line)[:_LONGEST_WORDS] for line in (message.get("words") or ())[:_MOST_LINES])
                 restart = message["next"] == "restart"
@@ -560,6 +616,7 @@ class Job:
                     float(message["wait_s"]),
                     int(message["restarts"]),
                     words,
+                    excluded=int(message.get("excluded", -1)),
                 )
                 self._post(decided)
                 self.acknowledge()

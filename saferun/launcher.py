@@ -19,13 +19,15 @@ from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import ensure_standard_descriptors
 from saferun.investigation import CORE_BUDGET_S
-from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
+from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
 from saferun.profiles import Resolution
 from saferun.rank_environ import resolve_environ
 from saferun.runtime import Runtime
 from saferun.supervisor import Limits, Supervisor
 
 _BACKSTOP_S = 5.0
+# Every trial of a search for bad parts has a deadline of its own, and their number is bounded.
+_COLLECTIVE_S = 6 * 3600.0
 # A meeting that fails is told by the coordinator; this is for one that says nothing.
 _JOIN_BACKSTOP_S = 60.0
 # The host that decides waits for the others' parts of a picture (``exchange.OTHERS_S``), and a little longer.
@@ -92,7 +94,7 @@ def _run(
         skipping=output.keep_files,
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )
-    hosts = config.hosts
+    hosts, retry = config.hosts, config.retry
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.say(f"saferun: settings from {config.settings_file}")
     limits = Limits(
@@ -103,6 +105,8 @@ def _run(
     )
     # What another host may take from the failure to its last word.
     peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
+    if config.checks.collective:
+        limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
     if hosts.together:
         limits = limits._replace(
             capture_s=limits.capture_s + _OTHERS_S, join_s=hosts.start_timeout_s + _JOIN_BACKSTOP_S
@@ -112,7 +116,13 @@ def _run(
             config,
             environ,
             Supervisor(
-                RestartPolicy(config.max_restarts),
+                AttemptPolicy(
+                    config.max_restarts,
+                    retry.start_retries,
+                    retry.wait_s,
+                    always=retry.always,
+                    exclude_bad_hosts=retry.exclude_bad_hosts,
+                ),
                 limits,
                 HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep"),
                 JobPolicy(
@@ -120,6 +130,7 @@ def _run(
                     outlives_leader=config.rendezvous.backend != "static",
                     peers_s=peers_s if hosts.together else 0.0,
                     hurries=bool(hosts.detected),
+                    least_hosts=hosts.least,
                 ),
             ),
             screen=screen,

@@ -48,6 +48,7 @@ PLACE = "ranks and hosts"
 RENDEZVOUS = "rendezvous"
 WORKERS = "the training script"
 OUTPUT = "output"
+CHECKS = "checks before the start"
 LIFE = "failures and signals"
 WATCH = "hangs and crashes"
 ENVIRONMENT = "environment of the ranks"
@@ -327,6 +328,86 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         RENDEZVOUS,
         pet=False,
         metavar="SECONDS",
+    ),
+    Option(
+        ("--preflight",),
+        "preflight",
+        "str",
+        "on",
+        "look, before any rank is started, at names, ports, networks, limits, versions: stop the launch at what would "
+        "break it, only warn of it, do not look, or look and start nothing",
+        CHECKS,
+        choices=("on", "warn", "off", "only"),
+        pet=False,
+    ),
+    Option(
+        ("--preflight-full", "--preflight_full"),
+        "preflight_full",
+        "flag",
+        False,
+        "try every pair of hosts, on every network interface; else each host tries a few others",
+        CHECKS,
+        pet=False,
+    ),
+    Option(
+        ("--nic",),
+        "nic",
+        "str",
+        "",
+        "the network interfaces between the hosts: sets the variables of gloo, NCCL, RCCL, UCX; auto: the fastest one "
+        "by which all hosts reach each other",
+        CHECKS,
+        pet=False,
+        metavar="NAME,NAME|auto",
+    ),
+    Option(
+        ("--start-retries", "--start_retries"),
+        "start_retries",
+        "int",
+        3,
+        "how often a start that failed for a passing reason is tried again; a start is over when every rank has got "
+        "through init_process_group",
+        LIFE,
+        pet=False,
+        metavar="N",
+    ),
+    Option(
+        ("--retry-wait", "--retry_wait"),
+        "retry_wait",
+        "float",
+        1.0,
+        "seconds before the first of these retries; each further one waits twice as long, and a little more or less",
+        LIFE,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--start-window", "--start_window"),
+        "start_window",
+        "float",
+        120.0,
+        "seconds after which a start counts as over where the ranks cannot be asked",
+        LIFE,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
+        ("--retry-always", "--retry_always"),
+        "retry_always",
+        "flag",
+        False,
+        "use up all restarts and retries, also where the same failure came twice in a row",
+        LIFE,
+        pet=False,
+    ),
+    Option(
+        ("--exclude-bad-hosts", "--exclude_bad_hosts"),
+        "exclude_bad_hosts",
+        "flag",
+        False,
+        "in an elastic job, leave out a host that caused the same failure twice, where the others suffice",
+        LIFE,
+        pet=False,
     ),
     Option(
         ("--host-timeout", "--host_timeout"),

@@ -16,9 +16,10 @@ from saferun import topology
 from saferun.config import LaunchConfig
 from saferun.console.rank_stream import RankStream
 from saferun.console.screen import Screen
-from saferun.errors import SaferunError
+from saferun.errors import EXIT_USAGE, SaferunError
 from saferun.events import (
     CaptureEvidence,
+    ChecksOver,
     ChecksPassed,
     CoreDumpSeen,
     DeadlineExpired,
@@ -29,6 +30,8 @@ from saferun.events import (
     JoinHosts,
     LaunchRequested,
     LeftoversGone,
+    ProbeHosts,
+    ProbesPassed,
     RankExited,
     RanksStarted,
     ReportDecision,
@@ -57,18 +60,20 @@ from saferun.host.run_dir import RunDirectory, current_directory
 from saferun.investigation import Investigation
 from saferun.leftovers import Leftovers
 from saferun.lint_run import LintRun, worth_a_look
-from saferun.model import JsonObject, LogDestinations, Placement, signal_name
+from saferun.model import JsonObject, LogDestinations, Placement, RankPlace, signal_name
 from saferun.profiles import Resolution
 from saferun.profiles.text import launch_lines
 from saferun.rank_environ import apply
 from saferun.rank_group import AttemptPlan, Rank, RankGroup, plan_environs
 from saferun.report.run_json import run_description
+from saferun.segments import Segments
 from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
 
 if TYPE_CHECKING:
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.job import Job, Place
+    from saferun.preflight_run import Failure, Outcome, PreflightRun
 
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
 _LINT_DELAY_S = 0.25
@@ -146,6 +151,7 @@ class Runtime:
             warn=self._warn,
             post=self._events.append,
             attempt=lambda: supervisor.attempt,
+            store_stage=lambda: (self._job or self._store).start_stage,
             job=self._job,
             peers_s=peers_s,
         )
@@ -159,6 +165,11 @@ class Runtime:
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
         self._leaves = False
+        self._preflight = self._open_preflight()
+        self._place: Place | None = None
+        self._segments = Segments()
+        self._is_bound = False
+        self._is_probed = False  # the host that leads has found nothing that keeps the ranks from being started
         self._leftovers = Leftovers(
             run_id,
             not_ours=not_ours,
@@ -173,9 +184,10 @@ class Runtime:
         self._actions: dict[type, Callable[[Any], None]] = {
             RunChecks: self._run_checks,
             JoinHosts: self._join_hosts,
+            ProbeHosts: self._probe_hosts,
             StartRanks: self._start_ranks,
             ServeStore: lambda _: None if self._job is not None else self._store.serve_soon(),
-            CaptureEvidence: self._investigation.capture,
+            CaptureEvidence: self._capture,
             ReportHang: self._investigation.report_hang,
             SignalRanks: self._signal_ranks,
             SweepLeftovers: lambda action: self._leftovers.begin(time.monotonic(), action.term_s),
@@ -234,6 +246,7 @@ class Runtime:
             self._leftovers.deadline,
             self._lint_at,
             self._investigation.deadline,
+            self._preflight.deadline if self._preflight is not None else None,
         )
         due = min((moment for moment in moments if moment is not None), default=None)
         self._poller.wait(None if due is None else max(due - now, 0.0))
@@ -248,6 +261,8 @@ class Runtime:
         if self._job is not None:
             self._job.tick(now)
         self._investigation.tick(now)
+        if self._preflight is not None:
+            self._preflight.tick(now)
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= now and not self._events:
             expiry = CoreDumpSeen if self._dumps_core() else DeadlineExpired
@@ -318,7 +333,9 @@ class Runtime:
             if self._lint is not None and pid == self._lint.pid:
                 self._lint.on_exit()
                 continue
-            if self._investigation.on_exit(pid):
+            if self._investigation.on_exit(pid) or self._segments.on_exit(pid):
+                continue
+            if self._preflight is not None and self._preflight.on_exit(pid, status.words):
                 continue
             rank = self._group.by_pid.get(pid) if self._group is not None else None
             if self._group is None or rank is None:
@@ -326,6 +343,9 @@ class Runtime:
             self._poller.unwatch(rank.child.pidfd)
             self._group.note_exit(rank, status, at=now, time=time.time())
             self._investigation.rank_ended(rank)
+            if not status.ok and self._job is None:
+                # Before anything of this attempt is taken out of the store.
+                self._store.ask_start_stage(len(self._group.ranks))
             self._events.append(RankExited(now, self._supervisor.attempt, rank.place.local_rank, status))
         if self._leftovers.deadline is not None:
             self._leftovers.sweep(time.monotonic())
@@ -333,29 +353,141 @@ class Runtime:
     # ----------------------------------------------------------------------------------------------------------------
     # Before the ranks
 
+    def _open_preflight(self) -> PreflightRun | None:
+        """The checks, where they are wanted and this process is the one of its host that makes them."""
+        task = self._config.hosts.task
+        if self._config.checks.preflight == "off" or (task is not None and task.local_rank > 0):
+            return None
+        from saferun.preflight_run import PreflightRun
+
+        return PreflightRun(
+            self._config,
+            self._poller,
+            job=self._job,
+            environ=self._environ,
+            say=self._screen.say,
+            warn=self._warn,
+        )
+
     def _run_checks(self, action: RunChecks) -> None:
-        rendezvous = self._config.rendezvous
         try:
-            if self._job is not None:
-                self._job.bind()
-                self._events.append(ChecksPassed(time.monotonic(), action.attempt))
-                return
-            port = self._store.bind()
+            if not self._is_bound:
+                self._bind()
+                self._is_bound = True
         except SaferunError as error:
             self._start_failed(action.attempt, error)
             return
+        if self._job is not None:
+            self._job.line.open()  # it has torch to import meanwhile
+        if self._preflight is None:
+            self._events.append(ChecksPassed(time.monotonic(), action.attempt))
+            return
+        from saferun.preflight_run import context_of
+
+        # As the ranks will have it, but for what differs between them.
+        environ = dict(self._environ)
+        first = RankPlace(0, 0, 0)
+        apply(self._resolution, environ, first, host=self._host, world_size=1, run_dir=None, rank_dir=None)
+        context = context_of(
+            self._config,
+            environ,
+            bound=self._bound_ports(),
+            attempt=action.attempt,
+            old_pids=[rank.child.pid for rank in self._finished],
+        )
+        self._preflight.check(context, lambda outcome: self._on_checked(action.attempt, outcome))
+
+    def _bind(self) -> None:
+        """Bind every port of this host, before anything else starts.
+
+        Raises:
+            SaferunError: one cannot be had.
+        """
+        rendezvous = self._config.rendezvous
+        if self._job is not None:
+            self._job.bind()
+            return
+        port = self._store.bind()
         self._placement = topology.single_host(
             self._config.nproc_per_node,
             rendezvous.master_addr or rendezvous.local_addr or address_for_ranks(),
             port,
             rendezvous.run_id,
         )
-        self._events.append(ChecksPassed(time.monotonic(), action.attempt))
+
+    def _bound_ports(self) -> list[int]:
+        port = self._placement.master_port if self._placement is not None else 0
+        if self._job is not None:
+            port = self._job.line.port
+        return [port] if port else []
+
+    def _on_checked(self, attempt: int, outcome: Outcome) -> None:
+        """This host by itself is checked. Of several hosts the one that leads decides, so that all learn of it."""
+        now = time.monotonic()
+        if self._job is not None:
+            self._events.append(ChecksPassed(now, attempt))
+            return
+        self._investigation.note_preflight(outcome.preflight, outcome.cards)
+        assert self._preflight is not None  # noqa: S101 - it says so
+        self._preflight.tell_own()
+        if self._config.checks.preflight == "only":
+            self._events.append(ChecksOver(now, attempt, self._show_checks(outcome)))
+        elif outcome.failure is not None:
+            self._events.append(_start_failure(now, attempt, outcome.failure))
+        else:
+            self._events.append(ChecksPassed(now, attempt))
+
+    def _probe_hosts(self, action: ProbeHosts) -> None:
+        if self._preflight is not None and self._place is not None:
+            self._preflight.probe(self._place, lambda outcome: self._on_probed(action.attempt, outcome))
+        elif self._is_probed:
+            self._events.append(ProbesPassed(time.monotonic(), action.attempt))
+
+    def _on_probed(self, attempt: int, outcome: Outcome) -> None:
+        now = time.monotonic()
+        if self._place is not None and self._place.leads:
+            self._investigation.note_preflight(outcome.preflight, outcome.cards)
+        self._use_nics(outcome.nics)
+        if outcome.failure is not None and self._config.checks.preflight != "only":
+            self._events.append(_start_failure(now, attempt, outcome.failure))
+        elif self._config.checks.preflight == "only":
+            self._events.append(ChecksOver(now, attempt, self._show_checks(outcome)))
+        else:
+            self._events.append(ProbesPassed(now, attempt))
+
+    def _use_nics(self, names: Sequence[str]) -> None:
+        """Set what makes gloo, NCCL and UCX use these interfaces, for the ranks that are started next."""
+        if not names or self._plan is None:
+            return
+        from saferun.host.nics import read_nics
+        from saferun.preflight.interfaces import nic_environ
+
+        chosen = nic_environ(names, read_nics(), self._environ)
+        for environ in self._plan.environs:
+            environ.update(chosen)
+        self._screen.say(f"saferun: --nic auto: {','.join(names)} ({' '.join(f'{n}={v}' for n, v in chosen.items())})")
+
+    def _on_preflight(self, message: JsonObject) -> None:
+        """The host that leads has said something of the checks."""
+        if self._preflight is not None:
+            self._preflight.hear(message)
+        elif message.get("ok"):
+            self._is_probed = True
+            self._events.append(ProbesPassed(time.monotonic(), self._supervisor.attempt))
+
+    def _show_checks(self, outcome: Outcome) -> int:
+        """Print all that was found, and return the exit code."""
+        from saferun.report.preflight_text import show
+
+        text = show(outcome.preflight, outcome.cards, as_json=self._config.checks.as_json)
+        self._screen.out.say(text.encode(errors="backslashreplace"))
+        return EXIT_USAGE if outcome.failure is not None else 0
 
     def _join_hosts(self, action: JoinHosts) -> None:
         self._number = action.attempt
         if self._job is not None:
-            self._job.join(action)
+            card, door = (self._preflight.card, self._preflight.door) if self._preflight is not None else ("", "")
+            self._job.join(action, card, door)
         else:
             self._store.prepare(self._preparation(action.attempt))
 
@@ -427,7 +559,8 @@ class Runtime:
         joined = HostsJoined(time.monotonic(), self._supervisor.attempt, placement)
         if self._job is not None:
             may_leave = placement.group_world_size > self._config.hosts.least
-            joined = joined._replace(number=self._number, leads=self._job.leads, may_leave=may_leave)
+            probes = self._place is not None and self._place.checked
+            joined = joined._replace(number=self._number, leads=self._job.leads, may_leave=may_leave, probes=probes)
         self._events.append(joined)
 
     def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
@@ -468,7 +601,8 @@ class Runtime:
         return own
 
     def _start_failed(self, attempt: int, error: SaferunError, started: tuple[int, ...] = ()) -> None:
-        self._events.append(StartFailed(time.monotonic(), attempt, error.what, error.hint, error.exit_code, started))
+        failed = StartFailed(time.monotonic(), attempt, error.what, error.hint, error.exit_code, started)
+        self._events.append(failed._replace(class_name=error.class_name))
 
     # ----------------------------------------------------------------------------------------------------------------
     # The ranks
@@ -525,7 +659,18 @@ class Runtime:
             else:
                 self._watch_stream(stream)
 
+    def _capture(self, action: CaptureEvidence) -> None:
+        if action.verdict is None:
+            self._note_segments()
+        self._investigation.capture(action)
+
+    def _note_segments(self) -> None:
+        """The ranks are about to be ended."""
+        if self._group is not None:
+            self._segments.note([rank.child.pid for rank in self._group.ranks if rank.end is None])
+
     def _signal_ranks(self, action: SignalRanks) -> None:
+        self._note_segments()
         if self._group is not None:
             self._group.signal(action.local_ranks, action.signum)
 
@@ -546,6 +691,7 @@ class Runtime:
             on_prepared=self._on_prepared,
             on_hang=self._on_job_hang,
             on_states=lambda states: self._investigation.states_changed(states),  # noqa: PLW0108 - made after this
+            on_preflight=self._on_preflight,
             say=self._screen.say,
             on_words=self._screen.err.say,
         )
@@ -554,6 +700,8 @@ class Runtime:
         """The hosts have met."""
         assert self._job is not None  # noqa: S101 - it says so
         self._placement = place.placement
+        self._place = place
+        self._is_probed = False
         self._number = place.number
         self._host = place.placement.host or self._host
         task = self._config.hosts.task
@@ -593,7 +741,9 @@ class Runtime:
             words: list[str] = []
             if action.diagnosis is not None:
                 restarting = action.next_step == "restart"
-                words = self._investigation.decision_words(action.diagnosis, restarting=restarting)
+                words = self._investigation.decision_words(
+                    action.diagnosis, restarting=restarting, decision=action.decision
+                )
             self._job.tell_decision(action, words)
 
     def _report_decision(self, action: ReportDecision) -> None:
@@ -606,6 +756,7 @@ class Runtime:
     def _on_leftovers_gone(self, pids: tuple[int, ...]) -> None:
         now = time.monotonic()
         self._end_attempt(now)
+        self._segments.sweep()
         self._events.append(LeftoversGone(now, self._supervisor.attempt, pids))
 
     def _own_pids(self) -> set[int]:
@@ -613,6 +764,9 @@ class Runtime:
         own = {self._store.pid, self._job.line.pid if self._job is not None else None}
         own.add(self._lint.pid if self._lint is not None else None)
         pids = {pid for pid in own if pid is not None} | self._investigation.pids
+        pids |= self._segments.pids
+        if self._preflight is not None:
+            pids |= self._preflight.pids
         return pids.union(self._group.by_pid) if self._group is not None else pids
 
     def _end_attempt(self, now: float) -> None:
@@ -643,6 +797,9 @@ class Runtime:
 
     def _report_failure(self, action: ReportFailure) -> None:
         self._investigation.report_failure(action)
+        if action.decision is not None and action.decision.new_port:
+            self._store.release()
+            self._is_bound = False
         if not action.restarting:
             self._write_error_file(action.diagnosis)
         self._forget_group()
@@ -718,12 +875,15 @@ class Runtime:
         """Whatever the reason for the end: no process of ours lives on, and the console has everything."""
         self._end_attempt(time.monotonic())
         self._investigation.close()
+        if self._preflight is not None:
+            self._preflight.close()
         self._store.close()
         if self._job is not None:
             self._job.close(leaves=self._leaves)
         if self._lint is not None:
             self._lint.close()
             self._lint = None
+        self._segments.close()
         self._leftovers.kill_all()
         self._drain_console()
         signal.set_wakeup_fd(-1)
@@ -777,6 +937,10 @@ def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[
         logs["filtered_stderr"],
     )
     return destinations, message["environs"]
+
+
+def _start_failure(now: float, attempt: int, failure: Failure) -> StartFailed:
+    return StartFailed(now, attempt, failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)
 
 
 def _nothing() -> None:

@@ -67,6 +67,7 @@ class StoreService:
         self._links_opened = 0
         self._preparing = False
         self._serve_sent = False
+        self.start_stage: JsonObject | None = None  # how far the ranks have come, as their store showed it
         self._words = LineAssembler()
         self._serves_timers = environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1"
         self._whole_torch = self._needs_whole_torch = (
@@ -89,6 +90,12 @@ class StoreService:
         port: int = self._port.getsockname()[1]
         return port
 
+    def release(self) -> None:
+        """Give the port back, for another one to be bound; only where rank 0 serves the store itself."""
+        if self._port is not None and self._listener is None:
+            self._port.close()
+            self._port = None
+
     @property
     def pid(self) -> int | None:
         """The coordinator's process, if there is one."""
@@ -100,6 +107,7 @@ class StoreService:
         Args:
             preparation: what only torch can answer about the attempt, if anything.
         """
+        self.start_stage = None
         if self._listener is not None:
             # What the attempt before missed, the next one gets anew.
             self._poller.unwatch(self._listener.fileno())
@@ -133,6 +141,14 @@ class StoreService:
         if self._link is not None:
             self._serve_sent = True
             self._link.send({"op": "serve", "attempt": self._attempt()})
+
+    def ask_start_stage(self, world_size: int) -> None:
+        """How far have the ranks come? ``start_stage`` has the answer, soon; an attempt is asked about once."""
+        if self.start_stage is not None:
+            return
+        self.start_stage = {}
+        if self._link is not None and self._serve_sent:
+            self._link.send({"op": "start_stage", "attempt": self._attempt(), "world_size": world_size})
 
     def hand_on(self, event: JsonObject) -> None:
         """Give an event to torch's event handlers, where the user named one."""
@@ -168,6 +184,8 @@ class StoreService:
                     link.serving = self._attempt()
                     self._on_torch(str(message.get("torch")))
                     self._post(StoreServed(time.monotonic(), self._attempt()))
+                case "start_stage" if message.get("attempt") == self._attempt():
+                    self.start_stage = message
                 case "dropped" if self._preparing and not self._needs_whole_torch:
                     self._preparing = False
                     self._on_ready({})

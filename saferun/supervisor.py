@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from saferun.events import (
     Action,
     CaptureEvidence,
+    ChecksOver,
     ChecksPassed,
     CoreDumpSeen,
     DeadlineExpired,
@@ -29,6 +30,8 @@ from saferun.events import (
     JoinHosts,
     LaunchRequested,
     LeftoversGone,
+    ProbeHosts,
+    ProbesPassed,
     RankExited,
     RanksStarted,
     ReportDecision,
@@ -48,10 +51,11 @@ from saferun.events import (
     TellTrouble,
 )
 from saferun.model import signal_name
-from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
+from saferun.policy import AttemptPolicy, FailureFacts, HangPolicy, JobPolicy
 
 if TYPE_CHECKING:
     from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.model import Placement
 
 
 class State(Enum):
@@ -60,6 +64,7 @@ class State(Enum):
     NEW = "new"
     CHECKING = "checking"
     JOINING = "joining"
+    PROBING = "probing"  # the hosts look at each other
     STARTING = "starting"
     RUNNING = "running"
     WAITING = "waiting"  # this host's ranks are done, others' are not
@@ -78,12 +83,15 @@ class Stage(Enum):
     SWEEPING = "sweeping"  # they are gone; what they left behind is being ended
 
 
+_UNKNOWN = FailureFacts("unknown")
 # Of the shutdown timeout, where a scheduler's KILL follows its TERM: for looking at the ranks, and until they are
 # killed. The rest is for the report. Slurm's KillWait and the default of --shutdown-timeout are both 30 s.
 _LOOK_SHARE = 0.4
 _KILL_SHARE = 0.8
 # Troubles that this host tells of without having acted: what it has heard of others.
 _HEARD = frozenset({"membership", "lost", "task_lost"})
+# Where the other hosts know of this attempt, and it is not on its way out yet.
+_TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
 # How soon a rank that is being dumped is looked at again.
 _LOOK_AGAIN_S = 0.2
 
@@ -93,6 +101,7 @@ class Limits(NamedTuple):
 
     checks_s: float = 60.0
     join_s: float = 600.0
+    probe_s: float = 60.0
     start_s: float = 120.0
     capture_s: float = 20.0
     grace_s: float = 30.0
@@ -112,7 +121,7 @@ class Supervisor:
 
     def __init__(
         self,
-        policy: RestartPolicy,
+        policy: AttemptPolicy,
         limits: Limits,
         hang_policy: HangPolicy | None = None,
         job: JobPolicy | None = None,
@@ -124,13 +133,15 @@ class Supervisor:
         self._hang_policy = hang_policy or HangPolicy()
         self._job = job or JobPolicy()
         self._limits = limits
-        self._restarts = 0  # failures that the job has got over
+        self._restarts = 0  # failures that the job has got over; retries of a start are not among them
         self._leads = True
         self._stop_signum: int | None = None  # the user's or scheduler's, once there was one
         self._cause_signum: int | None = None  # the same, where it came before any failure
+        self._is_final = False  # there is to be no other attempt
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
+        self._placement: Placement | None = None
         self._running: set[int] = set()
         self._stage = Stage.ASKED
         self._failed = False
@@ -144,6 +155,8 @@ class Supervisor:
         self._trouble = ""
         self._trouble_hint = ""
         self._trouble_exit_code = 1
+        self._trouble_class = ""
+        self._missed_store = False
         # What follows is about jobs of several hosts.
         self._may_leave = False
         self._told = False  # all hosts know that the attempt is to end
@@ -181,13 +194,20 @@ class Supervisor:
                 return [JoinHosts(self.attempt, self._restarts)]
             case HostsJoined() if self.state is State.JOINING:
                 return self._on_joined(event)
+            case ProbesPassed() if self.state is State.PROBING:
+                return self._start(event.at)
+            case ChecksOver() if self.state in {State.CHECKING, State.PROBING}:
+                # CHECKING | PROBING -> DONE: nothing else was wanted.
+                tells = self.state is State.PROBING and self._leads
+                told: list[Action] = [TellDecision(self.attempt, "finish", event.exit_code)] if tells else []
+                return [*told, *self._finish(event.exit_code)]
             case RanksStarted() if self.state is State.STARTING:
                 # STARTING -> RUNNING
                 self._enter(State.RUNNING, None)
                 return []
             case StoreMissed() if self.state is State.RUNNING or self._verdict is not None:
                 self._trouble, self._trouble_hint = event.what, event.hint
-                self._failed = True
+                self._failed = self._missed_store = True
                 return self._fail(event.at) if self.state is State.RUNNING else []
             case JobTrouble():
                 return self._on_trouble(event)
@@ -218,13 +238,22 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _on_joined(self, event: HostsJoined) -> list[Action]:
-        # JOINING -> STARTING. The ranks first: they import torch while the coordinator does.
         if event.number >= 0:
             self.attempt, self._restarts = event.number, event.placement.restarts
         self._leads, self._may_leave = event.leads, event.may_leave
-        self._enter(State.STARTING, event.at + self._limits.start_s)
-        self._running = {place.local_rank for place in event.placement.ranks}
-        return [StartRanks(self.attempt, event.placement), ServeStore(self.attempt)]
+        self._placement = event.placement
+        if not event.probes:
+            return self._start(event.at)
+        # JOINING -> PROBING
+        self._enter(State.PROBING, event.at + self._limits.probe_s)
+        return [ProbeHosts(self.attempt)]
+
+    def _start(self, at: float) -> list[Action]:
+        # JOINING | PROBING -> STARTING. The ranks first: they import torch while the coordinator does.
+        assert self._placement is not None  # noqa: S101 - the hosts have met
+        self._enter(State.STARTING, at + self._limits.start_s)
+        self._running = {place.local_rank for place in self._placement.ranks}
+        return [StartRanks(self.attempt, self._placement), ServeStore(self.attempt)]
 
     def _on_rank_exited(self, event: RankExited) -> list[Action]:
         self._running.discard(event.local_rank)
@@ -283,15 +312,14 @@ class Supervisor:
         if verdict is None or self._failed or self._regroups or self._stop_signum is not None:
             return self._stop(at, self._stop_signum or signal.SIGTERM)
         next_step = self._hang_policy.next_step(certain=verdict.certain and not self._moved and self._leads)
-        if next_step == "restart" and self._policy.next_attempt_after_s(self._restarts) is None:
+        if next_step == "restart" and not self._policy.may_restart(self._restarts):
             next_step = "stop"
         report = ReportHang(self.attempt, next_step)
         if next_step == "report":
             # CAPTURING -> RUNNING: the job goes on, and may well come to life again.
             self._enter(State.RUNNING, None)
             return [report]
-        if next_step == "stop":
-            self._policy = RestartPolicy(0)
+        self._is_final = self._is_final or next_step == "stop"
         self._failed = self._hung = True
         aborted = tuple(rank for rank in culprits if rank in self._running) if self._hang_policy.abort_culprits else ()
         return [report, *self._tell("hang"), *self._stop(at, signal.SIGTERM, aborted)]
@@ -361,6 +389,7 @@ class Supervisor:
                 self._trouble_hint,
                 self._hung,
                 alone=self._alone or self._leaves,
+                trouble_class=self._trouble_class or ("store_lost" if self._missed_store else ""),
             )
         ]
 
@@ -369,27 +398,48 @@ class Supervisor:
             self._own_diagnosis = event.diagnosis
             return self._follow(self._decision, event.at) if self._decision is not None else []
         self._job_stopped = self._job_stopped or event.stopped
-        return self._decide(event.at, event.diagnosis)
+        return self._decide(event.at, event.diagnosis, event.facts)
 
-    def _decide(self, at: float, diagnosis: Diagnosis) -> list[Action]:
-        stopped = self._stop_signum is not None or self._job_stopped or self._leaves
-        if self._alone and not self._job.outlives_leader:
-            stopped = True
-        wait_s = None if stopped else self._policy.next_attempt_after_s(self._restarts)
-        actions: list[Action] = [ReportFailure(self.attempt, diagnosis, restarting=wait_s is not None)]
+    def _decide(self, at: float, diagnosis: Diagnosis, facts: FailureFacts | None) -> list[Action]:
+        hosts = self._placement.group_world_size if self._placement is not None else 1
+        decision = self._policy.decide(
+            self._completed(facts), restarts=self._restarts, hosts=hosts, least_hosts=self._job.least_hosts
+        )
+        finishes = decision.next_step == "finish"
+        actions: list[Action] = [ReportFailure(self.attempt, diagnosis, not finishes, decision)]
         tells = self._job.together and self._leads and not self._alone and not self._leaves
-        if wait_s is None:
+        if finishes:
             # DIAGNOSING -> DONE
             if tells:
                 code = self._trouble_exit_code
-                actions.append(TellDecision(self.attempt, "finish", code, 0.0, self._restarts, diagnosis))
+                actions.append(TellDecision(self.attempt, "finish", code, 0.0, self._restarts, diagnosis, decision))
             return [*actions, *self._finish(self._trouble_exit_code)]
         # DIAGNOSING -> BACKOFF
-        self._restarts += 1
+        self._restarts += decision.next_step == "restart"
         if tells:
-            actions.append(TellDecision(self.attempt, "restart", 1, wait_s, self._restarts, diagnosis))
-        self._enter(State.BACKOFF, at + wait_s)
+            excluded = -1 if decision.exclude is None else decision.exclude
+            told = TellDecision(
+                self.attempt, "restart", 1, decision.wait_s, self._restarts, diagnosis, decision, excluded
+            )
+            actions.append(told)
+        self._enter(State.BACKOFF, at + decision.wait_s)
         return actions
+
+    def _completed(self, facts: FailureFacts | None) -> FailureFacts:
+        """What is known of a failure, and what only this machine knows of it."""
+        facts = facts or _UNKNOWN
+        if self._trouble_class:
+            facts = facts._replace(class_name=self._trouble_class, started=False, passing=True, words=self._trouble)
+        why = ""
+        if self._stop_signum is not None or self._job_stopped:
+            why = f"stopped by {signal_name(self._stop_signum)}" if self._stop_signum is not None else "stopped"
+        elif self._leaves:
+            why = "this host leaves the job"
+        elif self._alone and not self._job.outlives_leader and not self._trouble_class:
+            why = "the other hosts cannot be reached"
+        elif self._is_final:
+            why = facts.words or "it is not worth another attempt"
+        return facts._replace(restarting_allowed=False, stop_words=why) if why else facts
 
     def _follow(self, decision: JobDecided, at: float) -> list[Action]:
         """Do what the host that decides has decided."""
@@ -397,6 +447,10 @@ class Supervisor:
         actions: list[Action] = []
         if decision.exit_code != 0 or decision.words:
             actions.append(ReportDecision(self.attempt, decision.words, restarting))
+        if restarting and self._placement is not None and decision.excluded == self._placement.group_rank:
+            # DIAGNOSING -> DONE: the others go on without this host.
+            self._leaves = True
+            return [*actions, *self._finish(1)]
         if restarting:
             # DIAGNOSING | WAITING -> BACKOFF
             self._restarts = decision.restarts
@@ -435,9 +489,9 @@ class Supervisor:
         if self.state in {State.STARTING, State.RUNNING}:
             self._failed = not self._regroups
             return self._end_running(event)
-        if self.state is State.WAITING:
+        if self.state in {State.WAITING, State.PROBING}:
             if self._regroups:
-                # WAITING -> BACKOFF
+                # WAITING | PROBING -> BACKOFF
                 self._enter(State.BACKOFF, event.at)
                 return []
             self._failed = True
@@ -460,7 +514,8 @@ class Supervisor:
 
     def _on_decided(self, event: JobDecided) -> list[Action]:
         self._decision = event
-        if self.state is State.WAITING or (self.state is State.DIAGNOSING and self._own_diagnosis is not None):
+        waits = self.state in {State.WAITING, State.PROBING}
+        if waits or (self.state is State.DIAGNOSING and self._own_diagnosis is not None):
             return self._follow(event, event.at)
         if self.state is State.RUNNING:
             # It was decided without this host, which had not been heard of for long.
@@ -470,7 +525,7 @@ class Supervisor:
 
     def _on_job_lost(self, event: JobLost) -> list[Action]:
         """What nobody else can tell this host any more it decides for itself."""
-        if self._alone or self._decision is not None:
+        if self._alone or self._decision is not None or self.state is State.CHECKING:
             return []
         self._alone = True
         self._trouble = self._trouble or event.what
@@ -478,7 +533,7 @@ class Supervisor:
         match self.state:
             case State.STARTING | State.RUNNING:
                 return self._fail(event.at)
-            case State.WAITING:
+            case State.WAITING | State.PROBING:
                 self._failed = True
                 return self._diagnose(event.at)
             case State.CAPTURING:
@@ -494,16 +549,20 @@ class Supervisor:
     def _on_start_failed(self, event: StartFailed) -> list[Action]:
         if self.state in {State.NEW, State.DIAGNOSING, State.BACKOFF}:
             return []
-        # There is no retry of what cannot be started.
-        self._policy = RestartPolicy(0)
+        # There is no other try of what cannot be, unless it may pass.
+        self._is_final = self._is_final or not event.class_name
         self._failed = True
         self._trouble, self._trouble_hint, self._trouble_exit_code = event.what, event.hint, event.exit_code
+        self._trouble_class = event.class_name
         self._running.intersection_update(event.started)
         if self.state in {State.CHECKING, State.JOINING}:
             # CHECKING | JOINING -> DIAGNOSING: nothing had been started, and no other host knows of this attempt.
             self._alone = self._job.together
             return self._diagnose(event.at)
         told = self._tell("start", event.what)
+        if self.state is State.PROBING:
+            # PROBING -> DIAGNOSING: nothing had been started.
+            return [*told, *self._diagnose(event.at)]
         if self.state in {State.STARTING, State.RUNNING}:
             # STARTING -> CAPTURING | STOPPING: the ranks that do run are ended like those of any failed attempt.
             return [*told, *self._fail(event.at)]
@@ -525,7 +584,7 @@ class Supervisor:
             self._cause_signum = event.signum
         name = event.why or signal_name(event.signum)
         told: list[Action] = []
-        if self.state in {State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING} and not self._regroups:
+        if self.state in _TOGETHER and not self._regroups:
             self._leaves = self._may_leave and not self._failed
             reason = "leave" if self._leaves else "parent" if event.why else "signal"
             told = self._tell(reason, name, event.signum)
@@ -540,7 +599,7 @@ class Supervisor:
                     # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
                     return [say, *told, *self._stop(event.at, event.signum)]
                 return [say, *told, *self._capture(event.at)]
-            case State.WAITING:
+            case State.WAITING | State.PROBING:
                 return [*told, *self._diagnose(event.at)]
             case State.BACKOFF:
                 # BACKOFF -> DONE
@@ -565,7 +624,7 @@ class Supervisor:
         if self.deadline is None or event.at < self.deadline:
             return []  # the expiry of a phase that ended at the same moment
         match self.state:
-            case State.CHECKING | State.JOINING | State.STARTING:
+            case State.CHECKING | State.JOINING | State.PROBING | State.STARTING:
                 return self._on_start_failed(
                     StartFailed(
                         event.at,
@@ -590,19 +649,18 @@ class Supervisor:
                 return self._after_sweep(event.at)
             case State.DIAGNOSING if self._own_diagnosis is not None:
                 # No word from the host that decides, and yet it is there: enough.
-                self._alone = True
-                self._policy = RestartPolicy(0)
-                return self._decide(event.at, self._own_diagnosis)
+                self._alone = self._is_final = True
+                return self._decide(event.at, self._own_diagnosis, None)
             case State.DIAGNOSING:
                 tells = self._job.together and self._leads and not self._alone and not self._leaves
                 decision = [TellDecision(self.attempt, "finish", self._trouble_exit_code)] if tells else []
                 return [*decision, *self._finish(self._trouble_exit_code)]
             case State.BACKOFF:
-                # BACKOFF -> JOINING: the store's port stays bound from attempt to attempt.
+                # BACKOFF -> CHECKING: the store's port stays bound from attempt to attempt.
                 self.attempt += 1
                 self._begin_attempt()
-                self._enter(State.JOINING, event.at + self._limits.join_s)
-                return [JoinHosts(self.attempt, self._restarts)]
+                self._enter(State.CHECKING, event.at + self._limits.checks_s)
+                return [RunChecks(self.attempt)]
         return []
 
 

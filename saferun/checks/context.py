@@ -33,7 +33,7 @@ class CheckContext(NamedTuple):
     """
 
     nproc: int = 1
-    environ: Mapping[str, str] = {}  # noqa: RUF012 - never changed
+    environ: Mapping[str, str] = {}
     together: bool = False
     hosts: tuple[str, ...] = ()
     node_rank: int = 0

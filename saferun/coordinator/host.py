@@ -1,8 +1,9 @@
 """This host's part in a job of several hosts: what its tasks ask for, and what comes of it.
 
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``tell``, ``state``, ``part``,
-``ack``, ``probe``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``, ``join_failed``,
-``told``, ``task_lost``, ``store_lost``, and to the leader ``states``, ``parts``, ``probed``, ``membership``, ``lost``.
+``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``,
+``join_failed``, ``told``, ``task_lost``, ``store_lost``, ``start_stage``, and to the leader ``states``, ``parts``,
+``probed``, ``membership``, ``lost``.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Host:
                 self._closing = self._in_background(self._close)
             case "counts":
                 connection.send({"op": "counts", "operations": TRAFFIC.operations, "size_bytes": TRAFFIC.size_bytes})
-            case "tell" | "state" | "part" | "ack" | "probe":
+            case "tell" | "state" | "part" | "ack" | "probe" | "start_stage":
                 with self._lock:  # a task that has just been told of its attempt may be quicker than who tells it
                     attempt = self._attempt
                 # What is meant for an attempt that is over, or that this host does not take part in, is moot.
@@ -100,6 +101,20 @@ class Host:
                 attempt.ack(task)
             case "probe" if attempt.is_leader:
                 attempt.probe([int(host) for host in message["hosts"]])
+            case "start_stage":
+                self._in_background(lambda: self._tell_start_stage(attempt, task))
+
+    def _tell_start_stage(self, attempt: Attempt, task: int) -> None:
+        """How far the ranks have come, as their store shows it; an empty stage where that is on another host."""
+        from saferun.coordinator.start_stage import Stage, start_stage
+
+        world_size = attempt.place.world_size
+        ranks, connection = self._stores.ranks, self._tasks.of_task(task)
+        found = Stage("", -1, world_size)
+        if ranks is not None and attempt is self._attempt:
+            found = start_stage(ranks.store, ranks.address, world_size)
+        if connection is not None:
+            connection.send({"op": "start_stage", "attempt": attempt.number, **found._asdict()})
 
     # ---------------------------------------------------------------------------------------------------------- joining
 
@@ -182,8 +197,13 @@ class Host:
                     "files": place.files,
                     "part_limit_bytes": place.part_limit_bytes,
                     "torch": self._torch_version,
+                    "checked": place.checked,
                 }
-                connection.send(joined | ({"peers": met.peers} if is_leader else {}))
+                if task == 0:
+                    joined["doors"] = place.doors
+                if is_leader:
+                    joined |= {"peers": met.peers, "cards": met.cards}
+                connection.send(joined)
             attempt.announce()
         attempt.open()
         if attempt.is_leader:

@@ -56,6 +56,11 @@ class Met(NamedTuple):
             base_rank += nproc
         return peers
 
+    @property
+    def cards(self) -> list[tuple[str, str]]:
+        """What all hosts found out about themselves, and their doors, for the leader."""
+        return [(record.card, record.door) for record in self.records]
+
 
 class Meeting:
     """A meeting, from the first task of this host that joins to the places of all hosts.
@@ -155,6 +160,9 @@ class Meeting:
             restarts=max(int(join["restarts"]) for join in self._joins.values()),
             most=self.most,
             born=_BORN,
+            card=str(head.get("card") or ""),
+            door=str(head.get("door") or ""),
+            full=head.get("full") is True,
         )
 
     # ---------------------------------------------------------------------------------------------------------- waiting

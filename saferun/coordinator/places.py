@@ -21,6 +21,10 @@ _LONGEST_PATH = 4096
 _HIGHEST_PORT = 65535
 _MOST_ATTEMPTS = 1 << 40
 LONGEST_RECORD_BYTES = 1 << 20
+# What a host found out about itself, and how it can be probed; both are read by others than these.
+_LONGEST_CARD = 64 << 10
+_LONGEST_DOOR = 4 << 10
+_MOST_DOORS = 1 << 14
 
 # All parts together stay within what the leader can hold; a part alone within what one message may be.
 _ALL_PARTS_BYTES = 64 << 20
@@ -41,6 +45,8 @@ class HostRecord(NamedTuple):
 
     ``attempt`` is what it believes comes next, ``restarts`` how many failures it has seen the job get over, ``most``
     for how many hosts it was started. ``port`` is the one that others knock at. ``born`` is unique to the process.
+    ``card``: what it found out about itself, for the leader; ``door``: how others can probe it; empty: there is nothing
+    to be probed. ``full``: whether all pairs of hosts are to be probed, if this is the leader's.
     """
 
     name: str
@@ -52,6 +58,9 @@ class HostRecord(NamedTuple):
     restarts: int = 0
     most: int = 1
     born: str = ""
+    card: str = ""
+    door: str = ""
+    full: bool = False
 
 
 class TaskPlace(NamedTuple):
@@ -65,7 +74,11 @@ class TaskPlace(NamedTuple):
 
 
 class HostPlace(NamedTuple):
-    """What one host is told: its own place, and of the others only what it needs."""
+    """What one host is told: its own place, and of the others only what it needs.
+
+    ``doors``: the hosts that it is to probe: number, label, door. ``checked``: whether the leader looks at what the
+    hosts find, before any rank is started.
+    """
 
     attempt: int
     restarts: int
@@ -79,6 +92,8 @@ class HostPlace(NamedTuple):
     world_size: int
     part_limit_bytes: int
     tasks: tuple[TaskPlace, ...]
+    doors: tuple[tuple[int, str, str], ...] = ()
+    checked: bool = False
 
     @property
     def local_world_size(self) -> int:
@@ -130,9 +145,22 @@ def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
                 world_size=world_size,
                 part_limit_bytes=limit,
                 tasks=tuple(tasks),
+                doors=_doors(records, labels, host),
+                checked=bool(leader.card),
             )
         )
     return places
+
+
+def _doors(records: Sequence[HostRecord], labels: Sequence[str], host: int) -> tuple[tuple[int, str, str], ...]:
+    """Whom a host probes: those that are 1, 2, 4, 8 … places on, or everybody.
+
+    So all are probed equally often, and as often as the logarithm of the number of hosts says.
+    """
+    count = len(records)
+    steps = range(1, count) if records[0].full else (1 << k for k in range((count - 1).bit_length()))
+    others = ((host + step) % count for step in steps)
+    return tuple((other, labels[other], records[other].door) for other in others if records[other].door)
 
 
 def label_hosts(names: Sequence[str]) -> list[str]:
@@ -201,6 +229,9 @@ def decode_record(text: bytes | str) -> HostRecord | None:
             restarts=_number(found["restarts"]),
             most=_number(found["most"], _MOST_HOSTS),
             born=_text(found["born"], _LONGEST_NAME),
+            card=_text(found["card"], _LONGEST_CARD),
+            door=_text(found["door"], _LONGEST_DOOR),
+            full=found["full"] is True,
         )
     except (KeyError, TypeError, ValueError):
         return None
@@ -235,6 +266,11 @@ def decode_place(text: bytes | str) -> HostPlace | None:
             world_size=_number(found["world_size"]),
             part_limit_bytes=_number(found["part_limit_bytes"], _LARGEST_PART_BYTES),
             tasks=tasks,
+            doors=tuple(
+                (_number(other, _MOST_HOSTS), _name(label), _text(door, _LONGEST_DOOR))
+                for other, label, door in found["doors"][:_MOST_DOORS]
+            ),
+            checked=found["checked"] is True,
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -6,6 +6,8 @@ The supervisor sends JSON lines, each with ``op``:
 * ``drop``: end the store of the attempt before, with all its keys and connections; answered by ``dropped``.
 * ``prepare {numa, nproc, logs, environs, handler, file_timer, run_id}``: numactl commands, log destinations, a timer;
   answered by ``prepared`` or ``failed``.
+* ``start_stage {attempt, world_size}``: how far the ranks have come, as their store shows it; answered by
+  ``start_stage {attempt, stage, arrived, world_size}``, with an empty stage where that store is not served.
 * ``event {…}``: hand an event to torch's event handlers.
 * ``goodbye``: end.
 
@@ -22,7 +24,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from saferun.coordinator.store import import_store_class, open_store
+from saferun.coordinator.store import import_store_class, loopback_address, open_store
 
 
 def serve(socket_fd: int, listen_fd: int, fds: dict[str, int], *, whole_torch: bool) -> None:
@@ -114,6 +116,7 @@ class _Service:
         self.torch_version = torch_version
         self._listen_fd = listen_fd
         self._store: Any = None
+        self._attempt = -1  # whose store it is
 
     def close(self) -> None:
         """Take away what would stay behind."""
@@ -128,10 +131,13 @@ class _Service:
             case "serve":
                 self._store = None  # the server of the attempt before ends before the next one begins
                 self._store = open_store(self._store_class, self._listen_fd)
+                self._attempt = int(message["attempt"])
                 return {"op": "serving", "attempt": message["attempt"], "torch": self.torch_version}
             case "drop":
                 self._store = None
                 return {"op": "dropped"}
+            case "start_stage":
+                return self._start_stage(int(message["attempt"]), int(message.get("world_size", 0)))
             case "prepare":
                 from saferun.coordinator.torchrun_parts import prepare
 
@@ -141,3 +147,11 @@ class _Service:
 
                 record_event(message)
         return None
+
+    def _start_stage(self, attempt: int, world_size: int) -> dict[str, Any]:
+        from saferun.coordinator.start_stage import Stage, start_stage
+
+        found = Stage("", -1, world_size)
+        if self._store is not None and attempt == self._attempt:
+            found = start_stage(self._store, loopback_address(self._listen_fd), world_size)
+        return {"op": "start_stage", "attempt": attempt, **found._asdict()}

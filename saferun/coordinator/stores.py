@@ -40,6 +40,11 @@ class Stores:
         """Whether the control store is served here."""
         return self._control is not None
 
+    @property
+    def ranks(self) -> StoreClient | None:
+        """A connection to the ranks' store; None where it is not served here."""
+        return self._ranks
+
     def serve_ranks(self) -> StoreClient:
         """Serve a ranks' store without any keys, instead of the one before, and return a connection to it."""
         self.drop_ranks()

@@ -9,20 +9,25 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from saferun import __version__
-from saferun.ctl import core, env, stacks
+from saferun.ctl import core, doctor, env, stacks
 from saferun.errors import SaferunError, UsageError
 
 
 class Verb(NamedTuple):
-    """A verb of the command: its name, what it is for, its arguments, and what answers."""
+    """A verb of the command: its name, what it is for, its arguments, and what answers.
+
+    ``takes_more``: arguments that the verb does not know itself are handed to it as ``more``.
+    """
 
     name: str
     words: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    takes_more: bool = False
 
 
 VERBS: tuple[Verb, ...] = (
+    Verb("doctor", doctor.WORDS, doctor.add_arguments, doctor.run, takes_more=True),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint", env.add_arguments, env.run),
     Verb("stacks", "where the processes of a run, or any process, are in their code", stacks.add_arguments, stacks.run),
     Verb("core", "the stacks in a core file", core.add_arguments, core.run),
@@ -51,10 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"saferunctl {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for verb in VERBS:
-        subparser = verbs.add_parser(verb.name, help=verb.words, description=verb.words)
+        # What is handed on must not be taken for an abbreviation of something else.
+        abbreviates = not verb.takes_more
+        subparser = verbs.add_parser(verb.name, help=verb.words, description=verb.words, allow_abbrev=abbreviates)
         verb.add_arguments(subparser)
-        subparser.set_defaults(run=verb.run)
-    arguments = parser.parse_args(argv)
+        subparser.set_defaults(run=verb.run, takes_more=verb.takes_more)
+    arguments, more = parser.parse_known_args(argv)
+    if more and not arguments.takes_more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    arguments.more = more
     try:
         code: int = arguments.run(arguments)
     except SaferunError as error:

@@ -24,7 +24,8 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import read_cmdline, read_stat
 from saferun.host.run_dir import BASE, shorter_path
 from saferun.model import JsonObject
-from saferun.report.picture import group_lines, rank_words, shown, tree_lines
+from saferun.report.page import shown
+from saferun.report.picture import group_lines, rank_words, tree_lines
 
 _BUDGET_S = 20.0
 # Native frames take about a second a process.

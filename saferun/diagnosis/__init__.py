@@ -26,5 +26,5 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if evidence.hang is not None and not is_lost and not any(failed_by_itself(end) for end in evidence.ends):
         from saferun.diagnosis.hang import diagnose_hang
 
-        return diagnose_hang(evidence)
-    return diagnose_crash(evidence)
+        return diagnose_hang(evidence)._replace(start=evidence.start)
+    return diagnose_crash(evidence)._replace(start=evidence.start)

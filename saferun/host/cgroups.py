@@ -1,4 +1,4 @@
-"""Memory limits of control groups, and whether the kernel's OOM killer was at work.
+"""Limits of control groups, and whether the kernel's OOM killer was at work.
 
 Nothing here raises, and a reading takes well under a millisecond: what cannot be read is 0 or None.
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 _MOST_LEVELS = 32
 # Without a limit v1 says the largest number of pages there is, and v2 says ``max``.
 _NO_LIMIT_BYTES = 1 << 60
+# Files of version 2 that are there where the controller is.
+_SIGNS = {"memory": ("events", "stat"), "pids": ("max", "current"), "cpu": ("max", "stat")}
+# What the kernel takes back where memory gets short. In version 1 only these count a group's descendants too.
+_CACHE_COUNTS = {
+    1: (b"total_inactive_file", b"total_active_file"),
+    2: (b"inactive_file", b"active_file", b"slab_reclaimable"),
+}
 # What follows a name in the lines of a kill; between name and sizes some kernels have the user.
 _AFTER_NAME = (") total-vm:", ") score ", "), UID")
 
@@ -98,6 +105,64 @@ def memory_limit_bytes() -> int:
         if limit is not None:
             limits.append(limit)
     return min(limits)
+
+
+def memory_room_bytes(root: str = "/") -> int | None:
+    """How much more memory this process's control group may use; None where it has no limit.
+
+    What the page cache holds counts as room: the kernel gives it back before it kills anybody.
+
+    Args:
+        root: where /proc and the control groups are looked for, with a trailing slash.
+    """
+    version, directories = _own_directories("memory", root)
+    rooms = []
+    for directory in directories:
+        limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")  # noqa: PLR2004
+        if limit is not None and limit < _NO_LIMIT_BYTES:
+            counts = _keyed(f"{directory}/memory.stat")
+            names = _CACHE_COUNTS[version]
+            cache = sum(counts.get(name, 0) for name in names)
+            rooms.append(limit - max(_usage(version, directory) - cache, 0))
+    return max(min(rooms), 0) if rooms else None
+
+
+def process_room(root: str = "/") -> int | None:
+    """How many more processes and threads this process's control group may have; None where it has no limit.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v1/pids.rst: ``pids.max``, ``pids.current``, the same in both.
+    """
+    rooms = []
+    for directory in _own_directories("pids", root)[1]:
+        limit = _number(f"{directory}/pids.max")
+        if limit is not None:
+            rooms.append(limit - (_number(f"{directory}/pids.current") or 0))
+    return max(min(rooms), 0) if rooms else None
+
+
+def cpu_quota(root: str = "/") -> float | None:
+    """How many processors' time this process's control group gets; None where it has no limit.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max), scheduler/sched-bwc.rst (cpu.cfs_quota_us).
+    """
+    version, directories = _own_directories("cpu", root)
+    quotas = []
+    for directory in directories:
+        if version == 1:
+            pair = [_read(f"{directory}/cpu.cfs_quota_us"), _read(f"{directory}/cpu.cfs_period_us")]
+        else:
+            pair = _read(f"{directory}/cpu.max").split()
+        numbers = [int(word) for word in pair if word.strip().isdigit()]
+        if len(numbers) == 2 and numbers[1]:  # noqa: PLR2004 - a quota of -1 or max is none
+            quotas.append(numbers[0] / numbers[1])
+    return min(quotas, default=None)
+
+
+def _own_directories(controller: str, root: str) -> tuple[int, tuple[str, ...]]:
+    """Version of a controller, and this process's directory in it with all above it."""
+    base = root.rstrip("/")
+    version, path, mount_point = _cgroup_of(controller, f"{base}/proc/self", f"{base}/proc/self", base)
+    return version, tuple(_up(path, mount_point))
 
 
 def oom_kill_between(
@@ -209,49 +274,54 @@ def _kilobytes(text: str, key: str, otherwise: int) -> int:
 
 
 def _memory_cgroup(pid: int) -> tuple[int, str, str]:
-    """Version of the memory controller, the process's directory in it, and where it is mounted; (0, "", ""): none.
+    """Version of the memory controller, the process's directory in it, and where it is mounted; (0, "", ""): none."""
+    return _cgroup_of("memory", f"/proc/{pid}" if pid else "/proc/self", "/proc/self")
+
+
+def _cgroup_of(controller: str, proc: str, own_proc: str, root: str = "") -> tuple[int, str, str]:
+    """Version of a controller, a process's directory in it, and where it is mounted; (0, "", ""): none.
 
     In a container the path that the process sees may begin at the host's root while only its own part is mounted.
     """
-    proc = f"/proc/{pid}" if pid else "/proc/self"
     paths: dict[int, str] = {}
     for line in _read(f"{proc}/cgroup").splitlines():
         number, controllers, path = [*os.fsdecode(line).split(":", 2), "", ""][:3]
-        if "memory" in controllers.split(","):
+        if controller in controllers.split(","):
             paths[1] = path
         elif number == "0" and not controllers:
             paths[2] = path
-    mounts = _cgroup_mounts()
+    mounts = _cgroup_mounts(controller, own_proc)
     # Where both are mounted, the one that has the controller counts: a process's v1 line says so.
     for version in (1, 2):
         if version not in paths or version not in mounts:
             continue
-        root, mount_point = mounts[version]
+        top, mount_point = mounts[version]
+        mount_point = f"{root}{mount_point}"
         path = paths[version]
-        within = path[len(root) :] if path == root or path.startswith(f"{root.rstrip('/')}/") else ""
+        within = path[len(top) :] if path == top or path.startswith(f"{top.rstrip('/')}/") else ""
         directory = f"{mount_point}/{within.strip('/')}".rstrip("/")
         if not os.path.isdir(directory):
             directory = mount_point
-        if version == 1 or os.path.exists(f"{directory}/memory.events") or os.path.exists(f"{directory}/memory.stat"):
+        if version == 1 or any(os.path.exists(f"{directory}/{controller}.{name}") for name in _SIGNS[controller]):
             return version, directory, mount_point
     return 0, "", ""
 
 
-def _cgroup_mounts() -> dict[int, tuple[str, str]]:
-    """Version of the memory controller -> root within the hierarchy and mount point."""
+def _cgroup_mounts(controller: str, own_proc: str) -> dict[int, tuple[str, str]]:
+    """Version of a controller -> root within the hierarchy and mount point."""
     mounts: dict[int, tuple[str, str]] = {}
-    for line in _read("/proc/self/mountinfo").splitlines():
+    for line in _read(f"{own_proc}/mountinfo").splitlines():
         if b" - cgroup" not in line:
             continue
         fields, _, rest = line.partition(b" - ")
         words, ends = os.fsdecode(fields).split(" "), os.fsdecode(rest).split(" ")
         if len(words) < 5 or len(ends) < 3:  # noqa: PLR2004
             continue
-        root, mount_point = (word.replace("\\040", " ") for word in words[3:5])
+        top, mount_point = (word.replace("\\040", " ") for word in words[3:5])
         if ends[0] == "cgroup2":
-            mounts.setdefault(2, (root, mount_point))
-        elif ends[0] == "cgroup" and "memory" in ends[2].split(","):
-            mounts.setdefault(1, (root, mount_point))
+            mounts.setdefault(2, (top, mount_point))
+        elif ends[0] == "cgroup" and controller in ends[2].split(","):
+            mounts.setdefault(1, (top, mount_point))
     return mounts
 
 

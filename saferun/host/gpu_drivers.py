@@ -92,25 +92,37 @@ def count_visible_nvidia(mask: str | None, reading: NvmlReading) -> int | None:
         mask: the value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
         reading: what there is.
     """
+    visible = visible_nvidia(mask, reading.uuids, mig=reading.mig)
+    return None if visible is None else len(visible)
+
+
+def visible_nvidia(mask: str | None, uuids: Sequence[str], *, mig: bool = False) -> list[int] | None:
+    """Which of these GPUs CUDA shows a process, by their places in the list, or None where only torch can tell.
+
+    Args:
+        mask: the value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
+        uuids: the GPUs.
+        mig: whether any of them is split.
+    """
     if mask is None:
         # Of split GPUs CUDA shows a process one instance at most, while torch counts the GPUs.
-        return None if reading.mig else len(reading.uuids)
+        return None if mig else list(range(len(uuids)))
     wanted = parse_cuda_visible_devices(mask)
     if wanted is None:
         return None
     if not wanted:
-        return 0
-    if reading.mig or mask.startswith("MIG-"):
+        return []
+    if mig or mask.startswith("MIG-"):
         return None
     chosen: list[int] = []
     for name in wanted:
-        matching = [index for index, uuid in enumerate(reading.uuids) if _means(name, index, uuid)]
+        matching = [index for index, uuid in enumerate(uuids) if _means(name, index, uuid)]
         if len(matching) != 1:
             break  # unknown or ambiguous: this one and all behind it stay invisible
         if matching[0] in chosen:
-            return 0
+            return []
         chosen += matching
-    return len(chosen)
+    return chosen
 
 
 def _means(name: int | str, index: int, uuid: str) -> bool:

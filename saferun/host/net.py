@@ -55,6 +55,7 @@ def _explain(error: OSError, port: int) -> SaferunError:
         return SaferunError(
             f"port {port} on {host} is in use by {_holder(port)}",
             "stop that process, or pass another --master-port (without one, a free port is chosen)",
+            class_name="port_in_use",
         )
     if error.errno == errno.EACCES:
         return SaferunError(f"port {port} on {host} may not be used by this user", "pass a --master-port above 1023")

@@ -138,7 +138,16 @@ class _Merging:
             started_time=self._started_time,
             world_size=self._world_size,
             job_trouble=trouble or self._signal(),
+            start=self._start(),
         )
+
+    def _start(self) -> str:
+        """How far the start had come on all hosts together; empty where some of them do not know."""
+        told = {part.evidence.start for part in self._parts}
+        if "inside" in told or told == {"before", "through"}:
+            return "inside"
+        heard = {rank for part in self._parts for rank in _ranks_of(part.evidence)}
+        return told.pop() if heard.issuperset(self._owner) and told in ({"before"}, {"through"}) else ""
 
     def _signal(self) -> ToldTrouble | None:
         """The signal that some hosts got."""

@@ -273,6 +273,7 @@ def _ends_only(evidence: Evidence) -> Evidence:
         hang=hang._replace(ranks=hang.ranks[:32], busy=()) if hang is not None else None,
         supervisor_pid=evidence.supervisor_pid,
         started_time=evidence.started_time,
+        start=evidence.start,
     )
 
 

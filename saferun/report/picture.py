@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from saferun.diagnosis.frames import UserCode, file_name, is_native, native_name
 from saferun.evidence import Frame, StackNode, WaitGroup
+from saferun.report.page import shown
 
 WIDTH = 120
 """Columns that a picture may have."""
@@ -31,17 +32,6 @@ _KIND_WORDS = {
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
-
-
-def shown(text: str, limit: int = 300) -> str:
-    """A text from outside as one line: without control characters, at most ``limit`` characters long.
-
-    Indentation is kept, as tracebacks need it.
-    """
-    line = text[: limit + 1].expandtabs()
-    if not line.isprintable():
-        line = "".join(char if char.isprintable() else "?" for char in line)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def cut_in_middle(text: str, width: int) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH", "COOKIE", "DSN")
+from saferun.secret_names import SECRET_WORDS, is_secret
+
+__all__ = ["REDACTED", "is_secret", "redacted_arguments", "redacted_environ", "redacted_text"]
+
 REDACTED = "<redacted>"
 _QUOTED = r"""'[^']*'|"[^"]*\""""
 # NAME=VALUE anywhere in an argument, where commas, semicolons or white space separate several.
 _ASSIGNMENT = re.compile(rf"([^\s,;=]+)=({_QUOTED}|[^\s,;]*)")
-_SECRET_NAME = rf"[\w.-]{{0,64}}(?:{'|'.join(_SECRET_WORDS)})[\w.-]{{0,64}}"
+_SECRET_NAME = rf"[\w.-]{{0,64}}(?:{'|'.join(SECRET_WORDS)})[\w.-]{{0,64}}"
 # --token VALUE within a text: the command of a shell is a single argument.
 _OPTION = re.compile(rf"((?<![\w.-])-{_SECRET_NAME}\s+)(?!--)(?:{_QUOTED}|[^\s;&|]+)", re.IGNORECASE)
 # A header of HTTP, as a line or within a dictionary.
@@ -20,12 +23,6 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable or option of this name is taken to hold a secret."""
-    upper = name.upper()
-    return any(word in upper for word in _SECRET_WORDS)
 
 
 def redacted_environ(environ: Mapping[str, str]) -> dict[str, str]:

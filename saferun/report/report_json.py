@@ -6,9 +6,7 @@ there. Secrets are redacted, and the size is bounded, whatever the ranks wrote.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from saferun import __version__
@@ -17,7 +15,6 @@ from saferun.evidence import (
     CoreLook,
     Diagnosis,
     Evidence,
-    Frame,
     GroupProgress,
     HangVerdict,
     HostSight,
@@ -28,9 +25,11 @@ from saferun.evidence import (
     StuckLink,
     ToldTrouble,
 )
+from saferun.findings import DecisionRow, Preflight
 from saferun.model import JsonObject, RankEnd, signal_name
-from saferun.report.picture import Branch, branches_of, shown
-from saferun.report.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
+from saferun.report.page import Page, count, integer, number, redacted_command
+from saferun.report.picture import Branch, branches_of
+from saferun.report.preflight_json import decision, preflight_part
 
 SCHEMA = "saferun.report/1"
 LIMIT_BYTES = 2 << 20
@@ -38,20 +37,14 @@ LIMIT_BYTES = 2 << 20
 _FIRST_INCIDENTS = 10
 _LAST_INCIDENTS = 40
 _RUN_BYTES = 1 << 17
-_LONGEST_TEXT = 1000
-_SHORTEST_TEXT = 100
-_MOST = 20_000
-_MOST_FRAMES = 200
-# An upper bound of what an object takes besides its texts, of a name and its indentation, and of a number in a list.
-_OBJECT_BYTES = 400
-_FIELD_BYTES = 40
-_ITEM_BYTES = 10
-_LARGEST_INTEGER = (1 << 63) - 1
+_DECISIONS_BYTES = 1 << 17
+_PREFLIGHT_BYTES = 1 << 19
 
 Kind = Literal["hang", "failure"]
 Outcome = Literal["running", "succeeded", "failed", "stopped"]
 Followed = Literal["continued", "recovered", "stopped", "restarted", "ended"]
 _FOLLOWED = ("continued", "recovered", "stopped", "restarted", "ended")
+_STARTS = ("before", "inside", "through")
 
 _T = TypeVar("_T")
 
@@ -110,29 +103,45 @@ class Incident(NamedTuple):
     clock: str = ""
 
 
-def build_report(run: Run, incidents: Sequence[Incident]) -> JsonObject:
+def build_report(
+    run: Run,
+    incidents: Sequence[Incident],
+    *,
+    decisions: Sequence[DecisionRow] = (),
+    preflight: Preflight | None = None,
+) -> JsonObject:
     """The content of report.json, at most ``LIMIT_BYTES`` large, in time that depends on that and not on the ranks.
 
     Each incident has the same share. Where it has more to say, lists are cut (``cut`` of the incident names them), at
     last incidents are left out (``incidents_left_out``).
+
+    Args:
+        run: the launch.
+        incidents: what went wrong, in the order of time.
+        decisions: what followed each failed attempt, likewise.
+        preflight: what the newest checks before a start found; None: there were none.
     """
     kept = first_and_last(incidents)
-    page = _Page(_RUN_BYTES)
+    kept_decisions = first_and_last(decisions)
+    page = Page(_RUN_BYTES)
     described = {
         "run_id": page.text(run.run_id),
         "host": page.text(run.host),
         "command": page.first("command", redacted_command(run.command), page.text),
-        "started_at": _number(run.started_at),
-        "ended_at": _number(run.ended_at),
-        "exit_code": _integer(run.exit_code) if run.exit_code is not None else None,
+        "started_at": number(run.started_at),
+        "ended_at": number(run.ended_at),
+        "exit_code": integer(run.exit_code) if run.exit_code is not None else None,
         "outcome": run.outcome,
         "files": page.text(run.files),
     }
-    room_bytes = LIMIT_BYTES - _RUN_BYTES
+    room_bytes = LIMIT_BYTES - _RUN_BYTES - _DECISIONS_BYTES - _PREFLIGHT_BYTES
+    # A quarter is for what cannot be cut.
+    decided = Page(_DECISIONS_BYTES * 3 // 4)
+    rows = decided.objects("decisions", kept_decisions, lambda row: decision(row, decided))
+    checks = preflight_part(preflight, Page(_PREFLIGHT_BYTES * 3 // 4)) if preflight is not None else None
     entries = []
     for incident in kept:
-        # A quarter is for what cannot be cut.
-        share = _Page(room_bytes * 3 // (4 * len(kept)))
+        share = Page(room_bytes * 3 // (4 * len(kept)))
         content = _incident(incident, share)
         entries.append((content, share.used_bytes))
     while sum(used for _, used in entries) > room_bytes:
@@ -141,147 +150,25 @@ def build_report(run: Run, incidents: Sequence[Incident]) -> JsonObject:
         "schema": SCHEMA,
         "saferun": __version__,
         "run": described,
+        "preflight": checks,
+        "decisions": rows,
+        "decisions_left_out": len(decisions) - len(rows),
         "incidents": [content for content, _ in entries],
         "incidents_left_out": len(incidents) - len(entries),
     }
 
 
-def first_and_last(incidents: Sequence[Incident]) -> list[Incident]:
-    """The incidents that a report tells of: the first ten and the last forty."""
+def first_and_last(incidents: Sequence[_T]) -> list[_T]:
+    """The incidents, or decisions, that a report tells of: the first ten and the last forty."""
     if len(incidents) <= _FIRST_INCIDENTS + _LAST_INCIDENTS:
         return [*incidents]
     return [*incidents[:_FIRST_INCIDENTS], *incidents[-_LAST_INCIDENTS:]]
 
 
-# -------------------------------------------------------------------------------------------------------------- bounds
-
-
-class _Page:
-    """Turns values into JSON within a number of bytes, and remembers what had to be cut.
-
-    What is counted is at least what the values take when they are written, indented by one.
-
-    Args:
-        size_bytes: how much there may be.
-    """
-
-    def __init__(self, size_bytes: int) -> None:
-        self.used_bytes = _OBJECT_BYTES * 4
-        self.cut: set[str] = set()
-        self._size_bytes = size_bytes
-        # Names are short; a text that is not may not take more than a small part of everything.
-        self._longest = max(min(_LONGEST_TEXT, size_bytes // 400), _SHORTEST_TEXT)
-
-    def text(self, value: str) -> str:
-        line = redacted_line(value, self._longest)
-        self.used_bytes += len(json.dumps(line)) + _FIELD_BYTES
-        return line
-
-    def command(self, value: str) -> str:
-        line = redacted_command_line(value, self._longest)
-        self.used_bytes += len(json.dumps(line)) + _FIELD_BYTES
-        return line
-
-    def first(self, name: str, values: Sequence[_T], convert: Callable[[_T], Any], most: int = _MOST) -> list[Any]:
-        """The first values, as many as half of the room that is left holds: there is more to come."""
-        converted: list[Any] = []
-        self.used_bytes += _FIELD_BYTES
-        floor = (self._size_bytes - self.used_bytes) // 2
-        for value in values[:most]:
-            if self._size_bytes - self.used_bytes < floor + _FIELD_BYTES:
-                break
-            converted.append(convert(value))
-        if len(converted) < len(values):
-            self.cut.add(name)
-        return converted
-
-    def objects(self, name: str, values: Sequence[_T], convert: Callable[[_T], JsonObject]) -> list[Any]:
-        """The same for values that become objects."""
-
-        def counted(value: _T) -> JsonObject:
-            self.used_bytes += _OBJECT_BYTES
-            return convert(value)
-
-        return self.first(name, values, counted)
-
-    def lines(self, name: str, values: Sequence[str]) -> list[Any]:
-        """The last lines."""
-        return self.first(name, values[::-1], self.text)[::-1]
-
-    def ranks(self, name: str, values: Iterable[int]) -> list[Any]:
-        """Ranks in order."""
-
-        def counted(rank: int) -> int:
-            self.used_bytes += len(str(rank)) + _ITEM_BYTES
-            return rank
-
-        return self.first(name, sorted({_count(value) for value in values}), counted)
-
-    def frames(self, name: str, frames: Sequence[Frame]) -> tuple[list[Any], int]:
-        """Calls, outermost first, without their middle where there are too many; and how many are missing."""
-        is_long = len(frames) > _MOST_FRAMES
-        inner = frames[_MOST_FRAMES // 4 - _MOST_FRAMES :] if is_long else frames
-        tail = self.first(name, inner[::-1], self._frame)[::-1]
-        head = self.first(name, frames[: _MOST_FRAMES // 4], self._frame) if is_long else []
-        left_out = len(frames) - len(head) - len(tail)
-        if left_out:
-            self.cut.add(name)
-        return [*head, *tail], left_out
-
-    def _frame(self, frame: Frame) -> JsonObject:
-        self.used_bytes += _OBJECT_BYTES // 4
-        return {
-            "function": self.text(frame.function),
-            "file": self.text(frame.file),
-            "line": _count(frame.line),
-            "native": bool(frame.native),
-        }
-
-
-def redacted_line(text: str, limit: int = 1000) -> str:
-    """A text from outside as one line without control characters and secrets, at most ``limit`` characters long."""
-    # A secret may stand across the limit: it is replaced first.
-    line = shown(text, 2 * limit)
-    if is_secret(line) or "://" in line:
-        try:
-            line = redacted_text(line)
-        except RecursionError:
-            return REDACTED
-    return shown(line, limit)
-
-
-def redacted_command(argv: Sequence[str]) -> list[str]:
-    """A command line without the values of options that hold secrets."""
-    try:
-        return redacted_arguments([shown(argument, 2000) for argument in argv[:1000]])
-    except RecursionError:
-        return [REDACTED]
-
-
-def redacted_command_line(command: str, limit: int = 1000) -> str:
-    """The same for a command line that is one text."""
-    return shown(" ".join(redacted_command(shown(command, 2 * limit).split(" "))), limit)
-
-
-def _integer(value: int) -> int:
-    return max(-_LARGEST_INTEGER, min(int(value), _LARGEST_INTEGER))
-
-
-def _count(value: int) -> int:
-    return max(_integer(value), 0)
-
-
-def _number(value: float | None) -> float | None:
-    """JSON knows neither infinity nor NaN."""
-    if value is None or not math.isfinite(value):
-        return None
-    return round(value, 6)
-
-
 # ----------------------------------------------------------------------------------------------------------- incidents
 
 
-def _incident(incident: Incident, page: _Page) -> JsonObject:
+def _incident(incident: Incident, page: Page) -> JsonObject:
     evidence, diagnosis = incident.evidence, incident.diagnosis
     capture = evidence.capture
     cause = diagnosis.cause
@@ -289,8 +176,9 @@ def _incident(incident: Incident, page: _Page) -> JsonObject:
     content: JsonObject = {
         "kind": incident.kind,
         "host": page.text(evidence.host),
-        "attempt": _count(incident.attempt),
-        "at": _number(incident.at),
+        "attempt": count(incident.attempt),
+        "start": diagnosis.start if diagnosis.start in _STARTS else "",
+        "at": number(incident.at),
         "directory": page.text(incident.directory),
         "headline": page.text(diagnosis.headline),
         "hint": page.text(diagnosis.hint),
@@ -342,18 +230,18 @@ def _incident(incident: Incident, page: _Page) -> JsonObject:
             capture.notes,
             lambda note: {
                 "capture": page.text(note.capture),
-                "rank": _count(note.rank) if note.rank >= 0 else None,
-                "pid": _count(note.pid) if note.pid > 0 else None,
+                "rank": count(note.rank) if note.rank >= 0 else None,
+                "pid": count(note.pid) if note.pid > 0 else None,
                 "file": page.text(note.path),
-                "elapsed_s": _number(note.elapsed_s),
+                "elapsed_s": number(note.elapsed_s),
                 "failure": page.text(note.failure),
                 "host": page.text(note.host),
             },
         ),
-        "capture_elapsed_s": _number(capture.elapsed_s),
+        "capture_elapsed_s": number(capture.elapsed_s),
         "unfinished": page.lines("unfinished", capture.unfinished),
         "followed": followed,
-        "recovered_after_s": _number(incident.recovered_after_s) if followed == "recovered" else None,
+        "recovered_after_s": number(incident.recovered_after_s) if followed == "recovered" else None,
     }
     content["cut"] = sorted(page.cut)
     return content
@@ -372,17 +260,17 @@ def cores_of(incident: Incident) -> list[CoreLook]:
     return [core, *others] if core is not None else others
 
 
-def _verdict(page: _Page, verdict: HangVerdict) -> JsonObject:
+def _verdict(page: Page, verdict: HangVerdict) -> JsonObject:
     return {
         "kind": page.text(verdict.kind),
         "ranks": page.ranks("verdict", verdict.ranks),
-        "quiet_s": _number(verdict.quiet_s),
+        "quiet_s": number(verdict.quiet_s),
         "certain": bool(verdict.certain),
         "busy": page.ranks("verdict", verdict.busy),
     }
 
 
-def _cause(page: _Page, cause: Cause) -> JsonObject:
+def _cause(page: Page, cause: Cause) -> JsonObject:
     return {
         "class": page.text(cause.class_name),
         "words": page.text(cause.words),
@@ -393,37 +281,37 @@ def _cause(page: _Page, cause: Cause) -> JsonObject:
     }
 
 
-def _end(page: _Page, end: RankEnd) -> JsonObject:
+def _end(page: Page, end: RankEnd) -> JsonObject:
     signum = end.status.signum
     return {
-        "rank": _count(end.rank),
-        "local_rank": _count(end.local_rank),
-        "pid": _count(end.pid),
-        "at": _number(end.time),
-        "exit_code": _integer(end.status.code) if end.status.code is not None else None,
+        "rank": count(end.rank),
+        "local_rank": count(end.local_rank),
+        "pid": count(end.pid),
+        "at": number(end.time),
+        "exit_code": integer(end.status.code) if end.status.code is not None else None,
         "signal": page.text(signal_name(signum)) if signum is not None else None,
         "core_dumped": bool(end.status.core_dumped),
         "stopped_by_saferun": bool(end.stopped_by_us),
     }
 
 
-def _output(page: _Page, output: RankOutput) -> JsonObject:
+def _output(page: Page, output: RankOutput) -> JsonObject:
     return {
-        "local_rank": _count(output.local_rank),
+        "local_rank": count(output.local_rank),
         "stderr_path": page.text(output.stderr_path),
         "last_lines": page.lines("output", output.last_lines),
         "last_stdout_lines": page.lines("output", output.last_stdout_lines),
         "error_message": page.text(output.error_message),
-        "rank": _count(output.rank) if output.rank >= 0 else None,
+        "rank": count(output.rank) if output.rank >= 0 else None,
     }
 
 
-def _tree(page: _Page, branches: Sequence[Branch]) -> list[Any]:
+def _tree(page: Page, branches: Sequence[Branch]) -> list[Any]:
     # The place of a branch's parent is always before its own: a list that is cut is still a tree.
     return page.objects("tree", branches, lambda branch: _branch(page, branch))
 
 
-def _branch(page: _Page, branch: Branch) -> JsonObject:
+def _branch(page: Page, branch: Branch) -> JsonObject:
     frames, left_out = page.frames("tree", branch.frames)
     return {
         "parent": branch.parent if branch.parent >= 0 else None,
@@ -433,42 +321,42 @@ def _branch(page: _Page, branch: Branch) -> JsonObject:
     }
 
 
-def _core(page: _Page, core: CoreLook) -> JsonObject:
+def _core(page: Page, core: CoreLook) -> JsonObject:
     frames, left_out = page.frames("cores", core.threads[0].frames[::-1] if core.threads else ())
     return {
-        "rank": _count(core.rank),
-        "pid": _count(core.pid),
+        "rank": count(core.rank),
+        "pid": count(core.pid),
         "signal": page.text(signal_name(core.signum)),
         "path": page.text(core.path),
-        "size_bytes": _count(core.size_bytes),
+        "size_bytes": count(core.size_bytes),
         "kept": bool(core.kept),
         "tool": page.text(core.tool),
         "crashing_thread": frames[::-1],
         "frames_left_out": left_out,
-        "sender_pid": _count(core.sender_pid) if core.sender_pid > 0 else None,
+        "sender_pid": count(core.sender_pid) if core.sender_pid > 0 else None,
         "address": page.text(core.address),
         "failure": page.text(core.failure),
     }
 
 
-def _oom(page: _Page, oom: OomKill) -> JsonObject:
+def _oom(page: Page, oom: OomKill) -> JsonObject:
     return {
         "scope": page.text(oom.scope),
-        "limit_bytes": _count(oom.limit_bytes) if oom.limit_bytes > 0 else None,
-        "rss_bytes": _count(oom.rss_bytes) if oom.rss_bytes > 0 else None,
+        "limit_bytes": count(oom.limit_bytes) if oom.limit_bytes > 0 else None,
+        "rss_bytes": count(oom.rss_bytes) if oom.rss_bytes > 0 else None,
         "pids": page.ranks("oom", oom.pids),
-        "kills": _count(oom.kills),
+        "kills": count(oom.kills),
         "source": page.text(oom.source),
         "host": page.text(oom.host),
     }
 
 
-def _trouble(page: _Page, told: ToldTrouble) -> JsonObject:
+def _trouble(page: Page, told: ToldTrouble) -> JsonObject:
     return {
         "reason": page.text(told.reason),
         "label": page.text(told.label),
         "words": page.text(told.words),
-        "rank": _count(told.rank) if told.rank is not None and told.rank >= 0 else None,
+        "rank": count(told.rank) if told.rank is not None and told.rank >= 0 else None,
         "why": page.text(told.why),
     }
 
@@ -477,9 +365,9 @@ def _is_heard(host: HostSight) -> bool:
     return host.has_part and not host.why
 
 
-def _host(page: _Page, host: HostSight) -> JsonObject:
+def _host(page: Page, host: HostSight) -> JsonObject:
     return {
-        "host": _count(host.host),
+        "host": count(host.host),
         "label": page.text(host.label),
         "ranks": page.ranks("hosts", host.ranks),
         "has_part": bool(host.has_part),
@@ -490,22 +378,22 @@ def _host(page: _Page, host: HostSight) -> JsonObject:
     }
 
 
-def _link(page: _Page, link: StuckLink) -> JsonObject:
+def _link(page: Page, link: StuckLink) -> JsonObject:
     return {
-        "rank": _count(link.rank),
+        "rank": count(link.rank),
         "local": page.text(link.local),
         "remote": page.text(link.remote),
         "state": page.text(link.state),
-        "unsent_bytes": _count(link.unsent_bytes),
-        "retries": _count(link.retries),
+        "unsent_bytes": count(link.unsent_bytes),
+        "retries": count(link.retries),
     }
 
 
-def _process(page: _Page, look: ProcessLook) -> JsonObject:
+def _process(page: Page, look: ProcessLook) -> JsonObject:
     return {
-        "rank": _count(look.rank),
-        "pid": _count(look.pid),
-        "ppid": _count(look.ppid),
+        "rank": count(look.rank),
+        "pid": count(look.pid),
+        "ppid": count(look.ppid),
         "is_rank": bool(look.is_rank),
         "name": page.text(look.name),
         "command": page.command(look.command),
@@ -513,32 +401,32 @@ def _process(page: _Page, look: ProcessLook) -> JsonObject:
         "wchan": page.text(look.wchan),
         "syscall": page.text(look.syscall),
         "waits_on": page.text(look.waits_on),
-        "threads": _count(look.threads),
-        "tracer_pid": _count(look.tracer_pid) if look.tracer_pid > 0 else None,
+        "threads": count(look.threads),
+        "tracer_pid": count(look.tracer_pid) if look.tracer_pid > 0 else None,
         "core_dumping": bool(look.core_dumping),
-        "rss_bytes": _count(look.rss_bytes),
-        "cpu_s": _number(look.cpu_s),
+        "rss_bytes": count(look.rss_bytes),
+        "cpu_s": number(look.cpu_s),
     }
 
 
-def _collectives(page: _Page, rank: RankCollectives) -> JsonObject:
+def _collectives(page: Page, rank: RankCollectives) -> JsonObject:
     return {
-        "rank": _count(rank.rank),
+        "rank": count(rank.rank),
         "failure": page.text(rank.failure),
         "groups": page.objects("collectives", rank.groups, lambda group: _progress(page, group)),
     }
 
 
-def _progress(page: _Page, group: GroupProgress) -> JsonObject:
+def _progress(page: Page, group: GroupProgress) -> JsonObject:
     last = group.calls[-1] if group.calls else None
     return {
         "group": page.text(group.group),
         "description": page.text(group.description),
-        "enqueued": _integer(group.enqueued),
-        "started": _integer(group.started),
-        "completed": _integer(group.completed),
+        "enqueued": integer(group.enqueued),
+        "started": integer(group.started),
+        "completed": integer(group.completed),
         "last_call": {
-            "seq": _integer(last.seq),
+            "seq": integer(last.seq),
             "op": page.text(last.op),
             "sizes": page.text(last.sizes),
             "retired": bool(last.retired),

@@ -19,6 +19,8 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
+from saferun.findings import DecisionRow, HostCard, Preflight
+from saferun.report.page import redacted_command, redacted_command_line, redacted_line
 from saferun.report.picture import (
     WIDTH,
     frame_words,
@@ -28,16 +30,8 @@ from saferun.report.picture import (
     rank_words,
     whole_tree_lines,
 )
-from saferun.report.report_json import (
-    Incident,
-    Run,
-    cores_of,
-    first_and_last,
-    followed_by,
-    redacted_command,
-    redacted_command_line,
-    redacted_line,
-)
+from saferun.report.preflight_text import decision_words, table_lines
+from saferun.report.report_json import Incident, Run, cores_of, first_and_last, followed_by
 from saferun.report.text import core_words, duration_words, size_words
 
 LIMIT_BYTES = 4 << 20
@@ -53,14 +47,40 @@ _FOLLOWED = {
     "restarted": "the ranks were started again",
     "ended": "the launch ended",
 }
+_STARTS = {
+    "before": "no rank had come to init_process_group",
+    "inside": "not all ranks had got through init_process_group",
+    "through": "all ranks had got through init_process_group",
+}
 
 
-def build_report_text(run: Run, incidents: Sequence[Incident]) -> str:
-    """The content of report.txt, at most ``LIMIT_BYTES`` large in UTF-8; each incident has the same share of it."""
+def build_report_text(
+    run: Run,
+    incidents: Sequence[Incident],
+    *,
+    decisions: Sequence[DecisionRow] = (),
+    preflight: Preflight | None = None,
+    cards: Mapping[int, HostCard] | None = None,
+) -> str:
+    """The content of report.txt, at most ``LIMIT_BYTES`` large in UTF-8; each incident has the same share of it.
+
+    Args:
+        run: the launch.
+        incidents: what went wrong, in the order of time.
+        decisions: what followed each failed attempt, likewise.
+        preflight: what the newest checks before a start found; None: there were none.
+        cards: what the hosts told of themselves then, by their numbers.
+    """
     kept = first_and_last(incidents)
     # What is over when an incident is cut must hold the words that say so.
-    share = (LIMIT_BYTES - (LIMIT_BYTES >> 3)) // (len(kept) or 1)
+    share = (LIMIT_BYTES - (LIMIT_BYTES >> 2)) // (len(kept) or 1)
     lines = _within(_run_lines(run, len(incidents), len(kept)), LIMIT_BYTES >> 4)
+    lines += _within(_section("decisions", _decision_lines(decisions)), LIMIT_BYTES >> 4)
+    if preflight is not None:
+        table = table_lines(preflight, cards or {}, width=WIDTH - 2)
+        lines += _within(
+            _section("checks before the start", (f"  {line}".rstrip() for line in table)), LIMIT_BYTES >> 4
+        )
     for number, incident in enumerate(kept, 1):
         lines += _within(_incident_lines(number, incident), share)
     return "\n".join(lines) + "\n"
@@ -92,6 +112,14 @@ def _run_lines(run: Run, incidents: int, kept: int) -> Iterator[str]:
         yield f"incidents: {incidents}, of which the first and the last are told, {kept} in all"
 
 
+def _decision_lines(decisions: Sequence[DecisionRow]) -> Iterator[str]:
+    kept = first_and_last(decisions)
+    for row in kept:
+        yield f"  {decision_words(row)}"
+    if len(kept) < len(decisions):
+        yield f"  of {len(decisions)} decisions, the first and the last are told, {len(kept)} in all"
+
+
 def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     evidence, diagnosis = incident.evidence, incident.diagnosis
     capture = evidence.capture
@@ -103,6 +131,8 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     yield _RULE
     yield from incident.said or (diagnosis.headline,)
     yield f"what followed: {_followed_words(incident)}"
+    if diagnosis.start in _STARTS:
+        yield f"how far the start had come: {_STARTS[diagnosis.start]}"
     if incident.directory:
         yield f"files of the captures: {incident.directory}"
     culprits = diagnosis.cause.ranks if diagnosis.cause is not None else ()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from saferun.evidence import CoreLook, Diagnosis, HangVerdict, HostSight, Traceback, WaitGroup
 from saferun.model import RankEnd
+from saferun.report.page import shown
 from saferun.report.picture import (
     WIDTH,
     frame_words,
@@ -16,7 +17,6 @@ from saferun.report.picture import (
     is_user_code,
     rank_ranges,
     rank_words,
-    shown,
     tree_lines,
 )
 
@@ -42,7 +42,13 @@ _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)
 
 
 def failure_text(
-    diagnosis: Diagnosis, *, files: str | None, attempt: int, max_restarts: int, restarting: bool
+    diagnosis: Diagnosis,
+    *,
+    files: str | None,
+    attempt: int,
+    max_restarts: int,
+    restarting: bool,
+    decided: str = "",
 ) -> list[str]:
     """What the user reads when an attempt has failed.
 
@@ -52,6 +58,7 @@ def failure_text(
         attempt: 0 for the first.
         max_restarts: how often the ranks may be started again.
         restarting: whether they are.
+        decided: what follows and why, to be said instead of that.
     """
     head = [f"saferun: {shown(diagnosis.headline)}"]
     if diagnosis.hint:
@@ -67,7 +74,9 @@ def failure_text(
     tail = [*_fate_lines(diagnosis), *_advice_lines(diagnosis), *_core_lines(diagnosis.core)]
     if files:
         tail.append(f"  files: {shown(files)}")
-    if restarting:
+    if decided:
+        tail.append(f"saferun: {shown(decided)}")
+    elif restarting:
         tail.append(f"saferun: starting all ranks again, restart {attempt + 1} of {max_restarts}")
     if where:
         where.insert(0, "  where the others were:" if diagnosis.first is not None else "  where the ranks were:")
@@ -123,6 +132,7 @@ def peer_text(
     restarting: bool = False,
     attempt: int | None = None,
     max_restarts: int | None = None,
+    decided: str = "",
 ) -> list[str]:
     """What users read on the consoles of all other hosts: two to four lines, each of at most one kibibyte.
 
@@ -133,6 +143,7 @@ def peer_text(
         restarting: whether all ranks are started again.
         attempt: 0 for the first; None where it is not to be told.
         max_restarts: how often the ranks may be started again; None likewise.
+        decided: what follows and why, to be said instead of that.
     """
     advice = diagnosis.hint or (diagnosis.cause.advice if diagnosis.cause is not None else "")
     lines = [f"saferun: {diagnosis.headline}"]
@@ -142,7 +153,9 @@ def peer_text(
         lines.append(f"  report: {leader}:{files.rstrip('/')}/report.txt")
     elif len(lines) == 1:
         lines.append(f"  {leader} has told more")
-    if restarting:
+    if decided:
+        lines.append(f"saferun: {decided}")
+    elif restarting:
         of = f", restart {attempt + 1} of {max_restarts}" if attempt is not None and max_restarts is not None else ""
         lines.append(f"saferun: starting all ranks again{of}")
     return [_within_bytes(shown(line, 1000)) for line in lines]

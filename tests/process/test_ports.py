@@ -33,7 +33,8 @@ def test_a_port_in_use_is_refused_with_the_name_of_its_holder_before_any_rank_st
     ) as holder:
         assert holder.stdout is not None
         port = int(holder.stdout.readline())
-        with running(tmp_path / "run", "from rank import *\ntell('ran')", "--master-port", str(port), nproc=2) as job:
+        options = ("--master-port", str(port), "--start-retries", "0")
+        with running(tmp_path / "run", "from rank import *\ntell('ran')", *options, nproc=2) as job:
             assert job.wait() == 1
             assert not job.said("ran")
             assert job.out == ""
@@ -51,7 +52,7 @@ def test_a_port_that_another_saferun_holds_is_refused(tmp_path: Path) -> None:
     with running(tmp_path / "first", READY, "--master-port", port) as first:
         first.hear("ready")
         until(first.coordinator, "the coordinator has the port too")
-        with running(tmp_path / "second", READY, "--master-port", port) as second:
+        with running(tmp_path / "second", READY, "--master-port", port, "--start-retries", "0") as second:
             assert second.wait() == 1
             assert f"pid {first.process.pid} (" in two_lines(second.err)[0]
         first.release("end")

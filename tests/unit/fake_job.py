@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from collections.abc import Container
 
 from saferun.events import (
     Action,
@@ -24,11 +25,14 @@ from saferun.events import (
     JoinHosts,
     LaunchRequested,
     LeftoversGone,
+    ProbeHosts,
+    ProbesPassed,
     RankExited,
     RanksStarted,
     RunChecks,
     SignalRanks,
     SignalReceived,
+    StartFailed,
     StartRanks,
     SweepLeftovers,
     TellDecision,
@@ -36,7 +40,7 @@ from saferun.events import (
     TellTrouble,
 )
 from saferun.model import ExitStatus, Placement, RankPlace
-from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
+from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
 from saferun.supervisor import Limits, State, Supervisor
 from tests.unit.fake_world import DIAGNOSIS, FAILED, HANG, KILLED, OK
 
@@ -49,8 +53,10 @@ class Host:
     def __init__(self, job: Job, number: int) -> None:
         self.job = job
         self.number = number
-        policy = JobPolicy(together=True, outlives_leader=job.elastic, peers_s=100.0)
-        self.supervisor = Supervisor(RestartPolicy(job.max_restarts), LIMITS, job.hang_policy, policy)
+        policy = JobPolicy(together=True, outlives_leader=job.elastic, peers_s=100.0, least_hosts=job.least)
+        self.supervisor = Supervisor(
+            AttemptPolicy(job.max_restarts, 1, wait=lambda _: 1.0), LIMITS, job.hang_policy, policy
+        )
         self.inbox: deque[Event] = deque()
         self.alive: set[int] = set()
         self.captured = False
@@ -60,6 +66,7 @@ class Host:
         self.arrived: JoinHosts | None = None
         self.is_dead = False  # power off
         self.handed_in = False
+        self.probed = -1  # the attempt
         self.waits_for_pieces: Diagnose | None = None
         self.deliver(LaunchRequested(job.now, 0))
 
@@ -89,6 +96,9 @@ class Host:
                 self.handed_in = False
                 self.arrived = action
                 job.meet()
+            case ProbeHosts():
+                self.probed = attempt
+                job.probe()
             case StartRanks():
                 self.alive = {0, 1}
                 self.inbox.append(RanksStarted(now, attempt, (1, 2)))
@@ -157,17 +167,25 @@ class Job:
         hosts: how many there are.
         max_restarts: of the policy.
         least: with how many the job goes on.
+        bad_checks: attempts before which the host that leads finds something amiss.
         hang_policy: what is done about hangs.
     """
 
     def __init__(
-        self, hosts: int, max_restarts: int = 0, least: int | None = None, hang_policy: HangPolicy | None = None
+        self,
+        hosts: int,
+        max_restarts: int = 0,
+        least: int | None = None,
+        hang_policy: HangPolicy | None = None,
+        bad_checks: Container[int] = (),
     ) -> None:
         self.now = 100.0
         self.max_restarts = max_restarts
         self.least = least if least is not None else hosts
         self.elastic = self.least != hosts
         self.hang_policy = hang_policy
+        self.bad_checks = bad_checks
+        self.passing = False  # whether what they find may go away
         self.interrupted = False
         self.met: list[Host] = []  # who form the job now
         self.number = -1
@@ -195,10 +213,24 @@ class Job:
             placement = Placement(i, len(wanted), 2 * len(wanted), 2 * len(wanted), places, "a", 1, "job")
             placement = placement._replace(restarts=restarts)
             expected = host.arrived.attempt if host.arrived else 0
-            joined = HostsJoined(self.now, expected, placement, self.number, i == 0, len(wanted) > self.least)
+            may_leave = len(wanted) > self.least
+            joined = HostsJoined(self.now, expected, placement, self.number, i == 0, may_leave, probes=True)
             host.arrived = None
             host.waits_for_pieces = None
             host.inbox.append(joined)
+
+    def probe(self) -> None:
+        """The leader has heard what all hosts found, and all hear what it makes of that."""
+        if not self.leader.runs or any(host.probed != self.number for host in self.met if host.runs):
+            return
+        if self.number in self.bad_checks:
+            class_name = "network_cut" if self.passing else ""
+            failed = StartFailed(self.now, self.number, "node2: eth1 does not answer", "look", 2, class_name=class_name)
+            self.leader.inbox.append(failed)
+            return
+        for host in self.met:
+            if host.runs:
+                host.inbox.append(ProbesPassed(self.now, self.number))
 
     def others(self, host: Host) -> list[Host]:
         return [other for other in self.met if other is not host and other.runs]

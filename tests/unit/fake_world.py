@@ -36,7 +36,7 @@ from saferun.events import (
 )
 from saferun.evidence import Diagnosis, HangVerdict
 from saferun.model import ExitStatus, Placement, RankPlace
-from saferun.policy import HangPolicy, RestartPolicy
+from saferun.policy import AttemptPolicy, HangPolicy
 from saferun.supervisor import Limits, State, Supervisor
 
 OK = ExitStatus(0, None)
@@ -75,7 +75,7 @@ class World:
     def __init__(self, ranks: int = 2, max_restarts: int = 0, hang_policy: HangPolicy | None = None) -> None:
         self.now = 100.0
         self.ranks = ranks
-        self.supervisor = Supervisor(RestartPolicy(max_restarts), LIMITS, hang_policy)
+        self.supervisor = Supervisor(AttemptPolicy(max_restarts), LIMITS, hang_policy)
         self.answers: list[Event] = []  # what has been asked for and not been answered yet
         self.given: list[Event] = []  # answers that were given and may come again
         self.alive: set[int] = set()

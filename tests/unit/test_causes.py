@@ -171,6 +171,31 @@ def test_ranks_that_share_a_gpu_are_told_so() -> None:
     assert "LOCAL_RANK" in found_in(evidence_of(shared.status, shared.lines)).advice
 
 
+def test_a_store_that_was_reached_under_one_kind_of_address_is_not_nameless() -> None:
+    """A host with IPv4 alone has no IPv6 address: torch says so each time, and goes on."""
+    sample = recorded("store_name_unknown")
+    address = "(no-such-host.invalid, 29512)"
+    unresolved = (
+        f"[W1121 11:42:24.03 socket.cpp:764] [c10d] The IPv6 network addresses of {address} cannot be retrieved"
+    )
+    unresolved += " (gai error: -2 - Name or service not known)."
+    refused = "[W1121 11:42:24.04 socket.cpp:697] [c10d] The client socket has failed to connect to [node1]:29512 for"
+    refused += f" {address} (errno: 111 - Connection refused)."
+    end = sample.lines[-4:]
+    assert found_in(evidence_of(sample.status, (unresolved, refused, *end))).class_name == "rendezvous_store_failure"
+    assert found_in(evidence_of(sample.status, (unresolved, *end))).class_name == "name_unknown"
+
+
+def test_a_name_is_told_where_the_message_has_it() -> None:
+    """It is the name that is to be mended."""
+    message = "ConnectionError: HTTPSConnectionPool(host='data.example', port=443): Max retries exceeded (Caused by "
+    message += (
+        "NameResolutionError(\"Failed to resolve 'data.example' ([Errno -3] Temporary failure in name resolution)\"))"
+    )
+    cause = found_in(evidence_of(ExitStatus(1, None), error_message=message))
+    assert (cause.class_name, cause.words) == ("name_resolution", "the name service did not answer: data.example")
+
+
 # -------------------------------------------------------------------------------------------------------------- cores
 
 

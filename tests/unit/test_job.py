@@ -50,6 +50,7 @@ class Listening:
         self.places: list[Place] = []
         self.said: list[str] = []
         self.hangs: list[int] = []
+        self.told: list[dict[str, Any]] = []  # of the checks
         config = CONFIG._replace(hosts=HostsConfig(2, 2, 0))
         self.job = Job(
             config,
@@ -62,6 +63,7 @@ class Listening:
             on_prepared=lambda _: None,
             on_hang=lambda _, number: self.hangs.append(number),
             on_states=lambda _: None,
+            on_preflight=self.told.append,
             say=self.said.append,
             on_words=lambda _: None,
         )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.evidence import Frame, StackNode, WaitGroup
+from saferun.report.page import shown
 from saferun.report.picture import (
     WIDTH,
     branches_of,
@@ -18,7 +19,6 @@ from saferun.report.picture import (
     is_user_code,
     rank_ranges,
     rank_words,
-    shown,
     tree_lines,
     whole_tree_lines,
 )

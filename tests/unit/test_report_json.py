@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jsonschema
 import pytest
@@ -38,11 +36,28 @@ from saferun.evidence import (
     Traceback,
     WaitGroup,
 )
-from saferun.model import ExitStatus, JsonObject, RankEnd
-from saferun.report import report_json, report_text
-from saferun.report.report_json import Incident, Run, build_report, followed_by, redacted_line
+from saferun.model import ExitStatus, RankEnd
+from saferun.report import report_text
+from saferun.report.page import redacted_line
+from saferun.report.preflight_text import decision_line, result_lines, table_lines
+from saferun.report.report_json import Incident, Run, build_report, followed_by
 from saferun.report.report_text import build_report_text
 from saferun.report.text import failure_text, hang_text
+from tests.unit.found_samples import FINISH, RETRY, cards_of, found
+from tests.unit.report_checking import (
+    ANY_INTEGER,
+    ANY_NUMBER,
+    ANY_RANKS,
+    ANY_TEXT,
+    PREFLIGHT_SCHEMA,
+    ROOT,
+    RUN,
+    SCHEMA,
+    VALIDATOR,
+    checked,
+    objects_of,
+    tuples,
+)
 from tests.unit.report_samples import (
     CORE,
     EXCEPTION_EVERYWHERE,
@@ -58,20 +73,6 @@ from tests.unit.report_samples import (
     sleeping,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-SCHEMA: JsonObject = json.loads((ROOT / "saferun/report/schema/report.schema.json").read_text(encoding="utf-8"))
-VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-RUN = Run(
-    "5f2c1a",
-    "node1",
-    ("saferun", "--nproc-per-node", "8", "train.py", "--api-key", "abc123"),
-    1.7e9,
-    1.7e9 + 600,
-    1,
-    "failed",
-    FILES,
-    "2026-03-14 03:15:02",
-)
 HANG = Incident(
     "hang",
     0,
@@ -98,15 +99,6 @@ CRASH = Incident(
     SEGFAULT,
     "ended",
 )
-
-
-def checked(report: JsonObject) -> JsonObject:
-    """The report as a program reads it, after it has been found to keep the schema and the limit."""
-    text = json.dumps(report, indent=1, allow_nan=False)
-    assert len(text) <= report_json.LIMIT_BYTES
-    read: JsonObject = json.loads(text)
-    VALIDATOR.validate(read)
-    return read
 
 
 # -------------------------------------------------------------------------------------------------------- the contents
@@ -183,6 +175,17 @@ def test_a_launch_that_goes_well_has_a_report_too() -> None:
 )
 def test_what_followed_is_one_of_few_words(followed: str, word: str) -> None:
     assert followed_by(HANG._replace(followed=followed)) == word  # type: ignore[arg-type]
+
+
+def test_a_report_says_how_far_the_start_had_come() -> None:
+    """A retry of the start or a restart: that is what decides."""
+    for start, known in (("inside", "inside"), ("somewhere", "")):
+        incident = CRASH._replace(diagnosis=SEGFAULT._replace(start=start))
+        (entry,) = checked(build_report(RUN, [incident]))["incidents"]
+        assert entry["start"] == known
+    assert "not all ranks had got through init_process_group" in build_report_text(
+        RUN, [CRASH._replace(diagnosis=SEGFAULT._replace(start="inside"))]
+    )
 
 
 # --------------------------------------------------------------------------------------------------- secrets and bounds
@@ -354,24 +357,14 @@ def test_other_diagnoses_are_told_too(diagnosis: Diagnosis) -> None:
 # ---------------------------------------------------------------------------------------------------------- the schema
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schemas_are_such() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-
-
-def _objects(schema: object) -> Iterator[JsonObject]:
-    if isinstance(schema, dict):
-        if schema.get("type") == "object":
-            yield schema
-        for value in schema.values():
-            yield from _objects(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            yield from _objects(value)
+    jsonschema.Draft202012Validator.check_schema(PREFLIGHT_SCHEMA)
 
 
 def test_the_schema_is_strict() -> None:
     """A field that is misspelt, or forgotten, is an error and not a field that nobody reads."""
-    for schema in _objects(SCHEMA):
+    for schema in (*objects_of(SCHEMA), *objects_of(PREFLIGHT_SCHEMA)):
         assert schema["additionalProperties"] is False
         assert schema["required"] == list(schema["properties"])
     report = build_report(RUN, [HANG])
@@ -384,7 +377,9 @@ def test_the_page_describes_every_field() -> None:
     """What is not described is guessed at."""
     page = (ROOT / "docs/report.md").read_text(encoding="utf-8")
     described = set(re.findall(r"`([a-z0-9_]+)`", page))
-    fields = {name for schema in _objects(SCHEMA) for name in schema["properties"]}
+    fields = {
+        name for schema in (SCHEMA, PREFLIGHT_SCHEMA) for part in objects_of(schema) for name in part["properties"]
+    }
     assert fields - described == set()
 
 
@@ -393,24 +388,12 @@ def test_the_examples_of_the_page_are_what_the_console_shows() -> None:
     page = (ROOT / "docs/report.md").read_text(encoding="utf-8")
     hang = hang_text(sleeping(8), QUIET, host="node1", files=FILES, on_hang="report", count=1, next_s=600.0)
     crash = failure_text(SEGFAULT, files=FILES, attempt=0, max_restarts=0, restarting=False)
-    for lines in (hang, crash):
+    checks = result_lines(found().results), table_lines(found(), cards_of(), width=120)
+    for lines in (hang, crash, *checks, [decision_line(RETRY), decision_line(FINISH)]):
         assert "\n".join(line.rstrip() for line in lines) in page
 
 
 # ------------------------------------------------------------------------------------------------------ whatever comes
-
-ANY_TEXT = st.one_of(
-    st.text(st.characters(codec=None, categories=None), max_size=60),
-    st.sampled_from(["TOKEN=x", "a=b" * 800, "\ud800", "\x00\x1b[31m", "https://u:p@h", "\u2028"]),
-)
-ANY_NUMBER = st.floats(allow_nan=True, allow_infinity=True)
-ANY_INTEGER = st.one_of(st.integers(-5, 100), st.sampled_from([10**300, -(10**30), 1 << 63]))
-ANY_RANKS = st.lists(st.integers(-1, 5000), max_size=8).map(tuple)
-
-
-def tuples(values: st.SearchStrategy[Any], most: int = 3) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(values, max_size=most).map(tuple)
-
 
 FRAMES = st.builds(Frame, ANY_TEXT, ANY_TEXT, ANY_INTEGER, st.booleans())
 THREADS = st.builds(ThreadStack, ANY_TEXT, ANY_INTEGER, st.booleans(), st.booleans(), st.booleans(), tuples(FRAMES, 12))
@@ -547,6 +530,7 @@ DIAGNOSES = st.builds(
     tuples(ANY_TEXT),
     ANY_RANKS,
     tuples(HOSTS),
+    ANY_TEXT,
 )
 INCIDENTS = st.builds(
     Incident,

@@ -479,3 +479,14 @@ def test_no_diagnosis_fills_more_than_a_terminal(
         assert text[0].startswith("saferun: ")
     assert ("restart 1 of 3" in failure[-1]) == restarting
     assert hang[-1].startswith("saferun: the job goes on")
+
+
+def test_what_was_decided_is_the_last_line() -> None:
+    """It says why, which a mere count of restarts does not; and it is one line whatever its words are."""
+    decided = "starting again in 1.2 s (retry 1 of 3): port 29500 is in use"
+    lines = failure_text(SEGFAULT, files=FILES, attempt=0, max_restarts=3, restarting=True, decided=decided)
+    assert lines[-1] == f"saferun: {decided}"
+    assert not any("starting all ranks again" in line for line in lines)
+    assert len(lines) < 40
+    hostile = failure_text(SEGFAULT, files=FILES, attempt=0, max_restarts=3, restarting=False, decided=HOSTILE)
+    assert all(line.isprintable() for line in hostile)

@@ -145,8 +145,9 @@ def test_a_failed_launch_is_diagnosed_reported_and_finished_with_1() -> None:
     assert world.state is State.STOPPING
     world.answer()
     assert only(Diagnose, world.actions) == Diagnose(0, None, (), "", "")
-    actions = world.answer()
-    assert actions == [ReportFailure(0, DIAGNOSIS, restarting=False), Finish(1)]
+    report, finish = world.answer()
+    assert isinstance(report, ReportFailure)
+    assert (report.diagnosis, report.restarting, finish) == (DIAGNOSIS, False, Finish(1))
 
 
 def test_when_the_last_rank_fails_nobody_is_captured_or_signalled() -> None:
@@ -247,18 +248,22 @@ def test_ranks_without_a_store_are_stopped_with_the_reason() -> None:
 
 
 def test_a_failed_attempt_is_followed_by_another_while_restarts_are_left() -> None:
-    """The hosts meet again; the checks and the port stay as they are."""
+    """All is checked again, and the hosts meet again."""
     world = running(max_restarts=2)
     for attempt in range(2):
         fail_and_back_off(world)
         assert world.state is State.BACKOFF
-        assert world.actions[-1] == ReportFailure(attempt, DIAGNOSIS, restarting=True)
-        assert world.expire() == [JoinHosts(attempt + 1, attempt + 1)]
+        report = only(ReportFailure, world.actions[-1:])
+        assert report._replace(decision=None) == ReportFailure(attempt, DIAGNOSIS, restarting=True)
+        assert report.decision is not None
+        assert report.decision.next_step == "restart"
+        assert world.expire() == [RunChecks(attempt + 1)]
         world.answer_until(State.RUNNING)
+        assert JoinHosts(attempt + 1, attempt + 1) in world.actions
         assert world.attempt == attempt + 1
     fail_and_back_off(world)
     assert world.finish == Finish(1)
-    assert [action for action in world.actions if isinstance(action, RunChecks)] == [RunChecks(0)]
+    assert [action.attempt for action in world.actions if isinstance(action, RunChecks)] == [0, 1, 2]
 
 
 def test_a_restart_that_goes_well_is_a_launch_that_went_well() -> None:

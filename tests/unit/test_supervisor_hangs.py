@@ -15,6 +15,7 @@ from saferun.events import (
     JoinHosts,
     ReportFailure,
     ReportHang,
+    RunChecks,
     SignalRanks,
     StoreMissed,
 )
@@ -79,8 +80,9 @@ def test_on_hang_restart_starts_all_ranks_again() -> None:
     assert captured(world)[0] == ReportHang(0, "restart")
     end_all(world)
     assert only(ReportFailure, world.actions).restarting
-    assert world.expire() == [JoinHosts(1, 1)]
+    assert world.expire() == [RunChecks(1)]
     world.answer_until(State.RUNNING)
+    assert JoinHosts(1, 1) in world.actions
     world.hang()
     assert captured(world)[0] == ReportHang(1, "stop")
     end_all(world)

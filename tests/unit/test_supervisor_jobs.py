@@ -10,22 +10,26 @@ from hypothesis import strategies as st
 
 from saferun.events import (
     CaptureEvidence,
+    ChecksOver,
     ChecksPassed,
     DeadlineExpired,
     Diagnose,
     Finish,
     HostsJoined,
+    JobDecided,
     LaunchRequested,
+    ProbeHosts,
     RanksStarted,
     ReportDecision,
     ReportFailure,
     SignalRanks,
     SignalReceived,
+    StartRanks,
     TellDecision,
     TellTrouble,
 )
 from saferun.model import Placement, RankPlace
-from saferun.policy import HangPolicy, JobPolicy, RestartPolicy
+from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
 from saferun.supervisor import Limits, State, Supervisor
 from tests.unit.fake_job import FAILED, KILLED, OK, Host, Job
 
@@ -224,6 +228,42 @@ def test_nobody_tells_twice() -> None:
         assert sum(isinstance(action, TellTrouble) for action in host.actions) <= 1
 
 
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def test_the_ranks_are_started_when_the_hosts_have_looked_at_each_other() -> None:
+    """Not before: what is found may save the job hours of waiting for nothing."""
+    job = started()
+    for host in job.hosts:
+        kinds = [type(action) for action in host.actions]
+        assert kinds.index(ProbeHosts) < kinds.index(StartRanks)
+
+
+def test_what_the_checks_between_the_hosts_find_ends_the_job_on_all_of_them() -> None:
+    """With exit code 2, before any rank is started, and told by the host that leads."""
+    job = Job(3, bad_checks={0})
+    job.settle()
+    assert [host.finish for host in job.hosts] == [Finish(2)] * 3
+    assert not any(isinstance(action, StartRanks) for host in job.hosts for action in host.actions)
+    told = [action for action in job.hosts[0].actions if isinstance(action, TellTrouble)]
+    assert [(action.reason, action.words) for action in told] == [("start", "node2: eth1 does not answer")]
+
+
+def test_where_only_checks_are_wanted_they_are_all_there_is() -> None:
+    """The host that leads says what came of it, and all end with the same exit code."""
+    place = Placement(0, 2, 2, 2, (RankPlace(0, 0, 0),), "a", 1, "job")
+    supervisor = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(together=True))
+    joined = HostsJoined(0, 0, place, 0, probes=True)
+    for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined):
+        supervisor.handle(event)
+    assert supervisor.state is State.PROBING
+    assert supervisor.handle(ChecksOver(1, 0, 2)) == [TellDecision(0, "finish", 2), Finish(2)]
+    follower = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(together=True))
+    for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined._replace(leads=False)):
+        follower.handle(event)
+    assert follower.handle(JobDecided(1, 0, "finish", 2, 0.0, 0))[-1] == Finish(2)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["take", "take", "take", "take", "ok", "fail", "term", "int", "off", "hang", "expire", "join"]),
@@ -278,7 +318,7 @@ def test_whatever_happens_all_hosts_end_and_end_alike(
 def test_under_a_scheduler_the_ranks_are_gone_before_its_sigkill_comes() -> None:
     """What is left of the shutdown timeout is for the report: saferun itself would be killed with the ranks."""
     policy = JobPolicy(hurries=True)
-    supervisor = Supervisor(RestartPolicy(0), Limits(grace_s=30.0, capture_s=25.0), None, policy)
+    supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0, capture_s=25.0), None, policy)
     place = Placement(0, 1, 1, 1, (RankPlace(0, 0, 0),), "a", 1, "job")
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, place), RanksStarted(0, 0, (1,))):
         supervisor.handle(event)

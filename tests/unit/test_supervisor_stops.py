@@ -17,7 +17,7 @@ from saferun.events import (
     StartFailed,
     SweepLeftovers,
 )
-from saferun.policy import RestartPolicy
+from saferun.policy import AttemptPolicy
 from saferun.supervisor import Limits, State, Supervisor
 from tests.unit.fake_world import (
     DIAGNOSIS,
@@ -240,7 +240,7 @@ def test_a_deadline_of_the_phase_before_does_not_end_this_one() -> None:
 
 def test_no_grace_means_none() -> None:
     """``--shutdown-timeout 0``: the deadline is due at once."""
-    supervisor = Supervisor(RestartPolicy(0), Limits(grace_s=0.0))
+    supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=0.0))
     world = World(ranks=1)
     world.supervisor = supervisor
     world.launch()

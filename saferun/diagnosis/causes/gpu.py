@@ -11,7 +11,15 @@ from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
 from saferun.evidence import Cause
 
-__all__ = ["gpu_error", "hardware_error", "illegal_memory_access", "missing_gpu", "out_of_memory", "side_assert"]
+__all__ = [
+    "busy_gpu",
+    "gpu_error",
+    "hardware_error",
+    "illegal_memory_access",
+    "missing_gpu",
+    "out_of_memory",
+    "side_assert",
+]
 
 _ILLEGAL = re.compile(
     r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -89,12 +97,31 @@ _MISSING: tuple[TextRule, ...] = tuple(
             "the GPU's driver cannot be used",
             _DRIVER,
         ),
-        (
-            r"device\(s\) is/are busy or unavailable|(?:cuda|hip)ErrorDevicesUnavailable",
-            "the GPU is busy or unavailable",
-            "look who uses it (nvidia-smi), and whether it is in exclusive mode",
-        ),
     )
+)
+_WHO_USES_IT = "look who uses it (nvidia-smi, rocm-smi)"
+_BUSY = (
+    TextRule(
+        "gpu_busy",
+        re.compile(
+            r"exclusive-thread device already in use|(?:cuda|hip)ErrorDeviceAlreadyInUse|hipErrorContextAlreadyInUse"
+        ),
+        "the GPU is in exclusive mode, and another process has it",
+        f"{_WHO_USES_IT}; `nvidia-smi -c 0` lets several processes use it",
+        in_context=True,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "gpu_busy",
+        re.compile(
+            r"(?:CUDA|HIP|ROCm)-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"
+            r"|(?:cuda|hip)ErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
+        ),
+        "the GPU is busy or unavailable",
+        f"{_WHO_USES_IT}, whether it is in exclusive mode, and whether an MPS server holds it",
+        in_context=True,
+        in_last_lines=True,
+    ),
 )
 _OTHER = (
     TextRule(
@@ -201,6 +228,11 @@ def hardware_error(failure: Failure) -> Cause | None:
 def missing_gpu(failure: Failure) -> Cause | None:
     """There is no GPU, or none of that number, or no driver."""
     return by_text(failure, _MISSING)
+
+
+def busy_gpu(failure: Failure) -> Cause | None:
+    """Somebody else has the GPU; it may be free soon."""
+    return by_text(failure, _BUSY)
 
 
 def gpu_error(failure: Failure) -> Cause | None:

@@ -8,10 +8,20 @@ from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import first_line
 from saferun.evidence import Cause
 
-__all__ = ["connection_lost", "import_error", "python_exception", "python_exit", "syntax_error", "usage_error"]
+__all__ = [
+    "assertion_error",
+    "connection_lost",
+    "file_missing",
+    "import_error",
+    "python_exception",
+    "python_exit",
+    "syntax_error",
+    "usage_error",
+]
 
 _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
+_MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
 _CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError"})
 _BINARY = re.compile(
     r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|ABI|wrong ELF class"
@@ -103,6 +113,23 @@ def connection_lost(failure: Failure) -> Cause | None:
     if error is None or error.last.exception.rpartition(".")[2] not in _CONNECTION_ERRORS:
         return None
     return _exception(failure, "connection_lost", "look at what it was connected to")
+
+
+def assertion_error(failure: Failure) -> Cause | None:
+    """A check of the program's own."""
+    error = failure.error
+    if error is None or error.innermost.exception != "AssertionError":
+        return None
+    return _exception(failure, "assertion_error", "look at what the assertion at that line checks")
+
+
+def file_missing(failure: Failure) -> Cause | None:
+    """A file or a directory that is not there."""
+    error = failure.error
+    if error is None or error.innermost.exception not in _MISSING:
+        return None
+    advice = "look at the path, relative ones from the ranks' working directory, and whether every host has it"
+    return _exception(failure, "file_missing", advice)
 
 
 def python_exception(failure: Failure) -> Cause | None:

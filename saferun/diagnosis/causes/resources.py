@@ -58,6 +58,18 @@ _EXHAUSTED = (
         in_context=True,
     ),
     TextRule(
+        "stale_file_handle",
+        re.compile(
+            r"(?:\[Errno 116\] )?Stale (?:NFS )?file handle(?:: '(.{1,200}?)'|: (/.{1,200}))?|\[Errno 116\]|\bESTALE\b"
+        ),
+        lambda _, match: (
+            "a file on a network file system was replaced or removed by another host (stale file handle)"
+            + (f": {match[1] or match[2]}" if match[1] or match[2] else "")
+        ),
+        "nothing may replace or remove a job's files while it reads them; where it goes on, have the mount renewed",
+        in_context=True,
+    ),
+    TextRule(
         "disk_full",
         re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$"),
         lambda _, match: (
@@ -198,7 +210,7 @@ def _worker_advice(signal_words: str) -> str:
 
 
 def exhausted(failure: Failure) -> Cause | None:
-    """No room, no memory, no descriptors."""
+    """No room, no memory, no descriptors; or a file that has gone stale."""
     return by_text(failure, _EXHAUSTED)
 
 

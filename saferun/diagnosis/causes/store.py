@@ -11,7 +11,7 @@ from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
 from saferun.evidence import Cause
 
-__all__ = ["port_in_use", "store_failure"]
+__all__ = ["name_failure", "port_in_use", "store_failure"]
 
 _WERE_STARTED = "look whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _STORE = (
@@ -29,12 +29,6 @@ _STORE = (
         ),
         "cannot connect to the store at {0}:{1}",
         "look whether the host of MASTER_ADDR can be reached at that port (firewall, wrong interface, wrong host)",
-    ),
-    TextRule(
-        "rendezvous_store_failure",
-        re.compile(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
-        "a host's name cannot be resolved",
-        "look at MASTER_ADDR, and whether this host knows that name",
     ),
     TextRule(
         "rendezvous_store_failure",
@@ -72,6 +66,42 @@ _STORE = (
         _WERE_STARTED,
     ),
 )
+_NAMES = (
+    TextRule(
+        "name_resolution",
+        re.compile(r"Temporary failure in name resolution|\bEAI_AGAIN\b|\[Errno -3\]|\bgai error: ?-3\b"),
+        lambda _, match: f"the name service did not answer{_name_in(match)}",
+        "look at /etc/resolv.conf, and whether that server answers (getent hosts NAME); an address needs none",
+        in_context=True,
+    ),
+    TextRule(
+        "name_unknown",
+        re.compile(
+            r"Name or service not known|nodename nor servname provided|No address associated with hostname"
+            r"|\bEAI_(?:NONAME|NODATA)\b|\bgaierror: \[Errno -[25]\]|\bgai error: ?-[25]\b"
+        ),
+        lambda _, match: f"a host's name is not known{_name_in(match)}",
+        "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
+        in_context=True,
+    ),
+    TextRule(
+        "name_unknown",
+        re.compile(r"hostname of the client socket cannot be retrieved|\bgai error: -?\d"),
+        lambda _, match: f"a host's name cannot be resolved{_name_in(match)}",
+        "look at MASTER_ADDR, and whether this host knows that name (getent hosts NAME)",
+    ),
+)
+_CONNECTING = re.compile(
+    r"client socket has (?:timed out after \w{1,20}|failed to connect to any network address of)"
+    r"(?: while trying to connect to)? ?(\(.{1,253}?, \d{1,5}\))"
+)
+_UNRESOLVED = re.compile(r"network addresses of (\(.{1,253}?, \d{1,5}\)) cannot be retrieved \(gai error: (-?\d{1,4})")
+_REACHED = re.compile(r"socket has failed to connect to \[|\berrno: \d")
+_EAI_AGAIN = "-3"
+_NAME = re.compile(
+    r"[Ff]ailed to resolve '([\w.:-]{1,253})'|\bhost='([\w.:-]{1,253})'"
+    r"|\(([\w.:-]{1,253}), ?\d{1,5}\)|\[([\w.:-]{1,253})\]:\d{1,5}"
+)
 _IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use|\[Errno 98\]")
 _PORT = re.compile(r"\bport: ?(\d{1,5})\b|[:\]](\d{2,5})(?: |,|$|\))")
 
@@ -79,6 +109,39 @@ _PORT = re.compile(r"\bport: ?(\d{1,5})\b|[:\]](\d{2,5})(?: |,|$|\))")
 def store_failure(failure: Failure) -> Cause | None:
     """The ranks did not find each other, or the store did not answer."""
     return by_text(failure, _STORE)
+
+
+def name_failure(failure: Failure) -> Cause | None:
+    """A host's name leads nowhere: now, because the name service is away, or ever."""
+    return by_text(failure, _NAMES) or _name_of_store(failure)
+
+
+def _name_of_store(failure: Failure) -> Cause | None:
+    """The name of the store's host: torch's exception speaks of a time-out only, a line of its log says why."""
+    connecting = first_line(_CONNECTING, failure.said)
+    if connecting is None:
+        return None
+    address = connecting[1][1]
+    unresolved = None
+    for line in failure.lines:
+        if address in line and _REACHED.search(line):
+            # The name led somewhere: what could not be resolved was its other kind of address.
+            return None
+        match = _UNRESOLVED.search(line)
+        if match is not None and match[1] == address:
+            unresolved = (line, match)
+    if unresolved is None:
+        return None
+    line, match = unresolved
+    rule = _NAMES[0] if match[2] == _EAI_AGAIN else _NAMES[1]
+    words = rule.words(failure, match) if callable(rule.words) else rule.words
+    return cause(failure, rule.class_name, words, rule.advice, proof=line)
+
+
+def _name_in(match: re.Match[str]) -> str:
+    """``: node7``, where the message tells the name."""
+    found = _NAME.search(match.string[:1000])
+    return f": {next(filter(None, found.groups()))}" if found is not None else ""
 
 
 def port_in_use(failure: Failure) -> Cause | None:

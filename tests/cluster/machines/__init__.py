@@ -25,8 +25,11 @@ In a test, with the fixtures of ``tests/cluster/conftest.py``::
   ``outer_pid(inner)``; ``path("/etc/hosts")`` from outside; ``in_network("ip", "neigh")``.
 * Faults of a host: ``cut(nic, how="network"|"cable"|"down")`` and ``heal(nic)``;
   ``firewall(port, how="drop"|"reject"|"prohibit", peer=, nic=, new_only=)``, ``block_peer(other)``, ``unfirewall()``;
-  ``slow(nic, delay_ms=, loss=)`` and ``unslow()``; ``break_name(name, address|None)`` and ``mend_names()``;
-  ``occupy(port)``; ``power_off()`` (silent), ``die()`` (its connections are closed).
+  ``deafen(other, nic)`` (one direction); ``slow(nic, delay_ms=, loss=)``, ``swallow(nic, longest_bytes)`` (an MTU black
+  hole) and ``unslow()``; ``throttle(nic, bytes_s)`` and ``unthrottle()``; ``break_name(name, address|None)`` and
+  ``mend_names()``; ``occupy(port, answer=)``; ``fill_shared_memory()``, ``limit_files(count)``,
+  ``shift_clock(seconds)``, ``fake_torch(version)`` and ``cure()``; ``power_off()`` (silent), ``die()`` (its connections
+  are closed).
 * ``Process`` is a Popen whose pid is the machine's, so that signals reach it and /proc/PID can be read; with ``out``,
   ``err``, ``wait_for(pattern)``, ``finish()``, ``story(what)``. What a test leaves running is ended after it.
 * Launchers (``launchers``): ``srun``, ``mpirun``, ``hydra`` (``tasks_per_host=``), ``pdsh``, ``by_hand`` (a command a

@@ -165,13 +165,15 @@ class Cluster:
             self.await_slurm()
 
     def heal(self) -> None:
-        """Undo every fault: hosts that are off are switched on, networks, firewalls and names are as at first."""
+        """Undo every fault: hosts that are off are switched on, networks, firewalls, names and all are as at first."""
         if off := [host for host in self.hosts if not host.is_on]:
             self.power_on(*off)
         for host in self.hosts:
             host.unfirewall()
             host.unslow()
+            host.unthrottle()
             host.mend_names()
+            host.cure()
             for nic in (plan.MANAGEMENT_NIC, plan.DATA_NIC):
                 host.heal(nic)
 

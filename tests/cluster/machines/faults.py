@@ -1,4 +1,4 @@
-"""What can go wrong with a host, done to it on purpose; and the way back."""
+"""What can go wrong with a host's networks, ports and power, done to it on purpose; and the way back."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
 from tests.cluster.machines import plan
+from tests.cluster.machines.ailments import AilingMachine
 from tests.cluster.machines.host import Machine
 from tests.cluster.machines.process import DEADLINE_S, Process
 
-# A process that holds a port and answers nobody: its port is in use, and who connects waits for ever.
+# A process that holds a port. It answers nobody, so that its port is in use and who connects waits for ever; or it
+# gives everybody the same answer.
 _OCCUPY = """
 import signal, socket, sys
 listener = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
@@ -26,7 +28,18 @@ listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 listener.bind(("", int(sys.argv[1])))
 listener.listen(64)
 print("occupied", flush=True)
-signal.pause()
+while not sys.argv[2]:
+    signal.pause()
+import threading
+def serve(connection):
+    try:
+        if connection.recv(1 << 16):
+            connection.sendall(sys.argv[2].encode())
+        connection.close()
+    except OSError:
+        pass
+while True:
+    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
 _VERDICTS = {
     "drop": "drop",
@@ -50,14 +63,11 @@ _LOOK_AGAIN_S = 0.005
 Ports = int | tuple[int, int]
 
 
-class Host(Machine):
+class Host(AilingMachine):
     """A host, and what can be done to it. Every fault is noted in ``faults``."""
 
-    faults: Sequence[str] = ()
     _relays: Mapping[str, subprocess.Popen[bytes]] = MappingProxyType({})
-
-    def _note(self, fault: str) -> None:
-        self.faults = [*self.faults, fault]
+    _throttled: frozenset[str] = frozenset()
 
     # ----------------------------------------------------------------------------------------------------- its NICs
 
@@ -101,8 +111,15 @@ class Host(Machine):
             delay_ms: what every frame takes longer, in both directions: a round trip takes twice that.
             loss: the part of all frames, from 0 to 1, that is lost.
         """
+        self._relay(nic, f"slow {nic} {delay_ms:g} ms {loss:g}", f"{delay_ms:g}", f"{loss:g}")
+
+    def swallow(self, nic: str, longest_bytes: int = 1000) -> None:
+        """Let frames that are longer vanish on the way to and from a NIC; nobody is told that they are too long."""
+        self._relay(nic, f"black hole {nic} {longest_bytes} bytes", "0", "0", str(longest_bytes))
+
+    def _relay(self, nic: str, fault: str, *settings: str) -> None:
         self.unslow(nic)
-        self._note(f"slow {nic} {delay_ms:g} ms {loss:g}")
+        self._note(fault)
         port = self._port(nic)
         near, far = f"r{port}", f"s{port}"
         bridge = "mgmt" if nic == plan.MANAGEMENT_NIC else "data"
@@ -113,14 +130,14 @@ class Host(Machine):
         self.at_bridges("ip", "link", "set", port, "nomaster")
         self.at_bridges("ip", "link", "set", far, "master", bridge, "up")
         enter = ("nsenter", f"--target={self._bridges_pid}", "--net", "--")
-        program = (sys.executable, "-S", "-m", RELAY, port, near, f"{delay_ms:g}", f"{loss:g}")
+        program = (sys.executable, "-S", "-m", RELAY, port, near, *settings)
         relay = subprocess.Popen([*enter, *program], stdout=subprocess.PIPE, cwd=self.environ["PYTHONPATH"])
         assert relay.stdout is not None
         self._relays = {**self._relays, nic: relay}
         assert relay.stdout.readline() == b"ready\n"
 
     def unslow(self, *nics: str) -> None:
-        """Undo ``slow`` of these NICs; of all where none is named."""
+        """Undo ``slow`` and ``swallow`` of these NICs; of all where none is named."""
         for nic in nics or tuple(self._relays):
             relay = self._relays.get(nic)
             if relay is None:
@@ -132,6 +149,22 @@ class Host(Machine):
             if self.is_on:
                 self.in_network("ethtool", "-K", nic, *_OFFLOADS_ON)
                 self.heal(nic)
+
+    def throttle(self, nic: str, bytes_s: int) -> None:
+        """Let no more than so many bytes a second through a NIC, in both directions."""
+        self._note(f"throttle {nic} {bytes_s} bytes/s")
+        # Not less than what a timer of the kernel lets through at once, and than a segment that is cut later.
+        limit = ("root", "tbf", "rate", f"{8 * bytes_s}bit", "burst", "128kb", "latency", "200ms")
+        self.in_network("tc", "qdisc", "replace", "dev", nic, *limit)
+        self.at_bridges("tc", "qdisc", "replace", "dev", self._port(nic), *limit)
+        self._throttled |= {nic}
+
+    def unthrottle(self) -> None:
+        """Undo every ``throttle``."""
+        for nic in self._throttled:
+            self.in_network("tc", "qdisc", "del", "dev", nic, "root")
+            self.at_bridges("tc", "qdisc", "del", "dev", self._port(nic), "root")
+        self._throttled = frozenset()
 
     # -------------------------------------------------------------------------------------------------- the firewall
 
@@ -177,8 +210,14 @@ class Host(Machine):
                 f"add rule {_TABLE} outgoing {source.replace('saddr', 'daddr')} drop"
             )
 
+    def deafen(self, other: Machine, nic: str) -> None:
+        """Let nothing in that another host sends over a NIC. What this host sends arrives there."""
+        self._note(f"deaf to {other.name} on {nic}")
+        for source in _sources(other):
+            self._nft(f"add rule {_TABLE} incoming iifname {nic} {source} drop")
+
     def unfirewall(self) -> None:
-        """Undo every ``firewall`` and ``block_peer`` of this host."""
+        """Undo every ``firewall``, ``block_peer`` and ``deafen`` of this host."""
         self._nft(f"flush table {_TABLE}")
 
     def _nft(self, lines: str) -> None:
@@ -201,10 +240,15 @@ class Host(Machine):
 
     # -------------------------------------------------------------------------------------------- ports and power
 
-    def occupy(self, port: int) -> Process:
-        """Start a process that listens on a port and never answers; returns when it does."""
+    def occupy(self, port: int, *, answer: str = "") -> Process:
+        """Start a process that listens on a port; returns when it does.
+
+        Args:
+            port: which.
+            answer: what whoever says something gets back, before the connection is closed; else nobody gets anything.
+        """
         self._note(f"occupy {port}")
-        process = self.popen([sys.executable, "-S", "-c", _OCCUPY, str(port)])
+        process = self.popen([sys.executable, "-S", "-c", _OCCUPY, str(port), answer])
         process.wait_for("^occupied$")
         return process
 
@@ -230,6 +274,8 @@ class Host(Machine):
                     process.poll()
         finally:
             os.close(pidfd)
+        self._throttled = frozenset()
+        self.forget()
 
 
 def _sources(peer: Machine | None) -> list[str]:

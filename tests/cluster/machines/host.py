@@ -26,6 +26,8 @@ class Machine:
         pid: pid of its PID 1.
         bridges_pid: the process in whose network namespace the other ends of its cables are.
         environ: environment of what is started in it.
+
+    ``wrapping`` is put before every command: a program that becomes it.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Machine:
         self.name = node.name
         self.management, self.data = self.addresses = (node.management, node.data)
         self.environ = dict(environ)
+        self.wrapping: tuple[str, ...] = ()
         self.pid = pid
         self._bridges_pid = bridges_pid
         self.started: list[Process] = []
@@ -65,7 +68,7 @@ class Machine:
             cwd: a folder inside of the host.
             more: as for Popen.
         """
-        words = [os.fspath(word) for word in command]
+        words = [os.fspath(word) for word in (*self.wrapping, *command)]
         process = Process(self.pid, words, cwd=os.fspath(cwd), env={**self.environ, **(env or {})}, **more)
         self.started.append(process)
         return process

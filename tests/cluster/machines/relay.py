@@ -1,4 +1,4 @@
-"""A slow and lossy cable: ``python relay.py NIC NIC DELAY_MS LOSS`` carries frames between two NICs.
+"""A slow and lossy cable: ``python relay.py NIC NIC DELAY_MS LOSS [LONGEST_BYTES]`` carries frames between two NICs.
 
 The kernel's own tool for that, netem, is a module that many kernels lack. Whoever sends to these NICs must compute
 checksums and cut segments itself (``ethtool -K``): a frame that is read here has neither hardware before it nor after.
@@ -21,13 +21,14 @@ _ETH_P_ALL = 3
 _LONGEST_FRAME_BYTES = 1 << 16
 
 
-def relay(nics: tuple[str, str], delay_s: float, loss: float) -> None:
+def relay(nics: tuple[str, str], delay_s: float, loss: float, longest_bytes: int) -> None:
     """Carry frames, in order, until a NIC goes away.
 
     Args:
         nics: names of NICs of this network namespace.
         delay_s: how long a frame is on its way, in both directions.
         loss: the part of the frames, from 0 to 1, that never arrives.
+        longest_bytes: frames that are longer never arrive.
     """
     ends = [_end(nic) for nic in nics]
     print("ready", flush=True)
@@ -46,7 +47,9 @@ def relay(nics: tuple[str, str], delay_s: float, loss: float) -> None:
             with suppress(BlockingIOError):
                 while True:
                     frame, (_, _, direction, *_) = end.recvfrom(_LONGEST_FRAME_BYTES)
-                    if direction != socket.PACKET_OUTGOING and chance.random() >= loss:
+                    if direction == socket.PACKET_OUTGOING or len(frame) > longest_bytes:
+                        continue
+                    if chance.random() >= loss:
                         under_way.append((time.monotonic() + delay_s, other, frame))
 
 
@@ -61,4 +64,5 @@ def _end(nic: str) -> socket.socket:
 if __name__ == "__main__":
     kernel.die_with_parent(signal.SIGKILL)
     with suppress(OSError):  # ENETDOWN: the host was switched off
-        relay((sys.argv[1], sys.argv[2]), float(sys.argv[3]) / 1000, float(sys.argv[4]))
+        longest_bytes = int([*sys.argv, str(_LONGEST_FRAME_BYTES)][5])
+        relay((sys.argv[1], sys.argv[2]), float(sys.argv[3]) / 1000, float(sys.argv[4]), longest_bytes)

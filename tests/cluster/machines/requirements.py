@@ -26,6 +26,7 @@ _PROGRAMS = {
     "mpirun.openmpi": "openmpi-bin",
     "mpiexec.hydra": "mpich",
     "etcd": "etcd-server",
+    "tcc": "tcc",
 }
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLICY = "/usr/sbin/policy-rc.d"

@@ -1,4 +1,4 @@
-"""What the captures of GPUs have in common: a broken driver may hold its caller for ever, and processes have owners."""
+"""What all readings of GPUs have in common: a broken driver may hold its caller for ever, and processes have owners."""
 
 from __future__ import annotations
 

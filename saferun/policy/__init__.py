@@ -1,18 +1,18 @@
-"""What follows a failed attempt or a hang. Pure."""
+"""What follows a failed attempt or a hang. Pure.
+
+A *start* is over when every rank has got through ``init_process_group``. A start that failed is tried again where its
+cause may pass by itself; what fails later belongs to ``--max-restarts``, as with torchrun.
+
+What is loaded at every launch stands here and in ``attempts``; ``facts`` is loaded when something has failed.
+"""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from saferun.policy.attempts import AttemptPolicy, Decision, FailureFacts, Fingerprint
 
-class RestartPolicy(NamedTuple):
-    """torchrun's rule: at most ``max_restarts`` further attempts, at once."""
-
-    max_restarts: int
-
-    def next_attempt_after_s(self, restarts: int) -> float | None:
-        """Seconds to wait before the next attempt; None: there is none. ``restarts``: how many there have been."""
-        return 0.0 if restarts < self.max_restarts else None
+__all__ = ["AttemptPolicy", "Decision", "FailureFacts", "Fingerprint", "HangPolicy", "JobPolicy"]
 
 
 class JobPolicy(NamedTuple):
@@ -20,13 +20,15 @@ class JobPolicy(NamedTuple):
 
     ``together``: there are others. ``outlives_leader``: they can meet again where the host that decides is gone.
     ``peers_s``: how long the host that decides waits for what the others have seen. ``hurries``: a scheduler that asks
-    for an end by a signal kills whatever is still there soon afterwards, saferun included.
+    for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
+    many hosts the job cannot be.
     """
 
     together: bool = False
     outlives_leader: bool = False
     peers_s: float = 0.0
     hurries: bool = False
+    least_hosts: int = 1
 
 
 class HangPolicy(NamedTuple):

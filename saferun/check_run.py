@@ -1,0 +1,138 @@
+"""The check process beside a launch: forked before the ranks are started, read without ever waiting.
+
+It is forked rather than started anew: an interpreter takes longer to start than all checks of a healthy host.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from saferun.host.children import fork
+from saferun.host.coordinator_link import JsonLines
+from saferun.host.poller import Poller
+from saferun.host.prctl import die_with_parent
+from saferun.model import JsonObject
+
+if TYPE_CHECKING:
+    from saferun.checks.context import CheckContext
+
+# Beyond what any check may take, its patience at a retry included.
+_GIVE_UP_S = 45.0
+
+
+class CheckRun:
+    """The checks of one attempt on this host.
+
+    Args:
+        context: what the checks are given.
+        poller: the loop's.
+        opens_door: whether other hosts are to probe this one.
+        on_message: takes what the process says: ``result``, ``ready``, ``probes``.
+        on_lost: told, once, that nothing more will come.
+    """
+
+    def __init__(
+        self,
+        context: CheckContext,
+        poller: Poller,
+        *,
+        opens_door: bool,
+        on_message: Callable[[JsonObject], None],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._context = context
+        self._poller = poller
+        self._opens_door = opens_door
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._lines: JsonLines | None = None
+        self.pid: int | None = None
+        self.deadline: float | None = None
+
+    def start(self) -> None:
+        """Fork the process.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        ours, theirs = socket.socketpair()
+        parent_pid = os.getpid()
+
+        def serve() -> None:
+            die_with_parent(parent_pid)
+            fd = theirs.detach()
+            _close_all_but(fd)
+            from saferun.checks.serve import serve
+
+            serve(socket.socket(fileno=fd), self._context, opens_door=self._opens_door)
+
+        try:
+            self.pid = fork(serve)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._lines = JsonLines(ours)
+        self._poller.watch(ours.fileno(), self._on_readable)
+        self.deadline = time.monotonic() + _GIVE_UP_S
+
+    def expect_until(self, deadline: float | None) -> None:
+        """By when it is to have said something; None: nothing is expected of it."""
+        self.deadline = deadline
+
+    def send(self, message: JsonObject) -> None:
+        """Ask the process for something."""
+        if self._lines is not None:
+            self._lines.send(message)
+
+    def expire(self) -> None:
+        """It has taken longer than it may."""
+        self._lose("the checks took too long")
+
+    def on_exit(self) -> None:
+        """The process has been reaped."""
+        self.pid = None
+        # What it said last is still to be read; the end of the line follows.
+
+    def close(self) -> None:
+        """End the process, and hear no more of it."""
+        self.deadline = None
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            self._poller.unwatch(lines.fd)
+            lines.close()
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _on_readable(self) -> None:
+        lines = self._lines
+        if lines is None:
+            return
+        messages = lines.receive()
+        if messages is None:
+            self._lose("the check process ended early")
+            return
+        for message in messages:
+            if self._lines is lines:
+                self._on_message(message)
+
+    def _lose(self, words: str) -> None:
+        self.close()
+        self._on_lost(words)
+
+
+def _close_all_but(kept: int) -> None:
+    """The child keeps nothing of its parent's: ports, pipes of ranks, terminals."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 1 << 20)

@@ -1,0 +1,233 @@
+"""One member of a trial group: joins, runs a barrier and some all_reduces, and says where it stands.
+
+It runs in a process forked for it. Its report is JSON lines: ``{"step": …}`` before each step, and ``{"kind": "ok"}``
+or ``{"kind": …, "words": …}`` at the end. Then it ends; so the connections of peers break where it has failed, and they
+need not wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+
+# Bound before any fork: looking a symbol up in the child would take the loader's lock.
+_prctl = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+_FLOAT_BYTES = 4
+_WORDS_AT_MOST = 400
+# Torch gives up before the server does, since it can say why.
+_TORCH_SHARE = 0.8
+# How long a member that is done waits for the others' word that they are.
+_GOODBYE_S = 5.0
+# "[/build/gloo/transport/tcp/device.cc:84] " and "[enforce fail at /build/device.cc:84] ": of no use to anybody here.
+_SOURCE_PLACE = re.compile(
+    r"\[[^\]\s]*?(?:enforce fail at )?[^\]\s]*\.(?:cc|cpp|cu|h|hpp):\d+\]\s*|\[enforce fail at [^\]]*\]\s*"
+)
+_TIMED_OUT = re.compile(r"tim(?:ed?[ -]?|e )out", re.IGNORECASE)
+
+
+class MemberOrder(NamedTuple):
+    """What a member does.
+
+    Attributes:
+        local_rank: on its host: its GPU.
+        rank, world_size: in its group.
+        backend: ``gloo`` or ``nccl``.
+        interface: that the backend is told to use; empty: its own choice.
+        store_address, store_port: where the store is.
+        prefix: of all keys of this group.
+        sizes_bytes: of the all_reduces.
+        give_up_at: monotonic seconds.
+        pretend: what a test wants it to do wrong: ``never_joins``, ``hangs`` (in the barrier), ``stops`` (by SIGSTOP),
+            ``crashes``, ``adds_wrongly``; empty: nothing.
+    """
+
+    local_rank: int
+    rank: int
+    world_size: int
+    backend: str
+    interface: str
+    store_address: str
+    store_port: int
+    prefix: str
+    sizes_bytes: tuple[int, ...]
+    give_up_at: float
+    pretend: str
+
+
+def run(order: MemberOrder, parent_pid: int, report_fd: int, output_fd: int) -> NoReturn:
+    """Do it, in the forked child.
+
+    Args:
+        order: what.
+        parent_pid: the server's, with which this process dies.
+        report_fd: a pipe for the report.
+        output_fd: a pipe that becomes stdout and stderr.
+    """
+    # Whatever happens, nothing of the server's code may go on in this process.
+    try:
+        _detach(f"sr-trial-{order.local_rank}", parent_pid, report_fd, output_fd)
+        _take_part(order, report_fd)
+    except BaseException as error:
+        words = _words_of(error)
+        _say(report_fd, kind="timeout" if _TIMED_OUT.search(words) else "error", words=words)
+    finally:
+        os._exit(0)
+
+
+def keep_store(listen_fd: int, address: str, port: int, parent_pid: int) -> NoReturn:
+    """Serve a store for groups of this host, in the forked child, until it is killed.
+
+    It is no member's: one that is stopped or gone would take it along.
+
+    Args:
+        listen_fd: a listening socket.
+        address: where it listens.
+        port: likewise.
+        parent_pid: the server's, with which this process dies.
+    """
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        _detach("sr-trial-store", parent_pid, listen_fd, null)
+        arguments = {"host_name": address, "port": port, "world_size": None, "is_master": True}
+        arguments |= {"wait_for_workers": False}
+        stores: Any = dist
+        try:
+            store = stores.TCPStore(**arguments, master_listen_fd=os.dup(listen_fd))
+        except (RuntimeError, ValueError):
+            # The libuv server of older releases cannot take over a socket; the older server can.
+            store = stores.TCPStore(**arguments, master_listen_fd=os.dup(listen_fd), use_libuv=False)
+        while store is not None:
+            signal.pause()
+    finally:
+        os._exit(1)
+
+
+def _detach(name: str, parent_pid: int, keep_fd: int, output_fd: int) -> None:
+    """Die with the server, and keep none of its descriptors but one."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output_fd, 1)
+    os.dup2(output_fd, 2)
+    os.closerange(3, keep_fd)
+    os.closerange(keep_fd + 1, 1 << 16)
+
+
+def _say(report_fd: int, **fields: str) -> None:
+    # A pipe takes a line this short in one piece, or the server is gone.
+    os.write(report_fd, json.dumps(fields).encode() + b"\n")
+
+
+def _take_part(order: MemberOrder, report_fd: int) -> None:
+    def step(words: str) -> None:
+        _say(report_fd, step=words)
+
+    patience = timedelta(seconds=max(1.0, (order.give_up_at - time.monotonic()) * _TORCH_SHARE))
+    on_gpu = order.backend == "nccl"
+    if order.interface:
+        # "=" is NCCL's own sign for a whole name; without it eth1 would also mean eth10.
+        os.environ["GLOO_SOCKET_IFNAME"] = order.interface
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={order.interface}"
+    if on_gpu:
+        os.environ.setdefault("NCCL_DEBUG", "WARN")
+        step("setting its GPU")
+        torch.cuda.set_device(order.local_rank)
+    torch.set_num_threads(1)
+    step("before joining")
+    if order.pretend == "never_joins":
+        signal.pause()
+    step("connecting to the store")
+    store = _connect(order, patience)
+    step("in init_process_group")
+    # NCCL's watchdog would abort the process; here the server's deadline is what ends a hang.
+    timeout = patience * 4 if on_gpu else patience
+    dist.init_process_group(order.backend, store=store, rank=order.rank, world_size=order.world_size, timeout=timeout)
+    step("in barrier")
+    match order.pretend:
+        case "hangs":
+            signal.pause()
+        case "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+    if on_gpu:
+        dist.barrier(device_ids=[order.local_rank])
+        torch.cuda.synchronize()
+    else:
+        dist.barrier()
+    for size_bytes in order.sizes_bytes:
+        step(f"in all_reduce of {size_words(size_bytes)}")
+        _all_reduce(order, size_bytes, on_gpu=on_gpu)
+    step("waiting for the others to be done")
+    _wait_for_all(order, store)
+    _say(report_fd, kind="ok")
+
+
+def _connect(order: MemberOrder, patience: timedelta) -> Any:  # noqa: ANN401 - torch's stores have no types
+    stores: Any = dist
+    store = stores.TCPStore(
+        order.store_address, order.store_port, None, is_master=False, timeout=patience, wait_for_workers=False
+    )
+    return stores.PrefixStore(order.prefix, store)
+
+
+def _all_reduce(order: MemberOrder, size_bytes: int, *, on_gpu: bool) -> None:
+    device = f"cuda:{order.local_rank}" if on_gpu else "cpu"
+    ours = order.rank + 1 + (order.pretend == "adds_wrongly")
+    tensor = torch.full((max(1, size_bytes // _FLOAT_BYTES),), float(ours), device=device)
+    dist.all_reduce(tensor)
+    if on_gpu:
+        torch.cuda.synchronize()
+    wanted = order.world_size * (order.world_size + 1) / 2
+    low, high = float(tensor.min()), float(tensor.max())
+    if (low, high) != (wanted, wanted):
+        raise ValueError(f"a wrong sum: {low:g} to {high:g} instead of {wanted:g}")
+
+
+def _wait_for_all(order: MemberOrder, store: Any) -> None:  # noqa: ANN401 - as above
+    """A member that ends while others still receive what it sent could make these fail."""
+    patience_s = min(_GOODBYE_S, order.give_up_at - time.monotonic())
+    try:
+        if store.add("done", 1) == order.world_size:
+            store.set("all_done", "1")
+        store.wait(["all_done"], timedelta(seconds=max(0.1, patience_s)))
+    except Exception as error:  # its own part is done, and the store is not what is tried
+        sys.stderr.write(f"{error}\n")
+
+
+def size_words(size_bytes: int) -> str:
+    """``4 B``, ``64 KiB``, ``4 MiB``."""
+    for unit, words in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {words}"
+    return f"{size_bytes} B"
+
+
+def _words_of(error: BaseException) -> str:
+    """An exception in one line, without the places in torch's sources."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = lines[0] if lines else type(error).__name__
+    # NCCL's reason stands on the line after its heading.
+    for heading, line in pairwise(lines):
+        if heading.startswith("Last error"):
+            words = f"{words} {line}"
+    return _SOURCE_PLACE.sub("", words)[:_WORDS_AT_MOST]

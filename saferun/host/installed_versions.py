@@ -1,0 +1,64 @@
+"""The versions of what the ranks' interpreter would import, without importing it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+_MAX_BYTES = 64 * 1024  # of torch/version.py, which has some ten lines
+
+
+def read_package_versions(places: Sequence[str]) -> dict[str, str]:
+    """The versions of ``torch``, ``nccl``, and of the ``cuda`` or ``hip`` and ``rocm`` it was built for, as files tell.
+
+    NCCL's is that of the package beside torch: a torch that was built with an NCCL of its own, or loads the system's,
+    tells it to nobody who does not run it.
+
+    Args:
+        places: the directories where packages are, in the order of import: ``sys.path`` of the ranks' interpreter.
+    """
+    for place in places:
+        text = _read(os.path.join(place or ".", "torch", "version.py"))
+        if text is not None:
+            versions = _torch_versions(text)
+            nccl = _packaged_nccl(place or ".") if "rocm" not in versions else None
+            return {**versions, **({"nccl": nccl} if nccl is not None else {})}
+    return {}
+
+
+def _torch_versions(text: str) -> dict[str, str]:
+    """What ``torch/version.py`` tells: ``__version__ = '2.13.0+rocm7.1'``, ``hip: Optional[str] = '7.1.25424-…'``."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        value = value.strip()
+        word = value[1:-1] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
+        key = {"__version__": "torch", "cuda": "cuda", "hip": "hip", "rocm": "rocm"}.get(name.partition(":")[0].strip())
+        if key is not None and word:
+            found[key] = word
+    # HIP is released with ROCm and numbered like it, but for the last number, which counts builds.
+    hip = found.get("hip")
+    if hip is not None and "rocm" not in found:
+        found["rocm"] = ".".join(hip.split(".")[:2])
+    return found
+
+
+def _packaged_nccl(place: str) -> str | None:
+    try:
+        names = os.listdir(place)
+    except OSError:
+        return None
+    for name in names:
+        # nvidia_nccl_cu13-2.29.7.dist-info
+        package, _, version = name.removesuffix(".dist-info").partition("-")
+        if name.endswith(".dist-info") and package.lower().startswith("nvidia_nccl_cu") and version:
+            return version
+    return None
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None

@@ -1,0 +1,326 @@
+"""This host's network interfaces, and which of them leads to an address, as the kernel tells over netlink.
+
+Netlink and not sysfs: /sys shows the interfaces of whoever mounted it, which in a container or another network
+namespace are somebody else's. Sources: netlink(7), rtnetlink(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from saferun.findings import Nic
+
+_ANSWER_TIMEOUT_S = 1.0
+_BUFFER_BYTES = 1 << 17
+_HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
+_LINK = struct.Struct("=BxHiII")  # struct ifinfomsg
+_ADDRESS = struct.Struct("=BBBBI")  # struct ifaddrmsg
+_ROUTE = struct.Struct("=BBBBBBBBI")  # struct rtmsg
+_ATTRIBUTE = struct.Struct("=HH")  # struct rtattr
+_NUMBER = struct.Struct("=I")
+
+# include/uapi/linux/netlink.h and rtnetlink.h
+_REQUEST, _DUMP = 0x1, 0x300
+_ERROR, _DONE = 2, 3
+_NEWLINK, _GETLINK, _NEWADDR, _GETADDR, _NEWROUTE, _GETROUTE = 16, 18, 20, 22, 24, 26
+_TYPE_MASK = 0x3FFF  # of an attribute: the two bits above say how it is encoded
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_EXT_MASK = 1, 3, 4, 18, 29
+_INFO_KIND = 1
+_SKIP_STATS = 1 << 3
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_LABEL, _IFA_FLAGS = 1, 2, 3, 8
+_DAD_FAILED, _TENTATIVE = 0x08, 0x40
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_PREFSRC, _RTA_METRICS, _RTA_VIA = 1, 4, 5, 7, 8, 18
+_RTAX_MTU = 2
+# include/uapi/linux/if.h, if_arp.h
+_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
+_ARPHRD_ETHER, _ARPHRD_INFINIBAND = 1, 32
+_KINDS = {
+    "bridge": "bridge",
+    "openvswitch": "bridge",
+    "bond": "bond",
+    "team": "bond",
+    "vlan": "vlan",
+    "tun": "tunnel",
+    "vxlan": "tunnel",
+    "geneve": "tunnel",
+    "gre": "tunnel",
+    "gretap": "tunnel",
+    "ipip": "tunnel",
+    "sit": "tunnel",
+    "ip6tnl": "tunnel",
+    "wireguard": "tunnel",
+}
+_LINK_LOCAL_V6 = ("fe8", "fe9", "fea", "feb")
+
+
+class Route(NamedTuple):
+    """The way that packets to an address take.
+
+    Attributes:
+        nic: the interface that they leave by; empty where there is no way.
+        source: this host's address that they come from; empty: unknown.
+        gateway: the router that they are handed to; empty: the address is on the interface's own network.
+        mtu: of the way, as far as this host knows, in bytes; 0: unknown.
+        error: why there is no way, as an errno: ``errno.ENETUNREACH``, of a rule that forbids it ``errno.EACCES``; 0.
+    """
+
+    nic: str = ""
+    source: str = ""
+    gateway: str = ""
+    mtu: int = 0
+    error: int = 0
+
+
+class _Link(NamedTuple):
+    number: int
+    name: str
+    flags: int
+    mtu: int
+    kind: str
+    hardware_address: str
+
+    @property
+    def is_up(self) -> bool:
+        return self.flags & (_IFF_UP | _IFF_RUNNING) == _IFF_UP | _IFF_RUNNING
+
+
+class _Address(NamedTuple):
+    link: int
+    family: int
+    text: str
+    prefix_bits: int
+    label: str
+
+
+def read_nics(root: str = "/") -> tuple[Nic, ...]:
+    """All network interfaces of this network namespace, in the kernel's order.
+
+    Args:
+        root: where sysfs is looked for, below which the driver's speed and RDMA device stand. They are left out where
+            that sysfs shows another namespace's interfaces.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    with _open() as connection:
+        links = list(_read_links(connection))
+        addresses = list(_read_addresses(connection))
+    nics = []
+    for link in links:
+        own = sorted((one for one in addresses if one.link == link.number), key=_order)
+        speed_bits_s, rdma = _read_sysfs(root, link)
+        nics.append(
+            Nic(
+                link.name,
+                tuple(one.text for one in own),
+                tuple(f"{one.text}/{one.prefix_bits}" for one in own),
+                link.is_up,
+                link.mtu,
+                link.kind,
+                speed_bits_s,
+                tuple(dict.fromkeys(one.label for one in own if one.label not in {"", link.name})),
+                rdma,
+            )
+        )
+    return tuple(nics)
+
+
+def route_to(address: str) -> Route:
+    """The way that packets to an address would take; nothing is sent.
+
+    Args:
+        address: IPv4 or IPv6, in numbers; a link-local one with its interface (``fe80::1%eth0``).
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    plain, _, scope = address.partition("%")
+    family = socket.AF_INET6 if ":" in plain else socket.AF_INET
+    packed = socket.inet_pton(family, plain)
+    body = _ROUTE.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0) + _attribute(_RTA_DST, packed)
+    if scope:
+        body += _attribute(_RTA_OIF, _NUMBER.pack(_index_of(scope)))
+    with _open() as connection:
+        try:
+            answer = next(_ask(connection, _GETROUTE, body, _NEWROUTE), b"")
+        except OSError as error:
+            if isinstance(error, TimeoutError):
+                raise
+            return Route(error=error.errno or errno.ENETUNREACH)
+        attributes = dict(_attributes(answer[_ROUTE.size :]))
+        index = _number(attributes.get(_RTA_OIF))
+        name, link_mtu = next(
+            ((link.name, link.mtu) for link in _read_links(connection) if link.number == index), ("", 0)
+        )
+    path_mtu = _number(dict(_attributes(attributes.get(_RTA_METRICS, b""))).get(_RTAX_MTU))
+    gateway = attributes.get(_RTA_GATEWAY) or attributes.get(_RTA_VIA, b"")[2:]  # of another family: behind its number
+    return Route(
+        name,
+        _text(attributes.get(_RTA_PREFSRC, b"")),
+        _text(gateway),
+        min(path_mtu or link_mtu, link_mtu) if link_mtu else path_mtu,
+        0 if name else errno.ENETUNREACH,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- netlink
+
+
+def _open() -> socket.socket:
+    connection = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)  # 0: NETLINK_ROUTE
+    connection.settimeout(_ANSWER_TIMEOUT_S)
+    return connection
+
+
+def _ask(connection: socket.socket, request: int, body: bytes, answer: int, flags: int = 0) -> Iterator[bytes]:
+    """The bodies of the messages of one type that the kernel answers with.
+
+    Raises:
+        OSError: it refuses, or does not answer.
+    """
+    size = _HEADER.size + len(body)
+    connection.sendall(_HEADER.pack(size, request, _REQUEST | flags, 0, 0) + body)
+    while True:
+        for kind, content in _messages(connection.recv(_BUFFER_BYTES)):
+            if kind == _ERROR:
+                number = -struct.unpack_from("=i", content)[0]
+                if number:
+                    raise OSError(number, os.strerror(number))
+                return
+            if kind == _DONE:
+                return
+            if kind == answer:
+                yield content
+                if not flags & _DUMP:
+                    return
+
+
+def _messages(content: bytes) -> Iterator[tuple[int, bytes]]:
+    start = 0
+    while start + _HEADER.size <= len(content):
+        size, kind, _, _, _ = _HEADER.unpack_from(content, start)
+        if size < _HEADER.size:
+            return
+        yield kind, content[start + _HEADER.size : start + size]
+        start += -(-size // 4) * 4
+
+
+def _attributes(content: bytes) -> Iterator[tuple[int, bytes]]:
+    start = 0
+    while start + _ATTRIBUTE.size <= len(content):
+        size, kind = _ATTRIBUTE.unpack_from(content, start)
+        if size < _ATTRIBUTE.size:
+            return
+        yield kind & _TYPE_MASK, content[start + _ATTRIBUTE.size : start + size]
+        start += -(-size // 4) * 4
+
+
+def _attribute(kind: int, content: bytes) -> bytes:
+    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(content), kind) + content
+
+
+def _number(content: bytes | None) -> int:
+    return _NUMBER.unpack(content)[0] if content is not None and len(content) == _NUMBER.size else 0
+
+
+def _name(content: bytes) -> str:
+    return content.rstrip(b"\0").decode(errors="replace")
+
+
+def _text(packed: bytes) -> str:
+    if len(packed) == 4:  # noqa: PLR2004 - bytes of an IPv4 address
+        return socket.inet_ntop(socket.AF_INET, packed)
+    return socket.inet_ntop(socket.AF_INET6, packed) if len(packed) == 16 else ""  # noqa: PLR2004 - of an IPv6 one
+
+
+def _index_of(name: str) -> int:
+    return int(name) if name.isdecimal() else socket.if_nametoindex(name)
+
+
+# ------------------------------------------------------------------------------------------------ links and addresses
+
+
+def _read_links(connection: socket.socket) -> Iterator[_Link]:
+    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + _attribute(_IFLA_EXT_MASK, _NUMBER.pack(_SKIP_STATS))
+    for answer in _ask(connection, _GETLINK, body, _NEWLINK, _DUMP):
+        _, hardware, index, flags, _ = _LINK.unpack_from(answer)
+        attributes = dict(_attributes(answer[_LINK.size :]))
+        info = dict(_attributes(attributes.get(_IFLA_LINKINFO, b"")))
+        yield _Link(
+            index,
+            _name(attributes.get(_IFLA_IFNAME, b"")),
+            flags,
+            _number(attributes.get(_IFLA_MTU)),
+            kind_of(flags, hardware, _name(info.get(_INFO_KIND, b""))),
+            attributes.get(_IFLA_ADDRESS, b"").hex(":"),
+        )
+
+
+def kind_of(flags: int, hardware: int, driver: str) -> str:
+    """The kind of an interface, in the terms of ``Nic.kind``.
+
+    Args:
+        flags: ``IFF_…``.
+        hardware: ``ARPHRD_…``.
+        driver: what the kernel calls its kind: ``bridge``, ``veth``; empty for those of hardware.
+    """
+    if flags & _IFF_LOOPBACK:
+        return "loopback"
+    if hardware == _ARPHRD_INFINIBAND:
+        return "infiniband"
+    if driver:
+        return _KINDS.get(driver, "virtual")
+    return "ethernet" if hardware == _ARPHRD_ETHER else "tunnel"
+
+
+def _read_addresses(connection: socket.socket) -> Iterator[_Address]:
+    """All addresses that can be bound now."""
+    for answer in _ask(connection, _GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0), _NEWADDR, _DUMP):
+        family, prefix_bits, flags, _, index = _ADDRESS.unpack_from(answer)
+        attributes = dict(_attributes(answer[_ADDRESS.size :]))
+        # Of a point-to-point link, the other address is the far end's.
+        text = _text(attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS, b""))
+        flags = _number(attributes.get(_IFA_FLAGS)) or flags
+        if text and not flags & (_DAD_FAILED | _TENTATIVE):
+            yield _Address(index, family, text, prefix_bits, _name(attributes.get(_IFA_LABEL, b"")))
+
+
+def _order(address: _Address) -> tuple[bool, bool]:
+    """IPv4, then IPv6, then what is valid on its own link only."""
+    return address.family != socket.AF_INET, address.text.startswith(_LINK_LOCAL_V6)
+
+
+def _read_sysfs(root: str, link: _Link) -> tuple[int, tuple[str, ...]]:
+    """The speed in bit/s (0: unknown), and RDMA devices with their ports (``mlx5_0:1``)."""
+    folder = os.path.join(root, "sys/class/net", link.name)
+    if not link.is_up or link.kind not in {"ethernet", "infiniband"}:
+        return 0, ()
+    if _read(f"{folder}/ifindex") != str(link.number) or _read(f"{folder}/address") != link.hardware_address:
+        return 0, ()  # this sysfs is another namespace's
+    speed = _read(f"{folder}/speed")  # in Mbit/s; -1: unknown
+    rdma = []
+    for device in _listed(f"{folder}/device/infiniband"):
+        ports = _listed(f"{folder}/device/infiniband/{device}/ports")
+        port = _read(f"{folder}/dev_port") if len(ports) > 1 else "0"
+        rdma.append(f"{device}:{int(port) + 1 if port.isdecimal() else 1}")
+    return int(speed) * 1_000_000 if speed.isdecimal() else 0, tuple(rdma)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(256).strip()
+    except OSError:
+        return ""
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []

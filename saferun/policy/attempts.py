@@ -1,0 +1,347 @@
+"""Whether there is another attempt: retries of a start, restarts, hosts that are left out. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FUTILE", "INCOMPARABLE", "PASSING", "AttemptPolicy", "Decision", "FailureFacts", "Fingerprint"]
+
+PASSING = frozenset(
+    {
+        "gpu_busy",
+        "master_unreachable",
+        "name_resolution",
+        "nccl_system_error",
+        "port_in_use",
+        "rendezvous_store_failure",
+        "stale_file_handle",
+        "store_lost",
+    }
+)
+"""Causes that come from the surroundings and may pass: a failed start is tried again, also when it fails alike."""
+
+FUTILE = frozenset(
+    {
+        "assertion_error",
+        "cuda_illegal_memory_access",
+        "cuda_out_of_memory",
+        "data_loader_worker_killed",
+        "device_side_assert",
+        "disk_full",
+        "early_exit",
+        "file_missing",
+        "gpu_hardware_error",
+        "hip_illegal_memory_access",
+        "host_oom_kill",
+        "host_out_of_memory",
+        "illegal_instruction",
+        "import_error",
+        "killed_from_outside",
+        "mismatched_collectives",
+        "missing_gpu",
+        "name_unknown",
+        "network_interface",
+        "parent_gone",
+        "scheduler_timeout",
+        "shared_memory_exhausted",
+        "start_failed",
+        "stopped_by_signal",
+        "syntax_error",
+        "too_many_open_files",
+        "usage_error",
+    }
+)
+"""Causes that another start will not change, or that somebody wanted: a failed start is not tried again."""
+
+INCOMPARABLE = frozenset(
+    {
+        "broken_pipe",
+        "communicator_aborted",
+        "connection_lost",
+        "host_lost",
+        "killed_from_outside",
+        "membership",
+        "network_between_hosts",
+        "network_cut",
+        "parent_gone",
+        "peer_lost",
+        "scheduler_timeout",
+        "stopped_by_signal",
+        "store_host_lost",
+        "worker_stopped",
+    }
+)
+"""Ends that came from outside, or were others' doing: they tell nothing of what would happen another time."""
+
+_LONGEST_WAIT_S = 60.0
+_MOST_RANKS_SHOWN = 4
+
+
+class Fingerprint(NamedTuple):
+    """By what one failure is known again in another attempt.
+
+    Attributes:
+        class_name: of the cause.
+        ranks: those that failed so; which of them were seen to depends on who was quicker.
+        place: the last call in the user's code; where there is none, the message without its numbers. Empty: there is
+            nothing to compare, and it is never the same as another.
+        is_frame: whether ``place`` is a call.
+    """
+
+    class_name: str = ""
+    ranks: tuple[int, ...] = ()
+    place: str = ""
+    is_frame: bool = False
+
+    def is_same(self, other: Fingerprint | None) -> bool:
+        """Whether both are of the same failure: the same class at the same place, in some rank that both have."""
+        return self.is_alike(other) and other is not None and (not self.ranks or bool({*self.ranks} & {*other.ranks}))
+
+    def is_alike(self, other: Fingerprint | None) -> bool:
+        """The same, whichever ranks it was in."""
+        if other is None or not self.place or bool(self.ranks) != bool(other.ranks):
+            return False
+        return (self.class_name, self.place) == (other.class_name, other.place)
+
+    @property
+    def words(self) -> str:
+        """``import_error, rank 3, train.py:12``."""
+        ranks = ", ".join(map(str, self.ranks[:_MOST_RANKS_SHOWN]))
+        more = ", …" if len(self.ranks) > _MOST_RANKS_SHOWN else ""
+        who = f"rank{'s' if len(self.ranks) > 1 else ''} {ranks}{more}" if self.ranks else ""
+        return ", ".join(filter(None, (self.class_name, who, self.place if self.is_frame else "")))
+
+
+class FailureFacts(NamedTuple):
+    """What of a failed attempt decides about another one.
+
+    Attributes:
+        class_name: of the cause; ``unknown`` where there is none.
+        fingerprint: by what the failure is known again.
+        started: whether the start was over; None: nobody knows, and then it is taken for over.
+        in_init: whether it failed within ``init_process_group``: a script that never calls that is not run twice for a
+            reason that nobody knows.
+        passing: whether the cause may go away by itself; None: its class tells.
+        host: the number of the host whose fault it is; None: nobody's, or several hosts'.
+        host_label: its name in the job.
+        restarting_allowed: False where the user, a scheduler or the state of the job wants an end.
+        stop_words: why, where it is: ``stopped by SIGTERM``.
+        words: the cause in a few words: ``port 29500 is in use``.
+        port_is_free: whether another port may be taken for the store.
+    """
+
+    class_name: str
+    fingerprint: Fingerprint = Fingerprint()
+    started: bool | None = None
+    in_init: bool = False
+    passing: bool | None = None
+    host: int | None = None
+    host_label: str = ""
+    restarting_allowed: bool = True
+    stop_words: str = ""
+    words: str = ""
+    port_is_free: bool = False
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the cause may go away by itself."""
+        return self.passing if self.passing is not None else self.class_name in PASSING
+
+
+class Decision(NamedTuple):
+    """What follows a failed attempt.
+
+    Attributes:
+        next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
+        wait_s: how long to wait before it.
+        words: what and why, in one line, to stand after ``saferun: ``.
+        new_port: the store is to be served on another port.
+        exclude: the number of a host that is left out from now on.
+        wait_for_gpus: GPUs are to be waited for, until they are free or for a bounded time.
+        reason: the same line without what follows: only why.
+        retry: which of the start's retries this is, from 1; 0: none.
+        is_plain: whether nothing was to be decided: the attempt came to its end, and nobody asked for another. The
+            line may be left out.
+    """
+
+    next_step: Literal["retry", "restart", "finish"]
+    wait_s: float
+    words: str
+    new_port: bool = False
+    exclude: int | None = None
+    wait_for_gpus: bool = False
+    reason: str = ""
+    retry: int = 0
+    is_plain: bool = False
+
+
+class AttemptPolicy:
+    """Decides what follows each failed attempt of a launch; it remembers the one before.
+
+    * A failed start is tried again ``start_retries`` times where its cause may pass (:data:`PASSING`, or a check says
+      so); never where another try changes nothing (:data:`FUTILE`); once where nobody knows the cause, if it failed
+      within ``init_process_group``.
+    * Anything else, and a start whose retries are used up, is started anew ``max_restarts`` times.
+    * The same failure twice in a row ends both, unless its cause may pass: a port in use is in use each time in the
+      same words, and may be free the next time.
+    * A host that caused the same failure twice in a row may be left out instead, if the others suffice.
+
+    Args:
+        max_restarts: torchrun's ``--max-restarts``.
+        start_retries: how often a failed start is tried again; anew after each start that went well.
+        retry_wait_s: before the first retry, in seconds; each further one waits twice as long, up to a minute. Up to
+            as much again is added by chance, so that jobs that failed together do not all come back at once.
+        always: the same failure twice in a row is no reason to stop, and unknown causes have all retries.
+        exclude_bad_hosts: whether hosts may be left out.
+        wait: instead of that: which retry it is, from 1 -> seconds.
+    """
+
+    def __init__(
+        self,
+        max_restarts: int = 0,
+        start_retries: int = 0,
+        retry_wait_s: float = 1.0,
+        *,
+        always: bool = False,
+        exclude_bad_hosts: bool = False,
+        wait: Callable[[int], float] | None = None,
+    ) -> None:
+        self._max_restarts = max_restarts
+        self._start_retries = start_retries
+        self._retry_wait_s = retry_wait_s
+        self._always = always
+        self._exclude_bad_hosts = exclude_bad_hosts
+        self._wait = wait or self._backoff_s
+        self._retries = 0  # of this start
+        self._before: FailureFacts | None = None
+        self._blamed: dict[str, FailureFacts] = {}  # hosts that were left out, and what for
+
+    def may_restart(self, restarts: int) -> bool:
+        """Whether there are restarts left. ``restarts``: how many there have been."""
+        return restarts < self._max_restarts
+
+    def decide(self, facts: FailureFacts, *, restarts: int = 0, hosts: int = 1, least_hosts: int = 1) -> Decision:
+        """What follows a failed attempt. To be called once for each, in order.
+
+        Args:
+            facts: of the attempt.
+            restarts: how many restarts there have been; retries of starts do not count.
+            hosts: how many hosts take part.
+            least_hosts: without how many the job cannot be.
+        """
+        before, self._before = self._before, facts
+        is_start = facts.started is False
+        if not is_start:
+            self._retries = 0
+        if not facts.restarting_allowed:
+            return _finish(facts.stop_words or facts.words, is_plain=True)
+        limit = self._retry_limit(facts) if is_start else 0
+        is_retry = self._retries < limit
+        has_next = is_retry or self.may_restart(restarts)
+        exclude, words = self._excluded(facts, before, hosts - 1 >= least_hosts) if has_next else (None, "")
+        if exclude is None and not self._always and not facts.may_pass:
+            if facts.fingerprint.is_same(before.fingerprint if before is not None else None):
+                return _finish(f"{_same(facts)}{words}")
+            if any(facts.fingerprint.is_alike(blamed.fingerprint) for blamed in self._blamed.values()):
+                return _finish(f"{_same(facts)}, also without {', '.join(self._blamed)}")
+        if not has_next:
+            return self._exhausted(facts, restarts, limit, is_start=is_start)
+        reason = words if exclude is not None else facts.words or facts.class_name
+        return self._again(facts, reason, exclude, restarts, limit if is_retry else 0)
+
+    def _again(
+        self, facts: FailureFacts, reason: str, exclude: int | None, restarts: int, retry_limit: int
+    ) -> Decision:
+        """Another attempt: a retry where ``retry_limit`` is not 0, else a restart."""
+        wait_s = 0.0
+        if retry_limit or (facts.started is False and facts.may_pass):
+            # A restart that follows the last retry goes on waiting.
+            self._retries += 1
+            wait_s = max(0.0, self._wait(self._retries))
+        of = (
+            f"retry {self._retries} of {retry_limit}"
+            if retry_limit
+            else f"restart {restarts + 1} of {self._max_restarts}"
+        )
+        when = f"in {wait_s:.1f} s" if wait_s > 0 else "at once"
+        return Decision(
+            "retry" if retry_limit else "restart",
+            wait_s,
+            f"starting again {when} ({of}): {reason}",
+            new_port=facts.class_name == "port_in_use" and facts.port_is_free,
+            exclude=exclude,
+            wait_for_gpus=facts.class_name == "gpu_busy",
+            reason=reason,
+            retry=self._retries if retry_limit else 0,
+        )
+
+    def _retry_limit(self, facts: FailureFacts) -> int:
+        """How often a start that failed so is tried again."""
+        if facts.may_pass:
+            return self._start_retries
+        if facts.passing is False or facts.class_name in FUTILE or not facts.in_init:
+            return 0
+        return self._start_retries if self._always else min(1, self._start_retries)
+
+    def _exhausted(self, facts: FailureFacts, restarts: int, limit: int, *, is_start: bool) -> Decision:
+        """There is no attempt left, or there never was one."""
+        what = facts.words or facts.class_name
+        if is_start and self._retries and limit:
+            tried = "once" if self._retries == 1 else f"{self._retries} times"
+            return _finish(f"tried again {tried}, and still: {what}")
+        if restarts:
+            counted = "the restart is" if restarts == 1 else f"all {restarts} restarts are"
+            return _finish(f"{counted} used up: {what}")
+        if not is_start:
+            why = "no restarts were asked for (--max-restarts)"
+        elif facts.may_pass:
+            why = "no retries were asked for (--start-retries)"
+        elif facts.class_name in FUTILE:
+            why = "another try would not change it"
+        else:
+            why = "nothing says that another try would help"
+        return _finish(f"{why}: {what}", is_plain=True)
+
+    def _excluded(
+        self,
+        facts: FailureFacts,
+        before: FailureFacts | None,
+        suffices: bool,  # noqa: FBT001
+    ) -> tuple[int | None, str]:
+        """The number of a host to be left out, and why; or None and, to stand after other words, why not."""
+        label = facts.host_label
+        if before is None or facts.host is None or not label or not self._exclude_bad_hosts:
+            return None, ""
+        again = facts.class_name == before.class_name and label == before.host_label
+        if not again:
+            return None, ""
+        if facts.host == 0:
+            return None, f"; {label} leads the job and cannot be left out"
+        if not suffices:
+            return None, f"; the job needs {label}, which cannot be left out"
+        self._blamed[label] = facts
+        return facts.host, f"without {label}, which caused the same failure twice ({facts.fingerprint.words})"
+
+    def _backoff_s(self, retry: int) -> float:
+        from tenacity import RetryCallState, Retrying
+        from tenacity.wait import wait_exponential_jitter
+
+        unit_s = self._retry_wait_s
+        if unit_s <= 0:
+            return 0.0
+        # In units of the first wait: what sets that has had more than one name.
+        wait = wait_exponential_jitter(max=max(1.0, _LONGEST_WAIT_S / unit_s), jitter=1)
+        state = RetryCallState(Retrying(), None, (), {})
+        state.attempt_number = retry
+        return unit_s * float(wait(state))
+
+
+def _finish(reason: str, *, is_plain: bool = False) -> Decision:
+    return Decision("finish", 0.0, f"not started again: {reason}", reason=reason, is_plain=is_plain)
+
+
+def _same(facts: FailureFacts) -> str:
+    return f"the same failure twice in a row ({facts.fingerprint.words})"

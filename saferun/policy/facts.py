@@ -1,0 +1,124 @@
+"""From a diagnosis, or from failed checks, to what decides about another attempt. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from saferun.policy.attempts import INCOMPARABLE, FailureFacts, Fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from saferun.evidence import Cause, Diagnosis
+    from saferun.findings import CheckResult
+
+__all__ = ["facts_from", "facts_of_checks"]
+
+_FROM_THE_SCRIPT = frozenset({"python_exception", "python_exit"})
+"""What a script brings about unless torch raised it within ``init_process_group``."""
+_IN_INIT = "in init_process_group"
+
+
+def facts_from(
+    diagnosis: Diagnosis,
+    *,
+    restarting_allowed: bool = True,
+    stop_words: str = "",
+    trouble_class: str = "",
+    port_is_free: bool = False,
+) -> FailureFacts:
+    """What of a diagnosis decides about another attempt.
+
+    Args:
+        diagnosis: of the failed attempt; ``start`` says how far its start had come.
+        restarting_allowed: whether there may be another attempt at all.
+        stop_words: why not.
+        trouble_class: the class of what saferun itself could not do, where no rank failed: ``store_lost`` where the
+            store's process ended, that of a failed check. It counts where the diagnosis names no cause.
+        port_is_free: whether another port may be taken for the store.
+    """
+    cause = diagnosis.cause
+    class_name = trouble_class or "unknown"
+    words = diagnosis.headline
+    if cause is not None:
+        class_name, words = cause.class_name, cause.words
+    is_inside = diagnosis.start == "inside"
+    if is_inside and class_name in _FROM_THE_SCRIPT:
+        is_inside = _was_raised_in_init(diagnosis)
+    host, label = _host_of(diagnosis, cause.ranks if cause is not None else ())
+    return FailureFacts(
+        class_name,
+        _fingerprint(diagnosis, class_name),
+        started=diagnosis.start == "through" if diagnosis.start else None,
+        in_init=is_inside,
+        host=host,
+        host_label=label,
+        restarting_allowed=restarting_allowed,
+        stop_words=stop_words,
+        words=words,
+        port_is_free=port_is_free,
+    )
+
+
+def facts_of_checks(
+    results: Sequence[CheckResult], hosts: Sequence[str] = (), *, port_is_free: bool = False
+) -> FailureFacts | None:
+    """What of failed checks decides about another try; None where none of them failed.
+
+    A start is worth another try only if everything that is wrong may pass.
+
+    Args:
+        results: what the checks of all hosts found.
+        hosts: the hosts' names in order of their numbers; empty: there is one.
+        port_is_free: whether another port may be taken for the store.
+    """
+    failed = [result for result in results if result.verdict == "fail"]
+    if not failed:
+        return None
+    first = next((result for result in failed if not result.passing), failed[0])
+    labels = {result.host for result in failed}
+    label = first.host if len(labels) == 1 else ""
+    return FailureFacts(
+        first.class_name or first.name,
+        Fingerprint(first.class_name or first.name, (), _plain(f"{first.host}: {first.words}")),
+        started=False,
+        passing=all(result.passing for result in failed),
+        host=hosts.index(label) if label in hosts else None,
+        host_label=label,
+        words=f"{first.host}: {first.words}" if first.host else first.words,
+        port_is_free=port_is_free,
+    )
+
+
+def _was_raised_in_init(diagnosis: Diagnosis) -> bool:
+    """Whether the traceback of the rank that failed goes through ``init_process_group``."""
+    ranks = {*(diagnosis.cause.ranks if diagnosis.cause is not None else ())}
+    ranks |= {diagnosis.first.rank} if diagnosis.first is not None else set()
+    printed = (line for text in diagnosis.tracebacks if ranks & {*text.ranks} for line in text.lines)
+    return any(_IN_INIT in line for line in printed)
+
+
+def _fingerprint(diagnosis: Diagnosis, class_name: str) -> Fingerprint:
+    if class_name in INCOMPARABLE:
+        return Fingerprint(class_name)
+    cause: Cause | None = diagnosis.cause
+    if cause is None:
+        # What saferun could not do: the rank that failed, if any, is a victim of that.
+        return Fingerprint(class_name, (), _plain(diagnosis.headline) if diagnosis.first is None else "")
+    if class_name == "python_exit":
+        # Neither a place nor a reason: what such a program wrote last is not why it ended.
+        return Fingerprint(class_name, tuple(sorted(cause.ranks)), cause.place, bool(cause.place))
+    return Fingerprint(class_name, tuple(sorted(cause.ranks)), cause.place or _plain(cause.proof), bool(cause.place))
+
+
+def _plain(text: str) -> str:
+    """A message without its numbers: of ports, processes, times."""
+    return "".join("#" if char.isdigit() else char for char in text[:400])
+
+
+def _host_of(diagnosis: Diagnosis, ranks: Sequence[int]) -> tuple[int | None, str]:
+    """The one host that has all the ranks."""
+    if len(diagnosis.hosts) < 2 or not ranks:  # noqa: PLR2004 - alone it is nobody else's fault
+        return None, ""
+    theirs = [host for host in diagnosis.hosts if {*host.ranks} & {*ranks}]
+    return (theirs[0].host, theirs[0].label) if len(theirs) == 1 else (None, "")

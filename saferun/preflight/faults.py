@@ -1,0 +1,276 @@
+"""Whose fault it is that hosts do not reach each other: a host's interface, its firewall, a pair, a cut. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.findings import CheckResult, HostCard
+from saferun.preflight.fault_words import FROM_HOST, NOBODY, ONE_WAY, TO_HOST, TWO, hint_of, sentence
+from saferun.preflight.links import Column, Link, Uses, host_words, label_of, nic_of
+
+__all__ = ["Scene", "fault_results"]
+
+_MOST_TOLD = 8
+_SEVERAL = 2
+_CLASS = "network_between_hosts"
+
+
+class Scene(NamedTuple):
+    """All that is known of the links.
+
+    Attributes:
+        columns: the links by the name of the interface.
+        cards: of all hosts.
+        uses: what the ranks will use, by host.
+        nic: the interface to be suggested instead; empty: none.
+    """
+
+    columns: Mapping[str, Column]
+    cards: Mapping[int, HostCard]
+    uses: Mapping[int, Uses]
+    nic: str = ""
+
+    def is_certain(self, nic: str, hosts: Iterable[int]) -> bool:
+        """Whether the ranks of one of these hosts will use the interface for certain."""
+        return any(nic in self.uses[host].certain for host in hosts)
+
+    def is_used(self, nic: str, hosts: Iterable[int]) -> bool:
+        """Whether they may use it."""
+        return any(nic in self.uses[host].certain | self.uses[host].possible for host in hosts)
+
+    def others(self, nic: str, pairs: Iterable[tuple[int, int]]) -> list[str]:
+        """The other interfaces over which all these pairs that were tried come through."""
+        wanted = list(pairs)
+        found = []
+        for name, column in self.columns.items():
+            links = [column[pair] for pair in wanted if pair in column] if name != nic else []
+            if links and all(link.is_ok for link in links):
+                found.append(name)
+        return found
+
+
+def fault_results(scene: Scene) -> list[CheckResult]:
+    """What is wrong between the hosts, one result a fault; nothing of interfaces that lead nowhere and serve nobody."""
+    results: list[CheckResult] = []
+    for nic, column in scene.columns.items():
+        results += _column_results(scene, nic, column)
+    return results
+
+
+def _column_results(scene: Scene, nic: str, column: Column) -> list[CheckResult]:
+    bad = {pair: link for pair, link in column.items() if not link.is_ok}
+    # What is lost is told with the packets that are lost elsewhere.
+    bad = {pair: link for pair, link in bad.items() if link.kind != "lost"}
+    if not bad:
+        return []
+    hosts = {host for pair in column for host in pair}
+    if len(bad) == len(column) and len(hosts) > _SEVERAL:
+        return _dead_network(scene, nic, bad, hosts)
+    if len(bad) == len(column) and not scene.is_used(nic, hosts) and scene.others(nic, column):
+        return []
+    results: list[CheckResult] = []
+    parts = _parts(column)
+    if len(parts) > 1:
+        part_of = {host: number for number, part in enumerate(parts) for host in part}
+        between = [pair for pair in bad if part_of.keys() >= set(pair)]
+        cut = [pair for pair in between if part_of[pair[0]] != part_of[pair[1]]]
+        results += _partition(scene, nic, parts, {pair: bad.pop(pair) for pair in cut})
+    return [*results, *_host_results(scene, nic, column, bad)]
+
+
+# ------------------------------------------------------------------------------------------------------ all or halves
+
+
+def _dead_network(scene: Scene, nic: str, bad: Column, hosts: set[int]) -> list[CheckResult]:
+    """Nobody reaches anybody. An interface that no rank uses may not be meant for it."""
+    others = scene.others(nic, bad)
+    if not scene.is_used(nic, hosts) and others:
+        return []
+    kind = _commonest(bad.values())
+    words = f"{sentence(NOBODY, kind, nic, address=_address(bad.values()))}{_works(others)}"
+    verdict = "fail" if scene.is_certain(nic, hosts) or not others else "warn"
+    return [_result(verdict, words, hint_of(kind, nic, "all hosts", _instead(scene, nic, others)), bad.values())]
+
+
+def _parts(column: Column) -> list[set[int]]:
+    """The groups of two and more hosts that reach each other, directly or through others of the group."""
+    leader: dict[int, int] = {}
+
+    def find(host: int) -> int:
+        while leader.setdefault(host, host) != host:
+            leader[host] = leader[leader[host]]
+            host = leader[host]
+        return host
+
+    for (source, target), link in column.items():
+        if link.is_ok:
+            leader[find(source)] = find(target)
+    groups: dict[int, set[int]] = {}
+    for host in leader:
+        groups.setdefault(find(host), set()).add(host)
+    return sorted(
+        (group for group in groups.values() if len(group) >= _SEVERAL), key=lambda group: (-len(group), min(group))
+    )
+
+
+def _partition(scene: Scene, nic: str, parts: Sequence[set[int]], cut: Column) -> list[CheckResult]:
+    """Groups of hosts that do not reach each other: a switch, a VLAN, a cable between switches."""
+    hosts = {host for pair in cut for host in pair}
+    others = scene.others(nic, cut)
+    if not cut or (not scene.is_used(nic, hosts) and others):
+        return []
+    kind = _commonest(cut.values())
+    groups = " / ".join(host_words(scene.cards, part) for part in parts[:_MOST_TOLD])
+    words = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
+    hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
+    verdict = "fail" if scene.is_certain(nic, hosts) or not others else "warn"
+    return [_result(verdict, words, hint, cut.values())]
+
+
+# --------------------------------------------------------------------------------------------------- hosts and pairs
+
+
+def _host_results(scene: Scene, nic: str, column: Column, bad: Column) -> list[CheckResult]:
+    """The hosts whose links explain most, one after the other, until all is explained."""
+    left = dict(bad)
+    touching: dict[int, list[tuple[int, int]]] = {}
+    for pair in column:
+        for host in pair:
+            touching.setdefault(host, []).append(pair)
+    results: list[CheckResult] = []
+    while left and len(results) < _MOST_TOLD:
+        counts = Counter(host for pair in left for host in pair)
+
+        def weight(host: int, counts: Mapping[int, int] = counts) -> tuple[int, float, int]:
+            # Of two that explain as much, the one that has more of its own links broken; then the one that is tried.
+            of_target = sum(pair[1] == host for pair in left if host in pair) if len(left) <= _SEVERAL else 0
+            return counts[host], counts[host] / len(touching[host]), of_target
+
+        host = max(sorted(counts), key=weight)
+        mine = [pair for pair in touching[host] if pair in left]
+        peers = {other for pair in mine for other in pair} - {host}
+        if len(peers) == 1:
+            results.append(_pair_result(scene, nic, column, [left[pair] for pair in mine]))
+        else:
+            results.append(_host_result(scene, nic, host, [column[pair] for pair in touching[host]], mine))
+        for pair in mine:
+            del left[pair]
+    if left:
+        words = f"{len(left)} more connections over {nic} fail"
+        hosts = {host for pair in left for host in pair}
+        verdict = "fail" if scene.is_certain(nic, hosts) else "warn"
+        results.append(_result(verdict, words, "begin with those that are named", left.values()))
+    return results
+
+
+def _host_result(
+    scene: Scene, nic: str, host: int, links: Sequence[Link], bad: Sequence[tuple[int, int]]
+) -> CheckResult:
+    label = label_of(scene.cards, host)
+    broken = set(bad)
+    incoming = [link for link in links if link.target == host]
+    outgoing = [link for link in links if link.source == host]
+    bad_in = [link for link in incoming if (link.source, link.target) in broken]
+    bad_out = [link for link in outgoing if (link.source, link.target) in broken]
+    others = scene.others(nic, bad)
+    kind = _commonest(bad_in or bad_out)
+    address = _address(bad_in or bad_out)
+    does = "does" if kind == "timeout" and bad_in else "works"
+    works = f"; its {others[0]} {does}" if others else ""
+    direction = ""
+    if not bad_in:
+        words = sentence(FROM_HOST, kind, nic, of=_of(scene, bad_out, outgoing, out=True), address=address)
+        if incoming:
+            words, direction = f"{words}, while others reach it", "out"
+    else:
+        words = sentence(TO_HOST, kind, nic, of=_of(scene, bad_in, incoming), address=address)
+        if not bad_out and any(link.is_ok for link in outgoing):
+            words, direction = f"{words}, while it reaches others itself", "in"
+    mtu = _mtu_words(scene, nic, host)
+    hint = hint_of(kind, nic, label, _instead(scene, nic, others), direction=direction, mtu=mtu)
+    words += works
+    peers = {other for pair in bad for other in pair} - {host}
+    certain = scene.is_certain(nic, [host]) or all(scene.is_certain(nic, [peer]) for peer in peers) or not others
+    verdict = "fail" if certain else "warn"
+    return _result(verdict, words, hint, (*bad_in, *bad_out), host=label)
+
+
+def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) -> CheckResult:
+    """Two hosts, and each of them gets on with the others; or there are no others."""
+    first = bad[0]
+    a, b = first.source, first.target
+    source, target = label_of(scene.cards, a), label_of(scene.cards, b)
+    kind = _commonest(bad)
+    others = scene.others(nic, [(a, b), (b, a)])
+    instead = _instead(scene, nic, others)
+    other_way = column.get((b, a))
+    if len(bad) > 1:
+        who = host_words(scene.cards, (a, b))
+        words = f"{sentence(TWO, kind, nic, who=who, address=first.address)}{_works(others)}"
+        hint = hint_of(kind, nic, f"{source} and {target}", instead, mtu=_mtu_words(scene, nic, a, b))
+    else:
+        tail = "; the other way round works" if other_way is not None and other_way.is_ok else ""
+        words = sentence(ONE_WAY, kind, nic, who=target, source=source, address=first.address)
+        words += f"{tail}{_works(others)}"
+        hint = hint_of(kind, nic, target, instead, direction="pair", source=source)
+    uses = [scene.uses[host] for host in (a, b)]
+    needed = any(use.by_all_pairs for use in uses) or len(scene.cards) == _SEVERAL
+    certain = (scene.is_certain(nic, (a, b)) or not others) and needed
+    return _result("fail" if certain else "warn", words, hint, bad)
+
+
+def _of(scene: Scene, bad: Sequence[Link], links: Sequence[Link], *, out: bool = False) -> str:
+    """``3 of 3 hosts``; ``2 of 6 hosts (node1 and node4)``."""
+    named = (
+        "" if len(bad) == len(links) else f" ({host_words(scene.cards, [x.target if out else x.source for x in bad])})"
+    )
+    return f"{len(bad)} of {len(links)} hosts{named}"
+
+
+# ------------------------------------------------------------------------------------------------------------- wording
+
+
+def _address(links: Iterable[Link]) -> str:
+    """The address that was tried, of the first."""
+    return next((link.address for link in links), "")
+
+
+def _commonest(links: Iterable[Link]) -> str:
+    """The commonest kind."""
+    counts = Counter(link.kind for link in links)
+    return max(sorted(counts), key=counts.__getitem__, default="timeout")
+
+
+def _works(others: Sequence[str]) -> str:
+    return f"; {others[0]} works" if others else ""
+
+
+def _instead(scene: Scene, nic: str, others: Sequence[str]) -> str:
+    """The interface to be used instead: one that serves all hosts, else none."""
+    return scene.nic if scene.nic != nic and (not others or scene.nic in others) else ""
+
+
+def _or_nic(instead: str) -> str:
+    return f", or run with --nic {instead}" if instead else ""
+
+
+def _mtu_words(scene: Scene, nic: str, *hosts: int) -> str:
+    """``MTU 9000 on node3, 1500 on the others``; empty where they are equal."""
+    mtus: dict[int, list[int]] = {}
+    for host, card in scene.cards.items():
+        found = nic_of(card, nic)
+        if found is not None and found.mtu:
+            mtus.setdefault(found.mtu, []).append(host)
+    common = max(mtus, key=lambda mtu: len(mtus[mtu]), default=0)
+    odd = [(mtu, [host for host in mtus[mtu] if host in hosts]) for mtu in sorted(mtus) if mtu != common]
+    parts = [f"{mtu} on {host_words(scene.cards, found)}" for mtu, found in odd if found]
+    return f"{', '.join(parts)}, {common} on the others" if parts else ""
+
+
+def _result(verdict: str, words: str, hint: str, links: Iterable[Link], *, host: str = "") -> CheckResult:
+    found = sorted(links, key=lambda link: (link.source, link.target))[:16]
+    facts = tuple((f"{link.source}>{link.target}", f"{link.nic} {link.address} {link.kind}") for link in found)
+    class_name = _CLASS if verdict == "fail" else ""
+    return CheckResult("links", verdict, words, hint, facts, class_name=class_name, host=host)

@@ -1,0 +1,315 @@
+"""Which network interfaces gloo and NCCL would use by their own rules, and which are worth a try. Pure.
+
+Sources: what torch 2.13's gloo listens on, looked at case by case; NCCL's documentation of its variables and of its own
+choice, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. RCCL reads the same variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.findings import CheckResult, HostCard, Nic, Pairs
+
+GLOO_IFNAME, NCCL_IFNAME, TENSORPIPE_IFNAME = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+NCCL_FAMILY, UCX_DEVICES = "NCCL_SOCKET_FAMILY", "UCX_NET_DEVICES"
+AUTO = "auto"
+
+_LOOPBACK = "127.0.0.1"
+_LEAST_VALUE = 2  # both take a value of one letter for none
+_MOST_INTERFACES = 16  # that NCCL looks at, and names that it reads
+# What containers, virtual machines and their networks leave on a host: they lead to nobody, or to the same address on
+# every host.
+_DECOYS = (
+    *("docker", "podman", "cni", "veth", "virbr", "vnet", "vmnet", "vboxnet", "lxcbr", "lxdbr", "lxc", "incusbr"),
+    *(
+        "flannel",
+        "cali",
+        "vxlan.calico",
+        "cilium",
+        "weave",
+        "antrea",
+        "tunl",
+        "kube-",
+        "nodelocaldns",
+        "ovn-",
+        "genev_",
+    ),
+    *("ifb", "dummy", "sit", "ip6tnl", "ip6gre", "gre", "gretap", "erspan", "tmfifo_net"),
+)
+_DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the way out
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+class Choice(NamedTuple):
+    """The interfaces that a library would use.
+
+    Attributes:
+        names: in its order; empty: it finds none, and fails.
+        addresses: the address that it takes on each.
+        rule: what decided: the name of a variable, ``own name`` or ``default``.
+        missing: names in the variable that fit nothing with an address.
+    """
+
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    rule: str
+    missing: tuple[str, ...] = ()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads every host to itself."""
+    return address.startswith("127.") or address == "::1"
+
+
+def is_link_local(address: str) -> bool:
+    """Whether an address is valid on its own link only."""
+    return address.startswith(("169.254.", "fe8", "fe9", "fea", "feb"))
+
+
+def is_decoy(name: str) -> bool:
+    """Whether an interface's name says that it leads to containers or virtual machines of the same host."""
+    if name.startswith(_DOCKER_NETWORK):
+        digits = name.removeprefix(_DOCKER_NETWORK)
+        return len(digits) == 12 and _HEXADECIMAL.issuperset(digits)  # noqa: PLR2004 - as docker names its networks
+    return name.startswith(_DECOYS)
+
+
+def address_to_reach(nic: Nic) -> str:
+    """The address under which other hosts would reach an interface; empty: it has none.
+
+    A link-local IPv6 address would need the other host's interface beside it.
+    """
+    usable = [one for one in nic.addresses if not is_loopback(one) and not (":" in one and is_link_local(one))]
+    return min(usable, key=is_link_local, default="")
+
+
+def named(nics: Iterable[Nic], name: str) -> Nic | None:
+    """The interface of a name, or with an address that goes by it."""
+    return next((nic for nic in nics if name == nic.name or name in nic.labels), None)
+
+
+def near_name(name: str, nics: Iterable[Nic]) -> str:
+    """The interface that was probably meant; empty: none is near."""
+    from difflib import get_close_matches
+
+    names = [nic.name for nic in nics if nic.kind != "loopback"]
+    stripped = name.strip().lstrip("^=")
+    return stripped if stripped in names else next(iter(get_close_matches(stripped[:40], names, 1, 0.6)), "")
+
+
+# ---------------------------------------------------------------------------------------------------------------- gloo
+
+
+def gloo_choice(nics: Sequence[Nic], environ: Mapping[str, str], own: Sequence[str]) -> Choice:
+    """The interfaces that torch's gloo backend would listen on.
+
+    Those that GLOO_SOCKET_IFNAME names, exactly, up or not; it fails if one of them has no address. Without it, the one
+    with the first address that the host's own name resolves to and that can be bound; 127.0.0.1 if there is none.
+
+    Args:
+        nics: this host's interfaces.
+        environ: the environment of the ranks.
+        own: what the host's own name resolves to, in the resolver's order.
+    """
+    value = environ.get(GLOO_IFNAME, "")
+    if len(value) < _LEAST_VALUE:
+        address = next((one for one in own if is_loopback(one) or any(one in nic.addresses for nic in nics)), _LOOPBACK)
+        return Choice((_nic_of(address, nics),), (address,), "own name")
+    found, missing = [], []
+    for name in value.removesuffix(",").split(","):
+        nic = named(nics, name)
+        if nic is None or not nic.addresses:
+            missing.append(name)
+        else:
+            found.append((nic.name, nic.addresses[0]))
+    return Choice(tuple(name for name, _ in found), tuple(address for _, address in found), GLOO_IFNAME, tuple(missing))
+
+
+def _nic_of(address: str, nics: Iterable[Nic]) -> str:
+    if address.startswith("127."):  # all of them are the loopback interface's, though it has but one
+        return next((nic.name for nic in nics if nic.kind == "loopback"), "lo")
+    return next((nic.name for nic in nics if address in nic.addresses), "lo")
+
+
+# ---------------------------------------------------------------------------------------------------------------- NCCL
+
+
+def nccl_choice(nics: Sequence[Nic], environ: Mapping[str, str]) -> Choice:
+    """The interfaces that NCCL and RCCL would use for TCP: to get started, and for everything where there is no RDMA.
+
+    NCCL_SOCKET_IFNAME is a list of prefixes, of exact names after ``=``, and of what is left out after ``^``. Without
+    it: ``ib*``; else all but ``docker*``, ``lo*`` and ``virbr*``; else those, in this order. Only interfaces that run
+    count. NCCL_COMM_ID, which torch does not set, is not looked at.
+
+    Args:
+        nics: this host's interfaces, in the kernel's order.
+        environ: the environment of the ranks.
+    """
+    family = environ.get(NCCL_FAMILY, "")
+    value = environ.get(NCCL_IFNAME, "")
+    if len(value) >= _LEAST_VALUE:
+        found = _matching(nics, value, family)
+        return _as_choice(found, NCCL_IFNAME, () if value.startswith("^") else _unmatched(nics, value, family))
+    for rule in ("ib", "^docker,lo,virbr", "docker", "lo", "virbr"):
+        found = _matching(nics, rule, family)
+        if found:
+            return _as_choice(found, "default")
+    return Choice((), (), "default")
+
+
+def names_in(value: str) -> tuple[str, ...]:
+    """The names in a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA: without its signs, and without ports."""
+    names = (item.partition(":")[0] for item in value.removeprefix("^").removeprefix("=").split(","))
+    return tuple(name for name in names if name)[:_MOST_INTERFACES]
+
+
+def fits(name: str, value: str) -> bool:
+    """Whether a name is one that NCCL_SOCKET_IFNAME or NCCL_IB_HCA lets through."""
+    excludes = value.startswith("^")
+    is_exact = value.removeprefix("^").startswith("=")
+    wanted = names_in(value)
+    is_listed = not wanted or any(name == one if is_exact else name.startswith(one) for one in wanted)
+    return is_listed != excludes
+
+
+def _matching(nics: Sequence[Nic], value: str, family: str) -> list[tuple[str, str]]:
+    """(interface, address) of those that fit: all with IPv4 first, then those with nothing but IPv6, as listed."""
+    usable = []
+    for nic in nics:
+        address = next((one for one in nic.addresses if _is_of(one, family)), "")
+        if nic.is_up and address and any(fits(name, value) for name in (nic.name, *nic.labels)):
+            usable.append((":" in address, nic.name, address))
+    return [(name, address) for _, name, address in sorted(usable, key=lambda row: row[0])][:_MOST_INTERFACES]
+
+
+def _is_of(address: str, family: str) -> bool:
+    if address == "::1":
+        return False
+    return family not in {"AF_INET", "AF_INET6"} or (":" in address) == (family == "AF_INET6")
+
+
+def _unmatched(nics: Sequence[Nic], value: str, family: str) -> tuple[str, ...]:
+    sign = "=" if value.startswith("=") else ""
+    return tuple(name for name in names_in(value) if not _matching(nics, sign + name, family))
+
+
+def _as_choice(found: Sequence[tuple[str, str]], rule: str, missing: tuple[str, ...] = ()) -> Choice:
+    return Choice(tuple(name for name, _ in found), tuple(address for _, address in found), rule, missing)
+
+
+# ------------------------------------------------------------------------------------------- what is tried, what is set
+
+
+def candidates(nics: Sequence[Nic], environ: Mapping[str, str], wanted: Sequence[str] = ()) -> tuple[str, ...]:
+    """The interfaces that other hosts should try, the likeliest first.
+
+    Those that are up and have an address that others can reach, but not loopback and what containers leave behind, nor,
+    where there is something better, those with nothing but a link-local address; what a variable names comes first,
+    whatever it is called.
+
+    Args:
+        nics: this host's interfaces.
+        environ: the environment of the ranks.
+        wanted: what ``--nic`` names: these alone then; ``("auto",)`` stands for none.
+    """
+    usable = {nic.name: nic for nic in nics if nic.is_up and nic.kind != "loopback" and address_to_reach(nic)}
+    if wanted and tuple(wanted) != (AUTO,):
+        found = (named(nics, name) for name in wanted)
+        return tuple(nic.name for nic in found if nic is not None and nic.name in usable)
+    first: tuple[str, ...] = ()
+    for variable, choice in ((GLOO_IFNAME, gloo_choice(nics, environ, ())), (NCCL_IFNAME, nccl_choice(nics, environ))):
+        if choice.rule == variable and not environ[variable].startswith("^"):
+            first += choice.names
+    rest = [name for name in usable if not is_decoy(name)]
+    better = [name for name in rest if not is_link_local(address_to_reach(usable[name]))]
+    return tuple(dict.fromkeys(name for name in (*first, *(better or rest)) if name in usable))
+
+
+def ways(nics: Sequence[Nic], names: Iterable[str]) -> Pairs:
+    """(interface, address) to be tried from other hosts, in order."""
+    found = ((name, named(nics, name)) for name in names)
+    return tuple((name, address) for name, nic in found if nic is not None and (address := address_to_reach(nic)))
+
+
+def nic_environ(
+    names: Sequence[str], nics: Sequence[Nic], environ: Mapping[str, str], *, override: bool = True
+) -> dict[str, str]:
+    """The variables that make the libraries use certain interfaces: gloo, NCCL and RCCL, tensorpipe, UCX.
+
+    Which RDMA devices NCCL takes beside them is left to it: an interface says where the ranks meet, and most hosts have
+    more RDMA devices than that. UCX_NET_DEVICES is for TCP and RDMA alike, so it names both; one that is set is kept.
+
+    Args:
+        names: the interfaces, the first one first; none: no variables.
+        nics: this host's interfaces.
+        environ: the environment of the ranks.
+        override: whether to replace what the user has set; else that is kept, too.
+    """
+    if not names:
+        return {}
+    variables = {
+        GLOO_IFNAME: ",".join(names),
+        NCCL_IFNAME: "=" + ",".join(names),
+        TENSORPIPE_IFNAME: names[0],
+    }
+    if override:
+        variables = {name: value for name, value in variables.items() if environ.get(name) != value}
+    else:
+        variables = {name: value for name, value in variables.items() if not environ.get(name)}
+    if not environ.get(UCX_DEVICES):
+        rdma = [device for name in names if (nic := named(nics, name)) is not None for device in nic.rdma]
+        variables[UCX_DEVICES] = ",".join(dict.fromkeys((*rdma, *names)))
+    return variables
+
+
+def mpirun_words(names: Sequence[str]) -> str:
+    """What to give ``mpirun``, which starts saferun and chooses its own interfaces."""
+    listed = ",".join(names)
+    return (
+        f"mpirun of Open MPI: --mca btl_tcp_if_include {listed} --mca oob_tcp_if_include {listed}; "
+        f"of MPICH: -iface {names[0]}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- between hosts
+
+
+def loopback_between(cards: Mapping[int, HostCard]) -> tuple[CheckResult, ...]:
+    """The hosts on which gloo would listen on loopback, though there are others that look for it.
+
+    A host alone cannot tell: several tasks on one machine meet there quite well.
+
+    Args:
+        cards: of all hosts, by number.
+    """
+    machines: list[set[str]] = []
+    for card in cards.values():
+        addresses = {address_to_reach(nic) for nic in card.nics if not is_decoy(nic.name)} - {""}
+        if addresses and all(machine.isdisjoint(addresses) for machine in machines):
+            machines.append(addresses)
+    if len(machines) <= 1:
+        return ()
+    results = []
+    for card in cards.values():
+        loopback = {nic.name for nic in card.nics if nic.kind == "loopback"} or {"lo"}
+        told = any(result.class_name == "network_interface" for result in card.results)
+        if card.gloo and loopback.issuperset(card.gloo) and not told:
+            usable = [nic.name for nic in card.nics if nic.name in card.probed] or ["the interface between the hosts"]
+            has_gpus = any(name == "driver" for name, _ in card.versions)
+            results.append(
+                CheckResult(
+                    "interfaces",
+                    "warn" if has_gpus else "fail",
+                    "gloo would listen on loopback, where no other host reaches it",
+                    own_name_hint(usable[0]),
+                    class_name="network_interface",
+                    host=card.label,
+                )
+            )
+    return tuple(results)
+
+
+def own_name_hint(nic: str) -> str:
+    """What to do about a host whose own name leads to loopback."""
+    return f"give the host's name its address in /etc/hosts, or run with --nic {nic}"

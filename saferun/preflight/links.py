@@ -1,0 +1,208 @@
+"""What the probes of a job say, laid together by interface: who reaches whom over which. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from saferun.findings import Cell, HostCard, MatrixRow, Nic, Probe
+from saferun.preflight.interfaces import AUTO
+
+__all__ = ["Column", "Link", "Uses", "columns_of", "host_words", "matrix_of", "median", "uses_of"]
+
+_SHOWN_HOSTS = 3
+# What of a host's probes is worst, in a cell of the matrix.
+_WORST = (
+    *("self", "stranger", "timeout", "silent", "refused", "no_route", "unreachable", "black_hole", "broken"),
+    *("lossy", "slow", "ok"),
+)
+
+
+class Link(NamedTuple):
+    """What is known of the way from one host to another's interface, of all that was measured.
+
+    Attributes:
+        source, target: host numbers.
+        nic: the target's interface; ``address``: its address.
+        kind: as in ``Probe``; ``lost``: it does not come through, and these hosts lose packets elsewhere too.
+        latency_s, bytes_s: the best; 0: unknown.
+        loss: the part of the segments that had to be sent again, where it was least.
+        retransmits: how many those were.
+        times: how often it was measured.
+    """
+
+    source: int
+    target: int
+    nic: str
+    address: str
+    kind: str
+    latency_s: float = 0.0
+    bytes_s: float = 0.0
+    loss: float = 0.0
+    retransmits: int = 0
+    times: int = 1
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it comes through."""
+        return self.kind == "ok"
+
+
+Column = dict[tuple[int, int], Link]
+"""The links over the interfaces of one name, by source and target."""
+
+
+class Uses(NamedTuple):
+    """The interfaces that the ranks of a host will use.
+
+    Attributes:
+        certain: without these there is no job.
+        possible: others that a library may use.
+        by_all_pairs: whether each rank connects to each other over them, as gloo's do.
+    """
+
+    certain: frozenset[str] = frozenset()
+    possible: frozenset[str] = frozenset()
+    by_all_pairs: bool = False
+
+
+def columns_of(probes: Iterable[Probe], cards: Mapping[int, HostCard]) -> dict[str, Column]:
+    """The links by the name of the target's interface.
+
+    Of several addresses of an interface the first one counts, as for the libraries; of several probes the best.
+    """
+    # (place of the address, what is known) of each link.
+    found: dict[str, dict[tuple[int, int], tuple[int, Link]]] = {}
+    places: dict[tuple[int, str], int] = {}
+    for host, card in cards.items():
+        for nic in card.nics:
+            places.update({(host, address): place for place, address in enumerate(nic.addresses)})
+    for probe in probes:
+        if probe.source == probe.target or probe.source not in cards or probe.target not in cards:
+            continue
+        place = places.get((probe.target, probe.address), len(places))
+        column = found.setdefault(probe.nic, {})
+        before = column.get((probe.source, probe.target))
+        if before is None or place < before[0]:
+            column[probe.source, probe.target] = place, _link(probe)
+        elif place == before[0] and probe.address == before[1].address:
+            column[probe.source, probe.target] = place, _best(before[1], _link(probe))
+    return {nic: {pair: link for pair, (_, link) in column.items()} for nic, column in found.items()}
+
+
+def _link(probe: Probe) -> Link:
+    loss = probe.retransmits / probe.segments if probe.segments > 0 and probe.retransmits > 0 else 0.0
+    return Link(
+        probe.source,
+        probe.target,
+        probe.nic,
+        probe.address,
+        probe.kind,
+        _plausible(probe.latency_s),
+        _plausible(probe.bytes_s),
+        min(loss, 1.0),
+        max(probe.retransmits, 0),
+    )
+
+
+def _plausible(number: float) -> float:
+    return number if math.isfinite(number) and number > 0.0 else 0.0
+
+
+def _best(a: Link, b: Link) -> Link:
+    if a.is_ok != b.is_ok:
+        return (a if a.is_ok else b)._replace(times=a.times + b.times)
+    least = a if a.loss <= b.loss else b
+    return b._replace(
+        latency_s=min(a.latency_s, b.latency_s) or max(a.latency_s, b.latency_s),
+        bytes_s=max(a.bytes_s, b.bytes_s),
+        loss=least.loss,
+        retransmits=least.retransmits,
+        times=a.times + b.times,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- what is used
+
+
+def uses_of(card: HostCard, nics: Sequence[str]) -> Uses:
+    """The interfaces that the ranks of a host will use.
+
+    With GPUs it is NCCL that connects them, by the first of its interfaces at least, and gloo may be there too; without
+    GPUs it is gloo.
+
+    Args:
+        card: the host's.
+        nics: what ``--nic`` named.
+    """
+    named = frozenset(nics) - {AUTO}
+    has_gpus = any(pair[:1] == ("driver",) for pair in card.versions)
+    if named:
+        return Uses(named, frozenset(), by_all_pairs=not has_gpus)
+    if has_gpus and card.nccl:
+        return Uses(frozenset(card.nccl[:1]), frozenset((*card.nccl, *card.gloo)))
+    return Uses(frozenset(card.gloo), frozenset(card.gloo), by_all_pairs=True)
+
+
+def nic_of(card: HostCard | None, name: str) -> Nic | None:
+    """A host's interface."""
+    return next((nic for nic in card.nics if nic.name == name), None) if card is not None else None
+
+
+# ---------------------------------------------------------------------------------------------------------- the matrix
+
+
+def matrix_of(
+    columns: Mapping[str, Column], cards: Mapping[int, HostCard], states: Mapping[tuple[int, str], str]
+) -> tuple[MatrixRow, ...]:
+    """A row for each host: how the others reach its interfaces.
+
+    Args:
+        columns: the links.
+        cards: of all hosts.
+        states: what was found out about (host, interface) besides: ``lossy``, ``slow``.
+    """
+    reaching: dict[tuple[int, str], list[Link]] = {}
+    for nic, column in columns.items():
+        for (_, target), link in column.items():
+            reaching.setdefault((target, nic), []).append(link)
+    rows = []
+    for host in sorted(cards):
+        card = cards[host]
+        names = dict.fromkeys((*card.probed, *(nic for nic in columns if (host, nic) in reaching)))
+        cells = tuple(_cell(nic, reaching.get((host, nic), ()), states.get((host, nic), "ok")) for nic in names)
+        rows.append(MatrixRow(label_of(cards, host), cells))
+    return tuple(rows)
+
+
+def _cell(nic: str, links: Sequence[Link], state: str) -> Cell:
+    if not links:
+        return Cell(nic, "untested", 0, 0)
+    kinds = {"lossy" if link.kind == "lost" else link.kind for link in links} | {state}
+    worst = next((kind for kind in _WORST if kind in kinds), "broken")
+    ok = [link for link in links if link.is_ok]
+    latency_s = median([link.latency_s for link in ok if link.latency_s])
+    return Cell(nic, worst, len(ok), len(links), latency_s, median([link.bytes_s for link in ok if link.bytes_s]))
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def label_of(cards: Mapping[int, HostCard], host: int) -> str:
+    """A host's name."""
+    card = cards.get(host)
+    return (card.label if card is not None else "") or f"host {host}"
+
+
+def host_words(cards: Mapping[int, HostCard], hosts: Iterable[int]) -> str:
+    """``node2``; ``node1 and node2``; ``node1, node2 and node3``; ``node1, node2, … (200 hosts)``."""
+    labels = [label_of(cards, host) for host in sorted(set(hosts))]
+    if len(labels) > _SHOWN_HOSTS:
+        return f"{', '.join(labels[: _SHOWN_HOSTS - 1])}, … ({len(labels)} hosts)"
+    return " and ".join(filter(None, (", ".join(labels[:-1]), *labels[-1:])))
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one; the lower of two, so that it is one that was measured; 0 of none."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0

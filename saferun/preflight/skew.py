@@ -1,0 +1,240 @@
+"""What should be the same on all hosts of a job, and is not: versions, script, environment, clocks, names. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from saferun.findings import CheckResult, HostCard, Probe
+from saferun.preflight.interfaces import is_loopback
+from saferun.preflight.links import host_words, label_of, median
+
+__all__ = ["skew_results"]
+
+_SEVERAL = 2
+_CLOCK_S = 1.0
+_MOST_TOLD = 8
+_MOST_NAMED = 6
+_SHOWN_HASH = 8
+_NONE = "none"
+
+# What may differ between hosts that work together well: where to write, what to log, and what belongs to a host.
+_OWN = frozenset(
+    [
+        *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES", "NCCL_IB_HCA"),
+        *("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+        *("TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "TORCH_SHOW_CPP_STACKTRACES"),
+    ]
+)
+_OWN_PREFIXES = ("NCCL_DEBUG", "RCCL_DEBUG", "TORCH_LOGS", "UCX_LOG", "FI_LOG", "OMP_", "KMP_")
+
+
+def skew_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> list[CheckResult]:
+    """What differs between hosts, each with the hosts that are in the minority.
+
+    Args:
+        cards: of the hosts that have some.
+        probes: they tell how far apart the clocks are.
+    """
+    if len(cards) < _SEVERAL:
+        return []
+    return [
+        *_version_results(cards),
+        *_script_results(cards),
+        *_environ_results(cards),
+        *_clock_results(cards, probes),
+        *_name_results(cards),
+    ]
+
+
+# --------------------------------------------------------------------------------------- versions, script, environment
+
+
+def _version_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
+    known = {host: dict(pair[:2] for pair in card.versions if len(pair) >= _SEVERAL) for host, card in cards.items()}
+    hint = "install the same everywhere (the same image, module or environment on all hosts)"
+    has_gpus = any("driver" in versions for versions in known.values())
+
+    def verdict(names: Iterable[str]) -> str:
+        # NCCL compares the versions of all ranks itself, and refuses.
+        return "fail" if has_gpus and "nccl" in names else "warn"
+
+    return _differences("versions", cards, {h: v for h, v in known.items() if v}, hint, verdict)
+
+
+def _environ_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
+    known = {
+        host: {pair[0]: pair[1] for pair in card.environ if len(pair) >= _SEVERAL and not _is_own(pair[0])}
+        for host, card in cards.items()
+        # Who has no versions has said nothing.
+        if card.environ or card.versions
+    }
+    hint = "set them alike on all hosts, unless the difference is meant (srun and mpirun can pass them on)"
+    return _differences("environment", cards, known, hint, lambda _: "warn", equals="=")
+
+
+def _is_own(name: str) -> bool:
+    return name in _OWN or name.startswith(_OWN_PREFIXES)
+
+
+def _script_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
+    hashes = {host: card.script for host, card in cards.items() if card.script}
+    common, odd = _majority(hashes)
+    if not odd:
+        return []
+    hint = "copy the same script to all hosts, or put it where all of them see it; a shared file system may lag"
+    if common is None:
+        groups = "; ".join(
+            f"{script[:_SHOWN_HASH]} on {host_words(cards, hosts)}" for script, hosts in list(odd.items())[:_MOST_NAMED]
+        )
+        return [CheckResult("script", "warn", f"the training script differs between the hosts: {groups}", hint)]
+    words = "its training script is not that of the others"
+    return [
+        CheckResult("script", "warn", words, hint, (("script", script),), host=label_of(cards, host))
+        for script, hosts in odd.items()
+        for host in hosts
+    ]
+
+
+def _differences(
+    check: str,
+    cards: Mapping[int, HostCard],
+    known: Mapping[int, Mapping[str, str]],
+    hint: str,
+    verdict: Callable[[Iterable[str]], str],
+    *,
+    equals: str = " ",
+) -> list[CheckResult]:
+    """Where hosts differ from the majority, one result a host; where there is none, one result a name."""
+    own: dict[int, list[tuple[str, str, str]]] = {}
+    results: list[CheckResult] = []
+    for name in sorted({name for values in known.values() for name in values}):
+        common, odd = _majority({host: values.get(name, _NONE) for host, values in known.items()})
+        if common is not None:
+            for value, hosts in odd.items():
+                for host in hosts:
+                    own.setdefault(host, []).append((name, value, common))
+        elif odd:
+            groups = [f"{value} on {host_words(cards, hosts)}" for value, hosts in odd.items()]
+            words = f"{name} differs between the hosts: {', '.join(groups[:_MOST_NAMED])}"
+            results.append(CheckResult(check, verdict([name]), words, hint))
+    for host, found in sorted(own.items()):
+        values = ", ".join(f"{name}{equals}{value}" for name, value, _ in found[:_MOST_NAMED])
+        common_values = ", ".join(f"{name}{equals}{common}" for name, _, common in found[:_MOST_NAMED])
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        words = f"{values}{more}, where the others have {common_values}"
+        facts = tuple((name, value) for name, value, _ in found)
+        names = [name for name, *_ in found]
+        results.append(CheckResult(check, verdict(names), words, hint, facts, host=label_of(cards, host)))
+    return results
+
+
+def _majority(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int]]]:
+    """The value that more than half of the hosts have, and the hosts of the others; None: there is none."""
+    groups: dict[str, list[int]] = {}
+    for host, value in sorted(values.items()):
+        groups.setdefault(value, []).append(host)
+    if len(groups) < _SEVERAL:
+        return None, {}
+    most = max(groups, key=lambda value: len(groups[value]))
+    if 2 * len(groups[most]) <= len(values):
+        return None, groups
+    del groups[most]
+    return most, groups
+
+
+# -------------------------------------------------------------------------------------------------------------- clocks
+
+
+def _clock_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> list[CheckResult]:
+    """The hosts whose clocks are not those of most, however they are connected."""
+    steps: dict[int, dict[int, list[float]]] = {}
+    for probe in probes:
+        if probe.clock_s and probe.source in cards and probe.target in cards:
+            steps.setdefault(probe.source, {}).setdefault(probe.target, []).append(probe.clock_s)
+            steps.setdefault(probe.target, {}).setdefault(probe.source, []).append(-probe.clock_s)
+    ahead = _offsets(steps)
+    middle = median(list(ahead.values()))
+    off = {host: value - middle for host, value in ahead.items() if abs(value - middle) > _CLOCK_S}
+    hint = "let all hosts keep time (chronyd, systemd-timesyncd): logs, certificates and time-outs go by it"
+    if len(ahead) == _SEVERAL and off:
+        (a, b), apart = sorted(ahead), abs(next(iter(off.values())))
+        return [
+            CheckResult("clock", "warn", f"the clocks of {host_words(cards, (a, b))} are {_apart(apart)} apart", hint)
+        ]
+    return [
+        CheckResult(
+            "clock",
+            "warn",
+            f"its clock is {_apart(abs(value))} {'ahead of' if value > 0 else 'behind'} the others'",
+            hint,
+            (("ahead_s", f"{value:.3f}"),),
+            host=label_of(cards, host),
+        )
+        for host, value in sorted(off.items())
+    ]
+
+
+def _offsets(steps: Mapping[int, Mapping[int, Sequence[float]]]) -> dict[int, float]:
+    """How far each clock is ahead of that of one host, of those that are connected with most."""
+    best: dict[int, float] = {}
+    seen: set[int] = set()
+    for first in sorted(steps):
+        if first in seen:
+            continue
+        found = {first: 0.0}
+        queue = [first]
+        for host in queue:
+            for other, values in steps[host].items():
+                if other not in found:
+                    found[other] = found[host] + median(list(values))
+                    queue.append(other)
+        seen |= set(found)
+        if len(found) > len(best):
+            best = found
+    return best
+
+
+def _apart(seconds: float) -> str:
+    for unit, size in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def _name_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
+    """Names that lead to another host from some hosts. Two addresses of one host are not told: it has them both."""
+    owners: dict[str, set[int]] = {}
+    for host, card in cards.items():
+        for nic in card.nics:
+            for address in nic.addresses:
+                owners.setdefault(address, set()).add(host)
+    results: list[CheckResult] = []
+    for name, known in sorted(_answers(cards).items()):
+        # What most hosts get; and all that belongs to the same hosts.
+        counts = Counter(address for addresses in known.values() for address in addresses)
+        common = max(sorted(counts), key=counts.__getitem__)
+        right = owners.get(common, set())
+        if 2 * counts[common] <= len(known) and not right:
+            continue
+        for host, addresses in sorted(known.items()):
+            if common in addresses or any(owners.get(address, set()) & right for address in addresses):
+                continue
+            words = f"{name} is {addresses[0]} there, for the others it is {common}"
+            hint = f"make {name} resolve alike on all hosts: /etc/hosts and the name servers of {label_of(cards, host)}"
+            results.append(CheckResult("names", "warn", words, hint, host=label_of(cards, host)))
+    return results[:_MOST_TOLD]
+
+
+def _answers(cards: Mapping[int, HostCard]) -> dict[str, dict[int, tuple[str, ...]]]:
+    """What each name is on each host, where that is known. A name's own host may know it as a loopback address."""
+    found: dict[str, dict[int, tuple[str, ...]]] = {}
+    for host, card in cards.items():
+        for answer in card.names:
+            addresses = tuple(address for address in answer[1:] if not is_loopback(address))
+            if addresses:
+                found.setdefault(answer[0], {})[host] = addresses
+    return found

@@ -1,0 +1,224 @@
+"""What hosts tell each other before the ranks are started, as JSON of bounded size, and back again. Pure.
+
+Whoever wrote the JSON is not to be trusted: what does not fit is None or left out, texts are single lines without
+control characters, and a host can only speak for itself. Secrets do not travel, but for that of a door, which is made
+for those who are to know it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from saferun.findings import SEVERITY, CheckResult, Door, HostCard, Nic, Pairs, Probe
+from saferun.secret_names import is_secret
+from saferun.shapes import fit, loads
+
+__all__ = ["decode_card", "decode_door", "decode_probes", "encode_card", "encode_door", "encode_probes"]
+
+CARD_LIMIT_BYTES = 64 << 10
+DOOR_LIMIT_BYTES = 16 << 10
+PROBES_LIMIT_BYTES = 4 << 20
+
+_MOST_NICS = 64
+_MOST_ADDRESSES = 16
+_MOST_RESULTS = 64
+_MOST_PAIRS = 256
+_MOST_WAYS = 64
+_MOST_PROBES = 8192
+_NAME_LENGTH = 64
+_VALUE_LENGTH = 512
+_WORDS_LENGTH = 600
+_PORT_LIMIT = 1 << 16
+_HOST_LIMIT = 1 << 20
+
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+_ADDRESS = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,32})?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]+(?=@)")
+KINDS = (
+    "ok",
+    "refused",
+    "timeout",
+    "no_route",
+    "unreachable",
+    "stranger",
+    "self",
+    "black_hole",
+    "broken",
+    "silent",
+)
+
+
+# --------------------------------------------------------------------------------------------------------------- cards
+
+
+def encode_card(card: HostCard) -> str:
+    """A card as JSON of at most ``CARD_LIMIT_BYTES``: of one that is larger, what tells least is left out."""
+    card = _bounded_card(card)
+    text = json.dumps(card, separators=(",", ":"))
+    for shorter in (
+        lambda c: c._replace(results=tuple(result._replace(facts=()) for result in c.results)),
+        lambda c: c._replace(environ=c.environ[:32], nics=c.nics[:16]),
+        lambda c: c._replace(environ=(), results=c.results[:16], names=()),
+        lambda c: HostCard(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script),
+    ):
+        if len(text) <= CARD_LIMIT_BYTES:
+            break
+        card = shorter(card)
+        text = json.dumps(card, separators=(",", ":"))
+    return text
+
+
+def decode_card(text: str | bytes) -> HostCard | None:
+    """A card; None where it is none."""
+    value = _decode(HostCard, text, CARD_LIMIT_BYTES)
+    return _bounded_card(value) if isinstance(value, HostCard) else None
+
+
+def _bounded_card(card: HostCard) -> HostCard:
+    return HostCard(
+        label=_line(card.label, _VALUE_LENGTH),
+        time=card.time,
+        nics=tuple(_bounded_nic(nic) for nic in card.nics[:_MOST_NICS]),
+        gloo=_names(card.gloo),
+        nccl=_names(card.nccl),
+        probed=_names(card.probed),
+        versions=_pairs(card.versions),
+        script=_line(card.script, _VALUE_LENGTH),
+        environ=_pairs(card.environ),
+        names=tuple(tuple(_line(word, 253) for word in name[:_MOST_ADDRESSES]) for name in card.names[:8]),
+        results=tuple(_bounded_result(result) for result in card.results[:_MOST_RESULTS] if result.verdict in SEVERITY),
+    )
+
+
+def _bounded_nic(nic: Nic) -> Nic:
+    return nic._replace(
+        name=_line(nic.name, _NAME_LENGTH),
+        addresses=_names(nic.addresses),
+        networks=_names(nic.networks),
+        kind=_line(nic.kind, _NAME_LENGTH),
+        labels=_names(nic.labels),
+        rdma=_names(nic.rdma),
+    )
+
+
+def _bounded_result(result: CheckResult) -> CheckResult:
+    return result._replace(
+        name=_line(result.name, _NAME_LENGTH),
+        words=_line(result.words, _WORDS_LENGTH),
+        hint=_line(result.hint, _WORDS_LENGTH),
+        facts=_pairs(result.facts)[:32],
+        class_name=_line(result.class_name, _NAME_LENGTH),
+        host=_line(result.host, _VALUE_LENGTH),
+    )
+
+
+def _names(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_line(name, _NAME_LENGTH) for name in names[:_MOST_ADDRESSES])
+
+
+def _pairs(pairs: Pairs) -> Pairs:
+    """The pairs without those whose names say that they hold secrets."""
+    kept = [(pair[0], pair[1]) for pair in pairs[:_MOST_PAIRS] if len(pair) == len(("name", "value"))]
+    return tuple(
+        (_line(name, _NAME_LENGTH), _PASSWORD_IN_URL.sub("…", _line(value, _VALUE_LENGTH)))
+        for name, value in kept
+        if not is_secret(name)
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- doors
+
+
+def encode_door(door: Door) -> str:
+    """A door as JSON; it holds the secret that lets others in."""
+    return json.dumps(door._replace(ways=door.ways[:_MOST_WAYS]), separators=(",", ":"))
+
+
+def decode_door(text: str | bytes) -> Door | None:
+    """A door; None where it is none, or no port and secret of a listener."""
+    door = _decode(Door, text, DOOR_LIMIT_BYTES)
+    if not isinstance(door, Door) or not 0 <= door.port < _PORT_LIMIT or _TOKEN.fullmatch(door.token) is None:
+        return None
+    ways = [
+        (_line(way[0], _NAME_LENGTH), way[1])
+        for way in door.ways[:_MOST_WAYS]
+        if len(way) == len(("nic", "address")) and _ADDRESS.fullmatch(way[1]) is not None
+    ]
+    return door._replace(ways=tuple(ways) if door.port else ())
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+
+
+def encode_probes(probes: Sequence[Probe]) -> str:
+    """Probes as JSON."""
+    short = [_bounded_probe(probe) for probe in probes[:_MOST_PROBES]]
+    return json.dumps(short, separators=(",", ":"))
+
+
+def decode_probes(text: str | bytes, source: int) -> tuple[Probe, ...]:
+    """The probes of one host.
+
+    Args:
+        text: what it says.
+        source: its number; what it says of others' probes is left out.
+    """
+    raw = _load(text, PROBES_LIMIT_BYTES)
+    found: list[Probe] = []
+    for item in raw[:_MOST_PROBES] if isinstance(raw, list) else ():
+        try:
+            probe = fit(Probe, item)
+        except (TypeError, ValueError):
+            continue
+        if _is_plausible(probe) and probe.source == source:
+            found.append(_bounded_probe(probe))
+    return tuple(found)
+
+
+def _is_plausible(probe: Probe) -> bool:
+    return (
+        0 <= probe.target < _HOST_LIMIT
+        and probe.target != probe.source
+        and probe.kind in KINDS
+        and min(probe.latency_s, probe.bytes_s, probe.retransmits, probe.segments) >= 0
+    )
+
+
+def _bounded_probe(probe: Probe) -> Probe:
+    return probe._replace(
+        nic=_line(probe.nic, _NAME_LENGTH),
+        address=_line(probe.address, _NAME_LENGTH),
+        from_nic=_line(probe.from_nic, _NAME_LENGTH),
+        words=_line(probe.words, _WORDS_LENGTH),
+        latency_s=round(probe.latency_s, 7),
+        bytes_s=round(probe.bytes_s),
+        clock_s=round(probe.clock_s, 4),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+def _load(text: str | bytes, limit_bytes: int) -> Any:  # noqa: ANN401 - JSON
+    if len(text) > limit_bytes:
+        return None
+    try:
+        return loads(text)
+    except ValueError:
+        return None
+
+
+def _decode(shape: type, text: str | bytes, limit_bytes: int) -> Any:  # noqa: ANN401 - a value of the shape
+    try:
+        return fit(shape, _load(text, limit_bytes))
+    except (TypeError, ValueError):
+        return None
+
+
+def _line(text: str, limit: int) -> str:
+    """A text as one line that no terminal takes for a command."""
+    return _CONTROL.sub(" ", text[:limit])

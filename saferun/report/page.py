@@ -1,0 +1,163 @@
+"""What comes from outside as JSON within a number of bytes, on single lines, and without secrets. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from saferun.model import JsonObject
+from saferun.report.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
+
+if TYPE_CHECKING:
+    from saferun.evidence import Frame
+
+_LONGEST_TEXT = 1000
+_SHORTEST_TEXT = 100
+_MOST = 20_000
+_MOST_FRAMES = 200
+# An upper bound of what an object takes besides its texts, of a name and its indentation, and of a number in a list.
+_OBJECT_BYTES = 400
+_FIELD_BYTES = 40
+_ITEM_BYTES = 10
+_LARGEST_INTEGER = (1 << 63) - 1
+
+_T = TypeVar("_T")
+
+
+class Page:
+    """Turns values into JSON within a number of bytes, and remembers what had to be cut.
+
+    What is counted is at least what the values take when they are written, indented by one.
+
+    Args:
+        size_bytes: how much there may be.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.used_bytes = _OBJECT_BYTES * 4
+        self.cut: set[str] = set()
+        self._size_bytes = size_bytes
+        # Names are short; a text that is not may not take more than a small part of everything.
+        self._longest = max(min(_LONGEST_TEXT, size_bytes // 400), _SHORTEST_TEXT)
+
+    def text(self, value: str) -> str:
+        """A text from outside, on one line."""
+        line = redacted_line(value, self._longest)
+        self.used_bytes += len(json.dumps(line)) + _FIELD_BYTES
+        return line
+
+    def command(self, value: str) -> str:
+        """A command line that is one text."""
+        line = redacted_command_line(value, self._longest)
+        self.used_bytes += len(json.dumps(line)) + _FIELD_BYTES
+        return line
+
+    def first(self, name: str, values: Sequence[_T], convert: Callable[[_T], Any], most: int = _MOST) -> list[Any]:
+        """The first values, as many as half of the room that is left holds: there is more to come."""
+        converted: list[Any] = []
+        self.used_bytes += _FIELD_BYTES
+        floor = (self._size_bytes - self.used_bytes) // 2
+        for value in values[:most]:
+            if self._size_bytes - self.used_bytes < floor + _FIELD_BYTES:
+                break
+            converted.append(convert(value))
+        if len(converted) < len(values):
+            self.cut.add(name)
+        return converted
+
+    def objects(self, name: str, values: Sequence[_T], convert: Callable[[_T], JsonObject]) -> list[Any]:
+        """The same for values that become objects."""
+
+        def counted(value: _T) -> JsonObject:
+            self.used_bytes += _OBJECT_BYTES
+            return convert(value)
+
+        return self.first(name, values, counted)
+
+    def lines(self, name: str, values: Sequence[str]) -> list[Any]:
+        """The last lines."""
+        return self.first(name, values[::-1], self.text)[::-1]
+
+    def ranks(self, name: str, values: Iterable[int]) -> list[Any]:
+        """Ranks in order."""
+
+        def counted(rank: int) -> int:
+            self.used_bytes += len(str(rank)) + _ITEM_BYTES
+            return rank
+
+        return self.first(name, sorted({count(value) for value in values}), counted)
+
+    def frames(self, name: str, frames: Sequence[Frame]) -> tuple[list[Any], int]:
+        """Calls, outermost first, without their middle where there are too many; and how many are missing."""
+        is_long = len(frames) > _MOST_FRAMES
+        inner = frames[_MOST_FRAMES // 4 - _MOST_FRAMES :] if is_long else frames
+        tail = self.first(name, inner[::-1], self._frame)[::-1]
+        head = self.first(name, frames[: _MOST_FRAMES // 4], self._frame) if is_long else []
+        left_out = len(frames) - len(head) - len(tail)
+        if left_out:
+            self.cut.add(name)
+        return [*head, *tail], left_out
+
+    def _frame(self, frame: Frame) -> JsonObject:
+        self.used_bytes += _OBJECT_BYTES // 4
+        return {
+            "function": self.text(frame.function),
+            "file": self.text(frame.file),
+            "line": count(frame.line),
+            "native": bool(frame.native),
+        }
+
+
+def shown(text: str, limit: int = 300) -> str:
+    """A text from outside as one line: without control characters, at most ``limit`` characters long.
+
+    Indentation is kept, as tracebacks need it.
+    """
+    line = text[: limit + 1].expandtabs()
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else "?" for char in line)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def redacted_line(text: str, limit: int = 1000) -> str:
+    """A text from outside as one line without control characters and secrets, at most ``limit`` characters long."""
+    # A secret may stand across the limit: it is replaced first.
+    line = shown(text, 2 * limit)
+    if is_secret(line) or "://" in line:
+        try:
+            line = redacted_text(line)
+        except RecursionError:
+            return REDACTED
+    return shown(line, limit)
+
+
+def redacted_command(argv: Sequence[str]) -> list[str]:
+    """A command line without the values of options that hold secrets."""
+    try:
+        return redacted_arguments([shown(argument, 2000) for argument in argv[:1000]])
+    except RecursionError:
+        return [REDACTED]
+
+
+def redacted_command_line(command: str, limit: int = 1000) -> str:
+    """The same for a command line that is one text."""
+    return shown(" ".join(redacted_command(shown(command, 2 * limit).split(" "))), limit)
+
+
+def integer(value: int) -> int:
+    """A number that every reader of JSON can hold."""
+    return max(-_LARGEST_INTEGER, min(int(value), _LARGEST_INTEGER))
+
+
+def count(value: int) -> int:
+    """The same, not below zero."""
+    return max(integer(value), 0)
+
+
+def number(value: float | None) -> float | None:
+    """A number that JSON has: it knows neither infinity nor NaN."""
+    if value is None or not math.isfinite(value):
+        return None
+    return round(value, 6)

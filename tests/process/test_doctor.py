@@ -1,0 +1,67 @@
+"""``saferunctl doctor`` as a process: this host is looked at, nothing is started, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.process.launching import REPOSITORY
+
+SCHEMA = REPOSITORY / "saferun" / "report" / "schema" / "preflight.schema.json"
+
+
+def ask(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A place with a script that would leave a trace."""
+    (tmp_path / "train.py").write_text("open('has_run', 'w').close()\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_a_healthy_host_is_told_in_a_table(folder: Path) -> None:
+    """On stdout, with the sum at the end; the script is not run, and there is no run directory."""
+    done = ask(folder, "saferun.ctl", "doctor", "train.py")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    lines = done.stdout.splitlines()
+    assert any(line.split()[:2] == ["ok", "versions"] for line in lines)
+    assert lines[-1].endswith(" ok")
+    assert "fail" not in done.stdout
+    assert os.listdir(folder) == ["train.py"]
+
+
+def test_programs_get_the_content_of_preflight_json(folder: Path) -> None:
+    """Nothing else stands on stdout."""
+    done = ask(folder, "saferun.ctl", "doctor", "--json", "train.py")
+    assert done.returncode == 0, done
+    content = json.loads(done.stdout)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(content)
+    assert content["verdict"] == "ok"
+    assert {"names", "shared_memory", "versions"} <= {result["check"] for result in content["results"]}
+
+
+def test_files_are_left_where_they_are_asked_for(folder: Path) -> None:
+    """Of a look at the hosts, and of every launch."""
+    assert ask(folder, "saferun.ctl", "doctor", "--run-dir", "look", "train.py").returncode == 0
+    assert ask(folder, "saferun", "--run-dir", "run", "train.py").returncode == 0
+    looked, launched = (json.loads((folder / name / "preflight.json").read_text()) for name in ("look", "run"))
+    assert [result["check"] for result in looked["results"]] == [result["check"] for result in launched["results"]]
+    assert not (folder / "run" / "report.json").exists()
+    assert (folder / "has_run").exists()

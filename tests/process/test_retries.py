@@ -1,0 +1,96 @@
+"""Starts that fail for a passing reason are tried again, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.process.launching import running, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.process.launching import Job
+
+RAN = "from rank import *\ntell('ran')"
+# A failure that another try will not change, told by every attempt.
+IMPORTS_NOTHING = "from rank import *\ntell('ran')\nimport no_such_module"
+# Fails so often, in the words given, and then works. What has been before is kept in a file.
+FAILS_AT_FIRST = """
+from rank import *
+path = f"{FOLDER}/attempts.{RANK}"
+number = len(open(path).read()) if os.path.exists(path) else 0
+open(path, "a").write("x")
+tell("ran")
+times, message = int(sys.argv[1]), sys.argv[2]
+if RANK == 0 and number < times:
+    raise RuntimeError(message)
+"""
+
+
+def decisions(job: Job) -> list[str]:
+    report = json.loads((job.run_dir / "report.json").read_text())
+    return [row["next_step"] for row in report["decisions"]]
+
+
+def test_a_port_that_is_free_a_moment_later_is_waited_for(tmp_path: Path) -> None:
+    """The job before still has it, for one; nobody has to start this one again."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = str(holder.getsockname()[1])
+        options = ("--master-port", port, "--retry-wait", "0.2")
+        with running(tmp_path, RAN, *options, nproc=2) as job:
+            until(lambda: "(retry 1 of 3)" in job.err, "the first try has failed")
+            assert not job.said("ran")
+            holder.close()
+            assert job.wait() == 0
+            assert len(job.said("ran")) == 2
+            assert f"port {port} on " in job.err
+            assert set(decisions(job)) == {"retry"}
+            assert [event for event in job.events() if event["event"] == "Decision"]
+
+
+def test_the_retries_of_a_start_end(tmp_path: Path) -> None:
+    """Whoever holds the port means to keep it."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        options = ("--master-port", str(holder.getsockname()[1]), "--retry-wait", "0", "--start-retries", "2")
+        with running(tmp_path, RAN, *options) as job:
+            assert job.wait() == 1
+            assert job.err.count("starting again") == 2
+            assert "not started again: tried again 2 times, and still" in job.err
+            assert not job.said("ran")
+
+
+@pytest.mark.parametrize("options", [(), ("--start-retries", "5", "--retry-wait", "0")])
+def test_what_another_try_would_not_change_is_reported_after_one(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """An import that fails will fail again."""
+    with running(tmp_path, IMPORTS_NOTHING, *options) as job:
+        assert job.wait() == 1
+        assert len(job.said("ran")) == 1
+        assert "starting again" not in job.err
+
+
+def test_the_same_failure_twice_in_a_row_ends_the_restarts(tmp_path: Path) -> None:
+    """It would fail a third time; the GPUs are better used otherwise."""
+    with running(tmp_path, IMPORTS_NOTHING, "--max-restarts", "5") as job:
+        assert job.wait() == 1
+        assert len(job.said("ran")) == 2
+        assert "not started again: the same failure twice in a row (import_error, rank 0, train.py:3)" in job.err
+        assert decisions(job) == ["restart", "finish"]
+
+
+def test_retry_always_uses_up_all_restarts(tmp_path: Path) -> None:
+    """As torchrun does."""
+    with running(tmp_path, IMPORTS_NOTHING, "--max-restarts", "3", "--retry-always") as job:
+        assert job.wait() == 1
+        assert len(job.said("ran")) == 4
+
+
+def test_a_failure_that_nobody_knows_is_not_tried_again_where_there_was_no_start(tmp_path: Path) -> None:
+    """A script without torch.distributed may have done anything by then; torchrun would run it once."""
+    arguments = ("1", "something went wrong")
+    with running(tmp_path, FAILS_AT_FIRST, arguments=arguments) as job:
+        assert job.wait() == 1
+        assert len(job.said("ran")) == 1

@@ -1,0 +1,101 @@
+"""What the checks of a job found, for tests of the report's rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from saferun.findings import Cell, CheckResult, DecisionRow, HostCard, MatrixRow, Nic, Preflight
+
+WORDS = "hsn0 does not answer (time-out) from 3 of 3 hosts; its eth0 does"
+
+
+def dead_nic(host: str) -> CheckResult:
+    """A host that cannot be reached over its fast network."""
+    hint = f"check the cable/VLAN of {host}'s hsn0, or run with --nic eth0"
+    return CheckResult("links", "fail", WORDS, hint, (("from", "3"),), 0.31, "nic_unreachable", host=host)
+
+
+def small_shm(host: str, size: str = "64 MiB") -> CheckResult:
+    """A host with little shared memory."""
+    hint = "give the container more: docker run --shm-size=8g"
+    return CheckResult("shared_memory", "warn", f"/dev/shm has {size}", hint, (("size", size),), 0.001, host=host)
+
+
+def good(name: str, words: str, hosts: Iterable[str]) -> list[CheckResult]:
+    """A check that found nothing wrong on some hosts."""
+    return [CheckResult(name, "ok", words, duration_s=0.001, host=host) for host in hosts]
+
+
+def well(host: str, of: int = 3, nics: Iterable[str] = ("eth0", "hsn0")) -> MatrixRow:
+    """A host that all others reach over all interfaces."""
+    return MatrixRow(host, tuple(Cell(nic, "ok", of, of, 21e-6, 1.18e10) for nic in nics))
+
+
+def cut_off(host: str, of: int = 3) -> MatrixRow:
+    """A host whose hsn0 nobody reaches."""
+    return MatrixRow(host, (Cell("eth0", "ok", of, of, 80e-6, 1.1e9), Cell("hsn0", "timeout", 0, of)))
+
+
+def card(host: str) -> HostCard:
+    """What a host tells of itself."""
+    return HostCard(
+        host,
+        1.7e9,
+        (
+            Nic("lo", ("127.0.0.1",), ("127.0.0.1/8",), True, 65536, "loopback"),
+            Nic("eth0", ("10.0.0.1",), ("10.0.0.1/24",), True, 1500, "ethernet", 1_000_000_000),
+        ),
+        ("eth0",),
+        ("eth0",),
+        ("eth0", "hsn0"),
+        (("torch", "2.13.0"), ("python", "3.11.9")),
+        "5f2c1a",
+        (("NCCL_DEBUG", "INFO"), ("API_TOKEN", "abc123")),
+        (("node1", "10.0.0.1"),),
+    )
+
+
+def hosts_of(count: int) -> list[str]:
+    """``node1`` and so on."""
+    return [f"node{number}" for number in range(1, count + 1)]
+
+
+def found(count: int = 4) -> Preflight:
+    """Of some hosts node3 has a dead interface; node1 and node2 have little shared memory."""
+    hosts = hosts_of(count)
+    return Preflight(
+        (
+            dead_nic("node3"),
+            small_shm("node1"),
+            small_shm("node2"),
+            CheckResult("fabric", "skipped", "no InfiniBand here", host="node1"),
+            *good("names", "node1 resolves to 10.0.0.1", hosts),
+            *good("limits", "1048576 open files", hosts[:1]),
+            CheckResult("versions", "ok", f"torch 2.13.0 and Python 3.11.9 on all {count} hosts"),
+        ),
+        tuple(cut_off(host, count - 1) if host == "node3" else well(host, count - 1) for host in hosts),
+        0.431,
+    )
+
+
+def cards_of(count: int = 4) -> dict[int, HostCard]:
+    """What these hosts tell of themselves."""
+    return {number: card(host) for number, host in enumerate(hosts_of(count))}
+
+
+RETRY = DecisionRow(
+    0,
+    1.7e9 + 30,
+    "retry",
+    "starting again in 1.2 s (retry 1 of 3): port 29500 is in use",
+    1.21,
+    "port_in_use",
+    "node1",
+)
+FINISH = DecisionRow(
+    1,
+    1.7e9 + 60,
+    "finish",
+    "not started again: the same failure twice in a row (import_error, rank 3, train.py:12)",
+    class_name="import_error",
+)

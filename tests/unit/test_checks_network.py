@@ -1,0 +1,544 @@
+"""Names, the store's port, the way to the master, RDMA ports: what is told of each, and what is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun.checks import fabric, master, names, network
+from saferun.checks.context import CheckContext
+from saferun.checks.fabric import check_fabric, read_ports
+from saferun.checks.master import check_master, knock
+from saferun.checks.names import Lookup, check_names, is_elsewhere, look_up, names_of, resolve
+from saferun.checks.ports import check_ports
+from saferun.findings import CheckResult, Nic
+from saferun.host.nics import Route
+
+LO = Nic("lo", ("127.0.0.1", "::1"), kind="loopback", mtu=65536)
+ETH0 = Nic("eth0", ("10.1.0.3",))
+HOSTS = ("node0", "node1", "node2", "node3")
+
+
+def test_all_checks_have_names_of_their_own_and_deadlines() -> None:
+    assert [check.name for check in network.NET_CHECKS] == ["names", "ports", "interfaces", "fabric", "master"]
+    assert all(0 < check.deadline_s <= 5 for check in network.NET_CHECKS)
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+class Resolver:
+    """A name service: names to addresses, or to an error."""
+
+    def __init__(self, **known: Sequence[str] | int) -> None:
+        self.known = known
+
+    def __call__(self, host: bytes, _port: None, **_: Any) -> list[Any]:
+        answer = self.known.get(host.decode(), socket.EAI_NONAME)
+        if host[:1].isdigit():
+            answer = (host.decode(),)
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "no")
+        return [(2, 1, 6, "", (address, 0)) for address in answer for _ in "twice"]
+
+
+def names_check(
+    monkeypatch: pytest.MonkeyPatch, own: Sequence[str] | int, leader: Sequence[str] | int = ("10.1.0.1",), **more: Any
+) -> CheckResult:
+    """The check of node3, which looks for node0."""
+    monkeypatch.setattr(socket, "getaddrinfo", Resolver(node3=own, node0=leader))
+    monkeypatch.setattr(socket, "gethostname", lambda: "node3")
+    monkeypatch.setattr("saferun.host.nics.read_nics", lambda _root: (LO, ETH0))
+    context = CheckContext(together=True, serves=False, master="node0", hosts=HOSTS, node_rank=3)
+    return check_names(context._replace(**more))
+
+
+def test_names_that_lead_where_they_should_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = names_check(monkeypatch, ("10.1.0.3",))
+    assert (result.verdict, result.words) == ("ok", "node3 is 10.1.0.3, node0 is 10.1.0.1")
+    assert names_of(result) == (("node3", "10.1.0.3"), ("node0", "10.1.0.1"))
+
+
+def test_one_host_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none is looked up: a name service that hangs is no reason to wait."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    assert check_names(CheckContext()).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        (("127.0.1.1",), "its own name node3 resolves to 127.0.1.1, so that gloo would listen on loopback"),
+        (("127.0.1.1", "10.1.0.3"), "its own name node3 resolves to 127.0.1.1, so that"),
+        (("10.66.6.6",), "its own name node3 resolves to 10.66.6.6, which none of its interfaces has, so that"),
+        (socket.EAI_NONAME, "its own name node3 cannot be resolved, so that gloo would listen on loopback"),
+    ],
+)
+def test_an_own_name_that_leads_gloo_to_loopback_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, own: Sequence[str] | int, says: str
+) -> None:
+    """Debian's installer gives a host's name 127.0.1.1."""
+    result = names_check(monkeypatch, own)
+    assert (result.verdict, result.class_name) == ("fail", "network_interface")
+    assert result.words.startswith(says)
+    assert result.hint == "give the host's name its address in /etc/hosts, or run with --nic eth0"
+
+
+def test_with_gpus_it_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL does not care for names."""
+    assert names_check(monkeypatch, ("127.0.1.1",), vendor="nvidia").verdict == "warn"
+
+
+@pytest.mark.parametrize(
+    "more", [{"environ": {"GLOO_SOCKET_IFNAME": "eth0"}}, {"nics": ("eth0",)}, {"nics": ("auto",)}]
+)
+def test_with_an_interface_that_is_named_the_own_name_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    assert names_check(monkeypatch, ("127.0.1.1",), **more).verdict == "ok"
+
+
+def test_where_all_may_be_on_one_machine_loopback_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several saferuns on a laptop."""
+    result = names_check(monkeypatch, ("127.0.0.1",), master="127.0.0.1", hosts=())
+    assert (result.verdict, result.words) == (
+        "ok",
+        "its own name node3 resolves to 127.0.0.1, which does no harm on one machine",
+    )
+
+
+@pytest.mark.parametrize(
+    ("leader", "says"),
+    [
+        (socket.EAI_NONAME, "the master's name node0 is unknown on this host"),
+        (socket.EAI_AGAIN, "the master's name node0 cannot be resolved on this host: no name server answers"),
+    ],
+)
+def test_a_master_whose_name_does_not_resolve_is_a_failure_that_may_pass(
+    monkeypatch: pytest.MonkeyPatch, leader: int, says: str
+) -> None:
+    result = names_check(monkeypatch, ("10.1.0.3",), leader)
+    assert (result.verdict, result.words) == ("fail", says)
+    assert (result.class_name, result.passing) == ("name_resolution", True)
+
+
+def test_a_pods_name_comes_when_the_pod_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hosts wait for each other."""
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert names_check(monkeypatch, ("10.1.0.3",), socket.EAI_NONAME, environ=pod).verdict == "warn"
+
+
+def test_a_masters_name_that_leads_to_this_host_itself_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copied /etc/hosts."""
+    result = names_check(monkeypatch, ("10.1.0.3",), ("127.0.1.1",))
+    assert result.verdict == "fail"
+    assert result.words == "the master's name node0 resolves to 127.0.1.1 on this host, which is this host itself"
+    assert names_check(monkeypatch, ("10.1.0.3",), ("127.0.1.1",), serves=True).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("master_name", "addresses", "hosts", "serves", "elsewhere"),
+    [
+        ("node0", ("10.1.0.1",), (), False, True),
+        ("node0", ("10.1.0.3",), (), False, False),
+        ("node0", ("127.0.1.1",), (), False, False),
+        ("node0", (), (), False, False),
+        ("node0", ("10.1.0.1",), (), True, False),
+        ("node0", ("127.0.1.1",), HOSTS, True, True),
+        ("node0", (), ("node3.example.org", "node1.example.org"), True, True),
+        ("localhost", ("127.0.0.1",), HOSTS, False, False),
+        ("127.0.0.1", ("127.0.0.1",), HOSTS, False, False),
+        ("node0", ("127.0.0.1",), ("node1", "node2"), True, False),
+        ("node0", ("127.0.0.1",), ("node3", "localhost"), True, False),
+        ("node0", ("127.0.0.1",), ("127.0.0.1", "127.0.0.2"), True, False),
+    ],
+)
+def test_that_there_are_other_machines_must_be_certain(
+    monkeypatch: pytest.MonkeyPatch,
+    master_name: str,
+    addresses: tuple[str, ...],
+    hosts: tuple[str, ...],
+    serves: bool,
+    elsewhere: bool,
+) -> None:
+    """A list of hosts that does not hold this one is somebody else's, or made up."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "node3")
+    context = CheckContext(together=True, serves=serves, master=master_name, hosts=hosts)
+    assert is_elsewhere(context, Lookup(master_name, addresses), (LO, ETH0)) is elsewhere
+
+
+def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver's own patience is 5 s and more, for each server; the other name is told all the same."""
+    never = threading.Event()
+
+    def hang(host: bytes, _port: None, **_: Any) -> list[Any]:
+        if host == b"slow":
+            never.wait(60)
+        return [(2, 1, 6, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    began_at = time.monotonic()
+    assert look_up(("slow", "fast"), 0.05) == (Lookup("slow", error="late"), Lookup("fast", ("10.0.0.1",)))
+    assert resolve("slow", 0.01) == []
+    assert time.monotonic() - began_at < 30
+    never.set()
+
+
+def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = (Lookup("node3", ("10.1.0.3",)), Lookup("node0", error="late"))
+    monkeypatch.setattr(names, "look_up", lambda _names: late)
+    monkeypatch.setattr("saferun.host.nics.read_nics", lambda _root: (LO, ETH0))
+    result = check_names(CheckContext(together=True, serves=False, master="node0"))
+    assert (result.verdict, result.passing) == ("warn", True)
+    assert result.words == "the master's name node0 takes longer than 2 s to resolve on this host"
+
+
+def test_a_name_of_any_kind_is_looked_up_without_breaking() -> None:
+    assert resolve("127.0.0.1") == ["127.0.0.1"]
+    assert look_up(("a\0b",))[0].error == "unknown"
+    assert look_up(("x" * 300,))[0].error in {"unknown", "unanswered"}
+    assert look_up(("\udc80",))[0].error == "unknown"
+    assert look_up(()) == ()
+
+
+# --------------------------------------------------------------------------------------------------------------- ports
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that this process listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_a_port_in_use_is_told_with_its_holder(taken: int) -> None:
+    result = check_ports(CheckContext(ports=(taken,)))
+    assert (result.verdict, result.class_name, result.passing) == ("fail", "port_in_use", True)
+    assert result.words.startswith(f"port {taken} is in use by pid {os.getpid()} (")
+    assert "--master-port" in result.hint
+
+
+def test_one_free_port_of_several_is_enough(taken: int) -> None:
+    """The first free one is taken."""
+    port = free_port()
+    result = check_ports(CheckContext(ports=(taken, port)))
+    assert (result.verdict, result.words) == ("ok", f"port {port} is free")
+    result = check_ports(CheckContext(ports=(taken, taken)))
+    assert result.words.startswith(f"none of the 2 ports that the job may use is free: port {taken} is in use by pid")
+
+
+def test_a_port_that_saferun_holds_is_not_asked_for_again(taken: int) -> None:
+    result = check_ports(CheckContext(ports=(taken,), bound=(taken,)))
+    assert (result.verdict, result.words) == ("ok", f"port {taken} is held for the store")
+
+
+@pytest.mark.parametrize("context", [CheckContext(), CheckContext(ports=(0,)), CheckContext(serves=False, ports=(1,))])
+def test_a_port_that_the_kernel_chooses_or_that_is_elsewhere_is_fine(context: CheckContext) -> None:
+    assert check_ports(context).verdict == "ok"
+
+
+def test_the_check_leaves_the_port_free() -> None:
+    port = free_port()
+    assert check_ports(CheckContext(ports=(port,))).verdict == "ok"
+    with socket.create_server(("127.0.0.1", port)):
+        assert check_ports(CheckContext(ports=(port,))).verdict == "fail"
+
+
+def test_a_port_that_users_may_not_have_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    class Socket(socket.socket):
+        bind = refuse
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    result = check_ports(CheckContext(ports=(80,)))
+    assert (result.verdict, result.words) == ("fail", "port 80 may not be used by this user")
+    assert result.hint == "pass a --master-port above 1023"
+    assert not result.passing
+
+
+def sysctl(root: Path, **values: str) -> str:
+    folder = root / "proc/sys/net/ipv4"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in values.items():
+        (folder / name).write_text(f"{text}\n")
+    return f"{root}/"
+
+
+@pytest.mark.parametrize(
+    ("ports", "bounds", "reserved", "verdict"),
+    [
+        ((45000,), "32768\t60999", "", "warn"),
+        ((45000,), "32768\t60999", "8080,44000-46000", "ok"),
+        ((20001,), "32768\t60999", "", "ok"),
+        ((29500,), "1024\t65535", "", "ok"),  # torchrun's default: nobody chose it
+        ((20001, 20002), "1024\t65535", "", "ok"),  # saferun's own choice
+        ((45000,), "1024\t65535", "", "warn"),
+        ((45000,), "garbage", "", "ok"),
+    ],
+)
+def test_a_port_that_outgoing_connections_may_take_is_a_warning(
+    tmp_path: Path, ports: tuple[int, ...], bounds: str, reserved: str, verdict: str
+) -> None:
+    root = sysctl(tmp_path, ip_local_port_range=bounds, ip_local_reserved_ports=reserved)
+    context = CheckContext(together=True, master="node0", ports=ports, bound=ports, root=root)
+    result = check_ports(context)
+    assert result.verdict == verdict
+    if verdict == "warn":
+        assert result.words.startswith("port 45000 may be taken by any outgoing connection of this host")
+        assert "ip_local_reserved_ports" in result.hint
+    # Alone, or on one machine, the launch that holds it is all that counts.
+    assert check_ports(context._replace(together=False)).verdict == "ok"
+    assert check_ports(context._replace(master="127.0.0.1")).verdict == "ok"
+
+
+# -------------------------------------------------------------------------------------------------------------- master
+
+
+def test_a_port_that_listens_a_port_that_refuses_and_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert knock([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "connected"}
+    assert knock([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "refused"}
+    assert knock([], 5) == {}
+
+
+def test_the_first_answer_is_enough() -> None:
+    """Of eight ports that the master may have, seven have nobody behind them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as full:
+        # A queue of none: connections to it are never answered.
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        silent, port = full.getsockname()[1], listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", silent), timeout=5):
+            began_at = time.monotonic()
+            found = knock([("127.0.0.1", silent), ("127.0.0.1", port)], 20)
+            assert time.monotonic() - began_at < 10
+            assert found["127.0.0.1", port] == "connected"
+            assert knock([("127.0.0.1", silent)], 0.05) == {("127.0.0.1", silent): "silent"}
+
+
+def master_check(monkeypatch: pytest.MonkeyPatch, answer: str, route: Route | None = None, **more: Any) -> CheckResult:
+    monkeypatch.setattr(master, "look_up", lambda _names: (Lookup("node0", ("10.1.0.1",)),))
+    monkeypatch.setattr(master, "route_to", lambda _address: route or Route("eth0", "10.1.0.3", "10.1.0.254", 1500))
+    monkeypatch.setattr(master, "knock", lambda tries, _timeout_s: dict.fromkeys(tries, answer))
+    monkeypatch.setattr(master, "read_nics", lambda _root: (LO, ETH0, Nic("hsn0", (), is_up=False)))
+    context = CheckContext(together=True, serves=False, master="node0", ports=(29500,))
+    return check_master(context._replace(**more))
+
+
+WAY = "eth0 through 10.1.0.254 leads to 10.1.0.1 (MTU 1500)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "words"),
+    [
+        ("connected", "ok", f"node0:29500 (10.1.0.1) answers; {WAY}"),
+        ("refused", "skipped", f"node0:29500 (10.1.0.1) refuses connections: not there yet; {WAY}"),
+        ("silent", "skipped", f"node0:29500 (10.1.0.1) does not answer: not there yet; {WAY}"),
+        ("prohibited", "fail", "a firewall rejects connections to node0:29500 (10.1.0.1), over eth0"),
+        ("no route", "fail", "no network of this host leads to the master node0 (10.1.0.1)"),
+    ],
+)
+def test_what_the_masters_port_says(monkeypatch: pytest.MonkeyPatch, answer: str, verdict: str, words: str) -> None:
+    """While hosts come up, silence and refusal are no failures."""
+    result = master_check(monkeypatch, answer)
+    assert (result.verdict, result.words) == (verdict, words)
+    assert result.passing is (verdict == "fail")
+
+
+def test_without_a_way_what_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = master_check(monkeypatch, "silent", Route(error=errno.ENETUNREACH))
+    assert result.words == "no network of this host leads to the master node0 (10.1.0.1)"
+    assert result.hint == "look at `ip route get 10.1.0.1`, and at --master-addr; hsn0 is down"
+
+
+@pytest.mark.parametrize("more", [{"together": False}, {"serves": True}, {"master": ""}])
+def test_the_master_itself_and_a_host_alone_have_no_way_to_go(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    assert master_check(monkeypatch, "no route", **more).verdict == "ok"
+
+
+def test_without_a_port_the_way_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = master_check(monkeypatch, "refused", ports=())
+    assert (result.verdict, dict(result.facts)["mtu"]) == ("ok", "1500")
+
+
+def test_a_name_that_does_not_resolve_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the check of names."""
+    monkeypatch.setattr(master, "look_up", lambda _names: (Lookup("node0", error="unknown"),))
+    result = check_master(CheckContext(together=True, serves=False, master="node0", ports=(29500,)))
+    assert result.verdict == "skipped"
+
+
+# -------------------------------------------------------------------------------------------------------------- fabric
+
+
+def device(
+    root: Path,
+    name: str,
+    state: str = "4: ACTIVE",
+    physical: str = "5: LinkUp",
+    rate: str = "400 Gb/sec (4X NDR)",
+    layer: str = "InfiniBand",
+    board: str = "MT_0000000838",
+) -> None:
+    folder = root / "sys/class/infiniband" / name / "ports/1"
+    folder.mkdir(parents=True)
+    for file, text in {"state": state, "phys_state": physical, "rate": rate, "link_layer": layer}.items():
+        (folder / file).write_text(f"{text}\n")
+    (folder.parent.parent / "board_id").write_text(f"{board}\n")
+
+
+DOWN: dict[str, str] = {"state": "1: DOWN", "physical": "2: Polling", "rate": "10 Gb/sec (4X SDR)"}
+
+
+def fabric_check(
+    monkeypatch: pytest.MonkeyPatch, root: Path, nics: tuple[Nic, ...] = (LO, ETH0), **more: Any
+) -> CheckResult:
+    monkeypatch.setattr(fabric, "read_nics", lambda _root: nics)
+    return check_fabric(CheckContext(together=True, vendor="nvidia", root=f"{root}/")._replace(**more))
+
+
+def test_a_host_without_rdma_is_fine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert fabric_check(monkeypatch, tmp_path).words == "no RDMA devices"
+
+
+def test_healthy_ports_are_told_as_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for number in range(4):
+        device(tmp_path, f"mlx5_{number}")
+    device(tmp_path, "mlx5_bond_0", rate="100 Gb/sec (2X HDR)", layer="Ethernet", board="other")
+    result = fabric_check(monkeypatch, tmp_path)
+    words = "5 of 5 RDMA ports ACTIVE: InfiniBand 400 Gbit/s, RoCE 100 Gbit/s"
+    assert (result.verdict, result.words) == ("ok", words)
+    assert ("mlx5_0:1", "ACTIVE 400 Gbit/s InfiniBand") in result.facts
+
+
+def test_a_port_that_is_down_beside_others_of_its_make_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for number in range(3):
+        device(tmp_path, f"mlx5_{number}")
+    device(tmp_path, "mlx5_3", **DOWN)
+    result = fabric_check(monkeypatch, tmp_path)
+    assert result.verdict == "warn"
+    assert result.words == "mlx5_3:1 is DOWN, and mlx5_0:1, mlx5_1:1 and mlx5_2:1 are ACTIVE"
+    assert "NCCL_IB_HCA=^=mlx5_3" in result.hint
+    assert fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": "^=mlx5_3"}).verdict == "ok"
+    assert fabric_check(monkeypatch, tmp_path, vendor="none").verdict == "ok"
+    assert fabric_check(monkeypatch, tmp_path, together=False).verdict == "ok"
+
+
+def test_a_port_of_another_make_or_one_that_is_switched_off_is_nobodys_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Most hosts have one that nobody ever connected."""
+    device(tmp_path, "mlx5_0")
+    device(tmp_path, "mlx5_1", **DOWN, board="storage")
+    device(tmp_path, "mlx5_2", **{**DOWN, "physical": "3: Disabled"})
+    device(tmp_path, "mlx5_3", **DOWN, layer="Ethernet")
+    assert fabric_check(monkeypatch, tmp_path).verdict == "ok"
+    assert fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": "mlx5_0,mlx5_1"}).verdict == "warn"
+
+
+def test_a_port_slower_than_its_siblings_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A bad cable is set up at a lower speed, and all ranks wait for it."""
+    for number in range(7):
+        device(tmp_path, f"mlx5_{number}")
+    device(tmp_path, "mlx5_7", rate="100 Gb/sec (1X NDR)")
+    result = fabric_check(monkeypatch, tmp_path)
+    assert result.verdict == "warn"
+    assert result.words == "mlx5_7:1 runs at 100 Gbit/s, and the 7 others of its make at 400"
+
+
+def test_a_port_that_no_subnet_manager_has_set_up_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device(tmp_path, "mlx5_0", state="2: INIT")
+    result = fabric_check(monkeypatch, tmp_path)
+    assert result.verdict == "warn"
+    assert "no subnet manager" in result.words
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [("mlx6", "warn"), ("=mlx5", "warn"), ("mlx5_0:2", "warn"), ("mlx5", "ok"), ("=mlx5_0:1", "ok"), ("^mlx6", "ok")],
+)
+def test_a_list_that_leaves_nccl_no_device_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, verdict: str
+) -> None:
+    """It goes on over TCP, many times slower, and says so only with NCCL_DEBUG."""
+    device(tmp_path, "mlx5_0")
+    result = fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": value})
+    assert result.verdict == verdict
+    if verdict == "warn":
+        assert result.words == f"NCCL_IB_HCA={value} fits no RDMA device of this host, so that NCCL would use TCP"
+    environ = {"NCCL_IB_HCA": value, "NCCL_IB_DISABLE": "1"}
+    assert fabric_check(monkeypatch, tmp_path, environ=environ).verdict == "ok"
+
+
+def test_a_slingshot_interface_that_is_down_beside_others_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nics = (LO, *(Nic(f"hsn{number}", is_up=number != 2) for number in range(4)))
+    result = fabric_check(monkeypatch, tmp_path, nics)
+    assert (result.verdict, result.words) == ("warn", "hsn2 is down, and 3 other Slingshot interfaces are up")
+    assert fabric_check(monkeypatch, tmp_path, nics[:3]).words == "2 Slingshot interfaces"
+
+
+def test_efa_is_known_by_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    device(tmp_path, "rdmap16s27", rate="100 Gb/sec (4X EDR)", layer="Unspecified", board="")
+    driver = tmp_path / "sys/class/infiniband/rdmap16s27/device"
+    driver.mkdir()
+    (driver / "driver").symlink_to("../../../bus/pci/drivers/efa")
+    assert fabric_check(monkeypatch, tmp_path).words == "1 of 1 RDMA ports ACTIVE: EFA 100 Gbit/s"
+
+
+def test_files_that_cannot_be_read_or_hold_anything_break_nothing(tmp_path: Path) -> None:
+    device(tmp_path, "odd_0", state="", physical="x", rate="fast", layer="\xff")
+    (tmp_path / "sys/class/infiniband/empty").mkdir()
+    ports = read_ports(f"{tmp_path}/")
+    assert [(port.name, port.state, port.rate_gbit_s) for port in ports] == [("odd_0:1", "", 0.0)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- cost
+
+
+def test_the_checks_load_nothing_slow() -> None:
+    """They run beside every start."""
+    from subprocess import run
+
+    program = (
+        "import saferun.cli, saferun.launcher, sys; before = set(sys.modules); import saferun.checks.network; "
+        "print(*sorted(name for name in set(sys.modules) - before if not name.startswith('saferun')))"
+    )
+    root = str(Path(network.__file__).parents[2])
+    done = run(
+        [sys.executable, "-S", "-c", program],
+        env={"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert set(done.stdout.split()) <= {"_weakrefset", "threading"}
