@@ -43,6 +43,10 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
         saferun's exit code. Where a signal ended the launch before anything ran, this does not return.
     """
     ensure_standard_descriptors()
+    if config.checks.nics and config.checks.nics != ("auto",):
+        from saferun.nic_options import with_nics
+
+        environ = with_nics(config, environ)
     resolution = resolve_environ(config.environ, environ)
     if config.show_config or config.dry_run:
         from saferun.plan_text import config_lines, plan_lines

@@ -460,12 +460,14 @@ class Runtime:
         if not names or self._plan is None:
             return
         from saferun.host.nics import read_nics
+        from saferun.nic_options import told
         from saferun.preflight.interfaces import nic_environ
 
         chosen = nic_environ(names, read_nics(), self._environ)
         for environ in self._plan.environs:
             environ.update(chosen)
-        self._screen.say(f"saferun: --nic auto: {','.join(names)} ({' '.join(f'{n}={v}' for n, v in chosen.items())})")
+        if self._job is None or self._job.leads:
+            self._screen.say(told(names, chosen, auto=True))
 
     def _on_preflight(self, message: JsonObject) -> None:
         """The host that leads has said something of the checks."""

@@ -27,7 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("host",),
     ("captures", "checks", "console", "report", "profiles", "lint"),
     (
-        *("settings_file", "rank_environ", "plan_text", "lint_run", "rank_group", "store_service"),
+        *("settings_file", "rank_environ", "nic_options", "plan_text", "lint_run", "rank_group", "store_service"),
         *("leftovers", "segments"),
         *("watch_run", "capture_run", "trial_run", "check_run", "incident_log", "job_line"),
     ),

@@ -6,10 +6,12 @@ keyed hash (HMAC, RFC 2104) that it knows the secret. After the proofs the recor
 
 from __future__ import annotations
 
+import math
 import struct
 
 RECORD_BYTES = 64
 NONCE_BYTES = 16
+_PROOF_BYTES = 32
 LARGE_BYTES = 1 << 20
 """The large message. Some 700 full segments of Ethernet: enough to see that one in a hundred is lost, and throughput of
 up to about a gigabyte a second. And 8 ms on a network of 1 Gbit/s, so that one of 64 hosts is through with its six
@@ -20,13 +22,19 @@ MOST_SMALL = 16
 MAGIC = b"saferun\x01"
 HELLO, WELCOME, SMALL, LARGE, RECEIVED = b"H", b"W", b"S", b"L", b"R"
 
-_LAYOUT = struct.Struct(f"!8sc7x{NONCE_BYTES}s32s")
+_LAYOUT = struct.Struct(f"!8sc7x{NONCE_BYTES}s{_PROOF_BYTES}s")
 _CLOCK = struct.Struct("!d8x")
 
 
-def record(kind: bytes) -> bytes:
-    """A record that proves nothing: for after the proofs."""
-    return _LAYOUT.pack(MAGIC, kind, b"", b"")
+def record(kind: bytes, clock: float = 0.0) -> bytes:
+    """A record that proves nothing: for after the proofs. ``clock``: seconds since the epoch, in an answer."""
+    return _LAYOUT.pack(MAGIC, kind, _CLOCK.pack(clock), b"")
+
+
+def clock_of(received: bytes) -> float:
+    """The clock in a record."""
+    clock = float(_CLOCK.unpack_from(received, RECORD_BYTES - NONCE_BYTES - _PROOF_BYTES)[0])
+    return clock if math.isfinite(clock) else 0.0
 
 
 def hello(token: str, nonce: bytes) -> bytes:
@@ -60,7 +68,7 @@ def read_welcome(received: bytes, token: str, nonce: bytes) -> float | None:
     _, _, content, proof = _LAYOUT.unpack(received)
     if not _equal(proof, _proof(token, WELCOME, nonce, content)):
         return None
-    return float(_CLOCK.unpack(content)[0])
+    return clock_of(received)
 
 
 def _proof(token: str, kind: bytes, nonce: bytes, content: bytes) -> bytes:

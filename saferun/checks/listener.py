@@ -229,7 +229,7 @@ class Listener:
             return _say(visitor, welcome(self._token, nonce, time.time()))
         if kind == SMALL and visitor.small < MOST_SMALL:
             visitor.small += 1
-            return _say(visitor, record(SMALL))
+            return _say(visitor, record(SMALL, time.time()))
         if kind == LARGE and visitor.large < MOST_LARGE:
             visitor.large += 1
             visitor.left_bytes = LARGE_BYTES

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from saferun.findings import SEVERITY, CheckResult, HostCard, Preflight, Probe
 from saferun.preflight.choice import best_nic, suggested
 from saferun.preflight.faults import Scene, fault_results
-from saferun.preflight.interfaces import is_decoy, loopback_between
+from saferun.preflight.interfaces import AUTO, is_decoy, loopback_between
 from saferun.preflight.links import Column, Uses, columns_of, host_words, label_of, matrix_of, uses_of
 from saferun.preflight.rounds import again
 from saferun.preflight.skew import skew_results
@@ -47,6 +47,8 @@ def judge(
     uses = {host: uses_of(card, nics) for host, card in cards.items()}
     slowness = look_for_slowness(columns, cards)
     best = best_nic(columns, cards, sorted({nic for _, nic in slowness.states}))
+    if AUTO in nics and best:
+        uses = {host: uses_of(card, (best,)) for host, card in cards.items()}
     faults = fault_results(Scene(columns, cards, uses, best))
     blamed = {result.host for result in faults if result.verdict == "fail"}
     told = {host: card for host, card in cards.items() if card.versions or card.nics or card.probed}

@@ -24,6 +24,8 @@ _OWN = frozenset(
         *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES", "NCCL_IB_HCA"),
         *("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
         *("TORCH_CPP_LOG_LEVEL", "TORCH_LOGS", "TORCH_SHOW_CPP_STACKTRACES"),
+        # Which of them a launch sets follows from torch's version.
+        *("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     ]
 )
 _OWN_PREFIXES = ("NCCL_DEBUG", "RCCL_DEBUG", "TORCH_LOGS", "UCX_LOG", "FI_LOG", "OMP_", "KMP_")

@@ -30,14 +30,31 @@ JSON = st.recursive(
 TEXT = st.text(max_size=30)
 NAME = st.sampled_from(["eth0", "eth1", "docker0", "lo", ""]) | TEXT
 NUMBER = st.floats(allow_nan=True, allow_infinity=True)
-PAIRS = st.lists(st.lists(TEXT, max_size=3).map(tuple), max_size=4).map(tuple)
+WORDS = st.lists(TEXT, max_size=3).map(tuple)
+PAIRS = st.lists(st.tuples(TEXT | st.sampled_from(["driver", "nccl", "torch"]), TEXT), max_size=4).map(tuple)
 NIC = st.builds(
     Nic,
-    NAME,
-    st.lists(TEXT, max_size=2).map(tuple),
-    st.lists(TEXT, max_size=2).map(tuple),
-    st.booleans(),
-    st.integers(-5, 9000),
+    name=NAME,
+    addresses=WORDS,
+    networks=WORDS,
+    is_up=st.booleans(),
+    mtu=st.integers(-5, 9000),
+    kind=NAME,
+    speed_bits_s=st.integers(-5, 9000),
+    labels=st.just(()),
+    rdma=st.just(()),
+)
+RESULT = st.builds(
+    CheckResult,
+    name=TEXT,
+    verdict=st.sampled_from(["ok", "warn", "fail", "odd"]),
+    words=TEXT,
+    hint=st.just(""),
+    facts=st.just(()),
+    duration_s=st.just(0.0),
+    class_name=st.sampled_from(["", "network_interface"]),
+    passing=st.booleans(),
+    host=TEXT,
 )
 CARD = st.builds(
     HostCard,
@@ -50,11 +67,10 @@ CARD = st.builds(
     versions=PAIRS,
     script=TEXT,
     environ=PAIRS,
-    names=PAIRS,
-    results=st.lists(
-        st.builds(CheckResult, TEXT, st.sampled_from(["ok", "warn", "fail", "odd"]), TEXT), max_size=2
-    ).map(tuple),
+    names=st.lists(WORDS, max_size=2).map(tuple),
+    results=st.lists(RESULT, max_size=2).map(tuple),
 )
+# Mostly of hosts that there are.
 PROBE = st.builds(
     Probe,
     st.integers(-1, 6),
@@ -135,7 +151,7 @@ def test_what_is_no_door_opens_nothing() -> None:
     for bad in (
         good._replace(port=-1),
         good._replace(port=65536),
-        good._replace(token="short"),
+        good._replace(token="short"),  # noqa: S106 - of a test
         good._replace(token="0" * 31 + "\n"),
     ):
         assert decode_door(json.dumps(bad)) is None
