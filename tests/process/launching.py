@@ -230,9 +230,11 @@ class Job:
         """Wait until processes of the launch have said a word so many times; each is heard once."""
 
         def heard() -> list[Word]:
+            # Looked at first: what it says last may come between the two.
+            has_ended = self.process.poll() is not None
             self._listen()
             found = [said for said in self._unheard if said.word == word][:count]
-            assert self.process.poll() is None or len(found) == count, self._story(f"ended before {word!r}")
+            assert not has_ended or len(found) == count, self._story(f"ended before {word!r}")
             return found if len(found) == count else []
 
         try:

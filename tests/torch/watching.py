@@ -71,8 +71,9 @@ def await_hang(job: Job, number: int = 1) -> dict[str, Any]:
     """The n-th hang that the report tells of."""
 
     def found() -> list[dict[str, Any]]:
+        has_ended = job.process.poll() is not None
         hangs = incidents(job, "hang")
-        assert len(hangs) >= number or job.process.poll() is None, job.err[-4000:]
+        assert len(hangs) >= number or not has_ended, job.err[-4000:]
         return hangs if len(hangs) >= number else []
 
     return until(found, f"hang {number}:\n{job.err[-2000:]}", timeout_s=DEADLINE_S)[number - 1]
