@@ -16,7 +16,7 @@ import pytest
 from saferun.captures.faulthandler_dump import dump_by_signal
 from saferun.captures.process_state import read_process_look
 from saferun.captures.scene import Process
-from tests.process.launching import REPOSITORY, STAY, Job, command_line, kill, running, until
+from tests.process.launching import DEADLINE_S, REPOSITORY, STAY, Job, command_line, kill, running, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,6 +242,6 @@ def test_a_capture_that_does_not_end_holds_nobody_up(tmp_path: Path, signum: int
         kill(until(lambda: capture_process(job), "the capture process"), signal.SIGSTOP)
         job.send(signum)
         assert job.wait() == code
-        job.assert_nothing_left(5.0)
+        job.assert_nothing_left(DEADLINE_S)
         if signum != signal.SIGKILL:
             assert f"stopped by {signal.Signals(signum).name}" in job.err

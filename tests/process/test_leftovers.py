@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, STAY, kill, read_stat, running, state_of, until
+from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, kill, read_stat, running, state_of, until
 from tests.process.reading import Pipe
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_no_family_of_a_rank_outlives_a_killed_supervisor(tmp_path: Path, signum
         assert job.reaper() is not None
         job.send(signum)
         assert job.wait() == -signum
-        job.assert_nothing_left(timeout_s=5)
+        job.assert_nothing_left(timeout_s=DEADLINE_S)
 
 
 def test_a_killed_supervisor_leaves_no_temporary_files(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_killed_supervisor_leaves_no_temporary_files(tmp_path: Path) -> None:
         job.hear("ready", 2)
         job.send(signal.SIGKILL)
         job.wait()
-        job.assert_nothing_left(timeout_s=5)
+        job.assert_nothing_left(timeout_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("count", range(1, 7))
@@ -102,7 +102,7 @@ def test_a_supervisor_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Pa
         until(lambda: len(job.processes()) >= count, f"there are {count} processes")
         job.send(signal.SIGKILL)
         job.wait()
-        job.assert_nothing_left(timeout_s=5)
+        job.assert_nothing_left(timeout_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("count", range(1, 7))
@@ -114,7 +114,7 @@ def test_sigterm_while_saferun_starts_leaves_nothing(tmp_path: Path, count: int)
         assert exit_code in {1, -signal.SIGTERM}
         assert "Traceback" not in job.err
         # Before saferun can handle signals, SIGTERM ends it like any program, and its reaper sees that a moment later.
-        job.assert_nothing_left(timeout_s=5 if exit_code < 0 else 0)
+        job.assert_nothing_left(timeout_s=DEADLINE_S if exit_code < 0 else 0)
 
 
 def test_the_reaper_ends_although_nobody_reads_its_stderr(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_reaper_ends_although_nobody_reads_its_stderr(tmp_path: Path) -> Non
         os.set_blocking(pipe.write_end, True)
         job.send(signal.SIGKILL)
         job.wait()
-        job.assert_nothing_left(timeout_s=5)
+        job.assert_nothing_left(timeout_s=DEADLINE_S)
 
 
 def fill(fd: int) -> None:
@@ -164,7 +164,7 @@ def test_sigkill_to_supervisor_and_ranks_at_once_leaves_nothing(tmp_path: Path) 
         for pid in (job.process.pid, *ranks):
             kill(pid, signal.SIGKILL)
         job.wait()
-        job.assert_nothing_left(timeout_s=5)
+        job.assert_nothing_left(timeout_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("end", ["well", "fail"])
@@ -268,7 +268,7 @@ def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) 
         job.send(signum)
         assert job.wait() == (-signum if signum == signal.SIGKILL else 1)
         # Directories in TMPDIR apart: they are the inner ones' and have a test of their own.
-        until(lambda: not job.processes(), "all processes are gone", timeout_s=10)
+        until(lambda: not job.processes(), "all processes are gone")
         for path in (tmp_path / "tmp").iterdir():
             subprocess.run(["rm", "-r", str(path)], check=True)
 
@@ -279,4 +279,4 @@ def test_when_an_inner_saferun_is_killed_its_ranks_die_and_the_outer_one_reports
         job.hear("inner")
         os.kill(int((tmp_path / "inner").read_text()), signal.SIGKILL)
         assert job.wait() == 1
-        until(lambda: not job.processes(), "all processes are gone", timeout_s=10)
+        until(lambda: not job.processes(), "all processes are gone")

@@ -67,7 +67,7 @@ def test_stubborn_ranks_are_killed_when_their_grace_is_over(tmp_path: Path) -> N
         assert job.wait() == 1
         stopping = {entry["event"]: entry["at"] for entry in job.events()}
         took_s = stopping["LeftoversGone"] - stopping["EvidenceCaptured"]
-        assert 1.0 <= took_s < 5.0
+        assert 1.0 <= took_s < 20.0
 
 
 def test_without_any_grace_the_ranks_are_killed_at_once(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ if ATTEMPT == 0 and RANK > 0:
     with running(tmp_path, program, "--max-restarts", "1", *options, nproc=3) as job:
         until(lambda: is_serving(job.coordinator()), "the store is served")
         job.release("end")
-        assert job.wait(10) == 0
+        assert job.wait() == 0
 
 
 def is_serving(coordinator: int | None) -> bool:
@@ -241,7 +241,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path, first: signal.Signals) ->
         job.send(first)
         until(lambda: f"{first.name}: stopping" in job.err, "the first signal is taken in")
         job.send(signal.SIGINT)
-        assert job.wait(10) == 1
+        assert job.wait() == 1
         assert "SIGINT: killing 2 ranks" in job.err
 
 
@@ -253,7 +253,7 @@ def test_ctrl_c_while_ranks_are_being_stopped_does_not_hide_why(tmp_path: Path) 
         job.release("end")
         until(lambda: job.has_happened("EvidenceCaptured"), "the ranks are being stopped")
         job.send(signal.SIGINT)
-        assert job.wait(10) == 1
+        assert job.wait() == 1
         assert "rank 0 (" in job.err
         assert "failed first" in job.err
         assert "exit code 3" in job.err

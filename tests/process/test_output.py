@@ -282,7 +282,7 @@ for number in range(30_000):
         (rank,) = job.hear("writing")
         until(lambda: is_held_up(rank.pid, job.process.pid), "the rank is held up")
         pipe.close_read_end()
-        assert job.wait(10) == 0
+        assert job.wait() == 0
 
 
 def test_waiting_for_a_slow_reader_at_the_end_costs_no_cpu(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_signal_ends_the_wait_for_a_reader_that_never_reads(tmp_path: Path) ->
             pipe.close_write_end()
             until(lambda: job.has_happened("LeftoversGone"), "the ranks are done")
             job.send(signal.SIGINT)
-            job.wait(10)
+            job.wait()
             assert len(job.rank_file(0, "stdout.log")) == 3_000_000
         assert waiting_bytes(pipe.read_end) > 0
 

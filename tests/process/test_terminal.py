@@ -235,7 +235,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
         terminal.type(b"\x03")
         until(lambda: "SIGINT: stopping" in terminal.text, "the first is taken in")
         terminal.type(b"\x03")
-        assert job.wait(10) == 1
+        assert job.wait() == 1
 
 
 def test_the_end_of_the_terminal_ends_the_job(tmp_path: Path) -> None:

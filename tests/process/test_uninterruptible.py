@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.process.launching import command_line, read_stat, running, state_of, until
+from tests.process.launching import DEADLINE_S, command_line, read_stat, running, state_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ open(FOLDER + "/stuck/file")
             assert [command_line(pid) for pid in job.processes() if pid != stuck.pid] == []
         finally:
             file_system.close()
-        job.assert_nothing_left(timeout_s=5)
+        job.assert_nothing_left(DEADLINE_S)
 
 
 @NEEDS_A_STUCK_FILE_SYSTEM
