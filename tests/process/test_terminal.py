@@ -284,7 +284,9 @@ def test_prefixes_are_coloured_by_rank(tmp_path: Path) -> None:
     ("options", "environ"), [((), {"NO_COLOR": "1"}), (("--color", "never"), {}), (("--prefix", "none"), {})]
 )
 def test_no_colours_where_none_are_wanted(tmp_path: Path, options: tuple[str, ...], environ: dict[str, str]) -> None:
-    with on_terminal(tmp_path, "print('hi')", *options, environ=environ) as (job, terminal):
+    # In one piece: print writes text and line feed apart, and a line that stays unfinished for long is drawn anew.
+    program = r"import os; os.write(1, b'hi\n')"
+    with on_terminal(tmp_path, program, *options, environ=environ) as (job, terminal):
         assert job.wait() == 0
         until(lambda: "hi" in terminal.text, "the rank has spoken")
         assert "\x1b" not in terminal.text
