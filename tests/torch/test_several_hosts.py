@@ -137,7 +137,7 @@ def test_a_signal_to_one_host_stops_all(tmp_path: Path, signalled: int) -> None:
 
 def test_hosts_that_do_not_come_are_named(tmp_path: Path) -> None:
     """On every host that waits for them."""
-    with hosts(tmp_path, STAY, "--start-timeout", "3", count=3, start=(0, 1), nproc=1) as jobs:
+    with hosts(tmp_path, STAY, "--start-timeout", "6", count=3, start=(0, 1), nproc=1) as jobs:
         assert [job.wait() for job in jobs] == [1, 1]
         for job in jobs:
             assert "node rank 2" in job.err
