@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
     from tests.cluster.machines.faults import Host
 
-SOON_S = 20.0
+SOON_S = 40.0
 # Else 30 s pass before a job of fewer hosts than it may have gets going, and 15 s before a host is missed that is off.
-QUICK = ("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1")
+# torch misses it after three intervals: less than a machine may stand still that runs all of these hosts.
+QUICK = ("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=3")
 C10D = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"node1:{PORT}", "--rdzv-id", "j")
 
 # Ranks that say how large the world is, and stay until they are to end well or badly.

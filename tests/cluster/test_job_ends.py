@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import MakeCluster
     from tests.cluster.machines.cluster import Cluster
 
-SOON_S = 20.0
+SOON_S = 40.0
 STUBBORN = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 tell("ready")
@@ -28,7 +28,7 @@ while True:
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_scancel_leaves_time_for_evidence_and_report(make_cluster: MakeCluster, tmp_path: Path, tasks: int) -> None:
     """TERM, and KILL after KillWait: by then even ranks that do not listen have been looked at and killed."""
-    cluster = make_cluster(3, slurm=True, slurm_options={"KillWait": 8})
+    cluster = make_cluster(3, slurm=True, slurm_options={"KillWait": 30})
     options = ("--shutdown-timeout", "5")
     job = start(cluster, Way("srun", tasks), tmp_path, STUBBORN, *options, nproc=2)
     job.hear("ready", 6)
