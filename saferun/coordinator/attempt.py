@@ -18,6 +18,8 @@ from saferun.coordinator.store_client import StoreBrokenError
 from saferun.coordinator.tasks import Tasks
 
 _BEATS_PER_TIMEOUT = 6
+# For how long a host that answers is given to beat again.
+_BEATS_AGAIN_S = 3.0
 _ACKS_S = 10.0
 _MOST_UNREAD_BYTES = 8 << 20
 
@@ -210,6 +212,11 @@ class Attempt:
         else:
             beat = monitor.beats_of(host)
             finding = self._knock(host)
+            if finding.why == CUT:
+                # It answers: it may have been held up, and its next beat is on its way then.
+                give_up_at = time.monotonic() + min(_BEATS_AGAIN_S, 2 * self._interval_s)
+                while monitor.beats_of(host) == beat and time.monotonic() < give_up_at:
+                    time.sleep(0.02)
             if monitor.beats_of(host) != beat:
                 monitor.reset(host)
                 return
