@@ -367,7 +367,8 @@ def test_sixty_four_ranks_are_merged_in_no_time() -> None:
     dumps = [dump_of(rank, Frame("leaf", "/job/leaf.py", rank % 8), *inside, *own, MAIN) for rank in range(64)]
     least_s = 1.0
     for _ in range(5):
-        began_at = time.perf_counter()
+        began_s = time.thread_time()
         merge(dumps, SCRIPT, CWD)
-        least_s = min(least_s, time.perf_counter() - began_at)
-    assert least_s < 0.05
+        least_s = min(least_s, time.thread_time() - began_s)
+    # It takes 0.014 s where this was written; each frame of each rank compared with every other would take seconds.
+    assert least_s < 0.2
