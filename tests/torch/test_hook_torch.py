@@ -19,7 +19,8 @@ from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.evidence import RankCollectives
 
 INJECT = Path(saferun.__file__).parent / "inject"
-DEADLINE_S = 120.0
+# Sixty processes with torch take a quiet machine of two processors 20 s.
+DEADLINE_S = 240.0
 
 SETUP = """
 import ctypes, gc, os, sys, time
