@@ -40,7 +40,7 @@ def test_a_port_that_is_free_a_moment_later_is_waited_for(tmp_path: Path) -> Non
     """The job before still has it, for one; nobody has to start this one again."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = str(holder.getsockname()[1])
-        options = ("--master-port", port, "--retry-wait", "0.2")
+        options = ("--master-port", port, "--retry-wait", "1")
         with running(tmp_path, RAN, *options, nproc=2) as job:
             until(lambda: "(retry 1 of 3)" in job.err, "the first try has failed")
             assert not job.said("ran")
