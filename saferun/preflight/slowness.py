@@ -16,11 +16,12 @@ from saferun.preflight.links import Column, Link, host_words, label_of, median
 __all__ = ["Slowness", "look_for_slowness", "without_lost"]
 
 _FACTOR = 2.0
-_LATENCY_LOST_S = 0.005
+# Less than this is a scheduler's doing, on a machine with ten times as much to run as it has processors.
+_LATENCY_LOST_S = 0.02
 _BYTES_LOST_S = 50e6
-# Of the large message, which has 1 MiB: less than this is a scheduler's doing.
+# Likewise, of the large message, which has 1 MiB.
 _MESSAGE_BYTES = 1 << 20
-_TIME_LOST_S = 0.005
+_TIME_LOST_S = 0.03
 # A pair alone may be a busy moment of two busy hosts: it takes more to be told, in one direction alone much more.
 _PAIR_FACTOR = 4.0
 _ONE_WAY_FACTOR = 20.0

@@ -130,7 +130,7 @@ def test_when_every_attempt_fails_the_last_one_is_reported(tmp_path: Path) -> No
     with running(tmp_path, program, "--max-restarts", "2") as job:
         assert job.wait() == 1
         assert [said.attempt for said in job.said("began")] == [0, 1, 2]
-        report = job.err[job.err.rindex("saferun: ") :]
+        report = job.err[job.err.rindex("saferun: rank 0 ") :]
         assert "exit code 6" in report
         assert "| attempt 2" in report
 
@@ -334,7 +334,7 @@ await_release("ask")
 socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
 stay()
 """
-    with running(tmp_path, program, nproc=2) as job:
+    with running(tmp_path, program, "--start-retries", "0", nproc=2) as job:
         job.hear("ready", 2)
         until(lambda: job.has_happened("StoreServed"), "the store is served")
         coordinator = job.coordinator()

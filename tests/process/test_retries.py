@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import running, until
+from tests.process.launching import kill, read_stat, running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +62,34 @@ def test_the_retries_of_a_start_end(tmp_path: Path) -> None:
             assert job.err.count("starting again") == 2
             assert "not started again: tried again 2 times, and still" in job.err
             assert not job.said("ran")
+
+
+def test_a_store_that_is_lost_while_the_ranks_start_is_served_anew(tmp_path: Path) -> None:
+    """Whatever killed the process behind it; nothing has been trained yet."""
+    program = """
+from rank import *
+import socket
+path = f"{FOLDER}/began.{RANK}"
+again = os.path.exists(path)
+open(path, "w")
+tell("again" if again else "ready")
+if not again:
+    await_release("ask")
+socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+if not again:
+    stay()
+"""
+    with running(tmp_path, program, "--retry-wait", "0.1", nproc=2) as job:
+        job.hear("ready", 2)
+        until(lambda: job.has_happened("StoreServed"), "the store is served")
+        coordinator = job.coordinator()
+        assert coordinator is not None
+        kill(coordinator, signal.SIGKILL)
+        until(lambda: read_stat(coordinator) is None, "the coordinator is gone")
+        job.release("ask")
+        assert job.wait() == 0
+        assert len(job.said("again")) == 2
+        assert "(retry 1 of 3): the store's process ended (killed by SIGKILL)" in job.err
 
 
 @pytest.mark.parametrize("options", [(), ("--start-retries", "5", "--retry-wait", "0")])

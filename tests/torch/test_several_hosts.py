@@ -170,6 +170,7 @@ def test_nobody_overwrites_anothers_files_in_a_shared_run_directory(tmp_path: Pa
     assert sorted(path.name for path in shared.glob("*/attempt_0/rank_*")) == [f"rank_{i}" for i in range(4)]
     assert sorted(path.name for path in shared.iterdir() if path.is_file()) == [
         ".gitignore",
+        "preflight.json",
         "report.json",
         "report.txt",
         "run.json",

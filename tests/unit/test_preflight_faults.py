@@ -169,6 +169,12 @@ def test_of_several_addresses_of_an_interface_the_first_one_counts() -> None:
     assert told(judged(cards, second + probes)) == []
 
 
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_a_way_that_works_once_works(fails_first: bool) -> None:
+    good, bad = probes_of(4), probes_of(4, NICS, where(touching=3, kind="timeout"))
+    assert told(judged(cards_of(4), bad + good if fails_first else good + bad)) == []
+
+
 def test_a_host_whose_interface_is_down_is_named_though_nobody_tries_it() -> None:
     cards = cards_of(4)
     nics = tuple(nic._replace(is_up=nic.name != "eth1") for nic in cards[2].nics)
