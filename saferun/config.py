@@ -148,6 +148,8 @@ class ChecksConfig(NamedTuple):
     """What is asked for about the checks before the ranks are started.
 
     ``nics``: network interfaces to use; ``("auto",)``: to be chosen. ``full``: every pair of hosts is tried.
+    ``as_json``: how the results are printed where nothing else is wanted. ``collective``: whether real collectives are
+    tried, by torch's ``backend``, each for ``trial_timeout_s`` at most.
     """
 
     preflight: Literal["on", "warn", "off", "only"] = "on"
@@ -156,6 +158,7 @@ class ChecksConfig(NamedTuple):
     as_json: bool = False
     collective: bool = False
     backend: Literal["auto", "gloo", "nccl"] = "auto"
+    trial_timeout_s: float = 30.0
 
 
 class RetryConfig(NamedTuple):

@@ -198,12 +198,16 @@ class HostsDone(NamedTuple):
 
 
 class JobLost(NamedTuple):
-    """The other hosts cannot be reached any more: this one is on its own."""
+    """The other hosts cannot be reached any more: this one is on its own.
+
+    ``class_name``: ``store_lost`` where the store of the host that leads is gone, which may serve another.
+    """
 
     at: float
     attempt: int
     what: str
     hint: str
+    class_name: str = ""
 
 
 class CoreDumpSeen(NamedTuple):
@@ -345,6 +349,7 @@ class Diagnose(NamedTuple):
     """Find the cause of a failed attempt; answer Diagnosed. ``hung``: it was ended because it hung.
 
     ``alone``: other hosts have no part in it. ``trouble_class``: the class of the cause, where that is the trouble.
+    ``is_checked``: the trouble is what the checks of all hosts found.
     """
 
     attempt: int
@@ -355,6 +360,7 @@ class Diagnose(NamedTuple):
     hung: bool = False
     alone: bool = False
     trouble_class: str = ""
+    is_checked: bool = False
 
 
 class ReportFailure(NamedTuple):

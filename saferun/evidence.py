@@ -311,7 +311,8 @@ class Evidence(NamedTuple):
     host's only (``supervisor_pid``, ``oom``, ``kernel_lines``, ``abandoned``) is in ``hosts``; ``kernel_lines`` are
     all hosts' with their labels. ``job_trouble`` is what made all hosts stop. ``started_time`` is when the ranks were
     started in seconds since the epoch (0.0: unknown), ``world_size`` how many there are (0: those in ``ranks``).
-    ``start`` is how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside`` (not
+    ``is_checked`` says that ``trouble`` is what the checks of all hosts found before any rank was started. ``start`` is
+    how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside`` (not
     all had got through it), ``through``; empty: nobody knows.
     """
 
@@ -338,6 +339,7 @@ class Evidence(NamedTuple):
     world_size: int = 0
     job_trouble: ToldTrouble | None = None
     start: str = ""
+    is_checked: bool = False
 
     @property
     def outputs_by_rank(self) -> dict[int, RankOutput]:

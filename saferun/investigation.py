@@ -770,6 +770,7 @@ class Investigation:
             stop_signum=action.stop_signum,
             trouble=action.trouble,
             trouble_hint=action.trouble_hint,
+            is_checked=action.is_checked,
         )
         if reader is not None:
             seen = reader.capture

@@ -40,6 +40,8 @@ _KNOCK_AFTER_S = 1.5
 _KNOCK_AGAIN_S = 5.0
 # Hosts' clocks are compared by when a message was sent and came, which may take a second.
 _SKEW_S = 1.5
+# After the loss of a store, how long hosts that think the start not to be over wait for those that may think otherwise.
+_AGAIN_S = 60.0
 _GONE = ("gone", "unreachable")
 # Of --host-timeout, how long a host is silent before it is knocked at; that takes the rest, at most six seconds.
 _SILENT_SHARE = 0.8
@@ -179,6 +181,7 @@ class Job:
         self._preparing = False
         self._joining = False
         self._number = -1  # of the attempt that this host takes part in
+        self._after_loss = False  # the store of the host that leads was lost
         self.host = 0
         self.leads = False
         self.leader = ""
@@ -281,7 +284,7 @@ class Job:
                 "conf": dict(rendezvous.conf),
                 "run_id": rendezvous.run_id,
                 "local_addr": rendezvous.local_addr,
-                "timeout_s": hosts.start_timeout_s,
+                "timeout_s": self._join_timeout_s(),
                 "host_timeout_s": hosts.host_timeout_s * _SILENT_SHARE,
                 "expected": list(hosts.names),
                 "name": short_host_name(),
@@ -294,6 +297,12 @@ class Job:
             }
         )
         self.line.open()
+
+    def _join_timeout_s(self) -> float:
+        """How long the others are waited for: less where each host decided for itself that they meet again."""
+        after_loss, self._after_loss = self._after_loss, False
+        timeout_s = self._config.hosts.start_timeout_s
+        return min(timeout_s, _AGAIN_S) if after_loss else timeout_s
 
     def _record(self, toward: str) -> JsonObject:
         """What the others are to know of this process."""
@@ -547,7 +556,9 @@ class Job:
             case "store_lost" if message["attempt"] == self._number:
                 words = str(message["words"])[:_LONGEST_WORDS]
                 self.trouble = Trouble("store_lost", self.leader, words, None, str(message.get("why") or "unknown"))
-                self._on_line_lost(words, "look at that host: what saferun said there last, and dmesg")
+                self._on_line_lost(
+                    words, "look at that host: what saferun said there last, and dmesg", class_name="store_lost"
+                )
             case "start_stage" if message["attempt"] == self._number:
                 self.start_stage = message
             case "task_lost":
@@ -565,12 +576,15 @@ class Job:
             self._say(f"saferun: this is {short_host_name()}, {here}, from {hosts.detected}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
 
-    def _on_line_lost(self, what: str, hint: str) -> None:
+    def _on_line_lost(self, what: str, hint: str, class_name: str = "") -> None:
         if self._joining or self._preparing:
             self._joining = self._preparing = False
             self._fail(what, hint)
-        else:
-            self._post(JobLost(time.monotonic(), self._attempt(), what, hint))
+            return
+        if self.leads and self.line.is_head:
+            class_name = "store_lost"  # this host's own coordinator, which served it
+        self._after_loss = bool(class_name)
+        self._post(JobLost(time.monotonic(), self._attempt(), what, hint, class_name))
 
     def _on_told(self, attempt: int, message: JsonObject, received: object) -> None:
         del received

@@ -235,6 +235,7 @@ class PreflightRun:
             hosts=hosts,
             labels=labels,
             interfaces=() if checks.nics == ("auto",) else checks.nics,
+            timeout_s=checks.trial_timeout_s,
             job=self._job,
             say=self._say,
             on_over=on_over,
@@ -368,7 +369,8 @@ class PreflightRun:
         outcome = self._outcome(preflight, self._cards)
         ok = outcome.failure is None
         only = self._config.checks.preflight == "only"
-        self._tell(self._shown(preflight.results))
+        if not only:
+            self._tell(self._shown(preflight.results))
         if ok and not only:
             self._job.tell_preflight({"ok": True, "nic": list(outcome.nics)})
             return  # which this host hears like the others
@@ -441,8 +443,15 @@ class PreflightRun:
         if not failing:
             return Outcome(None, preflight, cards, nics)
         first = failing[0]
-        host = f"{first.host}: " if first.host and not first.words.startswith(first.host) else ""
-        more = f" (and {len(failing) - 1} more, above)" if len(failing) > 1 else ""
+        same = _alike(first, failing)
+        host = ""
+        if len(same) > 1:
+            from saferun.report.preflight_text import host_ranges
+
+            host = f"{host_ranges(result.host for result in same)}: "
+        elif first.host and not first.words.startswith(first.host):
+            host = f"{first.host}: "
+        more = f" (and {len(failing) - len(same)} more, above)" if len(failing) > len(same) else ""
         passing = all(result.passing for result in failing)
         failure = Failure(
             f"{host}{first.words}{more}", first.hint or "see the other lines", first.class_name if passing else ""
@@ -459,12 +468,17 @@ class PreflightRun:
     def _tell(self, shown: Sequence[CheckResult]) -> None:
         """All of it but the failure that ends the launch and is told as its reason."""
         failing = [result for result in shown if result.verdict == "fail"]
-        told = [result for result in shown if not failing or result is not failing[0]]
+        told = [result for result in shown if not failing or result not in _alike(failing[0], failing)]
         if told:
             from saferun.report.preflight_text import result_lines
 
             for line in result_lines(told):
                 self._say(line)
+
+
+def _alike(first: CheckResult, failing: Sequence[CheckResult]) -> list[CheckResult]:
+    """The same of other hosts."""
+    return [result for result in failing if (result.name, result.words) == (first.name, first.words)]
 
 
 def context_of(

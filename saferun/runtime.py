@@ -429,10 +429,11 @@ class Runtime:
             return
         self._investigation.note_preflight(outcome.preflight, outcome.cards)
         assert self._preflight is not None  # noqa: S101 - it says so
-        self._preflight.tell_own()
         if self._config.checks.preflight == "only":
             self._events.append(ChecksOver(now, attempt, self._show_checks(outcome)))
-        elif outcome.failure is not None:
+            return
+        self._preflight.tell_own()
+        if outcome.failure is not None:
             self._events.append(_start_failure(now, attempt, outcome.failure))
         else:
             self._events.append(ChecksPassed(now, attempt))

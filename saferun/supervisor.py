@@ -157,6 +157,8 @@ class Supervisor:
         self._trouble_exit_code = 1
         self._trouble_class = ""
         self._missed_store = False
+        self._is_checked = False  # the trouble is what the checks of all hosts found
+        self._lost_store = False  # the store of the host that leads was lost, and it may serve another
         # What follows is about jobs of several hosts.
         self._may_leave = False
         self._told = False  # all hosts know that the attempt is to end
@@ -390,6 +392,7 @@ class Supervisor:
                 self._hung,
                 alone=self._alone or self._leaves,
                 trouble_class=self._trouble_class or ("store_lost" if self._missed_store else ""),
+                is_checked=self._is_checked,
             )
         ]
 
@@ -430,12 +433,15 @@ class Supervisor:
         facts = facts or _UNKNOWN
         if self._trouble_class:
             facts = facts._replace(class_name=self._trouble_class, started=False, passing=True, words=self._trouble)
+        if self._lost_store:
+            # Each host decides for itself, and all the same: the one that leads can serve another store.
+            facts = facts._replace(class_name="store_lost", passing=True, words=self._trouble, host=None)
         why = ""
         if self._stop_signum is not None or self._job_stopped:
             why = f"stopped by {signal_name(self._stop_signum)}" if self._stop_signum is not None else "stopped"
         elif self._leaves:
             why = "this host leaves the job"
-        elif self._alone and not self._job.outlives_leader and not self._trouble_class:
+        elif self._alone and not (self._job.outlives_leader or self._trouble_class or self._lost_store):
             why = "the other hosts cannot be reached"
         elif self._is_final:
             why = facts.words or "it is not worth another attempt"
@@ -445,7 +451,8 @@ class Supervisor:
         """Do what the host that decides has decided."""
         restarting = decision.next_step == "restart" and self._stop_signum is None
         actions: list[Action] = []
-        if decision.exit_code != 0 or decision.words:
+        # Where nothing but checks was wanted, the host that leads shows what they found.
+        if (decision.exit_code != 0 or decision.words) and self.state is not State.PROBING:
             actions.append(ReportDecision(self.attempt, decision.words, restarting))
         if restarting and self._placement is not None and decision.excluded == self._placement.group_rank:
             # DIAGNOSING -> DONE: the others go on without this host.
@@ -528,6 +535,7 @@ class Supervisor:
         if self._alone or self._decision is not None or self.state is State.CHECKING:
             return []
         self._alone = True
+        self._lost_store = event.class_name == "store_lost"
         self._trouble = self._trouble or event.what
         self._trouble_hint = self._trouble_hint or event.hint
         match self.state:
@@ -562,6 +570,7 @@ class Supervisor:
         told = self._tell("start", event.what)
         if self.state is State.PROBING:
             # PROBING -> DIAGNOSING: nothing had been started.
+            self._is_checked = True
             return [*told, *self._diagnose(event.at)]
         if self.state in {State.STARTING, State.RUNNING}:
             # STARTING -> CAPTURING | STOPPING: the ranks that do run are ended like those of any failed attempt.

@@ -37,6 +37,7 @@ class TrialSearch:
         hosts: the local ranks of every host, on the host that leads; else empty.
         labels: the hosts' names.
         interfaces: to be tried one after the other; none: what the hosts use by themselves.
+        timeout_s: of each trial.
         job: the other hosts; None: there are none.
         say: takes one line for the user about what is going on.
         on_over: told what was found, on the host that leads.
@@ -51,6 +52,7 @@ class TrialSearch:
         hosts: Mapping[int, Sequence[int]],
         labels: Mapping[int, str],
         interfaces: Sequence[str],
+        timeout_s: float,
         job: Job | None,
         say: Callable[[str], None],
         on_over: Callable[[tuple[CheckResult, ...]], None],
@@ -60,7 +62,7 @@ class TrialSearch:
         self._say = say
         self._on_over = on_over
         part = "GPU" if place.backend == "nccl" else "rank"
-        self._isolation = Isolation(hosts, labels, interfaces, part=part) if hosts else None
+        self._isolation = Isolation(hosts, labels, interfaces, part=part, deadline_s=timeout_s) if hosts else None
         self._run = TrialRun(place, environ, poller, on_ready=self._on_ready, on_done=self._on_done)
         self._dying: set[int] = set()
         self._outcomes: list[Outcome] = []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from saferun.config import LaunchConfig
 from saferun.errors import EXIT_USAGE, UsageError
 
+_LONGEST_TRIAL_S = 3600.0
 WORDS = "check this host, or the hosts of a job, as a launch does before it starts anything"
 EPILOG = (
     "All options of saferun that say which hosts there are, and how they reach each other, mean here what they mean "
@@ -22,7 +23,10 @@ EPILOG = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb itself; all others are a launch's."""
-    parser.usage = "saferunctl doctor [--json] [--collective] [--backend NAME] [options of saferun] [script]"
+    parser.usage = (
+        "saferunctl doctor [--json] [--collective] [--backend NAME] [--trial-timeout SECONDS] [options of saferun] "
+        "[script]"
+    )
     parser.epilog = EPILOG
     parser.add_argument("--json", action="store_true", help="print what preflight.json holds instead of a table")
     parser.add_argument(
@@ -36,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "gloo", "nccl"),
         default="auto",
         help="with --collective: torch's backend; auto: nccl where there are GPUs (RCCL on AMD's), else gloo",
+    )
+    parser.add_argument(
+        "--trial-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="with --collective: how long each of these may take (default: 30)",
     )
 
 
@@ -62,10 +73,17 @@ def config_of(arguments: argparse.Namespace, more: Sequence[str]) -> LaunchConfi
 
     if arguments.backend != "auto" and not arguments.collective:
         raise UsageError(f"--backend {arguments.backend} is for --collective", "pass --collective as well")
+    if not 1.0 <= arguments.trial_timeout <= _LONGEST_TRIAL_S:
+        raise UsageError(f"--trial-timeout {arguments.trial_timeout:g} is no time for a trial", "use 1 to 3600 seconds")
     config = read_config(["--preflight", "only", *more, NO_SCRIPT], os.environ)
     checks = config.checks
     if checks.preflight != "only":
         raise UsageError(f"--preflight {checks.preflight}: nothing would be checked here", "leave --preflight out")
     return config._replace(
-        checks=checks._replace(as_json=arguments.json, collective=arguments.collective, backend=arguments.backend)
+        checks=checks._replace(
+            as_json=arguments.json,
+            collective=arguments.collective,
+            backend=arguments.backend,
+            trial_timeout_s=arguments.trial_timeout,
+        )
     )

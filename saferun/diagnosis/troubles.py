@@ -163,7 +163,8 @@ def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
         case "start":
             what = f"{label} could not start its ranks" + (f": {words}" if words else "")
             if evidence.trouble and label == evidence.host:
-                what = f"{label}: {evidence.trouble}"
+                # What the checks found may be about any host, and says about which.
+                what = evidence.trouble if evidence.is_checked else f"{label}: {evidence.trouble}"
             advice = evidence.trouble_hint or f"look at what {label} says"
             return Told(Cause("start_failed", what, _ranks(told), "", advice), what)
         case "membership" | "leave":

@@ -124,6 +124,7 @@ class _Merging:
             stop_signum=next((one.stop_signum for one in mine if one.stop_signum is not None), None),
             trouble=base.trouble if base is not None else "",
             trouble_hint=base.trouble_hint if base is not None else "",
+            is_checked=base is not None and base.is_checked,
             ranks=tuple(range(self._world_size)),
             capture=self._capture(mine),
             hang=hang or self._hang(mine),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from saferun.findings import SEVERITY, CheckResult, HostCard, Preflight, Probe
@@ -16,6 +17,7 @@ from saferun.preflight.slowness import Slowness, look_for_slowness, without_lost
 __all__ = ["judge"]
 
 _SEVERAL = 2
+_DOWN_AT_HOME = re.compile(r" names (\S{1,64}), which is down on this host")
 
 
 def judge(
@@ -62,6 +64,7 @@ def judge(
         *(loopback_between(cards) if any(_is_on_loopback(card) for card in cards.values()) else ()),
         *skew_results(told, probes),
     ]
+    results = _without_consequences(results)
     results.sort(key=lambda result: -SEVERITY.get(result.verdict, 0))
     return Preflight(
         results=tuple(results),
@@ -70,6 +73,24 @@ def judge(
         again=() if remeasured else _again(slowness, cards, columns, missing),
         nic=suggested(best, cards, nics),
     )
+
+
+def _without_consequences(results: Sequence[CheckResult]) -> list[CheckResult]:
+    """Without what follows from an interface of which its own host says that it is down."""
+    down = [
+        (result, match[1])
+        for result in results
+        if result.name == "interfaces" and (match := _DOWN_AT_HOME.search(result.words)) is not None
+    ]
+    return [
+        result
+        for result in results
+        if result.verdict not in {"warn", "fail"}
+        or not any(
+            result is not own and result.host == own.host and re.search(rf"\b{re.escape(nic)}\b", result.words)
+            for own, nic in down
+        )
+    ]
 
 
 def _is_on_loopback(card: HostCard) -> bool:

@@ -108,6 +108,8 @@ def look_for_slowness(columns: Mapping[str, Column], cards: Mapping[int, HostCar
             results += found
             states.update({(host, nic): trouble.state for host in hosts if (host, nic) not in states})
             explained |= set(bad)
+            # What else is the matter with a host that has been named already.
+            explained |= {pair for pair in column if not {*pair}.isdisjoint(hosts)}
     worst = sorted(suspects, key=lambda host: (-suspects[host], host))
     # Who is slow has several bad links; who only met it has one.
     several = [host for host in worst if suspects[host] > 1] or worst
