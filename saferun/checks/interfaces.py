@@ -137,10 +137,10 @@ def _judge_name(source: str, name: str, nics: Sequence[Nic], *, together: bool) 
     if together and not nic.is_up:
         words = f"{source} names {name}, which is down on this host"
         hint = f"look at its cable and its switch port, and at `ip link show {name}`, or use another: {_there(nics)}"
-        return _failure(words, hint)._replace(passing=True)
+        return _failure(words, hint)
     if together and nic.kind != "loopback" and not address_to_reach(nic):
         words = f"{source} names {name}, which has no address that other hosts reach"
-        return _failure(words, f"give it one, or use another: {_there(nics)}")._replace(passing=True)
+        return _failure(words, f"give it one, or use another: {_there(nics)}")
     if not nic.addresses:
         words = f"{source} names {name}, which has no address"
         return _failure(words, f"give it one, or use another: {_there(nics)}")
@@ -166,7 +166,7 @@ def _judge_nccl(
     if asleep:
         words = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {_is_down(asleep)} on this host"
         result = _failure(words, f"look at cables and switch ports, or use another: {_there(nics)}")
-        return result._replace(passing=True, verdict="fail" if context.together else "warn")
+        return result._replace(verdict="fail" if context.together else "warn")
     near = next((near for name in nccl.missing if (near := near_name(name, nics))), "")
     meant = f"did you mean {near}? " if near else ""
     return _failure(f"{NCCL_IFNAME}={_shown(value)} fits no interface of this host", f"{meant}{_there(nics)}")

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.checks.context import Check, CheckContext
-from saferun.findings import SEVERITY, CheckResult
+from saferun.findings import CheckResult
 
 PATIENCE_S = 30.0
-"""How long a retry waits for what may go away by itself: memory of a GPU that the driver still gives back, for one."""
+"""How long a retry waits for GPUs: the driver may still be giving back the memory of the attempt before."""
 _LOOK_AGAIN_S = 0.5
+_WAITED_FOR = "gpu_busy"
 
 
 def run_checks(
@@ -27,7 +28,7 @@ def run_checks(
         checks: what to run.
         context: what they are given.
         report: takes each result as it comes, never two at once.
-        patience_s: how long a result that may get better by itself is looked at again, at a retry.
+        patience_s: how long GPUs that are busy are looked at again, at a retry.
     """
     lock = threading.Lock()
     pending = {check.name: check for check in checks}
@@ -37,7 +38,7 @@ def run_checks(
 
     def run(check: Check) -> None:
         result = _checked(check, context)
-        while result.passing and SEVERITY[result.verdict] >= SEVERITY["warn"] and time.monotonic() < patient_until:
+        while result.class_name == _WAITED_FOR and result.passing and time.monotonic() < patient_until:
             with lock:
                 # Its deadline is for one look; it has looked.
                 deadlines[check.name] = patient_until + check.deadline_s

@@ -41,7 +41,8 @@ def facts_from(
     class_name = trouble_class or "unknown"
     words = diagnosis.headline
     if cause is not None:
-        class_name, words = cause.class_name, cause.words
+        # What stands behind is for the report: a rank's last words, say.
+        class_name, words = cause.class_name, cause.words.partition("; ")[0]
     is_inside = diagnosis.start == "inside"
     if is_inside and class_name in _FROM_THE_SCRIPT:
         is_inside = _was_raised_in_init(diagnosis)
