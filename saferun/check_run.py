@@ -1,6 +1,7 @@
 """The check process beside a launch: forked before the ranks are started, read without ever waiting.
 
-It is forked rather than started anew: an interpreter takes longer to start than all checks of a healthy host.
+It is forked rather than started anew: an interpreter takes longer to start than all checks of a healthy host. And it is
+forked as soon as the command line has been read, so that it imports what it needs beside the supervisor.
 """
 
 from __future__ import annotations
@@ -26,6 +27,42 @@ if TYPE_CHECKING:
 _GIVE_UP_S = 45.0
 
 
+class CheckProcess:
+    """A check process that has been forked and is told later what to check.
+
+    Raises:
+        OSError: it cannot be forked.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        parent_pid = os.getpid()
+
+        def serve() -> None:
+            die_with_parent(parent_pid)
+            fd = theirs.detach()
+            _close_all_but(fd)
+            from saferun.checks.serve import answer
+
+            answer(socket.socket(fileno=fd))
+
+        try:
+            self.pid = fork(serve)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.connection = ours
+
+    def end(self) -> None:
+        """It was forked in vain."""
+        self.connection.close()
+        with suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+
 class CheckRun:
     """The checks of one attempt on this host.
 
@@ -35,6 +72,7 @@ class CheckRun:
         opens_door: whether other hosts are to probe this one.
         on_message: takes what the process says: ``result``, ``ready``, ``probes``.
         on_lost: told, once, that nothing more will come.
+        process: one that has been forked already.
     """
 
     def __init__(
@@ -45,42 +83,29 @@ class CheckRun:
         opens_door: bool,
         on_message: Callable[[JsonObject], None],
         on_lost: Callable[[str], None],
+        process: CheckProcess | None = None,
     ) -> None:
         self._context = context
         self._poller = poller
         self._opens_door = opens_door
         self._on_message = on_message
         self._on_lost = on_lost
+        self._process = process
         self._lines: JsonLines | None = None
         self.pid: int | None = None
         self.deadline: float | None = None
 
     def start(self) -> None:
-        """Fork the process.
+        """Have the process check.
 
         Raises:
-            OSError: it cannot be.
+            OSError: it cannot be forked.
         """
-        ours, theirs = socket.socketpair()
-        parent_pid = os.getpid()
-
-        def serve() -> None:
-            die_with_parent(parent_pid)
-            fd = theirs.detach()
-            _close_all_but(fd)
-            from saferun.checks.serve import serve
-
-            serve(socket.socket(fileno=fd), self._context, opens_door=self._opens_door)
-
-        try:
-            self.pid = fork(serve)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self._lines = JsonLines(ours)
-        self._poller.watch(ours.fileno(), self._on_readable)
+        process = self._process or CheckProcess()
+        self.pid = process.pid
+        self._lines = JsonLines(process.connection)
+        self._lines.send({"opens_door": self._opens_door, "context": self._context._asdict()})
+        self._poller.watch(self._lines.fd, self._on_readable)
         self.deadline = time.monotonic() + _GIVE_UP_S
 
     def expect_until(self, deadline: float | None) -> None:

@@ -29,6 +29,8 @@ from saferun.place import find_place
 if TYPE_CHECKING:
     import argparse
 
+    from saferun.check_run import CheckProcess
+
 NO_SCRIPT = "\0"
 """Stands for the script where nothing is to be started; no command line can hold it."""
 # A year; what is beyond is a slip, or not a number at all.
@@ -42,12 +44,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None: those of this process, which then ends here.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    checks: CheckProcess | None = None
     try:
         config = read_config(arguments, os.environ)
+        checks = _fork_checks(config)
         from saferun.launcher import launch
 
-        exit_code = launch(config, dict(os.environ))
+        exit_code = launch(config, dict(os.environ), checks)
     except SaferunError as error:
+        if checks is not None:
+            checks.end()
         tell(error)
         exit_code = error.exit_code
     except KeyboardInterrupt:
@@ -57,6 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         leave(exit_code)
     return exit_code
+
+
+def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
+    """The check process, which has much to import: it does so while this one imports the rest of saferun."""
+    if not config.checks_here or config.show_config or config.dry_run:
+        return None
+    from saferun.check_run import CheckProcess
+    from saferun.host.streams import ensure_standard_descriptors
+
+    ensure_standard_descriptors()
+    try:
+        return CheckProcess()
+    except OSError:
+        return None  # it is tried again when it is needed, and told then
 
 
 def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:

@@ -556,9 +556,9 @@ class Job:
             case "store_lost" if message["attempt"] == self._number:
                 words = str(message["words"])[:_LONGEST_WORDS]
                 self.trouble = Trouble("store_lost", self.leader, words, None, str(message.get("why") or "unknown"))
-                self._on_line_lost(
-                    words, "look at that host: what saferun said there last, and dmesg", class_name="store_lost"
-                )
+                # Somebody there holds the port: its saferun, which can serve another store.
+                class_name = "store_lost" if message.get("again") is True else ""
+                self._on_line_lost(words, "look at that host: what saferun said there last, and dmesg", class_name)
             case "start_stage" if message["attempt"] == self._number:
                 self.start_stage = message
             case "task_lost":

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from saferun.config import LaunchConfig
 from saferun.console.screen import Screen
@@ -25,6 +26,9 @@ from saferun.rank_environ import resolve_environ
 from saferun.runtime import Runtime
 from saferun.supervisor import Limits, Supervisor
 
+if TYPE_CHECKING:
+    from saferun.check_run import CheckProcess
+
 _BACKSTOP_S = 5.0
 # Every trial of a search for bad parts has a deadline of its own, and their number is bounded.
 _COLLECTIVE_S = 6 * 3600.0
@@ -36,8 +40,13 @@ _OTHERS_S = 12.0
 _KEPT_BYTES = 4 << 20
 
 
-def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
+def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProcess | None = None) -> int:
     """Carry out one launch on this host.
+
+    Args:
+        config: the launch.
+        environ: saferun's own environment.
+        checks: the check process, where it has been forked already.
 
     Returns:
         saferun's exit code. Where a signal ended the launch before anything ran, this does not return.
@@ -63,12 +72,12 @@ def launch(config: LaunchConfig, environ: Mapping[str, str]) -> int:
         return 0
     run_id = os.urandom(8).hex()
     # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
-    older = frozenset(children_of(os.getpid()))
+    older = frozenset(children_of(os.getpid())) - ({checks.pid} if checks is not None else set())
     become_subreaper()
     keep_freed_memory(_KEPT_BYTES)
     reaper = Reaper(run_id)
     try:
-        finish = _run(config, environ, resolution, run_id, older, reaper.pid)
+        finish = _run(config, environ, resolution, run_id, older, reaper.pid, checks)
     finally:
         reaper.dismiss()
     if finish.reraise is not None:
@@ -84,6 +93,7 @@ def _run(
     run_id: str,
     older: frozenset[int],
     reaper_pid: int,
+    checks: CheckProcess | None,
 ) -> Finish:
     output = config.output
     host = short_host_name()
@@ -145,6 +155,7 @@ def _run(
             not_ours=older | {reaper_pid},
             older_children=older,
             peers_s=peers_s,
+            checks=checks,
         ).run()
     finally:
         run_dir.close()

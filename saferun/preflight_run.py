@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from saferun.check_run import CheckRun
+from saferun.check_run import CheckProcess, CheckRun
 from saferun.checks.context import CheckContext
 from saferun.config import LaunchConfig
 from saferun.findings import SEVERITY, CheckResult, HostCard, Preflight, Probe
@@ -54,6 +54,7 @@ class PreflightRun:
         say: takes whole lines for the user.
         environ: the environment that the ranks inherit.
         warn: takes one line about something that could not be done.
+        process: a check process that has been forked already.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class PreflightRun:
         environ: Mapping[str, str],
         say: Callable[[str], None],
         warn: Callable[[str], None],
+        process: CheckProcess | None = None,
     ) -> None:
         self._config = config
         self._environ = environ
+        self._process = process
         self._poller = poller
         self._job = job
         self._say = say
@@ -134,6 +137,9 @@ class PreflightRun:
 
     def close(self) -> None:
         """End the check process, and what is tried."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
         if self._trials is not None:
             self._trials.close()
         run, self._run = self._run, None
@@ -156,7 +162,9 @@ class PreflightRun:
             opens_door=self._job is not None,
             on_message=self._on_message,
             on_lost=self._on_lost,
+            process=self._process,
         )
+        self._process = None
         try:
             run.start()
         except OSError as error:

@@ -71,6 +71,7 @@ from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
 
 if TYPE_CHECKING:
+    from saferun.check_run import CheckProcess
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.job import Job, Place
     from saferun.preflight_run import Failure, Outcome, PreflightRun
@@ -96,6 +97,7 @@ class Runtime:
         not_ours: children of this process that have nothing to do with the launch.
         older_children: those among them that this process had before the launch.
         peers_s: how long other hosts' evidence is waited for after a failure.
+        checks: the check process, where it has been forked already.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Runtime:
         not_ours: frozenset[int],
         older_children: frozenset[int],
         peers_s: float = 0.0,
+        checks: CheckProcess | None = None,
     ) -> None:
         self._config = config
         self._environ = environ
@@ -165,7 +168,7 @@ class Runtime:
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
         self._leaves = False
-        self._preflight = self._open_preflight()
+        self._preflight = self._open_preflight(checks)
         self._place: Place | None = None
         self._segments = Segments()
         self._is_bound = False
@@ -353,10 +356,9 @@ class Runtime:
     # ----------------------------------------------------------------------------------------------------------------
     # Before the ranks
 
-    def _open_preflight(self) -> PreflightRun | None:
+    def _open_preflight(self, process: CheckProcess | None) -> PreflightRun | None:
         """The checks, where they are wanted and this process is the one of its host that makes them."""
-        task = self._config.hosts.task
-        if self._config.checks.preflight == "off" or (task is not None and task.local_rank > 0):
+        if not self._config.checks_here:
             return None
         from saferun.preflight_run import PreflightRun
 
@@ -367,6 +369,7 @@ class Runtime:
             environ=self._environ,
             say=self._screen.say,
             warn=self._warn,
+            process=process,
         )
 
     def _run_checks(self, action: RunChecks) -> None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from saferun.checks.context import Check, CheckContext
 from saferun.checks.network import NET_CHECKS
@@ -63,6 +63,17 @@ def serve(connection: socket.socket, context: CheckContext, *, opens_door: bool)
             if order.get("op") == "probe":
                 say({"op": "probes", "number": order["number"], "text": host.probe(order)})
     host.close()
+
+
+def answer(connection: socket.socket) -> None:
+    """Wait to be told what is to be checked, and ``serve``."""
+    with connection.makefile("rb", buffering=0) as lines:
+        line = lines.readline(_LONGEST_LINE_BYTES)
+    if line:
+        order = json.loads(line)
+        told: dict[str, Any] = order["context"]
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
+        serve(connection, CheckContext(**fields), opens_door=order["opens_door"])
 
 
 class _HostSide:

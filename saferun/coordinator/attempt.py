@@ -224,13 +224,13 @@ class Attempt:
         if not self.log.has("decision"):
             self._send_head("lost", host=host, label=label, why=finding.why, words=finding.words)
 
-    def _on_line_lost(self, finding: Finding) -> None:
+    def _on_line_lost(self, finding: Finding, may_come_again: bool) -> None:  # noqa: FBT001 - by the line
         if not self._closed and not self.log.has("decision"):
-            self._tell_store_lost(finding)
+            self._tell_store_lost(finding, may_come_again=may_come_again)
 
-    def _tell_store_lost(self, finding: Finding) -> None:
-        why = CUT if finding.why == REACHED else finding.why
-        self._tasks.send_all({"op": "store_lost", "attempt": self.number, "why": why, "words": finding.words})
+    def _tell_store_lost(self, finding: Finding, *, may_come_again: bool = False) -> None:
+        told = {"why": CUT if finding.why == REACHED else finding.why, "words": finding.words, "again": may_come_again}
+        self._tasks.send_all({"op": "store_lost", "attempt": self.number, **told})
 
     # ---------------------------------------------------------------------------------------------------------- the end
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from saferun.coordinator.knock import REACHED, Finding, knock
+from saferun.coordinator.knock import FROZEN, REACHED, Finding, knock
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0
@@ -30,7 +30,8 @@ class Line:
         addresses: all addresses of the leader, as far as they are known.
         host_timeout_s: for how long the store may answer nothing.
         start: starts whoever uses the line, each time that it is made (anew); they end when ``is_current`` says so.
-        on_lost: told once why there is no line any more.
+        on_lost: told once why there is no line any more, and whether its other end may come again: the connection was
+            closed, and yet somebody holds the port.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Line:
         host_timeout_s: float,
         *,
         start: Callable[[], None],
-        on_lost: Callable[[Finding], None],
+        on_lost: Callable[[Finding, bool], None],
     ) -> None:
         self.client = client
         self.watching = client
@@ -101,9 +102,9 @@ class Line:
             self._silent_s += min(seconds, _LONGEST_TICK_S)
             if self._silent_s < self._host_timeout_s or self._repairing or self._closed:
                 return
-        threading.Thread(target=self.repair, args=(self.client,), daemon=True).start()
+        threading.Thread(target=self.repair, args=(self.client,), kwargs={"is_silent": True}, daemon=True).start()
 
-    def repair(self, broken: StoreClient) -> None:
+    def repair(self, broken: StoreClient, *, is_silent: bool = False) -> None:
         """Find out about a connection that broke or fell silent, and make the line anew if that can be."""
         with self._lock:
             if self._closed or self._repairing or broken not in {self.client, self.watching}:
@@ -120,7 +121,7 @@ class Line:
             with self._lock:
                 was_closed, self._closed = self._closed, True
             if not was_closed:
-                self._on_lost(finding)
+                self._on_lost(finding, finding.why == FROZEN and not is_silent)
         finally:
             with self._lock:
                 self._repairing = False
