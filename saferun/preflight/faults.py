@@ -41,14 +41,14 @@ class Scene(NamedTuple):
         return any(nic in self.uses[host].certain | self.uses[host].possible for host in hosts)
 
     def others(self, nic: str, pairs: Iterable[tuple[int, int]]) -> list[str]:
-        """The other interfaces over which all these pairs that were tried come through."""
+        """The other interfaces over which all these pairs that were tried come through; the one to suggest is first."""
         wanted = list(pairs)
         found = []
         for name, column in self.columns.items():
             links = [column[pair] for pair in wanted if pair in column] if name != nic else []
             if links and all(link.is_ok for link in links):
                 found.append(name)
-        return found
+        return sorted(found, key=lambda name: name != self.nic)
 
 
 def fault_results(scene: Scene) -> list[CheckResult]:
