@@ -54,9 +54,13 @@ class CheckProcess:
         finally:
             theirs.close()
         self.connection = ours
+        self.is_used = False  # somebody else ends it, and reaps it
 
     def end(self) -> None:
-        """It was forked in vain."""
+        """End it if it was forked in vain."""
+        if self.is_used:
+            return
+        self.is_used = True
         self.connection.close()
         with suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
@@ -102,6 +106,7 @@ class CheckRun:
             OSError: it cannot be forked.
         """
         process = self._process or CheckProcess()
+        process.is_used = True
         self.pid = process.pid
         self._lines = JsonLines(process.connection)
         self._lines.send({"opens_door": self._opens_door, "context": self._context._asdict()})

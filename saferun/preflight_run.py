@@ -84,7 +84,6 @@ class PreflightRun:
         self._began_at = time.monotonic()
         self._alone_s = 0.0  # what this host's own checks took; the hosts' meeting is not among them
         self._results: list[CheckResult] = []
-        self._card = HostCard()
         self.card = ""
         self.door = ""
         self._on_checked: Callable[[Outcome], None] | None = None
@@ -153,6 +152,7 @@ class PreflightRun:
 
     def check(self, context: CheckContext, on_checked: Callable[[Outcome], None]) -> None:
         """Check this host; ``on_checked`` follows, with what it came to here."""
+        process, self._process = self._process, None
         self.close()
         self._begin()
         self._on_checked = on_checked
@@ -162,9 +162,8 @@ class PreflightRun:
             opens_door=self._job is not None,
             on_message=self._on_message,
             on_lost=self._on_lost,
-            process=self._process,
+            process=process,
         )
-        self._process = None
         try:
             run.start()
         except OSError as error:

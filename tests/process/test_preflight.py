@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import running
+from saferun.check_run import CheckProcess
+from saferun.cli import read_config
+from saferun.host.poller import Poller
+from saferun.preflight_run import PreflightRun, context_of
+from tests.process.launching import running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from saferun.preflight_run import Outcome
 
 RAN = "from rank import *\ntell('ran')"
 NO_SUCH_NIC = {"GLOO_SOCKET_IFNAME": "nosuch0"}
@@ -63,3 +70,25 @@ def test_a_healthy_host_says_nothing_of_its_checks(tmp_path: Path) -> None:
         found = json.loads((job.run_dir / "preflight.json").read_text())
         assert {result["verdict"] for result in found["results"]} <= {"ok", "skipped"}
         assert {"open_files", "shared_memory", "disk"} <= {result["check"] for result in found["results"]}
+
+
+def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
+    """It has imported what it needs beside the supervisor; another one would do that once more."""
+    config = read_config(["--run-dir", "none", "--no-python", "true"], {**os.environ})
+    process = CheckProcess()
+    poller = Poller()
+    outcomes: list[Outcome] = []
+    checks = PreflightRun(config, poller, job=None, environ={}, say=print, warn=pytest.fail, process=process)
+    checks.check(context_of(config, {}, bound=(), attempt=0, old_pids=()), outcomes.append)
+    assert checks.pids == {process.pid}
+
+    def is_checked() -> bool:
+        poller.wait(0.01)
+        return bool(outcomes)
+
+    until(is_checked, "this host is checked")
+    process.end()  # which leaves alone what is somebody else's by now
+    assert os.waitpid(process.pid, 0)[0] == process.pid
+    assert checks.on_exit(process.pid, "")
+    assert not checks.pids
+    assert len(outcomes[0].preflight.results) > 10
