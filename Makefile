@@ -1,4 +1,5 @@
-# make test | demo | lint | bench | clean. Needs make and a Python >= 3.11 that has venv; everything else goes to .venv.
+# make test | test-all | demo | lint | bench | clean. Needs make and a Python >= 3.11 that has venv; everything else goes to
+# .venv.
 
 PYTHON ?= python3
 
@@ -8,10 +9,15 @@ PY    := $(VENV)/bin/python
 # because a virtual environment that was copied or moved along with its checkout still points to the old one.
 STAMP := $(VENV)/complete
 
-.PHONY: test demo lint bench clean
+.PHONY: test test-all demo lint bench clean
 
 # tests/cluster needs Debian packages; what cannot be installed is said in one line, and what cannot run in another.
 test: lint
+	@$(PY) -m tests.cluster install
+	$(PY) -m pytest -m "not slow"
+
+# Everything: what `make test` leaves out for its time as well.
+test-all: lint
 	@$(PY) -m tests.cluster install
 	$(PY) -m pytest
 
