@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from saferun.host.children import fork
-from saferun.host.coordinator_link import JsonLines
 from saferun.host.poller import Poller
 from saferun.host.prctl import die_with_parent
+from saferun.linux.json_lines import JsonLines
 from saferun.model import JsonObject
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class CheckRun:
         process = self._process or CheckProcess()
         process.is_used = True
         self.pid = process.pid
-        self._lines = JsonLines(process.connection)
+        self._lines = JsonLines(process.connection, self._poller)
         self._lines.send({"opens_door": self._opens_door, "context": self._context._asdict()})
         self._poller.watch(self._lines.fd, self._on_readable)
         self.deadline = time.monotonic() + _GIVE_UP_S

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from saferun.host.core_limits import RankPreparation
     from saferun.host.core_watch import CoreWatch
     from saferun.job import Job
-    from saferun.model import JsonObject
+    from saferun.model import ExitStatus, JsonObject
     from saferun.policy import Decision, FailureFacts
     from saferun.watch_run import Watch
 
@@ -229,7 +229,7 @@ class Investigation:
         pids = {run.pid for run in runs if run.pid is not None}
         return pids | (self._watch.pids if self._watch is not None else set())
 
-    def on_exit(self, pid: int) -> bool:
+    def on_exit(self, pid: int, _status: ExitStatus) -> bool:
         """A child has been reaped. Whether it was one of the investigation's."""
         for run in (*self._dying, self._run):
             if run is not None and run.pid == pid:

@@ -23,7 +23,7 @@ from saferun.host.net import address_for_others, own_addresses, short_host_name
 from saferun.host.poller import Poller
 from saferun.host.run_dir import RunDirectory
 from saferun.job_line import JobLine, split_endpoint
-from saferun.model import JsonObject, Placement, RankPlace
+from saferun.model import ExitStatus, JsonObject, Placement, RankPlace
 
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
@@ -184,6 +184,7 @@ class Job:
         self._after_loss = False  # the store of the host that leads was lost
         self.host = 0
         self.leads = False
+        self.leaves = False  # this host goes, and the job goes on without it
         self.leader = ""
         self.peers: dict[int, Peer] = {}
         self.part_limit_bytes = 1 << 16
@@ -228,7 +229,19 @@ class Job:
             silent = sorted({host for host, _ in self._missing(collection)})
             self.line.send({"op": "probe", "hosts": silent, "attempt": self._attempt()})
 
-    def close(self, *, leaves: bool) -> None:
+    @property
+    def pids(self) -> set[int]:
+        """This host's coordinator, where this process has started it."""
+        return {self.line.pid} if self.line.pid is not None else set()
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the coordinator."""
+        if pid != self.line.pid:
+            return False
+        self.line.on_exit(status.words)
+        return True
+
+    def close(self) -> None:
         """The launch is over on this host. ``leaves``: the job goes on without it."""
         if not self._joining:
             if self.leads:
@@ -236,7 +249,7 @@ class Job:
             hosts = self._config.hosts
             # An elastic job is not over where one host could not join it.
             outside = self._number < 0 and hosts.least != hosts.most
-            self.line.send({"op": "leave" if leaves or outside else "close"})
+            self.line.send({"op": "leave" if self.leaves or outside else "close"})
         self.line.close()
 
     # ----------------------------------------------------------------------------------------------------------------

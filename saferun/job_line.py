@@ -13,9 +13,10 @@ from saferun.config import LaunchConfig
 from saferun.console.lines import LineAssembler
 from saferun.errors import SaferunError
 from saferun.host.children import SpawnError
-from saferun.host.coordinator_link import CoordinatorLink, JsonLines, connect_to_task
+from saferun.host.coordinator_link import CoordinatorLink, connect_to_task
 from saferun.host.net import hold_port, is_this_host, listen_for_tasks, task_socket_path
 from saferun.host.poller import Poller
+from saferun.linux.json_lines import JsonLines
 from saferun.model import JsonObject
 
 _HINT = "check that this works: python -c 'import torch.distributed'"
@@ -147,7 +148,7 @@ class JobLine:
         if self.is_head or self._lines is not None or self._is_closed:
             self.deadline = None
             return
-        lines = connect_to_task(self._task_path)
+        lines = connect_to_task(self._task_path, self._poller)
         if lines is None:
             self.deadline = now + self._retry_s
             self._retry_s = min(self._retry_s * 1.5, _LAST_RETRY_S)
@@ -174,7 +175,11 @@ class JobLine:
         fds = {name: listener.fileno() for name, listener in self._listeners.items()}
         try:
             self._link = CoordinatorLink(
-                fds.pop("store", -1), self._environ, whole_torch=self._whole_torch, more_fds=fds
+                fds.pop("store", -1),
+                self._environ,
+                whole_torch=self._whole_torch,
+                more_fds=fds,
+                poller=self._poller,
             )
         except (SpawnError, OSError) as error:  # no descriptors left, for one
             self._lose(f"the coordinator cannot be started: {error}", _HINT)
@@ -247,6 +252,7 @@ class JobLine:
         if self._lines is not None:
             self._poller.unwatch(self._lines.fd)
             self._lines.send({"op": "goodbye"})
+            self._lines.drain(_GOODBYE_S)
             self._lines.close()
             self._lines = None
         if self._link is not None:
@@ -263,6 +269,7 @@ class JobLine:
         self._poller.unwatch(link.fd)
         self._poller.unwatch(link.stderr_fd)
         link.send({"op": "goodbye"})
+        link.lines.drain(_GOODBYE_S)
         if not _waited_for(link, _GOODBYE_S):
             with suppress(ProcessLookupError):
                 os.kill(link.child.pid, signal.SIGKILL)

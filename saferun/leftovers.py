@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from saferun.host.children import reap
 from saferun.host.procfs import belongs_to_run, descendants_of, sessions_of
+from saferun.model import ExitStatus
 
 _SWEEP_INTERVAL_S = 0.05
 _LAST_SWEEP_S = 2.0
@@ -59,7 +60,7 @@ class Leftovers:
 
     def sweep(self, now: float) -> None:
         """End what is left: SIGTERM once to each process, SIGKILL later, and look again until there is none."""
-        pids = self.pids()
+        pids = self.remaining()
         if not pids:
             self.deadline = None
             self._on_gone(tuple(sorted(self._swept)))
@@ -77,15 +78,29 @@ class Leftovers:
         if self.deadline is None:
             return
         self.deadline = None
-        left = self.pids()
+        left = self.remaining()
         if left:
             self.given_up.update(left)
             self._warn(f"could not be ended and is left behind: pid {', '.join(map(str, left))}")
 
-    def kill_all(self) -> None:
+    def tick(self, now: float) -> None:
+        """Look again, where that is due."""
+        if self.deadline is not None and self.deadline <= now:
+            self.sweep(now)
+
+    @property
+    def pids(self) -> set[int]:
+        """Nothing of this part's own is exempt from the sweep."""
+        return set()
+
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """Whoever was waited for, the next sweep notices."""
+        return False
+
+    def close(self) -> None:
         """Whatever the reason for the end: none of them lives on."""
         give_up_at = time.monotonic() + _LAST_SWEEP_S
-        while (pids := self.pids()) and time.monotonic() < give_up_at:
+        while (pids := self.remaining()) and time.monotonic() < give_up_at:
             for pid in pids:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -93,7 +108,7 @@ class Leftovers:
             time.sleep(_SWEEP_INTERVAL_S)
         reap()
 
-    def pids(self) -> list[int]:
+    def remaining(self) -> list[int]:
         """Those that are there now."""
         leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
         pids = descendants_of(os.getpid(), frozenset(leave_out))

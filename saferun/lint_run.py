@@ -12,6 +12,7 @@ from contextlib import suppress
 from saferun.config import EnvironConfig
 from saferun.host.children import Child, SpawnError, spawn
 from saferun.host.poller import Poller
+from saferun.model import ExitStatus
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAM = (
@@ -19,6 +20,55 @@ _PROGRAM = (
 )
 _LARGEST_BYTES = 4 << 20
 _MOST_LINES = 8
+
+
+class Lint:
+    """The lint of one launch: a while after the ranks have been started, once.
+
+    Args:
+        poller: the loop's.
+        say: takes lines.
+    """
+
+    def __init__(self, poller: Poller, say: Callable[[str], None]) -> None:
+        self.deadline: float | None = None
+        self._poller = poller
+        self._say = say
+        self._begin: Callable[[], LintRun] | None = None
+        self._run: LintRun | None = None
+
+    def begin_at(self, at: float, environ: Mapping[str, str], python: str, script: str) -> None:
+        """Look at the environment of a rank then, unless the ranks are done before. Arguments: see LintRun."""
+        self.deadline = at
+        self._begin = lambda: LintRun(environ, python, script, self._poller, self._say)
+
+    def cancel(self) -> None:
+        """The ranks are done: what has not begun will not."""
+        self.deadline = None
+
+    def tick(self, now: float) -> None:
+        """Begin, where that is due."""
+        if self.deadline is not None and self.deadline <= now and self._begin is not None:
+            self.deadline = None
+            self._run = self._begin()
+
+    @property
+    def pids(self) -> set[int]:
+        """The lint's process, while it runs."""
+        return {self._run.pid} if self._run is not None and self._run.pid is not None else set()
+
+    def on_exit(self, pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the lint."""
+        if self._run is None or pid != self._run.pid:
+            return False
+        self._run.on_exit()
+        return True
+
+    def close(self) -> None:
+        """End it."""
+        self.deadline = None
+        if self._run is not None:
+            self._run.close()
 
 
 class LintRun:

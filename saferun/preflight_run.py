@@ -15,7 +15,7 @@ from saferun.checks.context import CheckContext
 from saferun.config import LaunchConfig
 from saferun.findings import SEVERITY, CheckResult, HostCard, Preflight, Probe
 from saferun.host.poller import Poller
-from saferun.model import JsonObject
+from saferun.model import ExitStatus, JsonObject
 
 if TYPE_CHECKING:
     from saferun.job import Job, Piece, Place
@@ -122,9 +122,9 @@ class PreflightRun:
         pids = {run.pid for run in runs if run.pid is not None}
         return pids | (self._trials.pids if self._trials is not None else set())
 
-    def on_exit(self, pid: int, words: str) -> bool:
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
         """A child has been reaped, ``words`` say how it ended. Whether it was one of the checks' own."""
-        if self._trials is not None and self._trials.on_exit(pid, words):
+        if self._trials is not None and self._trials.on_exit(pid, status.words):
             return True
         for run in (*self._dying, self._run):
             if run is not None and run.pid == pid:

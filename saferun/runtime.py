@@ -59,7 +59,7 @@ from saferun.host.procfs import is_core_dumping
 from saferun.host.run_dir import RunDirectory, current_directory
 from saferun.investigation import Investigation
 from saferun.leftovers import Leftovers
-from saferun.lint_run import LintRun, worth_a_look
+from saferun.lint_run import Lint, worth_a_look
 from saferun.model import JsonObject, LogDestinations, Placement, RankPlace, signal_name
 from saferun.profiles import Resolution
 from saferun.profiles.text import launch_lines
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from saferun.check_run import CheckProcess
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.job import Job, Place
+    from saferun.launch.part import Part
     from saferun.preflight_run import Failure, Outcome, PreflightRun
 
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
@@ -124,9 +125,8 @@ class Runtime:
         self._host = host
         self._run_id = run_id
         self._resolution = resolution
-        self._lint: LintRun | None = None
-        self._lint_at: float | None = None
         self._poller = Poller()
+        self._lint = Lint(self._poller, screen.say)
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
         own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
@@ -167,7 +167,6 @@ class Runtime:
         self._started_at = 0.0
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
-        self._leaves = False
         self._preflight = self._open_preflight(checks)
         self._place: Place | None = None
         self._segments = Segments()
@@ -181,6 +180,9 @@ class Runtime:
             on_gone=self._on_leftovers_gone,
             warn=self._warn,
         )
+        # In this order they are woken, asked whose child has ended, and closed.
+        beside = (self._investigation, self._preflight, self._store, self._job, self._lint, self._segments)
+        self._parts: tuple[Part, ...] = (*(part for part in beside if part is not None), self._leftovers)
         self._waiting_for_room: set[int] = set()
         self._warned: set[str] = set()
         self._wake_read = -1
@@ -241,31 +243,13 @@ class Runtime:
             self._resume_streams()
         self._watch_for_room()
         now = time.monotonic()
-        moments = (
-            self._supervisor.deadline,
-            self._screen.deadline(),
-            self._store.deadline,
-            self._job.deadline if self._job is not None else None,
-            self._leftovers.deadline,
-            self._lint_at,
-            self._investigation.deadline,
-            self._preflight.deadline if self._preflight is not None else None,
-        )
+        moments = [self._supervisor.deadline, self._screen.deadline(), *(part.deadline for part in self._parts)]
         due = min((moment for moment in moments if moment is not None), default=None)
         self._poller.wait(None if due is None else max(due - now, 0.0))
         now = time.monotonic()
         self._screen.tick(now)
-        if self._leftovers.deadline is not None and self._leftovers.deadline <= now:
-            self._leftovers.sweep(now)
-        if self._lint_at is not None and self._lint_at <= now:
-            self._start_lint()
-        if self._store.deadline is not None and self._store.deadline <= now:
-            self._store.serve()
-        if self._job is not None:
-            self._job.tick(now)
-        self._investigation.tick(now)
-        if self._preflight is not None:
-            self._preflight.tick(now)
+        for part in self._parts:
+            part.tick(now)
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= now and not self._events:
             expiry = CoreDumpSeen if self._dumps_core() else DeadlineExpired
@@ -327,18 +311,7 @@ class Runtime:
     def _reap(self) -> None:
         for pid, status in reap():
             now = time.monotonic()
-            if pid == self._store.pid:
-                self._store.on_exit(status.words)
-                continue
-            if self._job is not None and pid == self._job.line.pid:
-                self._job.line.on_exit(status.words)
-                continue
-            if self._lint is not None and pid == self._lint.pid:
-                self._lint.on_exit()
-                continue
-            if self._investigation.on_exit(pid) or self._segments.on_exit(pid):
-                continue
-            if self._preflight is not None and self._preflight.on_exit(pid, status.words):
+            if any(part.on_exit(pid, status) for part in self._parts):
                 continue
             rank = self._group.by_pid.get(pid) if self._group is not None else None
             if self._group is None or rank is None:
@@ -586,15 +559,12 @@ class Runtime:
             for line in launch_lines(self._resolution, has_run_dir=run_dir is not None):
                 self._screen.say(f"saferun: {line}")
 
-    def _start_lint(self) -> None:
+    def _lint_soon(self, plan: AttemptPlan) -> None:
         """Look at the environment of the ranks, beside them, in a process of its own."""
-        self._lint_at = None
-        if self._plan is not None:
-            python = self._environ.get("PYTHON_EXEC", sys.executable)
-            script = str(self._config.command.name)
-            # Without the hook: the lint is no rank, and nobody looks into it.
-            environ = {name: value for name, value in self._plan.environs[0].items() if name != "SAFERUN_HOOK"}
-            self._lint = LintRun(environ, python, script, self._poller, self._screen.say)
+        python = self._environ.get("PYTHON_EXEC", sys.executable)
+        # Without the hook: the lint is no rank, and nobody looks into it.
+        environ = {name: value for name, value in plan.environs[0].items() if name != "SAFERUN_HOOK"}
+        self._lint.begin_at(time.monotonic() + _LINT_DELAY_S, environ, python, str(self._config.command.name))
 
     def _own_environ(self) -> dict[str, str]:
         """Saferun's own variables of the ranks. Runs within runs remember all that are around them."""
@@ -644,7 +614,7 @@ class Runtime:
             pids = tuple(rank.child.pid for rank in self._group.ranks)
             self._events.append(RanksStarted(time.monotonic(), action.attempt, pids))
             if self._config.environ.lint and action.attempt == 0 and worth_a_look(self._environ, self._config.environ):
-                self._lint_at = time.monotonic() + _LINT_DELAY_S
+                self._lint_soon(self._plan)
 
     def _watch_stream(self, stream: RankStream) -> None:
         def on_readable() -> None:
@@ -767,12 +737,7 @@ class Runtime:
 
     def _own_pids(self) -> set[int]:
         """Processes of saferun's own, and ranks that were given up: they are in an uninterruptible sleep."""
-        own = {self._store.pid, self._job.line.pid if self._job is not None else None}
-        own.add(self._lint.pid if self._lint is not None else None)
-        pids = {pid for pid in own if pid is not None} | self._investigation.pids
-        pids |= self._segments.pids
-        if self._preflight is not None:
-            pids |= self._preflight.pids
+        pids: set[int] = set().union(*(part.pids for part in self._parts))
         return pids.union(self._group.by_pid) if self._group is not None else pids
 
     def _end_attempt(self, now: float) -> None:
@@ -781,7 +746,7 @@ class Runtime:
         self._investigation.attempt_ended()
         self._paused.clear()
         self._store.deadline = None
-        self._lint_at = None
+        self._lint.cancel()
         group = self._group
         if group is None or group.is_closed:
             return
@@ -846,7 +811,7 @@ class Runtime:
         if action.reraise is None:
             self._handover.end(self._finished, self._plan, self._supervisor.attempt, stopped=stopped)
         if self._job is not None:
-            self._leaves = action.leaves
+            self._job.leaves = action.leaves
         self._investigation.finish(action.exit_code, stopped=stopped)
         self._finish = action
 
@@ -880,17 +845,8 @@ class Runtime:
     def _end(self) -> None:
         """Whatever the reason for the end: no process of ours lives on, and the console has everything."""
         self._end_attempt(time.monotonic())
-        self._investigation.close()
-        if self._preflight is not None:
-            self._preflight.close()
-        self._store.close()
-        if self._job is not None:
-            self._job.close(leaves=self._leaves)
-        if self._lint is not None:
-            self._lint.close()
-            self._lint = None
-        self._segments.close()
-        self._leftovers.kill_all()
+        for part in self._parts:
+            part.close()
         self._drain_console()
         signal.set_wakeup_fd(-1)
         self._poller.close()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from saferun.host.children import fork
 from saferun.host.prctl import die_with_parent
 from saferun.host.procfs import descendants_of
+from saferun.model import ExitStatus
 
 _LAST_S = 2.0
 _LOOK_AGAIN_S = 0.005
@@ -25,8 +26,12 @@ class Segments:
     """The shared memory of one launch's attempts."""
 
     def __init__(self) -> None:
+        self.deadline: float | None = None  # nothing is done by time
         self._pid: int | None = None
         self._write_end = -1
+
+    def tick(self, now: float) -> None:
+        """Nothing is done by time."""
 
     @property
     def pids(self) -> set[int]:
@@ -69,7 +74,7 @@ class Segments:
             os.close(self._write_end)
             self._write_end = -1
 
-    def on_exit(self, pid: int) -> bool:
+    def on_exit(self, pid: int, _status: ExitStatus) -> bool:
         """A child has been reaped. Whether it was the helper."""
         if pid != self._pid:
             return False

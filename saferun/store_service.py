@@ -16,7 +16,7 @@ from saferun.host.children import SpawnError
 from saferun.host.coordinator_link import CoordinatorLink
 from saferun.host.net import hold_port
 from saferun.host.poller import Poller
-from saferun.model import JsonObject
+from saferun.model import ExitStatus, JsonObject
 
 # The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
 # ranks that are done sooner never wanted one, and then no coordinator is started at all.
@@ -97,9 +97,14 @@ class StoreService:
             self._port = None
 
     @property
-    def pid(self) -> int | None:
+    def pids(self) -> set[int]:
         """The coordinator's process, if there is one."""
-        return self._link.child.pid if self._link is not None else None
+        return {self._link.child.pid} if self._link is not None else set()
+
+    def tick(self, now: float) -> None:
+        """Serve the store when the head start of the ranks is over."""
+        if self.deadline is not None and self.deadline <= now:
+            self.serve()
 
     def prepare(self, preparation: JsonObject) -> None:
         """Make everything ready for the ranks of an attempt, then call ``on_ready``.
@@ -163,7 +168,7 @@ class StoreService:
         self._links_opened += 1
         listen_fd = self._listener.fileno() if self._listener is not None else -1
         try:
-            self._link = CoordinatorLink(listen_fd, self._environ, whole_torch=self._whole_torch)
+            self._link = CoordinatorLink(listen_fd, self._environ, whole_torch=self._whole_torch, poller=self._poller)
         except (SpawnError, OSError) as error:  # no descriptors left, for one
             self._on_lost(f"the coordinator cannot be started: {error}")
             return
@@ -210,8 +215,14 @@ class StoreService:
         elif self.hands_on_events:
             self._on_words(self._words.feed(chunk))
 
-    def on_exit(self, words: str) -> None:
-        """The coordinator has ended; ``words`` say how."""
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the coordinator."""
+        if pid not in self.pids:
+            return False
+        self._on_coordinator_exit(status.words)
+        return True
+
+    def _on_coordinator_exit(self, words: str) -> None:
         link = self._link
         if link is None:
             return
@@ -263,6 +274,7 @@ class StoreService:
     def _end_link(self, link: CoordinatorLink) -> None:
         if self.hands_on_events or self._serves_timers:
             link.send({"op": "goodbye"})
+            link.lines.drain(_GOODBYE_S)
             if _waited_for(link.child.pid, _GOODBYE_S):
                 self._on_stderr()
                 link.close()

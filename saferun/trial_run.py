@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from saferun.host.children import JOB_SIGNALS, Child, SpawnError, spawn
-from saferun.host.coordinator_link import JsonLines
 from saferun.host.poller import Poller
 from saferun.isolation import Group, Member, Outcome, Trial
+from saferun.linux.json_lines import JsonLines
 from saferun.model import JsonObject
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "trial_server.py")
@@ -170,7 +170,7 @@ class TrialRun:
         finally:
             theirs.close()
             os.close(null)
-        self._lines = JsonLines(ours)
+        self._lines = JsonLines(ours, self._poller)
         self._poller.watch(self._lines.fd, self._on_readable)
 
     def _forget_child(self) -> None:

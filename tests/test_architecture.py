@@ -24,7 +24,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("events", "config", "options"),
     ("diagnosis", "topology", "schedulers", "watchdog", "preflight", "isolation"),
     ("supervisor",),
-    ("host",),
+    ("host",),  # and ``linux``, see below
     ("captures", "checks", "console", "report", "profiles", "lint"),
     (
         *("settings_file", "rank_environ", "nic_options", "plan_text", "lint_run", "rank_group", "store_service"),
@@ -34,6 +34,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("handover", "job", "job_watch", "command_line", "place"),
     ("exchange", "trials"),
     ("investigation", "preflight_run"),
+    ("launch",),
     ("runtime",),
     ("launcher",),
     ("cli",),
@@ -41,6 +42,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("__main__", "option_table"),
 )
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+# Rooms that are on their way into one: a file of the one may import files of the other.
+ONE_ROOM = {"linux": "host"}
 # These need no place in the order: the package itself holds the version, the coordinator is a process of its own, the
 # hook runs in the ranks and imports nothing of ours.
 APART = {"__init__", "coordinator", "inject"}
@@ -170,7 +173,8 @@ def _name(path: Path) -> str:
 def _room(module: str) -> str:
     """``saferun.host.net`` -> ``host``."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    room = parts[1] if len(parts) > 1 else "__init__"
+    return ONE_ROOM.get(room, room)
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int]]:

@@ -7,74 +7,22 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 
 from saferun.host.children import JOB_SIGNALS, Child, spawn
+from saferun.host.poller import Poller
+from saferun.linux.json_lines import JsonLines
 from saferun.model import JsonObject
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "__main__.py")
-_LONGEST_MESSAGE_BYTES = 16 << 20
 _LAST_WORDS_BYTES = 8 << 10
 
 
-class JsonLines:
-    """JSON objects, one a line, over a connected socket. Nothing is waited for but a peer that does not read."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self._socket = connection
-        self._received: list[bytes] = []
-        self._received_bytes = 0
-
-    @property
-    def fd(self) -> int:
-        """What becomes readable when the other side says something or ends."""
-        return self._socket.fileno()
-
-    def send(self, message: JsonObject) -> None:
-        """Send a message; a peer that is gone is noticed when it is read from, not here."""
-        data = json.dumps(message).encode() + b"\n"
-        with suppress(OSError):
-            # A message fits the socket's buffer many times over; one that is not read is bounded by the timeout.
-            self._socket.settimeout(5.0)
-            self._socket.sendall(data)
-        with suppress(OSError):
-            self._socket.setblocking(False)
-
-    def receive(self) -> list[JsonObject] | None:
-        """The messages that have come; None when the other side has closed its end."""
-        try:
-            chunk = self._socket.recv(1 << 18)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        if not chunk or self._received_bytes > _LONGEST_MESSAGE_BYTES:
-            return None
-        self._received.append(chunk)
-        self._received_bytes += len(chunk)
-        if b"\n" not in chunk:
-            return []
-        *lines, rest = b"".join(self._received).split(b"\n")
-        self._received, self._received_bytes = [rest], len(rest)
-        messages = []
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                message = json.loads(line)
-                if isinstance(message, dict):
-                    messages.append(message)
-        return messages
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-
-def connect_to_task(path: str) -> JsonLines | None:
+def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None:
     """The line to a coordinator that another process of this user owns; None: there is nobody yet.
 
     Args:
         path: its Unix socket.
+        poller: the loop's, if there is one.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -83,7 +31,7 @@ def connect_to_task(path: str) -> JsonLines | None:
     except OSError:
         connection.close()
         return None
-    return JsonLines(connection)
+    return JsonLines(connection, poller)
 
 
 class CoordinatorLink:
@@ -94,6 +42,7 @@ class CoordinatorLink:
         environ: its environment.
         whole_torch: import all of torch, not only the store (needed for numa binding, events and logs specs).
         more_fds: further listening sockets, inherited, each with its name.
+        poller: the loop's: what the coordinator does not read at once is sent later.
 
     Raises:
         SpawnError: it cannot be started.
@@ -106,6 +55,7 @@ class CoordinatorLink:
         *,
         whole_torch: bool,
         more_fds: Mapping[str, int] | None = None,
+        poller: Poller | None = None,
     ) -> None:
         ours, theirs = socket.socketpair()
         error_read, error_write = os.pipe()
@@ -134,7 +84,7 @@ class CoordinatorLink:
         self.serving: int | None = None  # the attempt whose store is served
         self.stderr_fd = error_read
         self.last_words = b""
-        self.lines = JsonLines(ours)
+        self.lines = JsonLines(ours, poller)
 
     @property
     def fd(self) -> int:

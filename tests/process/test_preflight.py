@@ -11,6 +11,7 @@ import pytest
 from saferun.check_run import CheckProcess
 from saferun.cli import read_config
 from saferun.host.poller import Poller
+from saferun.model import ExitStatus
 from saferun.preflight_run import PreflightRun, context_of
 from tests.process.launching import running, until
 
@@ -89,6 +90,6 @@ def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
     until(is_checked, "this host is checked")
     process.end()  # which leaves alone what is somebody else's by now
     assert os.waitpid(process.pid, 0)[0] == process.pid
-    assert checks.on_exit(process.pid, "")
+    assert checks.on_exit(process.pid, ExitStatus(0, None))
     assert not checks.pids
     assert len(outcomes[0].preflight.results) > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from saferun import store_service
 from saferun.events import Event, StoreMissed
 from saferun.host.children import Child
 from saferun.host.poller import Poller
-from saferun.model import JsonObject
+from saferun.model import ExitStatus, JsonObject
 from saferun.store_service import StoreService
 from tests.unit.samples import CONFIG
 
@@ -23,8 +24,8 @@ NO_PID = 1 << 22  # one above the largest that Linux gives
 class SilentLink:
     """Stands in for a coordinator: it takes every message and answers none."""
 
-    def __init__(self, listen_fd: int, environ: Mapping[str, str], *, whole_torch: bool) -> None:
-        del listen_fd, environ
+    def __init__(self, listen_fd: int, environ: Mapping[str, str], *, whole_torch: bool, poller: Poller) -> None:
+        del listen_fd, environ, poller
         self.fd, self._other = os.pipe()
         self.stderr_fd, self._stderr = os.pipe()
         self.child = Child(NO_PID, -1)
@@ -96,7 +97,7 @@ def test_a_rank_that_asks_for_a_store_that_is_lost_is_noticed(launch: Launch) ->
     """It would wait for ever."""
     launch.service.serve()
     launch.link.serving = 0
-    launch.service.on_exit("killed by SIGKILL")
+    launch.service.on_exit(NO_PID, ExitStatus(None, signal.SIGKILL))
     assert launch.events == []  # ranks that never ask go on
     launch.ask()
     (missed,) = launch.events
@@ -108,12 +109,12 @@ def test_the_first_coordinator_that_fails_is_replaced_by_one_with_all_of_torch(l
     """Perhaps only the short cut to the store is to blame; the second failure is final."""
     launch.service.serve()
     first = launch.link
-    launch.service.on_exit("exit code 1")
+    launch.service.on_exit(NO_PID, ExitStatus(1, None))
     assert (first.whole_torch, launch.link.whole_torch) == (False, True)
     assert launch.link.sent == [{"op": "serve", "attempt": 0}]
     launch.ask()
     assert launch.events == []
-    launch.service.on_exit("exit code 1")
+    launch.service.on_exit(NO_PID, ExitStatus(1, None))
     launch.ask()
     assert [type(event) for event in launch.events] == [StoreMissed]
 
@@ -122,7 +123,7 @@ def test_the_store_of_the_next_attempt_is_not_missed_because_the_one_before_was_
     """Its ranks ask while the new coordinator comes up; that is how it always is, and no reason to stop them."""
     launch.service.serve()
     launch.link.serving = 0
-    launch.service.on_exit("killed by SIGKILL")
+    launch.service.on_exit(NO_PID, ExitStatus(None, signal.SIGKILL))
     launch.attempt = 1
     launch.service.prepare({})
     assert launch.ready == 1
@@ -135,7 +136,7 @@ def test_between_attempts_a_rank_that_asks_is_nobodys_news(launch: Launch) -> No
     """Ranks of the new attempt are started before the store is served: they wait in the backlog."""
     launch.service.serve()
     launch.link.serving = 0
-    launch.service.on_exit("killed by SIGKILL")
+    launch.service.on_exit(NO_PID, ExitStatus(None, signal.SIGKILL))
     launch.attempt = 1
     launch.service.prepare({})
     launch.service.serve_soon()
@@ -151,7 +152,7 @@ def test_an_attempt_that_lost_its_coordinator_while_it_was_prepared_goes_on(laun
     launch.service.prepare({})
     assert launch.link.sent[-1] == {"op": "drop"}
     assert launch.ready == 0
-    launch.service.on_exit("killed by SIGKILL")
+    launch.service.on_exit(NO_PID, ExitStatus(None, signal.SIGKILL))
     assert launch.ready == 1
     assert launch.events == []
 
@@ -161,4 +162,4 @@ def test_ranks_that_are_done_at_once_never_cost_a_coordinator(launch: Launch) ->
     launch.service.prepare({})
     launch.service.serve_soon()
     assert launch.service.deadline is not None
-    assert launch.service.pid is None
+    assert launch.service.pids == set()

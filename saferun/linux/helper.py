@@ -1,0 +1,166 @@
+"""A helper process: forked from the supervisor, spoken to in JSON lines, read without waiting, ended when asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from saferun.host.children import JOB_SIGNALS, fork
+from saferun.host.poller import Poller
+from saferun.host.prctl import die_with_parent, set_name
+from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
+from saferun.model import ExitStatus, JsonObject
+
+
+class Helper:
+    """One helper process. It is a fork: it costs no start of an interpreter, and needs no file to begin.
+
+    The process is in a session of its own, dies with the supervisor, ignores the signals that are meant for the job,
+    has /dev/null as its standard streams, and keeps no descriptor of the supervisor's but those that it is given.
+
+    Args:
+        name: what ``ps`` shows; at most 15 bytes count.
+        serve: what the process does. It gets its end of the line, in blocking mode; when it returns the process ends.
+        keep: further descriptors that it keeps, by the same numbers.
+        dies_with_parent: whether the kernel ends it together with the supervisor.
+
+    Raises:
+        OSError: it cannot be forked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serve: Callable[[socket.socket], None],
+        *,
+        keep: Sequence[int] = (),
+        dies_with_parent: bool = True,
+    ) -> None:
+        self.name = name
+        ours, theirs = socket.socketpair()
+        parent_pid = os.getpid()
+
+        def begin() -> None:
+            if dies_with_parent:
+                die_with_parent(parent_pid)
+            for signum in JOB_SIGNALS:
+                signal.signal(signum, signal.SIG_IGN)
+            set_name(name)
+            fd = theirs.detach()
+            _close_all_but({fd, *keep})
+            serve(socket.socket(fileno=fd))
+
+        try:
+            self._pid: int | None = fork(begin)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._connection: socket.socket | None = ours
+        self._lines: JsonLines | None = None
+        self._poller: Poller | None = None
+        self._on_message: Callable[[JsonObject], None] = _nothing
+        self._on_lost: Callable[[], None] = _nothing
+
+    def attach(
+        self,
+        poller: Poller,
+        on_message: Callable[[JsonObject], None],
+        on_lost: Callable[[], None],
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        """Listen to the process from now on.
+
+        Args:
+            poller: the loop's.
+            on_message: takes each message of the process.
+            on_lost: called once, where the process closes its end or ends without having been asked to.
+            queue_bytes: how much waits for a process that does not read.
+        """
+        if self._connection is None:
+            return
+        self._poller, self._on_message, self._on_lost = poller, on_message, on_lost
+        self._lines = JsonLines(self._connection, poller, queue_bytes=queue_bytes)
+        self._connection = None
+        poller.watch(self._lines.fd, self._on_readable)
+
+    @property
+    def pids(self) -> set[int]:
+        """The process, until it has been reaped."""
+        return {self._pid} if self._pid is not None else set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process can be spoken to."""
+        return self._lines is not None
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for the process to read it."""
+        return self._lines.queued_bytes if self._lines is not None else 0
+
+    def send(self, message: JsonObject, fds: Sequence[int] = ()) -> bool:
+        """Send a message, with descriptors if any. Returns whether it was sent or has found room in the queue."""
+        return self._lines is not None and self._lines.send(message, fds)
+
+    def on_exit(self, pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. What the process said last is still read; then ``on_lost`` follows."""
+        if pid != self._pid:
+            return False
+        self._pid = None
+        return True
+
+    def kill(self) -> None:
+        """End the process at once, and hear no more of it; ``on_lost`` is not called. It is reaped by the loop."""
+        self._hang_up()
+        if self._pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """The same, for the end of the launch."""
+        self.kill()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        lines, self._lines = self._lines, None
+        if lines is not None and self._poller is not None:
+            self._poller.unwatch(lines.fd)
+            lines.close()
+
+    def _on_readable(self) -> None:
+        lines = self._lines
+        if lines is None:
+            return
+        messages = lines.receive()
+        if messages is None:
+            self._hang_up()
+            self._on_lost()
+            return
+        for message in messages:
+            if self._lines is lines:  # a message may have led to the end
+                self._on_message(message)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        if fd not in kept:
+            os.dup2(null, fd)
+    low = 3
+    for fd in sorted(kept):
+        if fd >= low:
+            os.closerange(low, fd)
+            low = fd + 1
+    os.closerange(low, 1 << 20)
+
+
+def _nothing(*_arguments: object) -> None:
+    """Nobody listens yet."""

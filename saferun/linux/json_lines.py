@@ -1,0 +1,153 @@
+"""JSON objects, one a line, over a connected socket: bounded in both directions, and never waited for in a loop."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+from saferun.host.poller import Poller
+from saferun.model import JsonObject
+
+LONGEST_MESSAGE_BYTES = 16 << 20
+QUEUE_BYTES = 32 << 20
+_READ_BYTES = 1 << 18
+# Without a loop that could send the rest later, a peer that does not read is waited for this long.
+_PATIENCE_S = 5.0
+
+
+class JsonLines:
+    """One end of a line to another process.
+
+    Args:
+        connection: a connected stream socket; this object owns it from now on.
+        poller: the loop's. With it nothing is ever waited for: what does not fit into the socket's buffer is sent when
+            the peer reads. Without it a peer that does not read is waited for, for at most five seconds.
+        queue_bytes: how much waits for a slow peer; a message beyond it is dropped, and ``send`` says so.
+    """
+
+    def __init__(
+        self, connection: socket.socket, poller: Poller | None = None, *, queue_bytes: int = QUEUE_BYTES
+    ) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._poller = poller
+        self._queue_bytes = queue_bytes
+        self._received: list[bytes] = []
+        self._received_bytes = 0
+        self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+        self._queued_bytes = 0
+        # epoll keeps one registration a descriptor, and reading has its own.
+        self._write_fd: socket.socket | None = None
+
+    @property
+    def fd(self) -> int:
+        """What becomes readable when the other side says something or ends."""
+        return self._socket.fileno()
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits for the peer to read."""
+        return self._queued_bytes
+
+    def send(self, message: JsonObject, fds: Sequence[int] = ()) -> bool:
+        """Send a message; a peer that is gone is noticed when it is read from, not here.
+
+        Args:
+            message: what to say.
+            fds: descriptors that the peer gets copies of (Unix sockets only); they must stay open until they are sent,
+                which ``queued_bytes`` tells.
+
+        Returns:
+            Whether the message was sent or has found room in the queue.
+        """
+        data = json.dumps(message).encode() + b"\n"
+        if self._poller is None:
+            return self._send_patiently(data)
+        if self._queued_bytes + len(data) > self._queue_bytes:
+            return False
+        self._queue.append((memoryview(data), tuple(fds)))
+        self._queued_bytes += len(data)
+        self._flush()
+        return True
+
+    def receive(self) -> list[JsonObject] | None:
+        """The messages that have come; None when the other side has closed its end, or sends no lines."""
+        try:
+            chunk = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not chunk or self._received_bytes > LONGEST_MESSAGE_BYTES:
+            return None
+        self._received.append(chunk)
+        self._received_bytes += len(chunk)
+        if b"\n" not in chunk:
+            return []
+        *lines, rest = b"".join(self._received).split(b"\n")
+        self._received, self._received_bytes = [rest], len(rest)
+        messages = []
+        for line in lines:
+            with suppress(ValueError, RecursionError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    messages.append(message)
+        return messages
+
+    def drain(self, timeout_s: float) -> None:
+        """Send what is queued, waiting for the peer to read: for the end of a launch, when no loop runs any more."""
+        give_up_at = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLOUT)
+        while self._queue and (left_s := give_up_at - time.monotonic()) > 0:
+            poll.poll(left_s * 1000)
+            self._flush()
+
+    def close(self) -> None:
+        """Close the socket. What is still queued is dropped."""
+        self._stop_writing()
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._socket.close()
+
+    def _send_patiently(self, data: bytes) -> bool:
+        sent = False
+        with suppress(OSError):
+            self._socket.settimeout(_PATIENCE_S)
+            self._socket.sendall(data)
+            sent = True
+        with suppress(OSError):
+            self._socket.setblocking(False)
+        return sent
+
+    def _flush(self) -> None:
+        try:
+            while self._queue:
+                data, fds = self._queue[0]
+                sent = socket.send_fds(self._socket, [data], fds) if fds else self._socket.send(data)
+                self._queued_bytes -= sent
+                if sent < len(data):
+                    self._queue[0] = data[sent:], ()
+                else:
+                    self._queue.popleft()
+        except BlockingIOError:
+            if self._write_fd is None and self._poller is not None:
+                with suppress(OSError):
+                    self._write_fd = self._socket.dup()
+                    self._poller.watch(self._write_fd.fileno(), self._flush, select.EPOLLOUT)
+            return
+        except OSError:  # the peer is gone
+            self._queue.clear()
+            self._queued_bytes = 0
+        self._stop_writing()
+
+    def _stop_writing(self) -> None:
+        if self._write_fd is not None and self._poller is not None:
+            self._poller.unwatch(self._write_fd.fileno())
+            self._write_fd.close()
+            self._write_fd = None
