@@ -1,6 +1,22 @@
-"""``python -m saferun``: the same as the ``saferun`` command."""
+"""The ``saferun`` command, and ``python -m saferun``.
 
-from saferun.cli import main
+Ctrl-C in the first tenths of a second, while Python is still reading saferun's own files, must end it as it ends any
+program: by the signal, without a traceback of imports. So the signal has its default here, before anything else is
+imported, until the loop handles it. Where it is ignored (a job in the background of a script), it stays so.
+"""
+
+import _signal  # type: ignore[import-not-found]  # what `signal` is made of; built in, so that no file is read before this is done
+
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
+def main() -> None:
+    """The ``saferun`` command; does not return."""
+    from saferun.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

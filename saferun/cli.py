@@ -122,7 +122,7 @@ def _resolve(
         rendezvous=rendezvous,
         # One mask for each rank of the host, also where this process has one of them.
         logs=_logs(values, task.local_world_size if task is not None else nproc_per_node),
-        output=_output(values, environ),
+        output=_output(values, environ, settings),
         environ=_environ(values),
         watch=_watch(values),
         max_restarts=values.max_restarts,
@@ -313,11 +313,14 @@ def _masks(option: str, text: str, local_world_size: int) -> tuple[int, ...]:
     return tuple(masks)
 
 
-def _output(values: argparse.Namespace, environ: Mapping[str, str]) -> OutputConfig:
+def _output(values: argparse.Namespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> OutputConfig:
     prefix: str | None = values.prefix
     legacy = None
+    if settings["log_line_prefix_template"].origin == "flag" and settings["prefix"].origin != "flag":
+        prefix = None  # what stands on the command line wins
     if prefix is None:
-        legacy = environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+        # An empty template is none, as to torchrun.
+        legacy = values.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
         prefix = DEFAULT_PREFIX if legacy is None else None
     elif prefix == "none":
         prefix = None

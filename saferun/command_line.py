@@ -16,6 +16,7 @@ from saferun.options import OPTIONS, TORCHRUN_OPTIONS, Option, comma_separated_l
 from saferun.profiles.words import nearest, quoted
 
 _TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS)
+_LATELY = frozenset({"log_line_prefix_template", "print_completion"})  # torch 2.14 and later
 _REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "append")
 _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
@@ -47,7 +48,9 @@ class _Parser(argparse.ArgumentParser):
         # An abbreviation that torchrun understands must not become ambiguous by an option that torchrun lacks.
         matches = super()._get_option_tuples(option_string)
         torchruns = [match for match in matches if match[0].dest in _TORCHRUN_DESTS]
-        return torchruns or cast("list[Any]", matches)
+        # Nor by one that torchrun has only lately: command lines are older.
+        older = [match for match in torchruns if match[0].dest not in _LATELY]
+        return older or torchruns or cast("list[Any]", matches)
 
 
 class _Store(argparse.Action):
@@ -65,6 +68,25 @@ class _Store(argparse.Action):
             values = [*getattr(namespace, self.dest), values] if self.dest in given else [values]
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
         given.add(self.dest)
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a completion script made from the parser, and ends the process, as torchrun does."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002
+        values: Any,  # noqa: ANN401
+        option_string: str | None = None,
+    ) -> None:
+        try:
+            import shtab
+        except ImportError:
+            tell(UsageError(f"{option_string} needs the package shtab", "install it: pip install shtab"))
+            raise SystemExit(1) from None
+        sys.stdout.write(f"{shtab.complete(parser, shell=values)}\n")
+        parser.exit()
 
 
 def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -111,7 +133,7 @@ def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noq
         return
     group.add_argument(
         *option.flags,
-        action=_Store,
+        action=_PrintCompletion if option.dest == "print_completion" else _Store,
         type=_TYPES[option.kind],
         default=default if given is None else given,
         choices=option.choices,

@@ -105,7 +105,7 @@ class OutputConfig(NamedTuple):
     """saferun's options about streams.
 
     ``run_dir`` None: the default place; ``keep_files`` False: no run directory at all.
-    ``prefix`` None: no prefix. ``legacy_template``: torchrun's TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.
+    ``prefix`` None: no prefix. ``legacy_template``: torchrun's ``--log-line-prefix-template``.
     """
 
     run_dir: str | None

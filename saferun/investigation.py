@@ -866,8 +866,8 @@ class Investigation:
 
     @property
     def _failures_before(self) -> int:
-        """How many failures this launch has got over: the numbers of attempts count meetings of hosts, too."""
-        if self._job is None or self._group is None:
+        """How many failures this launch has got over: attempts count retries and meetings of hosts, too."""
+        if self._group is None:
             return self._attempt()
         return self._group.plan.placement.restarts
 

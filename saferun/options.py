@@ -54,7 +54,7 @@ WATCH = "hangs and crashes"
 ENVIRONMENT = "environment of the ranks"
 SETTINGS = "settings"
 
-# torch 2.13's torchrun, option by option; tests/test_torchrun_parity.py holds this to the installed torch.
+# torch 2.15's torchrun, option by option; tests/test_torchrun_parity.py holds this to the installed torch.
 TORCHRUN_OPTIONS: tuple[Option, ...] = (
     Option(
         ("--nnodes",),
@@ -240,6 +240,16 @@ TORCHRUN_OPTIONS: tuple[Option, ...] = (
         metavar="TEXT,TEXT",
     ),
     Option(
+        ("--log-line-prefix-template", "--log_line_prefix_template"),
+        "log_line_prefix_template",
+        "str",
+        "",
+        "prefix of console lines with torchrun's macros ${role_name} ${local_rank} ${rank} ${hostname} "
+        "(default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else --prefix)",
+        OUTPUT,
+        metavar="TEMPLATE",
+    ),
+    Option(
         ("--logs-specs", "--logs_specs"),
         "logs_specs",
         "str",
@@ -267,6 +277,17 @@ TORCHRUN_OPTIONS: tuple[Option, ...] = (
         "signals that stop the job: each is passed on to the ranks",
         LIFE,
         metavar="NAMES",
+    ),
+    Option(
+        ("--print-completion", "--print_completion"),
+        "print_completion",
+        "str",
+        None,
+        "print a completion script for a shell, and start nothing; needs the package shtab",
+        OUTPUT,
+        choices=("bash", "zsh", "tcsh"),
+        pet=False,
+        asks=True,
     ),
     Option(
         ("--shutdown-timeout", "--shutdown_timeout"),

@@ -235,7 +235,10 @@ class RankGroup:
         return ""
 
     def _legacy_prefix(self, template: str, place: RankPlace) -> str:
-        return render_legacy(template, rank=place.rank, local_rank=place.local_rank, role=self._config.role)
+        hostname = os.uname().nodename  # socket.gethostname() without its import
+        return render_legacy(
+            template, hostname=hostname, rank=place.rank, local_rank=place.local_rank, role=self._config.role
+        )
 
     def _filter_header(self, place: RankPlace) -> str:
         template = self._config.output.legacy_template
@@ -358,18 +361,15 @@ def _take_in(rank: Rank, at: float) -> None:
                 break
 
 
-def plan_environs(
-    config: LaunchConfig, placement: Placement, attempt: int, environ: Mapping[str, str]
-) -> tuple[dict[str, str], ...]:
+def plan_environs(config: LaunchConfig, placement: Placement, environ: Mapping[str, str]) -> tuple[dict[str, str], ...]:
     """The environment of each rank of this host, without what depends on where its files are.
 
     Args:
         config: the launch.
         placement: this host's place in the job.
-        attempt: 0 for the first.
         environ: what the ranks inherit.
 
     Raises:
         UsageError: the environment and the options contradict each other.
     """
-    return tuple({**environ, **rank_environ(config, placement, place, attempt, environ)} for place in placement.ranks)
+    return tuple({**environ, **rank_environ(config, placement, place, environ)} for place in placement.ranks)

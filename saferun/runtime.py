@@ -286,6 +286,9 @@ class Runtime:
         signal.signal(signal.SIGCHLD, _ignore)
         if any(pane.target.is_terminal for pane in self._screen.panes):
             signal.signal(signal.SIGWINCH, _ignore)
+        if signal.SIGINT not in self._config.signals and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            # As any Python program has it: the ranks are ended on the way out.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         for signum in self._config.signals:
             if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
                 continue  # started under nohup: the terminal's end is none of our business
@@ -468,9 +471,11 @@ class Runtime:
             card, door = (self._preflight.card, self._preflight.door) if self._preflight is not None else ("", "")
             self._job.join(action, card, door)
         else:
-            self._store.prepare(self._preparation(action.attempt))
+            assert self._placement is not None  # noqa: S101 - CHECKING has set it
+            self._placement = self._placement._replace(restarts=action.restarts)
+            self._store.prepare(self._preparation())
 
-    def _preparation(self, attempt: int) -> JsonObject:
+    def _preparation(self) -> JsonObject:
         """What only torch can answer about an attempt."""
         assert self._placement is not None  # noqa: S101 - CHECKING, or the meeting, has set it
         logs = self._config.logs
@@ -482,7 +487,7 @@ class Runtime:
             "logs": None,
         }
         if logs.logs_specs is not None:
-            preparation["environs"] = plan_environs(self._config, self._placement, attempt, {})
+            preparation["environs"] = plan_environs(self._config, self._placement, {})
             preparation["logs"] = {
                 "name": logs.logs_specs,
                 "log_dir": logs.log_dir,
@@ -498,7 +503,7 @@ class Runtime:
         assert placement is not None  # noqa: S101 - CHECKING has set it
         changed: list[dict[str, str]] = []
         try:
-            environs = plan_environs(self._config, placement, attempt, self._environ)
+            environs = plan_environs(self._config, placement, self._environ)
             if "logs" not in answer:
                 destinations = self._logs.destinations(placement, attempt)
             else:
@@ -688,7 +693,7 @@ class Runtime:
             task=task.local_rank if task is not None else 0,
         )
         self._investigation.joined(self._host)
-        self._job.prepare(self._preparation(place.number))
+        self._job.prepare(self._preparation())
 
     def _on_job_hang(self, verdict: HangVerdict, number: int) -> None:
         self._investigation.job_hangs(verdict, number)

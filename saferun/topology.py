@@ -24,7 +24,7 @@ def single_host(nproc_per_node: int, master_addr: str, master_port: int, run_id:
 
 
 def rank_environ(
-    config: LaunchConfig, placement: Placement, place: RankPlace, attempt: int, environ: Mapping[str, str]
+    config: LaunchConfig, placement: Placement, place: RankPlace, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """What torchrun adds to the environment of a rank (TORCHELASTIC_ERROR_FILE apart).
 
@@ -32,7 +32,6 @@ def rank_environ(
         config: the launch.
         placement: this host's place in the job.
         place: the rank's place.
-        attempt: 0 for the first start, then counting up.
         environ: the environment that the rank inherits.
 
     Raises:
@@ -51,7 +50,7 @@ def rank_environ(
         "ROLE_WORLD_SIZE": str(placement.role_world_size),
         "MASTER_ADDR": placement.master_addr,
         "MASTER_PORT": str(placement.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(placement.restarts if config.hosts.together else attempt),
+        "TORCHELASTIC_RESTART_COUNT": str(placement.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         "TORCHELASTIC_RUN_ID": placement.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(config.rendezvous.agent_store),

@@ -29,11 +29,14 @@ def render_template(template: str, *, host: str, rank: int, local_rank: int, rol
     )
 
 
-def render_legacy(template: str, *, rank: int, local_rank: int, role: str) -> str:
-    """Fill in torchrun's TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE (``${role_name} ${rank} ${local_rank}``)."""
+def render_legacy(template: str, *, hostname: str, rank: int, local_rank: int, role: str) -> str:
+    """Fill in torchrun's template (``${role_name} ${rank} ${local_rank} ${hostname}``).
+
+    It is that of ``--log-line-prefix-template`` and of TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.
+    """
     from string import Template
 
-    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank)
+    return Template(template).safe_substitute(role_name=role, rank=rank, local_rank=local_rank, hostname=hostname)
 
 
 def colored(prefix: str, rank: int) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 MOST_WAITING_BYTES = 8 << 20
 _ONE_WRITE_BYTES = 256 << 10
 _PIPE_BUF = 4096
+# What says so, or says nothing, knows neither colours nor cursor movements (terminfo(5)): it is written like a file.
+_DUMB = frozenset({None, "", "dumb"})
 
 
 class Target:
@@ -25,7 +27,7 @@ class Target:
 
     def __init__(self, fd: int, *, skipping: bool, where: Callable[[], str]) -> None:
         mode = os.fstat(fd).st_mode
-        self.is_terminal = os.isatty(fd) and _is_own_terminal(fd)
+        self.is_terminal = os.isatty(fd) and os.environ.get("TERM") not in _DUMB and _is_own_terminal(fd)
         self.is_broken = False
         self.fd = fd
         self._skipping = skipping

@@ -463,6 +463,8 @@ def test_a_stranger_that_holds_the_pipe_open_does_not_keep_saferun(tmp_path: Pat
         (["--prefix", "{rank} ", "--role", "actor"], {"PET_ROLE": "critic"}, "0 done\n"),
         ([], {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${role_name}-${rank}-${local_rank}|"}, "default-0-0|done\n"),
         (["--prefix", "own "], {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "$rank|"}, "own done\n"),
+        (["--log-line-prefix-template", "${hostname}:${rank}: "], {}, f"{os.uname().nodename}:0: done\n"),
+        ([], {"PET_LOG_LINE_PREFIX_TEMPLATE": "$local_rank;"}, "0;done\n"),
         (["--color", "always", "--prefix", "p "], {}, "\x1b[36mp \x1b[0mdone\n"),
         (["--color", "always", "--prefix", "p "], {"NO_COLOR": "1"}, "\x1b[36mp \x1b[0mdone\n"),
         (["--color", "auto", "--prefix", "p "], {}, "p done\n"),

@@ -292,6 +292,23 @@ def test_no_colours_where_none_are_wanted(tmp_path: Path, options: tuple[str, ..
         assert "\x1b" not in terminal.text
 
 
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_dumb_terminal_gets_neither_colours_nor_cursor_movements(tmp_path: Path, term: str) -> None:
+    """The terminal of an editor, or of a build server, shows them as letters."""
+    program = r"""
+import os, sys
+sys.stderr.write("\rbar 1")
+sys.stderr.flush()
+os.write(1, b"hi\n")
+sys.stderr.write("\rbar 2\n")
+"""
+    with on_terminal(tmp_path, program, nproc=2, environ={"TERM": term}) as (job, terminal):
+        assert job.wait() == 0
+        until(lambda: terminal.text.count("bar 2") == 2, "both have spoken")
+        assert terminal.text.count("hi") == 2
+        assert "\x1b" not in terminal.text
+
+
 @pytest.mark.parametrize("end", ["well", "killed"])
 def test_the_terminal_is_left_as_it_was(tmp_path: Path, end: str) -> None:
     """A terminal without echo or line wrapping is a broken one to its user."""

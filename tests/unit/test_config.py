@@ -6,6 +6,7 @@ import contextlib
 import io
 import signal
 import sys
+import types
 import uuid
 from pathlib import Path
 
@@ -177,6 +178,49 @@ def test_torchruns_prefix_template_is_taken_where_saferuns_is_not_given() -> Non
     assert (output.prefix, output.legacy_template) == (None, "${rank}:")
     output = config_of("--prefix", "{rank} ", environ=environ).output
     assert (output.prefix, output.legacy_template) == ("{rank} ", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "expected"),
+    [
+        (("--log-line-prefix-template", "${rank}:"), {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "a"}, "${rank}:"),
+        ((), {"PET_LOG_LINE_PREFIX_TEMPLATE": "b", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "a"}, "b"),
+        (("--log_line_prefix_template", ""), {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "a"}, "a"),
+        (("--log-line-prefix-template", "c"), {"SAFERUN_PREFIX": "{rank}"}, "c"),
+        ((), {"PET_LOG_LINE_PREFIX_TEMPLATE": "b", "SAFERUN_PREFIX": "{rank}"}, None),
+        (("--log-line-prefix-template", "c", "--prefix", "{rank}"), {}, None),
+        ((), {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ""}, None),
+    ],
+)
+def test_torchruns_prefix_template_is_an_option_too(
+    arguments: tuple[str, ...], environ: dict[str, str], expected: str | None
+) -> None:
+    """It wins over the variable, as under torchrun; saferun's own prefix wins unless the template stands nearer."""
+    output = config_of(*arguments, environ=environ).output
+    assert (output.prefix is None, output.legacy_template) == (expected is not None, expected)
+
+
+def test_a_completion_script_is_printed_where_shtab_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No script need be given, and nothing is started."""
+    shtab = types.ModuleType("shtab")
+    shtab.complete = lambda parser, shell: f"{shell} for {parser.prog}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shtab", shtab)
+    with pytest.raises(SystemExit) as ended:
+        read_config(["--print-completion", "zsh"], ENVIRON)
+    assert (ended.value.code, capsys.readouterr().out) == (0, "zsh for saferun\n")
+
+
+def test_without_shtab_there_is_no_completion_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, as under torchrun, and what to install."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as ended:
+        read_config(["--print_completion", "bash"], ENVIRON)
+    assert ended.value.code == 1
+    assert "pip install shtab" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

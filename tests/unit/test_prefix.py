@@ -33,8 +33,9 @@ def test_a_template_that_cannot_be_filled_in_is_refused(template: str) -> None:
 
 def test_torchruns_template_is_filled_in_as_torchrun_does_it() -> None:
     """With string.Template; what it does not know stays."""
-    shown = render_legacy("[${role_name}${rank}|${local_rank}|${other}]:", rank=3, local_rank=1, role="trainer")
-    assert shown == "[trainer3|1|${other}]:"
+    template = "[${role_name}${rank}|${local_rank}|${other}]:$hostname "
+    shown = render_legacy(template, hostname="r12i0n8", rank=3, local_rank=1, role="trainer")
+    assert shown == "[trainer3|1|${other}]:r12i0n8 "
 
 
 def test_neighbours_have_different_colours() -> None:

@@ -22,8 +22,8 @@ def test_on_one_host_all_ranks_are_the_same_number() -> None:
 
 def test_a_rank_gets_all_of_torchruns_variables() -> None:
     """Torch's env:// rendezvous, and scripts, read them."""
-    placement = second_host()
-    assert rank_environ(CONFIG, placement, placement.ranks[1], 2, {}) == {
+    placement = second_host()._replace(restarts=2)
+    assert rank_environ(CONFIG, placement, placement.ranks[1], {}) == {
         "RANK": "4",
         "GROUP_RANK": "1",
         "ROLE_RANK": "2",
@@ -49,14 +49,14 @@ def test_threads_are_limited_only_where_several_ranks_share_a_host() -> None:
     """And only where the user has said nothing."""
     one = single_host(1, "127.0.0.1", 1, "job7")
     two = single_host(2, "127.0.0.1", 1, "job7")
-    assert "OMP_NUM_THREADS" not in rank_environ(CONFIG, one, one.ranks[0], 0, {})
-    assert "OMP_NUM_THREADS" not in rank_environ(CONFIG, two, two.ranks[0], 0, {"OMP_NUM_THREADS": ""})
+    assert "OMP_NUM_THREADS" not in rank_environ(CONFIG, one, one.ranks[0], {})
+    assert "OMP_NUM_THREADS" not in rank_environ(CONFIG, two, two.ranks[0], {"OMP_NUM_THREADS": ""})
 
 
 def test_the_users_word_about_nccl_stands() -> None:
     """Only a missing variable is set."""
     placement = second_host()
-    added = rank_environ(CONFIG, placement, placement.ranks[0], 0, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+    added = rank_environ(CONFIG, placement, placement.ranks[0], {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert added["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
@@ -64,7 +64,7 @@ def test_ranks_are_told_when_rank_0_serves_the_store() -> None:
     """Python's True and False, as torchrun writes them."""
     config = CONFIG._replace(rendezvous=RendezvousConfig("c10d", "j", None, None, None, agent_store=False))
     placement = second_host()
-    assert rank_environ(config, placement, placement.ranks[0], 0, {})["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert rank_environ(config, placement, placement.ranks[0], {})["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_with_virtual_local_ranks_each_sees_one_gpu(visible: str | None, device:
     config = CONFIG._replace(virtual_local_rank=True)
     placement = second_host()
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    added = rank_environ(config, placement, placement.ranks[1], 0, environ)
+    added = rank_environ(config, placement, placement.ranks[1], environ)
     assert added["LOCAL_RANK"] == "0"
     assert added["CUDA_VISIBLE_DEVICES"] == device
     assert added["RANK"] == "4"
@@ -86,7 +86,7 @@ def test_a_virtual_local_rank_without_a_gpu_is_refused() -> None:
     config = CONFIG._replace(virtual_local_rank=True)
     placement = second_host()
     with pytest.raises(UsageError, match="local rank 1 has no GPU"):
-        rank_environ(config, placement, placement.ranks[1], 0, {"CUDA_VISIBLE_DEVICES": "0"})
+        rank_environ(config, placement, placement.ranks[1], {"CUDA_VISIBLE_DEVICES": "0"})
 
 
 @pytest.mark.parametrize(
