@@ -105,7 +105,7 @@ def _run(
     screen = Screen(
         1,
         2,
-        skipping=output.keep_files,
+        skipping=False,  # until there are files that keep all of it
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )
     hosts, retry = config.hosts, config.retry

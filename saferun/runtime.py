@@ -242,6 +242,7 @@ class Runtime:
         if self._paused:
             self._resume_streams()
         self._watch_for_room()
+        self._screen.allow_skipping(self._run_dir.keeps_all)
         now = time.monotonic()
         moments = [self._supervisor.deadline, self._screen.deadline(), *(part.deadline for part in self._parts)]
         due = min((moment for moment in moments if moment is not None), default=None)

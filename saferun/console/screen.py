@@ -36,6 +36,11 @@ class Screen:
         self.err = self.out if same else _Pane(Target(stderr, skipping=skipping, where=where))
         self.panes = (self.out,) if same else (self.out, self.err)
 
+    def allow_skipping(self, allowed: bool) -> None:  # noqa: FBT001 - it is what the name says
+        """Whether from now on lines may be skipped for a slow reader: only while files keep all of them."""
+        for pane in self.panes:
+            pane.target.skipping = allowed
+
     def say(self, text: str) -> None:
         """One or more lines of saferun's own on stderr."""
         self.err.say(text.encode(errors="backslashreplace") + b"\n")

@@ -30,7 +30,7 @@ class Target:
         self.is_terminal = os.isatty(fd) and os.environ.get("TERM") not in _DUMB and _is_own_terminal(fd)
         self.is_broken = False
         self.fd = fd
-        self._skipping = skipping
+        self.skipping = skipping
         self._where = where
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -54,10 +54,10 @@ class Target:
         """
         if self.is_broken:
             return False
-        if not self._skipping:
-            return True
-        if self._skipped_lines and self._waiting_bytes < MOST_WAITING_BYTES // 2:
+        if self._skipped_lines and (not self.skipping or self._waiting_bytes < MOST_WAITING_BYTES // 2):
             self._queue_note()
+        if not self.skipping:
+            return True
         # However large, a chunk finds room where nothing waits: then the reader has not been slow.
         return not self._waiting or (not self._skipped_lines and self._waiting_bytes + size_bytes <= MOST_WAITING_BYTES)
 
@@ -75,7 +75,7 @@ class Target:
     @property
     def is_full(self) -> bool:
         """Whether the streams that lead here should not be read for now."""
-        return not self._skipping and not self.is_broken and self._waiting_bytes > MOST_WAITING_BYTES
+        return not self.skipping and not self.is_broken and self._waiting_bytes > MOST_WAITING_BYTES
 
     @property
     def is_empty(self) -> bool:

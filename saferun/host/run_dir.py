@@ -86,6 +86,11 @@ class RunDirectory:
         for event in events:
             self.write_event(event)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether whatever the ranks write can be read here."""
+        return self.path is not None and not self._has_warned
+
     def lost(self, path: str, error: OSError) -> None:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
         if not self._has_warned:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.process.launching import DEADLINE_S, in_mounts, running, until, without
+from tests.process.launching import DEADLINE_S, Job, command_line, in_mounts, running, until, without
 
 QUICK = "print('done')"
 
@@ -113,3 +114,22 @@ def test_two_launches_in_one_directory_keep_their_files_apart(tmp_path: Path) ->
         ]
         assert len(runs) == 2
         assert (tmp_path / "job" / "saferun_runs" / ".gitignore").read_text() == "*\n"
+
+
+def test_nothing_is_skipped_on_the_console_where_no_file_keeps_it(tmp_path: Path) -> None:
+    """A slow reader then makes the ranks wait, as under torchrun."""
+    program = "for number in range(200000): print(number, 'x' * 90)"
+    read_end, write_end = os.pipe()
+    with running(tmp_path, program, "--run-dir", "/proc/nope", store=False, stdout=write_end) as job:
+        os.close(write_end)
+        until(lambda: has_stalled(job), "the reader is waited for")
+        with open(read_end, "rb") as pipe:
+            assert pipe.read().count(b"x") == 200000 * 90
+        assert job.wait() == 0
+        assert "skipped" not in job.err
+
+
+def has_stalled(job: Job) -> bool:
+    """Whether the rank waits for room in its pipe."""
+    ranks = [pid for pid in job.processes() if command_line(pid).endswith(" -u train.py")]
+    return bool(ranks) and all("pipe_write" in Path(f"/proc/{pid}/wchan").read_text() for pid in ranks)
