@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
 _OWN_PREFIX = "SAFERUN_"
 _TOLD_TO_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOOK", "SAFERUN_HEARTBEAT_FILE"})
-# A service of this name in Kubernetes leaves SAFERUN_PORT and the like in every container: only slips are refused.
+# Others may use the prefix as well: only slips are refused.
 _NEARLY = 0.75
 
 
@@ -206,7 +207,9 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
         The variables that are named like an option and are none here.
     """
     names = {option.variable for option in OPTIONS if not option.asks}
-    unknown = [name for name in environ if name.startswith(_OWN_PREFIX) and name not in names | _TOLD_TO_RANKS]
+    ours = [name for name in environ if name.startswith(_OWN_PREFIX)]
+    services = frozenset(name for name in ours if _is_of_a_service(name, environ[name]))
+    unknown = [name for name in ours if name not in names | _TOLD_TO_RANKS | services]
     if unknown:
         from difflib import get_close_matches
 
@@ -216,7 +219,17 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
             if near:
                 raise UsageError(f"{name}: there is no such setting", f"did you mean {_OWN_PREFIX}{near[0]}?")
     # Within a rank of another run this says where that run's files are, and two runs do not share a directory.
-    return frozenset({"SAFERUN_RUN_DIR"}) if "SAFERUN_RUN_ID" in environ else frozenset()
+    return services | ({"SAFERUN_RUN_DIR"} if "SAFERUN_RUN_ID" in environ else set())
+
+
+def _is_of_a_service(name: str, value: str) -> bool:
+    """Whether Kubernetes has set a variable, in every container beside a service named ``saferun-...``.
+
+    See https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables.
+    """
+    if name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")):
+        return True
+    return bool(re.search(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", name))
 
 
 def _split(option: Option, text: str) -> Sequence[str]:

@@ -71,6 +71,7 @@ class HostsConfig(NamedTuple):
         start_timeout_s: how long late hosts are waited for.
         host_timeout_s: for how long a host may be silent before it counts as lost.
         stop_with_parent: whether to stop the ranks when what started saferun goes away.
+        note: what the user should know of all this at the start; empty: nothing.
     """
 
     least: int = 1
@@ -82,6 +83,7 @@ class HostsConfig(NamedTuple):
     start_timeout_s: float = 600.0
     host_timeout_s: float = 30.0
     stop_with_parent: bool = False
+    note: str = ""
 
     @property
     def together(self) -> bool:

@@ -34,6 +34,8 @@ _MOST_LINES = 20
 # Of a piece of evidence: what is told along with it.
 _WRAPPING_BYTES = 256
 _MOST_LABELS = 8
+# How to do without what a scheduler told.
+_OFF = "--scheduler none: as under torchrun"
 _MOST_RANKS = 100_000
 # A host that has handed in nothing by then is knocked at; again at longer intervals.
 _KNOCK_AFTER_S = 1.5
@@ -371,7 +373,7 @@ class Job:
             cards=tuple((str(card), str(door)) for card, door in message.get("cards") or ()),
         )
         if self.leads and self._config.hosts.detected and place.number == 0:
-            self._say(f"saferun: {self._meeting_words(placement)}, from {self._config.hosts.detected}")
+            self._say(f"saferun: {self._meeting_words(placement)}, from {self._config.hosts.detected} ({_OFF})")
         self._on_place(place)
 
     def _meeting_words(self, placement: Placement) -> str:

@@ -111,6 +111,8 @@ def _run(
     hosts, retry = config.hosts, config.retry
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.say(f"saferun: settings from {config.settings_file}")
+    if hosts.note:
+        warn(hosts.note)
     limits = Limits(
         # The capture ends itself at its budget; the phase is the backstop.
         capture_s=config.watch.capture_budget_s + _BACKSTOP_S,

@@ -20,6 +20,14 @@ _MARKS = (
     *("SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LSF_PM_TASKID", "JSM_NAMESPACE_RANK"),
     "KUBERNETES_SERVICE_HOST",
 )
+# What torchrun's options say of the place of this process, or of where it meets others. Whoever writes one of them
+# has said it all: what a scheduler told does not count then, and the options mean what they mean to torchrun.
+_SAY_IT_ALL = (
+    *("nnodes", "node_rank", "master_addr", "master_port"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+)
+# Whoever writes one of these asks for the hosts that were told.
+_ASK_FOR_IT = ("scheduler", "hosts", "hostfile")
 # A rank of torchrun's or saferun's: what a scheduler told was for the launcher above it.
 _WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
 _MOST_HOSTS = 1 << 17
@@ -49,15 +57,21 @@ def find_place(
     start_s, host_s = _seconds(values, "start_timeout"), _seconds(values, "host_timeout")
     if values.node_rank < 0:
         raise UsageError(f"--node-rank {values.node_rank} is negative", "host 0 is the first one")
-    allocation = _allocation(values, environ, surroundings)
-    stop = values.stop_with_parent == "on" or (
-        values.stop_with_parent == "auto" and allocation is not None and allocation.above
-    )
+    explicit = _is_explicit(settings)
+    around = _allocation(values, environ, surroundings, explicit=explicit)
+    stop = values.stop_with_parent == "on"
+    if values.stop_with_parent == "auto":
+        stop = around is not None and around.above
     base = HostsConfig(start_timeout_s=start_s, host_timeout_s=host_s, stop_with_parent=stop)
     if values.standalone:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
-    if allocation is not None and not _counts(allocation, settings):
+    allocation = around if around is not None and _counts(around, values, settings, explicit=explicit) else None
+    if allocation is not None and _is_a_job_of_its_own(allocation, values, settings, environ):
+        words = f"each of the {allocation.tasks} processes that {allocation.words} has on this host is a job of its own"
+        base = base._replace(note=f"{words}, as --nproc-per-node is {values.nproc_per_node}")
         allocation = None
+    if not explicit and not base.note:
+        base = base._replace(note=_note(values, environ, around))
     if most == 1 and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     from saferun.place.told import agree
@@ -65,14 +79,82 @@ def find_place(
     return agree(values, settings, environ, allocation, base._replace(least=least, most=most))
 
 
-def _counts(allocation: Allocation, settings: Mapping[str, Setting]) -> bool:
+def _is_explicit(settings: Mapping[str, Setting]) -> bool:
+    """Whether the user said where this process belongs, and did not ask for what a scheduler told."""
+    return any(settings[dest].origin != "default" for dest in _SAY_IT_ALL) and not any(
+        settings[dest].origin != "default" for dest in _ASK_FOR_IT
+    )
+
+
+def _counts(
+    allocation: Allocation,
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    *,
+    explicit: bool,
+) -> bool:
     """Whether what a scheduler told has a say about the hosts of the job."""
     if allocation.alone:
         return False  # a step of one process says nothing of others that there may be
-    if allocation.hosts is None and not allocation.above:
-        # The number of a pod: a help to those who say that pods belong together, and nothing to others.
-        return settings["nnodes"].origin != "default" and settings["node_rank"].origin == "default"
-    return True
+    if allocation.above:
+        return not explicit
+    if not explicit:
+        # The number of a pod alone is a help to those who say that pods belong together, and nothing to others.
+        numbered = settings["nnodes"].origin != "default" and settings["node_rank"].origin == "default"
+        return allocation.hosts is not None or numbered
+    return _completes(allocation, values, settings)
+
+
+def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setting]) -> bool:  # noqa: ANN401
+    """Whether pods are told what is missing in options that say that they are several, and nothing that differs.
+
+    The operator of a PyTorchJob says a part of it in PET_* and a part in variables that torchrun does not read; to
+    torchrun every pod is node rank 0 then, or its own master, and nothing comes of it.
+    """
+    most = _nnodes(values.nnodes)[1]
+    if most == 1 or values.rdzv_backend != "static" or values.rdzv_endpoint:
+        return False
+    given = {dest for dest in ("node_rank", "master_addr", "master_port") if settings[dest].origin != "default"}
+    if "node_rank" in given and (values.node_rank != allocation.node_rank or "master_addr" in given):
+        return False
+    return allocation.hosts in {None, most}
+
+
+def _is_a_job_of_its_own(
+    allocation: Allocation,
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+) -> bool:
+    """Whether each of several processes of a host is to start several ranks, which are one job each under torchrun."""
+    if settings["nproc_per_node"].origin == "default" or settings["scheduler"].origin != "default":
+        return False
+    # All processes of the job must come to the same conclusion.
+    if allocation.tasks == 1 or any(tasks != allocation.tasks for tasks in allocation.tasks_by_host):
+        return False
+    return count_ranks(values.nproc_per_node, environ) not in {1, allocation.tasks}
+
+
+def _note(values: Any, environ: Mapping[str, str], around: Allocation | None) -> str:  # noqa: ANN401
+    """What to say of variables that make no sense, or of hosts that a job was given and that nothing runs on."""
+    is_told = "SLURM_JOB_ID" in environ or any(mark in environ for mark in _MARKS)
+    if not is_told or values.scheduler != "auto" or any(name in environ for name in _WITHIN_A_RANK):
+        return ""
+    from saferun.schedulers.allocation import odd_values
+
+    odd = odd_values(environ)
+    if odd:
+        return f"{', '.join(odd)}: no number that makes sense, and ignored"
+    if around is not None or "SLURM_JOB_ID" not in environ or values.hosts or values.hostfile:
+        return ""
+    from saferun.schedulers.slurm import hosts_of_job
+
+    hosts = hosts_of_job(environ)
+    if hosts <= 1:
+        return ""
+    from saferun.host.net import short_host_name
+
+    return f"this job has {hosts} nodes; saferun runs on {short_host_name()} only: start it with srun"
 
 
 def _nnodes(text: str) -> tuple[int, int]:
@@ -99,6 +181,8 @@ def _allocation(
     values: Any,  # noqa: ANN401 - argparse's namespace
     environ: Mapping[str, str],
     surroundings: Surroundings | None,
+    *,
+    explicit: bool,
 ) -> Allocation | None:
     wanted = values.scheduler
     if wanted == "none":
@@ -109,7 +193,10 @@ def _allocation(
         return None
     from saferun.schedulers import BY_NAME, detect
 
-    around = _this_host(environ) if surroundings is None else surroundings
+    around = surroundings
+    if around is None:
+        # Nobody is asked, and no process looked at, for what hardly counts.
+        around = _environment_only(environ) if explicit else _this_host(environ)
     if wanted == "auto":
         return detect(around)
     allocation = BY_NAME[wanted](around)
@@ -119,6 +206,14 @@ def _allocation(
             "start saferun by it on every host, or leave --scheduler out",
         )
     return allocation
+
+
+def _environment_only(environ: Mapping[str, str]) -> Surroundings:
+    import socket
+
+    from saferun.schedulers import Surroundings
+
+    return Surroundings(environ, socket.gethostname())
 
 
 def _this_host(environ: Mapping[str, str]) -> Surroundings:

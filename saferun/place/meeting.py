@@ -132,7 +132,7 @@ def _master(
         words = allocation.words if allocation is not None else "the scheduler"
         raise UsageError(
             f"{words} does not tell this process which host has rank 0",
-            "pass --master-addr HOST, or export MASTER_ADDR to all hosts",
+            "export MASTER_ADDR to all hosts, or pass --nnodes, --node-rank and --master-addr",
         )
     return without_brackets(address)
 

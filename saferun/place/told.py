@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from saferun.schedulers import Allocation
     from saferun.schedulers.host_list import ListedHost
 
+_SAY_ALL = "pass --nnodes, --node-rank and --master-addr"
 _ALONE_HINT = "leave {option} out; or pass --scheduler none to go by options alone"
 
 
@@ -44,7 +45,8 @@ def agree(
     own = own_index(told.listed, values, settings, allocation) if listed else None
     ranks = told.ranks(environ, listed[own] if own is not None else None)
     if most == 1 and (allocation is None or allocation.tasks == 1):
-        if values.node_rank != 0 and values.rdzv_backend == "static":
+        meets = bool(values.rdzv_endpoint) or values.master_port is not None  # else torchrun ignores the rank as well
+        if values.node_rank != 0 and values.rdzv_backend == "static" and meets:
             raise UsageError(
                 f"--node-rank {values.node_rank} does not exist in a job of one host", "leave --node-rank out"
             )
@@ -54,7 +56,7 @@ def agree(
         source = allocation.words if allocation is not None else "nobody"
         raise UsageError(
             f"{source} does not tell this process which of {most} hosts it is on",
-            "name the hosts with --hosts or --hostfile, or pass --node-rank",
+            f"name the hosts with --hosts or --hostfile, or {_SAY_ALL}",
         )
     names = told.listed or (allocation.names if allocation is not None else ())
     rendezvous = several(values, settings, environ, Known(most, names, allocation))
@@ -101,7 +103,8 @@ class _Told(NamedTuple):
         if count is None:
             if allocation is not None and not self._given("nnodes"):
                 raise UsageError(
-                    f"{allocation.words} does not tell this process how many hosts there are", "pass --nnodes N"
+                    f"{allocation.words} does not tell this process how many hosts there are",
+                    f"name the hosts with --hosts or --hostfile, or {_SAY_ALL}",
                 )
             return (most, most) if self.values.rdzv_backend == "static" else (least, most)
         if not self._given("nnodes"):

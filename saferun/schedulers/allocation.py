@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+# More hosts than any job has, processes than any host, and ranks than any job.
+MOST_HOSTS = 1 << 17
+MOST_TASKS = 1 << 16
+_MOST_RANKS = 1 << 24
+# Slurm's special steps have the highest numbers of 32 bits.
+MOST_STEPS = (1 << 32) - 1
+_LONGEST = 18
+_NUMBERS = (
+    *("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_LOCALID"),
+    *("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    "JOB_COMPLETION_INDEX",
+)
+
 
 class Allocation(NamedTuple):
     """A process's place in a job, as whatever started it told.
@@ -74,13 +90,23 @@ class Surroundings(NamedTuple):
     ask_pmi: Callable[[str], str | None] = lambda _: None
 
 
-def number(environ: Mapping[str, str], *names: str) -> int | None:
-    """The value of the first of these variables that holds a whole number that is not negative."""
+def number(environ: Mapping[str, str], *names: str, most: int = _MOST_RANKS) -> int | None:
+    """The value of the first of these variables that holds a whole number from 0 to ``most``."""
     for name in names:
         text = environ.get(name, "").strip()
-        if text.isascii() and text.isdigit() and len(text) <= _LONGEST:
+        if _is_number(text) and int(text) <= most:
             return int(text)
     return None
 
 
-_LONGEST = 18
+def odd_values(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables of launchers that should hold numbers and hold something else; they count as not there."""
+    return tuple(
+        name
+        for name in _NUMBERS
+        if name in environ and number(environ, name, most=MOST_STEPS if "STEP" in name else _MOST_RANKS) is None
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _LONGEST

@@ -93,7 +93,8 @@ def expand_counts(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         count, opened, times = part.strip().partition("(x")
         times = times.removesuffix(")") if opened else "1"
-        if not (_is_number(count) and _is_number(times) and int(times) <= _MOST_HOSTS):
+        is_one = _is_number(count) and _is_number(times) and int(count) <= _MOST_TASKS and int(times) <= _MOST_HOSTS
+        if not is_one:
             raise ValueError(f"{part!r} is neither N nor N(xTIMES)")
         counts.extend([int(count)] * int(times))
         if len(counts) > _MOST_HOSTS:

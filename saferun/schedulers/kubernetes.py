@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.schedulers.allocation import Allocation, Surroundings, number
+from saferun.schedulers.allocation import MOST_HOSTS, Allocation, Surroundings, number
 
 
 def kubernetes(surroundings: Surroundings) -> Allocation | None:
@@ -27,7 +27,7 @@ def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     port = number(environ, "MASTER_PORT")
     rank = number(environ, "RANK")
     variable = "PET_NNODES" if "PET_NNODES" in environ else "WORLD_SIZE"
-    hosts = number(environ, variable)
+    hosts = number(environ, variable, most=MOST_HOSTS)
     if not (master and port and hosts) or port >= 1 << 16 or rank is None or rank >= hosts:
         return None
     if rank == 0 and master in {"localhost", "127.0.0.1"}:

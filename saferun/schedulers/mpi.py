@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from saferun.schedulers.allocation import Allocation, Surroundings, number
-
-_MOST_HOSTS = 1 << 17
+from saferun.schedulers.allocation import MOST_HOSTS, MOST_TASKS, Allocation, Surroundings, number
 
 
 class _Ranks(NamedTuple):
@@ -39,7 +37,7 @@ def _ranks(environ: Mapping[str, str], *names: str) -> _Ranks | None:
     rank, size, local_rank, local_size = (number(environ, name) for name in names)
     if rank is None or local_rank is None or not size or not local_size:
         return None
-    if rank >= size or local_rank >= local_size or local_size > size:
+    if rank >= size or local_rank >= local_size or local_size > min(size, MOST_TASKS):
         return None
     return _Ranks(rank, size, local_rank, local_size)
 
@@ -73,7 +71,7 @@ def open_mpi(surroundings: Surroundings) -> Allocation | None:
     if ranks is None or "JSM_NAMESPACE_RANK" in environ:
         return None
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
-    hosts = number(environ, "OMPI_MCA_orte_num_nodes")
+    hosts = number(environ, "OMPI_MCA_orte_num_nodes", most=MOST_HOSTS)
     hosts_from = f"OMPI_MCA_orte_num_nodes={hosts}"
     if not hosts:
         hosts = 1 if ranks.local_size == ranks.size else ranks.size // ranks.local_size if ranks.fit_blocks else None
@@ -113,7 +111,7 @@ def _daemon(environ: Mapping[str, str]) -> int | None:
     for variable in _DAEMON_VARIABLES:
         name, semicolon, _ = environ.get(variable, "").partition(";")
         digits = name.rpartition(".")[2]
-        if semicolon and digits.isascii() and digits.isdigit() and int(digits) < _MOST_HOSTS:
+        if semicolon and digits.isascii() and digits.isdigit() and int(digits) < MOST_HOSTS:
             return int(digits)
     return None
 
@@ -157,7 +155,7 @@ def expand_node_regex(text: str) -> tuple[str, ...]:
             if not low.isdigit() or (dash and not high.isdigit()) or len(high or low) > int(found[2]):
                 return ()
             last = int(high) if dash else int(low)
-            if last - int(low) >= _MOST_HOSTS or len(names) > _MOST_HOSTS:
+            if last - int(low) >= MOST_HOSTS or len(names) > MOST_HOSTS:
                 return ()
             names.extend(f"{found[1]}{i:0{int(found[2])}}{found[4]}" for i in range(int(low), last + 1))
     return tuple(names)
@@ -226,7 +224,7 @@ def expand_process_mapping(text: str, size: int) -> tuple[int, ...]:
     The blocks are gone through again until all ranks have a node. What is no such text gives none.
     """
     blocks = [tuple(map(int, block)) for block in re.findall(r"\((\d{1,9}),(\d{1,9}),(\d{1,9})\)", text)]
-    if not text.replace(" ", "").startswith("(vector,") or not 0 < size <= _MOST_HOSTS:
+    if not text.replace(" ", "").startswith("(vector,") or not 0 < size <= MOST_HOSTS:
         return ()
     nodes: list[int] = []
     while len(nodes) < size:

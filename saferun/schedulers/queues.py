@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from saferun.errors import UsageError
-from saferun.schedulers.allocation import Allocation, Surroundings, number
+from saferun.schedulers.allocation import MOST_TASKS, Allocation, Surroundings, number
 from saferun.schedulers.host_list import matching_names, parse_host_file
 
 
@@ -25,7 +25,7 @@ def lsf(surroundings: Surroundings) -> Allocation | None:
     local_size, local_rank = 1, 0
     if "JSM_NAMESPACE_RANK" in environ:
         size = number(environ, "JSM_NAMESPACE_SIZE") or 0
-        local_size = number(environ, "JSM_NAMESPACE_LOCAL_SIZE") or 0
+        local_size = number(environ, "JSM_NAMESPACE_LOCAL_SIZE", most=MOST_TASKS) or 0
         local_rank = number(environ, "JSM_NAMESPACE_LOCAL_RANK") or 0
         if not local_rank < local_size <= size:
             return None

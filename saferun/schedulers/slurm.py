@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from saferun.schedulers.allocation import Allocation, Surroundings, number
+from collections.abc import Mapping
+
+from saferun.schedulers.allocation import MOST_HOSTS, MOST_STEPS, Allocation, Surroundings, number
 from saferun.schedulers.host_list import expand_counts, expand_hosts
 
 # Batch scripts, interactive shells and the like have step ids at the upper end of 32 bits (slurm.h).
@@ -20,12 +22,12 @@ def slurm(surroundings: Surroundings) -> Allocation | None:
     """
     environ = surroundings.environ
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
-    step = number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    step = number(environ, "SLURM_STEP_ID", "SLURM_STEPID", most=MOST_STEPS)
     if not job or step is None or step >= _FIRST_SPECIAL_STEP:
         return None
     names = _names(environ.get("SLURM_STEP_NODELIST", ""))
     tasks_by_host = _counts(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    hosts = number(environ, "SLURM_STEP_NUM_NODES") or len(names) or None
+    hosts = number(environ, "SLURM_STEP_NUM_NODES", most=MOST_HOSTS) or len(names) or None
     node_rank = number(environ, "SLURM_NODEID")
     local_rank = number(environ, "SLURM_LOCALID")
     if hosts is None or node_rank is None or local_rank is None or node_rank >= hosts:
@@ -51,6 +53,14 @@ def slurm(surroundings: Surroundings) -> Allocation | None:
         tasks_by_host=tasks_by_host,
         master_addr=names[0] if names else None,
     )
+
+
+def hosts_of_job(environ: Mapping[str, str]) -> int:
+    """How many hosts a job has whose batch script, or shell, this process runs in; 0: in none, or in a step."""
+    step = number(environ, "SLURM_STEP_ID", "SLURM_STEPID", most=MOST_STEPS)
+    if step is not None and step < _FIRST_SPECIAL_STEP:
+        return 0
+    return number(environ, "SLURM_JOB_NUM_NODES", "SLURM_NNODES", most=MOST_HOSTS) or 0
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -58,8 +58,54 @@ def test_every_rank_has_its_place_without_flags_but_those_of_the_launcher(
     assert "\x1b" not in job.out  # mpirun's tasks have terminals that nobody looks at
     # Where options say it all, nothing was detected.
     met = "saferun: 4 hosts (node1, node2, node3, node4), 8 ranks, 2 on each, from "
-    expected = [met + SOURCES[way.launcher]] if way.launcher in SOURCES else []
-    assert [re.sub(r"\d+(\.0)?$", "N", line) for line in job.saferun_said("saferun: ")] == expected
+    off = " (--scheduler none: as under torchrun)"
+    expected = [met + SOURCES[way.launcher] + off] if way.launcher in SOURCES else []
+    assert [re.sub(r"\d+(\.0)?(?= \(--)", "N", line) for line in job.saferun_said("saferun: ")] == expected
+    assert_nothing_left(cluster)
+
+
+# ------------------------------------------------------------------------------------------- what the user wrote wins
+
+
+TELL_JOB = 'tell(sys.argv[1], f\'{os.environ["LOCAL_RANK"]} {os.environ["GROUP_WORLD_SIZE"]} {WORLD}\')'
+# One step of two processes on one host, in which each says of several launches what they are.
+INDEPENDENT = (
+    "--nnodes 1 --nproc-per-node 1",
+    "--standalone --nproc-per-node 1",
+    "--nnodes 1 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint localhost:0",
+    "--master-port $((29510 + SLURM_PROCID))",
+)
+
+
+def test_independent_launches_in_one_step_stay_independent(cluster: Cluster, tmp_path: Path) -> None:
+    """A sweep: N processes are N jobs; two agents with places of their own are one job, of the ranks that they say."""
+    script = write(tmp_path, TELL_JOB)
+    saferun = " ".join((*SAFERUN, "--run-dir", "none"))
+    lines = [f"{saferun} {options} {script} sweep{i}" for i, options in enumerate(INDEPENDENT)]
+    place = "--nnodes 2 --node-rank $SLURM_PROCID --master-addr node1 --master-port 29509 --nproc-per-node 2"
+    lines += [f"{saferun} {place} {script} agents", f"{saferun} {script} bare"]
+    command = ["sh", "-ec", "\n".join(lines)]
+    job = Job(tmp_path, [launchers.srun(cluster, command, tasks_per_host=2, hosts=cluster.hosts[:1], cwd=tmp_path)])
+    assert job.finish() == [0], job.story("failed")
+    told = {word: [(w.rank, w.more) for w in job.words if w.word == word] for word in {w.word for w in job.words}}
+    sweeps = {f"sweep{i}": [(0, "0 1 1"), (0, "0 1 1")] for i in range(len(INDEPENDENT))}
+    agents = [(rank, f"{rank % 2} 2 4") for rank in range(4)]
+    assert told == {**sweeps, "agents": agents, "bare": [(0, "0 1 2"), (1, "1 1 2")]}, job.story("another place")
+    # Only who was not told its place says where it comes from.
+    (line,) = job.saferun_said("saferun: ")
+    assert re.fullmatch(r"saferun: 1 host \(node1\), 2 ranks, from Slurm step \S+ \(--scheduler none: .*\)", line)
+    assert_nothing_left(cluster)
+
+
+def test_who_forgets_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    """Two hosts were allocated, and the job runs on one of them: in a batch script, or in salloc."""
+    command = ("salloc", "--nodes=2", *SAFERUN, "--run-dir", "none", write(tmp_path, TELL_PLACE))
+    job = Job(tmp_path, [cluster.hosts[0].popen(command, cwd=tmp_path)])
+    assert job.finish() == [0], job.story("failed")
+    assert [word.rank for word in job.words] == [0]
+    assert job.saferun_said("saferun: ") == [
+        "saferun: this job has 2 nodes; saferun runs on node1 only: start it with srun"
+    ]
     assert_nothing_left(cluster)
 
 

@@ -63,6 +63,22 @@ SLURM_INTERACTIVE_STEP = {
     "SLURM_STEP_TASKS_PER_NODE": "1",
 }
 
+# The same on the host where salloc was called, without that setting: the job's variables, and nothing of a task.
+SLURM_LOGIN_SHELL = {
+    **PLAIN,
+    "SLURM_CLUSTER_NAME": "test",
+    "SLURM_JOBID": "4711",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "node[1-6]",
+    "SLURM_JOB_NUM_NODES": "6",
+    "SLURM_JOB_PARTITION": "all",
+    "SLURM_NNODES": "6",
+    "SLURM_NODELIST": "node[1-6]",
+    "SLURM_SUBMIT_DIR": "/srv/job",
+    "SLURM_SUBMIT_HOST": "node1",
+    "SLURM_TASKS_PER_NODE": "1(x6)",
+}
+
 
 def slurm_step(
     node: int, proc: int, local: int, *, nodes: str, hosts: int, tasks: int, tasks_by_host: str, gtids: str = "0"

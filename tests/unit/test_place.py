@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from saferun.cli import read_config
 from saferun.config import HostsConfig, LaunchConfig, TaskConfig
@@ -17,12 +19,15 @@ from saferun.host.process_manager import ask_process_manager, command_lines_abov
 from saferun.place.meeting import candidate_ports
 from tests.unit.recorded_launchers import (
     INDEXED_JOB,
+    LSF_JSRUN,
     OPEN_MPI_IN_SLURM,
+    PLAIN,
     PYTORCH_JOB,
     PYTORCH_JOB_ELASTIC,
     PYTORCH_JOB_WITH_PET,
     SLURM_BATCH_SCRIPT,
     SLURM_INTERACTIVE_STEP,
+    SLURM_LOGIN_SHELL,
     SLURM_TASK_A_HOST,
     SLURM_TASK_A_RANK,
     SLURM_UNEQUAL,
@@ -147,6 +152,14 @@ def test_standalone_wins() -> None:
     assert config.rendezvous.backend == "c10d"
 
 
+def test_the_node_rank_of_a_host_that_meets_nobody_is_ignored() -> None:
+    """As under torchrun, which takes a free port of its own then; with a port there is no host 0 to wait for."""
+    for arguments in (("--node-rank", "3"), ("--node-rank", "3", "--rdzv-backend", "c10d")):
+        assert config_of(*arguments).hosts == HostsConfig()
+    assert "--node-rank 3" in refusal("--node-rank", "3", "--master-port", "29511").what
+    assert "--node-rank 3" in refusal("--node-rank", "3", "--rdzv-endpoint", "localhost:29511").what
+
+
 def test_time_limits() -> None:
     """In seconds."""
     hosts = config_of("--start-timeout", "60", "--host-timeout", "2.5").hosts
@@ -207,10 +220,99 @@ def test_several_tasks_on_one_host() -> None:
 def test_a_process_that_is_alone_is_a_plain_launch(environ: Mapping[str, str]) -> None:
     """One host, a free port, a random name."""
     config = config_of("--nproc-per-node", "4", environ=environ)
-    assert config.hosts._replace(stop_with_parent=False) == HostsConfig()
+    assert config.hosts._replace(stop_with_parent=False, note="") == HostsConfig()
     assert config.rendezvous.backend == "c10d"
     assert config.nproc_per_node == 4
     assert config.hosts.stop_with_parent == (environ is ALONE_IN_A_STEP)
+
+
+@pytest.mark.parametrize("environ", [SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP, SLURM_LOGIN_SHELL])
+def test_hosts_that_were_allocated_and_left_out_are_mentioned(environ: Mapping[str, str]) -> None:
+    """Who forgets srun gets one host's job, as under torchrun, and learns of it; who says what is meant does not."""
+    note = config_of(environ=environ).hosts.note
+    assert note == f"this job has 6 nodes; saferun runs on {HERE.partition('.')[0]} only: start it with srun"
+    for arguments in (("--standalone",), ("--nnodes", "1"), ("--scheduler", "none"), ("--master-port", "29511")):
+        assert config_of(*arguments, environ=environ).hosts.note == ""
+    for more in ({"SLURM_JOB_NUM_NODES": "1"}, {"SAFERUN_RUN_ID": "0"}):
+        assert config_of(environ={**environ, "SLURM_NNODES": "1", **more}).hosts.note == ""
+    assert config_of(environ=ALONE_IN_A_STEP).hosts.note == ""
+    assert config_of(environ=PLAIN).hosts.note == ""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the user wrote wins
+
+SAYING_IT_ALL = {
+    "--nnodes": "1",
+    "--node-rank": "0",
+    "--master-addr": "127.0.0.1",
+    "--master-port": "29511",
+    "--rdzv-backend": "c10d",
+    "--rdzv-endpoint": "localhost:0",
+    "--rdzv-id": "job7",
+    "--rdzv-conf": "timeout=60",
+}
+IN_A_JOB = (SLURM_TASK_A_HOST, SLURM_TASK_A_RANK, EIGHT_ON_A_HOST, OPEN_MPI_IN_SLURM, PYTORCH_JOB)
+
+
+@pytest.mark.parametrize("environ", IN_A_JOB, ids=["a_task_a_host", "a_task_a_rank", "one_host", "open_mpi", "pods"])
+@pytest.mark.parametrize("option", SAYING_IT_ALL)
+def test_any_word_of_the_users_about_place_or_meeting_turns_detection_off(
+    option: str, environ: Mapping[str, str]
+) -> None:
+    """It means what it means to torchrun: with one host, each process is a job of its own, whoever started it."""
+    value = SAYING_IT_ALL[option]
+    more = ("--rdzv-backend", "c10d") if option == "--rdzv-endpoint" else ()
+    alone = config_of(option, value, *more)
+    where = f"PET_{option[2:].replace('-', '_').upper()}"
+    Path("saferun.yaml").write_text(f"{option[2:]}: {value}\n")
+    by_file = config_of(*more, environ=environ)
+    Path("saferun.yaml").unlink()
+    for config in (
+        by_file,
+        config_of(option, value, *more, environ=environ),
+        config_of(*more, environ={**environ, where: value}),
+        config_of(*more, environ={**environ, where.replace("PET_", "SAFERUN_"): value}),
+    ):
+        assert config.hosts._replace(stop_with_parent=False) == alone.hosts == HostsConfig()
+        assert config.nproc_per_node == 1
+        assert config.rendezvous._replace(run_id="") == alone.rendezvous._replace(run_id="")
+
+
+def test_launches_that_are_independent_share_nothing() -> None:
+    """A sweep, one process a point: torchrun's way to put several jobs on one host."""
+    configs = [
+        config_of(*arguments, environ={**EIGHT_ON_A_HOST, "SLURM_LOCALID": "3", "SLURM_PROCID": "3"})
+        for arguments in (
+            ("--standalone", "--nproc-per-node", "1"),
+            ("--nnodes", "1", "--nproc-per-node", "1"),
+            ("--nnodes=1", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
+            ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=7"),
+        )
+    ]
+    for config in configs:
+        assert not config.hosts.together
+        assert (config.rendezvous.backend, config.rendezvous.master_port, config.rendezvous.ports) == ("c10d", None, ())
+
+
+def test_two_agents_on_a_host_with_places_of_their_own() -> None:
+    """Each may have several ranks, although Slurm has started two processes on the host."""
+    for rank in (0, 1):
+        environ = slurm_step(0, rank, rank, nodes="node1", hosts=1, tasks=2, tasks_by_host="2", gtids="0,1")
+        where = ("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "node1", "--master-port", "29511")
+        config = config_of(*where, "--nproc-per-node", "2", environ=environ)
+        assert place(config) == (2, 2, rank)
+        assert (config.hosts.task, config.nproc_per_node, config.rendezvous.run_id) == (None, 2, "none")
+        assert (config.rendezvous.master_addr, config.rendezvous.ports) == ("node1", (29511,))
+
+
+def test_processes_of_one_host_that_start_several_ranks_each_are_jobs_of_their_own() -> None:
+    """As under torchrun, which knows of no other process; and a line says so."""
+    for environ in (EIGHT_ON_A_HOST, SLURM_TASK_A_RANK):
+        config = config_of("--nproc-per-node", "4", environ=environ)
+        assert not config.hosts.together
+        assert config.nproc_per_node == 4
+        assert "is a job of its own, as --nproc-per-node is 4" in config.hosts.note
 
 
 def test_steps_of_one_host_may_make_a_job_by_hand() -> None:
@@ -221,20 +323,22 @@ def test_steps_of_one_host_may_make_a_job_by_hand() -> None:
     assert config.rendezvous.run_id == "none"
 
 
-def test_flags_that_say_the_same_are_welcome() -> None:
-    """Scripts that work out everything themselves, as torchrun wants it."""
-    arguments = ("--nnodes", "4", "--node-rank", "2", "--master-addr", "node1-ib", "--master-port", "6000")
+def test_scripts_that_work_out_everything_themselves_are_taken_at_their_word() -> None:
+    """As torchrun wants it; also where the scheduler would say something else."""
+    arguments = ("--nnodes", "3", "--node-rank", "1", "--master-addr", "node1-ib", "--master-port", "6000")
     config = config_of(*arguments, "--rdzv-id", "mine", environ=SLURM_TASK_A_HOST)
-    assert place(config) == (4, 4, 2)
+    assert place(config) == (3, 3, 1)
     assert (config.rendezvous.master_addr, config.rendezvous.ports) == ("node1-ib", (6000,))
     assert config.rendezvous.run_id == "mine"
+    assert config.hosts.names == ()
+    assert config.hosts.stop_with_parent  # that it was started by Slurm remains true
 
 
 def test_c10d_under_a_scheduler() -> None:
-    """With an endpoint or without; a range stays a range."""
-    config = config_of("--rdzv-backend", "c10d", environ=SLURM_TASK_A_HOST)
-    assert config.rendezvous.endpoint == f"node1:{candidate_ports('slurm-4711-0')[0]}"
-    assert place(config) == (4, 4, None)
+    """By itself where detection is asked for; else as under torchrun."""
+    asked = config_of("--scheduler", "auto", "--rdzv-backend", "c10d", environ=SLURM_TASK_A_HOST)
+    assert asked.rendezvous.endpoint == f"node1:{candidate_ports('slurm-4711-0')[0]}"
+    assert place(asked) == (4, 4, None)
     arguments = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "node1:29500", "--nnodes", "2:4", "--rdzv-id", "7")
     config = config_of(*arguments, environ=SLURM_TASK_A_HOST)
     assert (config.rendezvous.endpoint, place(config)) == ("node1:29500", (2, 4, None))
@@ -250,19 +354,23 @@ def test_c10d_under_a_scheduler() -> None:
         (("--nproc-per-node", "4"), ("--nproc-per-node 4", "2 processes", "SLURM_STEP_TASKS_PER_NODE=2(x4)")),
         (("--hosts", "node[1-3]"), ("--hosts node[1-3] names 3 hosts", "4 hosts")),
         (("--hosts", f"{HERE},b,c,d"), ("number 0", "Slurm step 4711.0 calls it number 2")),
-        (("--scheduler", "openmpi"), ("--scheduler openmpi",)),
     ],
 )
 def test_a_contradiction_names_both(arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    """Both values, and where the scheduler's stands."""
-    what = refusal(*arguments, environ=SLURM_TASK_A_RANK).what
+    """Both values, and where the scheduler's stands: whoever asks for its word is not to be ignored either."""
+    what = refusal("--scheduler", "auto", *arguments, environ=SLURM_TASK_A_RANK).what
     for word in words:
         assert word in what
 
 
+def test_a_scheduler_that_is_not_there_is_told() -> None:
+    """It was asked for."""
+    assert "--scheduler openmpi" in refusal("--scheduler", "openmpi", environ=SLURM_TASK_A_RANK).what
+
+
 def test_a_contradiction_from_the_environment_names_the_variable() -> None:
     """It was set long ago and far away."""
-    assert refusal(environ={**SLURM_TASK_A_HOST, "PET_NNODES": "2"}).what.startswith(
+    assert refusal("--scheduler", "slurm", environ={**SLURM_TASK_A_HOST, "PET_NNODES": "2"}).what.startswith(
         "PET_NNODES: --nnodes 2, but Slurm"
     )
 
@@ -299,6 +407,45 @@ def test_whether_to_stop_with_what_started_saferun(option: str, environ: Mapping
     assert config_of("--stop-with-parent", option, environ=environ).hosts.stop_with_parent is stops
 
 
+NONSENSE = ("abc", "", " ", "-1", "1.5", "1e9", "0x10", "9" * 12, "9" * 40, "\udce4", "²", "٣", "node[", "2(x", "\n")
+ENVIRONMENTS = (
+    *(SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP, SLURM_TASK_A_HOST, SLURM_TASK_A_RANK, SLURM_UNEQUAL, EIGHT_ON_A_HOST),
+    *(OPEN_MPI_IN_SLURM, open_mpi_5(1, 3, 1, size=8, local_size=2), PYTORCH_JOB, TRAIN_JOB, INDEXED_JOB, LSF_JSRUN),
+)
+OF_LAUNCHERS = ("SLURM", "OMPI", "PMI", "LSB", "LSF", "JSM", "MPI", "KUBERNETES", "JOB_COMPLETION")
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_value_of_a_launchers_variable_is_too_odd(data: st.DataObject) -> None:
+    """What makes no sense counts as not there; a job may need to be told its place then, and nothing breaks."""
+    environ = dict(data.draw(st.sampled_from(ENVIRONMENTS)))
+    names = [name for name in sorted(environ) if name.startswith(OF_LAUNCHERS)]
+    for name in data.draw(st.sets(st.sampled_from(names))):
+        environ[name] = data.draw(st.sampled_from(NONSENSE) | st.text(max_size=9))
+    alone = config_of("--nnodes", "1", "--node-rank", "0", "--nproc-per-node", "2", environ=environ)
+    assert not alone.hosts.together
+    try:
+        config = config_of(environ={**environ, "PMI_FD": "x"})
+    except UsageError as error:
+        what = error.what
+    else:
+        what = ""
+        assert config.hosts.most <= 1 << 17
+        assert config.hosts.node_rank is None or 0 <= config.hosts.node_rank < config.hosts.most
+    assert not what or "does not tell this process" in what
+
+
+def test_values_that_make_no_sense_are_one_warning() -> None:
+    """Who meant them to be there learns why nothing came of them."""
+    environ = {**SLURM_TASK_A_HOST, "SLURM_NODEID": "abc", "SLURM_STEP_NUM_NODES": "9" * 40}
+    config = config_of(environ=environ)
+    assert not config.hosts.together
+    assert config.hosts.note == "SLURM_STEP_NUM_NODES, SLURM_NODEID: no number that makes sense, and ignored"
+    assert config_of("--nnodes", "1", environ=environ).hosts.note == ""
+    assert config_of("--scheduler", "none", environ=environ).hosts.note == ""
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # MPI and Kubernetes
 
@@ -328,7 +475,8 @@ def test_what_mpi_does_not_tell_is_asked_for() -> None:
     """In two lines; and an answer to it is enough."""
     unequal = open_mpi_5(1, 3, 0, size=5, local_size=2)
     assert "how many hosts there are" in refusal(environ=unequal).what
-    error = refusal("--nnodes", "3", environ=unequal)
+    assert "--hosts" in refusal(environ=unequal).hint
+    error = refusal("--scheduler", "auto", "--nnodes", "3", environ=unequal)
     assert "which of 3 hosts" in error.what
     assert "--hosts" in error.hint
     config = config_of("--nnodes", "3", "--node-rank", "1", "--master-addr", "node1", environ=unequal)
@@ -339,13 +487,14 @@ def test_what_mpi_does_not_tell_is_asked_for() -> None:
 
 
 def test_the_master_that_mpiexec_does_not_tell() -> None:
-    """MASTER_ADDR is how people say it; --master-addr wins."""
+    """MASTER_ADDR is how people say it."""
     environ = {name: value for name, value in hydra(2, 5, 1, size=8, local_size=2).items() if name != "PMI_FD"}
     error = refusal(environ=environ)
     assert "which host has rank 0" in error.what
     assert "--master-addr" in error.hint
     assert config_of(environ={**environ, "MASTER_ADDR": "node1"}).rendezvous.master_addr == "node1"
-    config = config_of("--master-addr", "n1", environ={**environ, "MASTER_ADDR": "node1"})
+    asked = ("--scheduler", "pmi", "--master-addr", "n1")
+    config = config_of(*asked, environ={**environ, "MASTER_ADDR": "node1"})
     assert config.rendezvous.master_addr == "n1"
     assert place(config) == (4, 4, 2)
 
@@ -368,6 +517,15 @@ def test_a_pytorch_job_needs_no_options() -> None:
     assert config_of(environ=PYTORCH_JOB_WITH_PET).nproc_per_node == 8
 
 
+def test_pods_are_told_nothing_but_what_is_missing() -> None:
+    """What PET_* and options say stands; the rest of an operator's words only where they are about the same hosts."""
+    assert not config_of("--nnodes", "1", environ=PYTORCH_JOB_WITH_PET).hosts.together
+    config = config_of("--nnodes", "2", "--master-addr", "a", "--master-port", "9", environ=PYTORCH_JOB)
+    assert (place(config), config.rendezvous.master_addr) == ((2, 2, 0), "a")
+    config = config_of("--node-rank", "1", "--master-addr", "a", environ=PYTORCH_JOB_WITH_PET)
+    assert (place(config), config.rendezvous.master_addr, config.rendezvous.ports) == ((4, 4, 1), "a", (29500,))
+
+
 def test_pods_with_options_in_their_environment() -> None:
     """PET_* are defaults of options, and nothing has to be detected."""
     config = config_of(environ=PYTORCH_JOB_ELASTIC)
@@ -384,6 +542,8 @@ def test_pods_of_an_indexed_job_are_one_job_where_somebody_says_so() -> None:
     config = config_of("--nnodes", "4", "--master-addr", "train-0.train", environ=INDEXED_JOB)
     assert place(config) == (4, 4, 3)
     assert "--master-addr" in refusal("--nnodes", "4", environ=INDEXED_JOB).hint
+    asked = ("--scheduler", "kubernetes", "--nnodes", "4", "--master-addr", "train-0.train")
+    assert place(config_of(*asked, environ=INDEXED_JOB)) == (4, 4, 3)
     other = config_of("--nnodes", "8", "--node-rank", "7", "--master-addr", "x", environ=INDEXED_JOB)
     assert place(other) == (8, 8, 7)
 

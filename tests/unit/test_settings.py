@@ -396,6 +396,33 @@ def test_other_variables_of_this_prefix_are_left_alone(variable: str) -> None:
     assert config_of(environ={variable: "x"}).settings == {**config_of().settings}
 
 
+SERVICE = "tcp://10.0.0.1:29500"
+
+
+@pytest.mark.parametrize(
+    ("service", "port"),
+    [("saferun", 80), ("saferun-master", 29500), ("saferun-master-0", 29500), ("saferun-control", 29501)],
+)
+def test_variables_of_kubernetes_services_are_no_settings(service: str, port: int) -> None:
+    """Every container beside a service gets them, also where the service is named like an option."""
+    name = service.upper().replace("-", "_")
+    each = f"{name}_PORT_{port}_TCP"
+    environ = {
+        f"{name}_SERVICE_HOST": "10.0.0.1",
+        f"{name}_SERVICE_PORT": str(port),
+        f"{name}_SERVICE_PORT_STORE": str(port),
+        f"{name}_PORT": SERVICE,
+        each: SERVICE,
+        f"{each}_PROTO": "tcp",
+        f"{each}_PORT": str(port),
+        f"{each}_ADDR": "10.0.0.1",
+    }
+    config = config_of(environ=environ)
+    assert config.settings == {**config_of().settings}
+    assert "SAFERUN_MASTR_PORT" in refusal(environ={"SAFERUN_MASTR_PORT": "29500"}).what
+    assert config_of(environ={"SAFERUN_MASTER_PORT": "29500"}).settings["master_port"].value == 29500
+
+
 def test_a_run_within_a_run_keeps_its_files_apart() -> None:
     """A rank is told where its run's files are by the name that --run-dir has in the environment."""
     environ = {"SAFERUN_RUN_DIR": "runs/7"}
