@@ -71,7 +71,7 @@ BAD = {
     "nnodes 0": Bad(("--nnodes", "0"), "--nnodes 0"),
     "nnodes x": Bad(("--nnodes", "x"), "--nnodes x"),
     "nnodes 1:1:1": Bad(("--nnodes", "1:1:1"), "--nnodes 1:1:1"),
-    "node rank 1": Bad(("--node-rank", "1"), "--node-rank 1"),
+    "node rank 1": Bad(("--node-rank", "1", "--master-port", "29511"), "--node-rank 1"),
     "endpoint elsewhere": Bad(("--rdzv-backend", "c10d", "--rdzv-endpoint", "192.0.2.1:29500"), "192.0.2.1"),
     "endpoint elsewhere, IPv6": Bad(("--rdzv-backend", "c10d", "--rdzv-endpoint", "[2001:db8::1]:1"), "2001:db8::1"),
     "endpoint with a bad port": Bad(("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:banana"), "banana"),

@@ -53,7 +53,7 @@ BAD = [
     (["--nnodes", "2", "--rdzv-id", ""], "--rdzv-id", 2),
     (["--nnodes", "2", "--rdzv-backend", "etcd-v2"], "--rdzv-backend etcd-v2 has no address", 2),
     (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file"], "store_type=file has no file", 2),
-    (["--node-rank", "1"], "--node-rank 1", 2),
+    (["--node-rank", "1", "--master-port", "29511"], "--node-rank 1", 2),
     (["--node-rank", "-1"], "--node-rank -1", 2),
     (["--hosts", "a,b", "--hostfile", "x"], "--hosts and --hostfile", 2),
     (["--hosts", "node[1-"], "a bracket that is not closed", 2),
