@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from saferun.model import Value
 
 Origin = Literal["default", "profile", "file", "environment", "flag"]
 
@@ -11,7 +13,7 @@ DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 KEEP_NO_FILES = "none"
 
 
-class Command(NamedTuple):
+class Command(Value):
     """What each rank runs.
 
     ``argv[0]`` is taken as it is; in the rest ``$local_rank`` is replaced. With ``run_path`` argv is the script and
@@ -23,7 +25,7 @@ class Command(NamedTuple):
     name: str
 
 
-class RendezvousConfig(NamedTuple):
+class RendezvousConfig(Value):
     """How the hosts of the job meet.
 
     ``master_addr`` None: this host's own name. ``master_port`` None: the kernel chooses.
@@ -45,7 +47,7 @@ class RendezvousConfig(NamedTuple):
     conf: tuple[tuple[str, str], ...] = ()
 
 
-class TaskConfig(NamedTuple):
+class TaskConfig(Value):
     """This process is one of several saferuns of a host, each with one rank: ``srun --ntasks-per-node=8``.
 
     Attributes:
@@ -59,7 +61,7 @@ class TaskConfig(NamedTuple):
     key: str
 
 
-class HostsConfig(NamedTuple):
+class HostsConfig(Value):
     """The hosts of the job, and this one's place among them, as far as they are known before the hosts meet.
 
     Attributes:
@@ -91,7 +93,7 @@ class HostsConfig(NamedTuple):
         return self.most > 1 or self.task is not None
 
 
-class LogConfig(NamedTuple):
+class LogConfig(Value):
     """torchrun's options about streams. ``redirects`` and ``tee``: one mask (1 stdout, 2 stderr) a local rank."""
 
     log_dir: str | None
@@ -103,7 +105,7 @@ class LogConfig(NamedTuple):
     logs_specs: str | None
 
 
-class OutputConfig(NamedTuple):
+class OutputConfig(Value):
     """saferun's options about streams.
 
     ``run_dir`` None: the default place; ``keep_files`` False: no run directory at all.
@@ -118,7 +120,7 @@ class OutputConfig(NamedTuple):
     color: Literal["auto", "always", "never"]
 
 
-class EnvironConfig(NamedTuple):
+class EnvironConfig(Value):
     """What is asked for about the environment of the ranks. ``env`` are names and values."""
 
     profiles: tuple[str, ...]
@@ -129,7 +131,7 @@ class EnvironConfig(NamedTuple):
     lint: bool
 
 
-class WatchConfig(NamedTuple):
+class WatchConfig(Value):
     """What is asked for about hangs and crashes.
 
     ``hang_timeout_s`` 0: hangs are not looked for; ``capture_budget_s`` 0: nothing is captured.
@@ -146,7 +148,7 @@ class WatchConfig(NamedTuple):
     inject: bool
 
 
-class ChecksConfig(NamedTuple):
+class ChecksConfig(Value):
     """What is asked for about the checks before the ranks are started.
 
     ``nics``: network interfaces to use; ``("auto",)``: to be chosen. ``full``: every pair of hosts is tried.
@@ -163,7 +165,7 @@ class ChecksConfig(NamedTuple):
     trial_timeout_s: float = 30.0
 
 
-class RetryConfig(NamedTuple):
+class RetryConfig(Value):
     """When an attempt that failed is followed by another.
 
     Attributes:
@@ -181,7 +183,7 @@ class RetryConfig(NamedTuple):
     exclude_bad_hosts: bool = False
 
 
-class Setting(NamedTuple):
+class Setting(Value):
     """The value of an option, and where it comes from. ``place`` names the flag, the variable or the file and line."""
 
     value: object
@@ -189,7 +191,7 @@ class Setting(NamedTuple):
     place: str = ""
 
 
-class LaunchConfig(NamedTuple):
+class LaunchConfig(Value):
     """Everything that one launch was asked to do."""
 
     nproc_per_node: int

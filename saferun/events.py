@@ -5,9 +5,9 @@ Every event carries ``at`` (monotonic seconds) and the attempt that it belongs t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from saferun.model import ExitStatus, Placement
+from saferun.model import ExitStatus, Placement, Value
 
 if TYPE_CHECKING:
     # A launch that goes well never makes one, and does not pay for them.
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 # Events: something happened.
 
 
-class LaunchRequested(NamedTuple):
+class LaunchRequested(Value):
     """The launcher is ready; nothing has been started yet."""
 
     at: float
     attempt: int
 
 
-class ChecksPassed(NamedTuple):
+class ChecksPassed(Value):
     """What can be known before the hosts meet is in order; the store's port is bound."""
 
     at: float
     attempt: int
 
 
-class ProbesPassed(NamedTuple):
+class ProbesPassed(Value):
     """What the hosts found out about each other is in order."""
 
     at: float
     attempt: int
 
 
-class ChecksOver(NamedTuple):
+class ChecksOver(Value):
     """Nothing but checks was wanted, and they are done."""
 
     at: float
@@ -47,7 +47,7 @@ class ChecksOver(NamedTuple):
     exit_code: int
 
 
-class HostsJoined(NamedTuple):
+class HostsJoined(Value):
     """All hosts of the job have met, and this host knows its place.
 
     Attributes:
@@ -67,7 +67,7 @@ class HostsJoined(NamedTuple):
     probes: bool = False
 
 
-class RanksStarted(NamedTuple):
+class RanksStarted(Value):
     """Every rank of this host runs; ``pids`` are in order of local rank."""
 
     at: float
@@ -75,7 +75,7 @@ class RanksStarted(NamedTuple):
     pids: tuple[int, ...]
 
 
-class StartFailed(NamedTuple):
+class StartFailed(Value):
     """The attempt could not be started.
 
     Attributes:
@@ -93,7 +93,7 @@ class StartFailed(NamedTuple):
     class_name: str = ""
 
 
-class RankExited(NamedTuple):
+class RankExited(Value):
     """A rank has ended, for whatever reason."""
 
     at: float
@@ -102,14 +102,14 @@ class RankExited(NamedTuple):
     status: ExitStatus
 
 
-class StoreServed(NamedTuple):
+class StoreServed(Value):
     """The coordinator serves the store of this attempt."""
 
     at: float
     attempt: int
 
 
-class StoreMissed(NamedTuple):
+class StoreMissed(Value):
     """A rank asks for the store, and there is nobody to serve it."""
 
     at: float
@@ -118,7 +118,7 @@ class StoreMissed(NamedTuple):
     hint: str
 
 
-class SignalReceived(NamedTuple):
+class SignalReceived(Value):
     """The user or the scheduler sent saferun a signal.
 
     ``why``: what happened instead, where it only counts as one: what had started saferun is gone.
@@ -130,7 +130,7 @@ class SignalReceived(NamedTuple):
     why: str = ""
 
 
-class HangSuspected(NamedTuple):
+class HangSuspected(Value):
     """Nothing has moved for too long."""
 
     at: float
@@ -138,7 +138,7 @@ class HangSuspected(NamedTuple):
     verdict: HangVerdict
 
 
-class EvidenceCaptured(NamedTuple):
+class EvidenceCaptured(Value):
     """The ranks that run have been looked at.
 
     ``culprits``: the local ranks that a hang is blamed on. ``moved``: the job came to life while it was looked at.
@@ -150,7 +150,7 @@ class EvidenceCaptured(NamedTuple):
     moved: bool = False
 
 
-class JobTrouble(NamedTuple):
+class JobTrouble(Value):
     """The job's attempt is to end; all hosts are told the same.
 
     Attributes:
@@ -173,7 +173,7 @@ class JobTrouble(NamedTuple):
     culprits: tuple[int, ...] = ()
 
 
-class JobDecided(NamedTuple):
+class JobDecided(Value):
     """The host that decides has decided what follows.
 
     ``words``: lines for the user. ``restarts``: how many there have been, this one included. ``excluded``: the number
@@ -190,14 +190,14 @@ class JobDecided(NamedTuple):
     excluded: int = -1
 
 
-class HostsDone(NamedTuple):
+class HostsDone(Value):
     """Every rank of every host has ended with exit code 0."""
 
     at: float
     attempt: int
 
 
-class JobLost(NamedTuple):
+class JobLost(Value):
     """The other hosts cannot be reached any more: this one is on its own.
 
     ``class_name``: ``store_lost`` where the store of the host that leads is gone, which may serve another.
@@ -210,14 +210,14 @@ class JobLost(NamedTuple):
     class_name: str = ""
 
 
-class CoreDumpSeen(NamedTuple):
+class CoreDumpSeen(Value):
     """A rank that should be gone by now is being dumped by the kernel."""
 
     at: float
     attempt: int
 
 
-class LeftoversGone(NamedTuple):
+class LeftoversGone(Value):
     """No process of the attempt is left but the ranks that were given up; ``pids`` had to be ended."""
 
     at: float
@@ -225,7 +225,7 @@ class LeftoversGone(NamedTuple):
     pids: tuple[int, ...]
 
 
-class Diagnosed(NamedTuple):
+class Diagnosed(Value):
     """The failed attempt has a diagnosis. ``stopped``: on some host it was the user or the scheduler who ended it.
 
     ``facts``: what of it decides about another attempt.
@@ -238,7 +238,7 @@ class Diagnosed(NamedTuple):
     facts: FailureFacts | None = None
 
 
-class DeadlineExpired(NamedTuple):
+class DeadlineExpired(Value):
     """The phase has lasted as long as it may."""
 
     at: float
@@ -273,7 +273,7 @@ Event = (
 # Actions: the supervisor wants something done.
 
 
-class RunChecks(NamedTuple):
+class RunChecks(Value):
     """Bind the store's port, if it is not, and check what can be checked alone.
 
     Answer ChecksPassed, StartFailed, or ChecksOver where nothing else is wanted.
@@ -282,7 +282,7 @@ class RunChecks(NamedTuple):
     attempt: int
 
 
-class JoinHosts(NamedTuple):
+class JoinHosts(Value):
     """Meet the other hosts and take away what the attempt before left in the store; answer HostsJoined.
 
     ``restarts``: how many failures the job has got over.
@@ -292,26 +292,26 @@ class JoinHosts(NamedTuple):
     restarts: int = 0
 
 
-class ProbeHosts(NamedTuple):
+class ProbeHosts(Value):
     """Have the hosts look at each other; answer ProbesPassed, StartFailed or ChecksOver."""
 
     attempt: int
 
 
-class StartRanks(NamedTuple):
+class StartRanks(Value):
     """Start every rank of this host; answer RanksStarted or StartFailed."""
 
     attempt: int
     placement: Placement
 
 
-class ServeStore(NamedTuple):
+class ServeStore(Value):
     """Have the coordinator serve the store of this attempt."""
 
     attempt: int
 
 
-class CaptureEvidence(NamedTuple):
+class CaptureEvidence(Value):
     """Look at the ranks that still run, before any of them is signalled; answer EvidenceCaptured.
 
     ``verdict``: the hang that asks for it; None: a failure or a signal.
@@ -323,14 +323,14 @@ class CaptureEvidence(NamedTuple):
     verdict: HangVerdict | None = None
 
 
-class ReportHang(NamedTuple):
+class ReportHang(Value):
     """Tell the user of the hang that has been captured, and what is done about it."""
 
     attempt: int
     next_step: Literal["report", "stop", "restart"]
 
 
-class SignalRanks(NamedTuple):
+class SignalRanks(Value):
     """Send a signal to the process groups of these ranks."""
 
     attempt: int
@@ -338,14 +338,14 @@ class SignalRanks(NamedTuple):
     signum: int
 
 
-class SweepLeftovers(NamedTuple):
+class SweepLeftovers(Value):
     """End what the ranks left behind; answer LeftoversGone. ``term_s``: seconds between SIGTERM and SIGKILL."""
 
     attempt: int
     term_s: float
 
 
-class Diagnose(NamedTuple):
+class Diagnose(Value):
     """Find the cause of a failed attempt; answer Diagnosed. ``hung``: it was ended because it hung.
 
     ``alone``: other hosts have no part in it. ``trouble_class``: the class of the cause, where that is the trouble.
@@ -363,7 +363,7 @@ class Diagnose(NamedTuple):
     is_checked: bool = False
 
 
-class ReportFailure(NamedTuple):
+class ReportFailure(Value):
     """Tell the user why the attempt failed, and what happens next.
 
     ``decision``: what was decided, and why.
@@ -375,7 +375,7 @@ class ReportFailure(NamedTuple):
     decision: Decision | None = None
 
 
-class TellTrouble(NamedTuple):
+class TellTrouble(Value):
     """Tell all hosts that this attempt is to end. The fields are those of JobTrouble.
 
     ``culprits`` are local ranks here; those that a hang on other hosts is blamed on are known to who carries this out.
@@ -387,13 +387,13 @@ class TellTrouble(NamedTuple):
     signum: int = 0
 
 
-class TellDone(NamedTuple):
+class TellDone(Value):
     """Tell the host that decides that every rank of this one has ended with exit code 0."""
 
     attempt: int
 
 
-class TellDecision(NamedTuple):
+class TellDecision(Value):
     """Tell all hosts what follows. ``diagnosis``: of a failed attempt; ``decision``: why.
 
     ``excluded``: the number of a host that is left out from now on; -1: none.
@@ -409,7 +409,7 @@ class TellDecision(NamedTuple):
     excluded: int = -1
 
 
-class ReportDecision(NamedTuple):
+class ReportDecision(Value):
     """Tell the user what another host has decided, in its words."""
 
     attempt: int
@@ -417,13 +417,13 @@ class ReportDecision(NamedTuple):
     restarting: bool
 
 
-class Say(NamedTuple):
+class Say(Value):
     """One line for the user."""
 
     text: str
 
 
-class Finish(NamedTuple):
+class Finish(Value):
     """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code.
 
     ``leaves``: the job goes on without this host.

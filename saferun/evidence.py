@@ -5,14 +5,12 @@ Loaded when something has gone wrong, never at start.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from saferun.model import RankEnd
+from saferun.model import RankEnd, Value
 
 # ------------------------------------------------------------------------------------------------------------ evidence
 
 
-class Frame(NamedTuple):
+class Frame(Value):
     """One call. ``line`` is 0 where unknown; ``file`` is a library's path for native frames."""
 
     function: str
@@ -21,7 +19,7 @@ class Frame(NamedTuple):
     native: bool = False
 
 
-class ThreadStack(NamedTuple):
+class ThreadStack(Value):
     """One thread's stack, innermost frame first. ``tid`` is the kernel's number, 0 where unknown."""
 
     name: str
@@ -32,7 +30,7 @@ class ThreadStack(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-class StackDump(NamedTuple):
+class StackDump(Value):
     """The stacks of one process.
 
     ``rank`` is the rank that it is, or descends from. ``tool`` is what took them: ``py-spy``, ``py-spy --native``,
@@ -48,7 +46,7 @@ class StackDump(NamedTuple):
     failure: str = ""
 
 
-class ProcessLook(NamedTuple):
+class ProcessLook(Value):
     """One process as /proc shows it.
 
     Attributes:
@@ -87,7 +85,7 @@ class ProcessLook(NamedTuple):
     cpu_s: float
 
 
-class CollectiveCall(NamedTuple):
+class CollectiveCall(Value):
     """One entry of the Flight Recorder. ``sizes`` as text: ``[[1024, 1024]]``; ``created_ns`` since the epoch."""
 
     seq: int
@@ -99,7 +97,7 @@ class CollectiveCall(NamedTuple):
     frames: tuple[Frame, ...] = ()
 
 
-class GroupProgress(NamedTuple):
+class GroupProgress(Value):
     """How far one rank has come in one process group. Sequence numbers are -1 where nothing happened yet.
 
     ``calls`` are the newest entries, oldest first; ``ranks`` the group's members where known.
@@ -114,7 +112,7 @@ class GroupProgress(NamedTuple):
     calls: tuple[CollectiveCall, ...]
 
 
-class RankCollectives(NamedTuple):
+class RankCollectives(Value):
     """The Flight Recorder of one rank; ``failure`` says in one line why there is none."""
 
     rank: int
@@ -122,7 +120,7 @@ class RankCollectives(NamedTuple):
     failure: str = ""
 
 
-class CoreLook(NamedTuple):
+class CoreLook(Value):
     """What became of the core of one dead process.
 
     ``path`` is empty where there is none to be read, and then ``failure`` says why. ``threads`` has the crashing thread
@@ -142,7 +140,7 @@ class CoreLook(NamedTuple):
     failure: str = ""
 
 
-class OomKill(NamedTuple):
+class OomKill(Value):
     """The kernel's OOM killer was at work while the ranks ran.
 
     ``scope``: ``cgroup`` or ``host``. ``limit_bytes`` and ``rss_bytes`` (of the killed process) are 0 where unknown.
@@ -159,7 +157,7 @@ class OomKill(NamedTuple):
     host: str = ""
 
 
-class StuckLink(NamedTuple):
+class StuckLink(Value):
     """A connection between hosts on which a rank has sent what the other end does not acknowledge.
 
     Attributes:
@@ -179,7 +177,7 @@ class StuckLink(NamedTuple):
     retries: int
 
 
-class CaptureNote(NamedTuple):
+class CaptureNote(Value):
     """What became of one capture. ``rank`` is -1 and ``pid`` 0 for the host. ``path`` is its file, or empty.
 
     ``host`` is the label of the host where it was taken; empty: this one.
@@ -194,7 +192,7 @@ class CaptureNote(NamedTuple):
     host: str = ""
 
 
-class Capture(NamedTuple):
+class Capture(Value):
     """Everything that was seen at one moment."""
 
     looks: tuple[ProcessLook, ...] = ()
@@ -209,7 +207,7 @@ class Capture(NamedTuple):
     links: tuple[StuckLink, ...] = ()
 
 
-class HangVerdict(NamedTuple):
+class HangVerdict(Value):
     """Nothing moves any more.
 
     Attributes:
@@ -230,7 +228,7 @@ class HangVerdict(NamedTuple):
     busy: tuple[int, ...] = ()
 
 
-class RankOutput(NamedTuple):
+class RankOutput(Value):
     """What a rank left behind: its last lines and the error file that ``@record`` wrote.
 
     ``last_lines`` are those of stderr, ``last_stdout_lines`` those of stdout. ``rank`` is -1 where only the local rank
@@ -246,7 +244,7 @@ class RankOutput(NamedTuple):
     rank: int = -1
 
 
-class HostSight(NamedTuple):
+class HostSight(Value):
     """One host of several, as the host that judges sees it.
 
     Attributes:
@@ -281,7 +279,7 @@ class HostSight(NamedTuple):
     unkilled: tuple[int, ...] = ()
 
 
-class ToldTrouble(NamedTuple):
+class ToldTrouble(Value):
     """What one host told the others, and on which all of them stopped.
 
     Attributes:
@@ -299,7 +297,7 @@ class ToldTrouble(NamedTuple):
     why: str = ""
 
 
-class Evidence(NamedTuple):
+class Evidence(Value):
     """All that is known of an attempt that failed or hangs, when it is diagnosed.
 
     ``started_at`` is in monotonic seconds. ``ranks`` maps local rank (the index) to rank. ``capture`` was taken before
@@ -357,7 +355,7 @@ class Evidence(NamedTuple):
 # ----------------------------------------------------------------------------------------------------------- diagnosis
 
 
-class Cause(NamedTuple):
+class Cause(Value):
     """Why it happened.
 
     Attributes:
@@ -378,7 +376,7 @@ class Cause(NamedTuple):
     place: str = ""
 
 
-class StackNode(NamedTuple):
+class StackNode(Value):
     """One node of the merged stacks: a call, the ranks whose stacks run through it, and the calls below it.
 
     ``ranks`` are sorted. ``processes`` counts processes where descendants of ranks are merged too.
@@ -389,7 +387,7 @@ class StackNode(NamedTuple):
     children: tuple[StackNode, ...]
 
 
-class WaitGroup(NamedTuple):
+class WaitGroup(Value):
     """Ranks that wait in the same thing.
 
     ``kind``: ``collective data_loading file_io compile lock sleep subprocess user_code dead stopped unanswering gpu
@@ -404,14 +402,14 @@ class WaitGroup(NamedTuple):
     place: str
 
 
-class Traceback(NamedTuple):
+class Traceback(Value):
     """A traceback that several ranks printed alike."""
 
     ranks: tuple[int, ...]
     lines: tuple[str, ...]
 
 
-class Diagnosis(NamedTuple):
+class Diagnosis(Value):
     """The cause of a failed or hanging attempt.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from saferun.model import Value
 
 Pairs = tuple[tuple[str, str], ...]
 """Names and values, as they travel between hosts."""
@@ -11,7 +11,7 @@ SEVERITY: dict[str, int] = {"ok": 0, "skipped": 1, "warn": 2, "fail": 3}
 """How bad a verdict is: the worst of several counts."""
 
 
-class CheckResult(NamedTuple):
+class CheckResult(Value):
     """What one check found.
 
     Attributes:
@@ -38,7 +38,7 @@ class CheckResult(NamedTuple):
     host: str = ""
 
 
-class Nic(NamedTuple):
+class Nic(Value):
     """A network interface of a host.
 
     Attributes:
@@ -65,7 +65,7 @@ class Nic(NamedTuple):
     rdma: tuple[str, ...] = ()
 
 
-class HostCard(NamedTuple):
+class HostCard(Value):
     """What a host tells the one that leads before the ranks are started.
 
     Attributes:
@@ -94,7 +94,7 @@ class HostCard(NamedTuple):
     results: tuple[CheckResult, ...] = ()
 
 
-class Door(NamedTuple):
+class Door(Value):
     """Where a host can be probed, as others are told: its listener's port and secret, and its interfaces' addresses.
 
     ``ways``: (interface, address) pairs to be tried, in order.
@@ -105,7 +105,7 @@ class Door(NamedTuple):
     ways: Pairs
 
 
-class Target(NamedTuple):
+class Target(Value):
     """A host to be probed. ``host``: its number in the job."""
 
     host: int
@@ -113,7 +113,7 @@ class Target(NamedTuple):
     door: Door
 
 
-class Probe(NamedTuple):
+class Probe(Value):
     """What came of connecting from one host to another over one interface.
 
     Attributes:
@@ -145,7 +145,7 @@ class Probe(NamedTuple):
     clock_s: float = 0.0
 
 
-class Cell(NamedTuple):
+class Cell(Value):
     """How one interface of a host did.
 
     ``state``: the worst kind of its probes, ``slow``, ``lossy``, or ``untested``; ``ok`` of ``of`` came through.
@@ -159,14 +159,14 @@ class Cell(NamedTuple):
     bytes_s: float = 0.0
 
 
-class MatrixRow(NamedTuple):
+class MatrixRow(Value):
     """A host's interfaces, as the others reach them."""
 
     host: str
     cells: tuple[Cell, ...]
 
 
-class Preflight(NamedTuple):
+class Preflight(Value):
     """All that the checks of a job found.
 
     Attributes:
@@ -189,7 +189,7 @@ class Preflight(NamedTuple):
         return max((result.verdict for result in self.results), key=SEVERITY.__getitem__, default="ok")
 
 
-class DecisionRow(NamedTuple):
+class DecisionRow(Value):
     """What followed a failed attempt, and why, as the report has it.
 
     Attributes:

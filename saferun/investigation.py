@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from saferun.config import LaunchConfig
 from saferun.events import (
@@ -29,6 +29,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import main_thread_run_s
 from saferun.host.run_dir import RunDirectory, current_directory
 from saferun.incident_log import IncidentLog
+from saferun.model import Value
 from saferun.rank_group import Rank, RankGroup
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class _GuardedPoller(Poller):
         return self._poller.is_watched(fd)
 
 
-class _Pulse(NamedTuple):
+class _Pulse(Value):
     """How much a rank has said and worked so far."""
 
     output_bytes: int

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from saferun.config import LaunchConfig
 from saferun.events import (
@@ -23,7 +23,7 @@ from saferun.host.net import address_for_others, own_addresses, short_host_name
 from saferun.host.poller import Poller
 from saferun.host.run_dir import RunDirectory
 from saferun.job_line import JobLine, split_endpoint
-from saferun.model import ExitStatus, JsonObject, Placement, RankPlace
+from saferun.model import ExitStatus, JsonObject, Placement, RankPlace, Value
 
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
@@ -49,7 +49,7 @@ _GONE = ("gone", "unreachable")
 _SILENT_SHARE = 0.8
 
 
-class Peer(NamedTuple):
+class Peer(Value):
     """A host of the job, as the host that decides knows it."""
 
     host: int
@@ -59,7 +59,7 @@ class Peer(NamedTuple):
     ranks: int
 
 
-class Piece(NamedTuple):
+class Piece(Value):
     """A piece of evidence that a task handed in. ``offset_s``: to be added to its times."""
 
     host: int
@@ -71,7 +71,7 @@ class Piece(NamedTuple):
     evidence: str
 
 
-class Lost(NamedTuple):
+class Lost(Value):
     """A host that is not heard of any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``."""
 
     host: int
@@ -81,7 +81,7 @@ class Lost(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class Place(NamedTuple):
+class Place(Value):
     """This process's place, as the hosts agreed on it.
 
     ``checked``: whether the hosts look at each other first. ``doors``: whom this one is to probe: number, label, door.
@@ -98,7 +98,7 @@ class Place(NamedTuple):
     cards: tuple[tuple[str, str], ...] = ()
 
 
-class Trouble(NamedTuple):
+class Trouble(Value):
     """What one host told all others, in the terms of evidence.ToldTrouble."""
 
     reason: str

@@ -1,16 +1,112 @@
-"""Values passed between layers. Immutable, without behaviour beyond reading themselves.
-
-They are named tuples rather than dataclasses because every launch pays for their creation: importing ``dataclasses``
-costs more than the whole supervisor's event loop, and each dataclass about six times a named tuple.
-"""
+"""Values passed between layers. Immutable, without behaviour beyond reading themselves."""
 
 from __future__ import annotations
 
 import signal
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "ExitStatus",
+    "JsonObject",
+    "LogDestinations",
+    "Placement",
+    "RankEnd",
+    "RankPlace",
+    "Value",
+    "signal_name",
+]
+
+if TYPE_CHECKING:
+    # To a type checker a value is a named tuple, and it behaves like one in every way.
+    from collections.abc import Iterable
+    from typing import NamedTuple as Value
+    from typing import Self
+else:
+    from collections import _tuplegetter  # what named tuples are made of, whatever the interpreter
+
+    class _ValueType(type):
+        """Makes named tuples without generating code.
+
+        Every launch pays for its value classes: ``typing.NamedTuple`` compiles a constructor for each, which costs
+        some six times of what this does, and a dataclass costs six times as much again.
+        """
+
+        def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+            if not bases:
+                return super().__new__(cls, name, (tuple,), namespace)
+            if bases != (Value,):
+                raise TypeError(f"{name}: a value does not inherit the fields of another one")
+            fields = tuple(namespace.get("__annotations__", ()))
+            defaults = {field: namespace[field] for field in fields if field in namespace}
+            for index, field in enumerate(fields):
+                namespace[field] = _tuplegetter(index, "")
+            namespace.update(__slots__=(), __match_args__=fields, _fields=fields, _field_defaults=defaults)
+            return super().__new__(cls, name, bases, namespace)
+
+        @property
+        def __signature__(cls) -> object:
+            """What ``help`` shows, and what makes values for tests."""
+            import inspect
+
+            kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+            types, defaults = cls.__annotations__, cls._field_defaults
+            return inspect.Signature(
+                [
+                    inspect.Parameter(name, kind, default=defaults.get(name, empty), annotation=types[name])
+                    for name in cls._fields
+                ]
+            )
+
+    class Value(metaclass=_ValueType):
+        """Base of all values: a tuple whose items have names, types and perhaps defaults (see ``NamedTuple``)."""
+
+        __slots__ = ()
+        _fields = ()
+        _field_defaults = {}  # noqa: RUF012 - each class has its own
+
+        def __new__(cls, *args: object, **kwargs: object) -> Self:  # noqa: D102 - as in the class
+            fields = cls._fields
+            if len(args) != len(fields) or kwargs:
+                args = _filled(cls, args, kwargs)
+            return tuple.__new__(cls, args)
+
+        @classmethod
+        def _make(cls, iterable: Iterable[Any]) -> Self:
+            return cls(*iterable)
+
+        def _replace(self, **changes: object) -> Self:
+            result = tuple.__new__(type(self), map(changes.pop, self._fields, self))
+            if changes:
+                raise ValueError(f"{type(self).__name__} has no field {', '.join(changes)}")
+            return result
+
+        def _asdict(self) -> dict[str, Any]:
+            return dict(zip(self._fields, self, strict=True))
+
+        def __repr__(self) -> str:
+            fields = ", ".join(f"{name}={item!r}" for name, item in zip(self._fields, self, strict=True))
+            return f"{type(self).__name__}({fields})"
+
+        def __getnewargs__(self) -> tuple[Any, ...]:
+            return tuple(self)
+
+    def _filled(cls: type[Value], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """All fields of a new value in their order, where some were given by name or not at all."""
+        items = list(args)
+        for name in cls._fields[len(args) :]:
+            if name in kwargs:
+                items.append(kwargs.pop(name))
+            elif name in cls._field_defaults:
+                items.append(cls._field_defaults[name])
+            else:
+                raise TypeError(f"{cls.__name__}: the field {name!r} is missing")
+        if kwargs or len(items) != len(cls._fields):
+            wrong = ", ".join(kwargs) or f"{len(args)} values for {len(cls._fields)} fields"
+            raise TypeError(f"{cls.__name__}: {wrong}: there is no such field, or it is given twice")
+        return items
 
 
-class ExitStatus(NamedTuple):
+class ExitStatus(Value):
     """How a process ended, from its wait status.
 
     Exactly one of ``code`` and ``signum`` is not None.
@@ -47,7 +143,7 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-class RankPlace(NamedTuple):
+class RankPlace(Value):
     """The place of one rank in the job."""
 
     local_rank: int
@@ -55,7 +151,7 @@ class RankPlace(NamedTuple):
     role_rank: int
 
 
-class Placement(NamedTuple):
+class Placement(Value):
     """What a host knows once the hosts of a job have met.
 
     ``ranks`` holds the ranks of this process in order of local rank. ``group_rank`` is the node rank.
@@ -78,7 +174,7 @@ class Placement(NamedTuple):
     restarts: int = 0
 
 
-class LogDestinations(NamedTuple):
+class LogDestinations(Value):
     """Where the streams of an attempt's ranks go besides the run directory, by local rank.
 
     The meaning is that of torch's ``LogsDest``: an empty path means the console, ``os.devnull`` nowhere; a stream
@@ -94,7 +190,7 @@ class LogDestinations(NamedTuple):
     filtered_stderr: str
 
 
-class RankEnd(NamedTuple):
+class RankEnd(Value):
     """The end of one rank.
 
     ``at`` is in monotonic seconds, ``time`` in seconds since the epoch, ``clock`` the same on the wall (``03:15:33``).

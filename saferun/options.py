@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from saferun.model import Value
 
 Kind = Literal["str", "int", "float", "flag", "list", "append"]
 
 
-class Option(NamedTuple):
+class Option(Value):
     """One option of the command line.
 
     ``kind`` ``list`` is one value with commas, ``append`` an option that may be given several times.

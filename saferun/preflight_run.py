@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from saferun.check_run import CheckProcess, CheckRun
 from saferun.checks.context import CheckContext
 from saferun.config import LaunchConfig
 from saferun.findings import SEVERITY, CheckResult, HostCard, Preflight, Probe
 from saferun.host.poller import Poller
-from saferun.model import ExitStatus, JsonObject
+from saferun.model import ExitStatus, JsonObject, Value
 
 if TYPE_CHECKING:
     from saferun.job import Job, Piece, Place
@@ -27,7 +27,7 @@ _OTHERS_S = 5.0
 _MOST_AGAIN = 64
 
 
-class Failure(NamedTuple):
+class Failure(Value):
     """Why the ranks are not to be started. ``class_name``: where another try may help; else empty."""
 
     what: str
@@ -35,7 +35,7 @@ class Failure(NamedTuple):
     class_name: str
 
 
-class Outcome(NamedTuple):
+class Outcome(Value):
     """What the checks came to. ``failure`` None: the ranks may be started."""
 
     failure: Failure | None

@@ -9,7 +9,7 @@ from errno import EMFILE
 from functools import partial
 from signal import SIGCONT
 from time import localtime, strftime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from saferun.config import LaunchConfig
 from saferun.console.prefix import colored, render_legacy, render_template
@@ -22,7 +22,7 @@ from saferun.host.limits import make_room_for_files, restore_files
 from saferun.host.procfs import read_stat
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
-from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace
+from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace, Value
 from saferun.topology import rank_environ, substitute_local_rank
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _MOST_CHUNKS_AT_EXIT = 256
 _LAST_LINES = 200
 
 
-class AttemptPlan(NamedTuple):
+class AttemptPlan(Value):
     """What the ranks of an attempt are started with.
 
     ``environs``, ``command_prefixes`` and what ``destinations`` holds are in order of local rank.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from saferun.model import Value
 from saferun.options import OPTIONS, Option, comma_separated_list
 from saferun.profiles.words import advice, quoted
 from saferun.profiles.yaml_nodes import bad, read_yaml
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 PROFILES = "profiles"
 
 
-class FileValue(NamedTuple):
+class FileValue(Value):
     """What stands in a settings file (several texts, for options that take several), and where (``saferun.yaml:3``)."""
 
     texts: tuple[str, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from saferun.events import (
     Action,
@@ -50,7 +50,7 @@ from saferun.events import (
     TellDone,
     TellTrouble,
 )
-from saferun.model import signal_name
+from saferun.model import Value, signal_name
 from saferun.policy import AttemptPolicy, FailureFacts, HangPolicy, JobPolicy
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ _TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTU
 _LOOK_AGAIN_S = 0.2
 
 
-class Limits(NamedTuple):
+class Limits(Value):
     """How long each phase may last, in seconds. RUNNING alone lasts as long as its ranks."""
 
     checks_s: float = 60.0

@@ -12,13 +12,12 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.host.children import JOB_SIGNALS, Child, SpawnError, spawn
 from saferun.host.poller import Poller
 from saferun.isolation import Group, Member, Outcome, Trial
 from saferun.linux.json_lines import JsonLines
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "trial_server.py")
 SIZES_BYTES = (4, 64 << 10, 4 << 20)
@@ -30,7 +29,7 @@ _KINDS = frozenset({"ok", "timeout", "error"})
 _WORDS_AT_MOST = 500
 
 
-class TrialPlace(NamedTuple):
+class TrialPlace(Value):
     """Where the members of this host meet the others.
 
     Attributes:

@@ -8,13 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.evidence import HangVerdict
 from saferun.host.children import SpawnError, spawn
 from saferun.host.poller import Poller
 from saferun.host.progress import FamilyReader, newest_pid
 from saferun.host.sequence_numbers import NumbersQuery
+from saferun.model import Value
 from saferun.watchdog import JobSample, Numbers, RankSample, Watchdog, sampling_interval_s
 from saferun.watchdog.py_spy_json import threads_from
 
@@ -31,7 +31,7 @@ _LOOK_LIMIT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 
 
-class WatchedRank(NamedTuple):
+class WatchedRank(Value):
     """One rank to be watched.
 
     Attributes:

@@ -7,10 +7,10 @@ supervisor reads their results and must not load what takes them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from saferun.model import Value
 
 
-class CaptureStep(NamedTuple):
+class CaptureStep(Value):
     """One capture: where its function is, and when it runs.
 
     Attributes:

@@ -6,7 +6,6 @@ import os
 import resource
 from collections.abc import Generator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.captures.gdb import SIGNAL_HANDLER, find_gdb, gdb_tool, threads_from_gdb, with_python_calls
 from saferun.captures.py_spy import failure_words, threads_from_json
@@ -15,7 +14,7 @@ from saferun.captures.scene import one_line
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
 from saferun.evidence import Frame, ThreadStack
 from saferun.host.core_notes import CoreNotes
-from saferun.model import signal_name
+from saferun.model import Value, signal_name
 
 _PYSTACK_S = 60.0
 _GDB_S = 120.0
@@ -30,7 +29,7 @@ _HANDLER_FRAMES = 40
 _NAMELESS = frozenset({"", "???", "_start", "__clone3", "clone3", "start_thread"})
 
 
-class CoreJob(NamedTuple):
+class CoreJob(Value):
     """A core to be read. ``executable`` is empty where it is to be found in the core."""
 
     path: str
@@ -38,7 +37,7 @@ class CoreJob(NamedTuple):
     executable: str = ""
 
 
-class CoreReading(NamedTuple):
+class CoreReading(Value):
     """What was read of a core.
 
     ``threads`` has the crashed one first. ``failure`` says in one line why there is less than there could be.

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
 from saferun.captures.tools import Steps, Tool, find_tool, run_steps
@@ -34,6 +33,7 @@ from saferun.host.core_files import (
 from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.host.core_pattern import CorePattern, read_core_pattern, room_for_core
 from saferun.host.procfs import is_core_dumping
+from saferun.model import Value
 
 # The signals whose default action leaves a core. Source: signal(7).
 CORE_SIGNALS = frozenset(
@@ -62,7 +62,7 @@ _GROUP_FRAMES = 3
 _SHARED_FRAMES = frozenset({"raise", "abort", "gsignal", "???"})
 
 
-class _Find(NamedTuple):
+class _Find(Value):
     """A core of this run. ``path`` is where it can be read: elsewhere where it had to be unpacked."""
 
     rank: int

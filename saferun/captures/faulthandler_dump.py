@@ -10,11 +10,11 @@ import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process
 from saferun.evidence import Frame, ThreadStack
 from saferun.host.procfs import read_stat
+from saferun.model import Value
 
 STACKS_SIGNAL = 63
 """SIGRTMAX-1, as in the hook."""
@@ -29,7 +29,7 @@ _CUT_SHORT = "..."
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 
 
-class _Asked(NamedTuple):
+class _Asked(Value):
     """One that was sent the signal: the file, and its size before."""
 
     pid: int

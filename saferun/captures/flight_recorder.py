@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.captures.wire import Target
 from saferun.evidence import CollectiveCall, Frame, GroupProgress, RankCollectives
+from saferun.model import Value
 
 REPLY_LIMIT_BYTES = 64 << 20
 _RECORDERS = {"fr_trace_json": "gloo", "dump_nccl_trace_json": "nccl"}
@@ -164,7 +165,7 @@ def _loads(content: bytes) -> Any:  # noqa: ANN401 - JSON
 # ------------------------------------------------------------------------------------------------------------- to read
 
 
-class _Entry(NamedTuple):
+class _Entry(Value):
     group: tuple[str, str, str]
     pg_id: int
     call: CollectiveCall

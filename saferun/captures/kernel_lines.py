@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from saferun.model import Value
 
 _LINE_LIMIT = 500
 # So many lines of one kind are shown; the first tell what happened, the rest how often.
@@ -16,7 +17,7 @@ _SHOWN_OF_A_KIND = 4
 _SHOWN = 40
 
 
-class Xid(NamedTuple):
+class Xid(Value):
     """What a number means, and what to do, in a few words each."""
 
     words: str

@@ -12,10 +12,10 @@ import os
 import re
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from saferun.captures.kernel_lines import relevant, shown
 from saferun.captures.wire import HostCapture
+from saferun.model import Value
 
 _RECORD_BYTES = 8192  # the kernel's own limit
 _RECORDS = 1 << 17
@@ -31,7 +31,7 @@ _DRIFT = 30e-6
 _SLACK_S = 1.0
 
 
-class KernelLog(NamedTuple):
+class KernelLog(Value):
     """Lines of the kernel log as it holds them, oldest first.
 
     ``source`` is where they were read, ``failure`` says in one line why nothing could be.

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import NamedTuple
 
 from saferun.captures import CAPTURES, CaptureStep
 from saferun.captures.process_state import family_of
@@ -24,7 +23,7 @@ from saferun.captures.wire import NOT_READY, CoreRequest, Done, Request, encode
 from saferun.evidence import CaptureNote, CoreLook, OomKill
 from saferun.host.children import reset_signals
 from saferun.host.prctl import die_with_parent
-from saferun.model import signal_name
+from saferun.model import Value, signal_name
 
 _PROCESSES_LIMIT = 2048
 _FAMILY_LIMIT = 256
@@ -33,7 +32,7 @@ _WRAP_UP_S = 0.4
 """So long before the end captures are to be ready, to say what they could not do."""
 
 
-class _Child(NamedTuple):
+class _Child(Value):
     name: str
     pid: int
     fd: int

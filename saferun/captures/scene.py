@@ -6,11 +6,11 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.captures.wire import Begun, Request
 from saferun.evidence import CaptureNote, ProcessLook
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 
 Emit = Callable[[str, Any], None]
 
@@ -18,7 +18,7 @@ UNPTRACEABLE_STATES = frozenset("TtD")
 """In these a process does not answer ptrace: who waits for it waits for as long as the state lasts."""
 
 
-class Process(NamedTuple):
+class Process(Value):
     """A rank, or a descendant of one. ``look`` is the first one, taken before anything else was done."""
 
     rank: int
@@ -33,7 +33,7 @@ class Process(NamedTuple):
         return self.rank, self.pid
 
 
-class Scene(NamedTuple):
+class Scene(Value):
     """What there is to look at.
 
     ``processes`` has the ranks first. ``deadline`` is in monotonic seconds. ``emit`` takes a kind of ``wire`` and its

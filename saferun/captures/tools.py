@@ -12,16 +12,16 @@ import sys
 import time
 from collections.abc import Generator, Iterable
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.host.children import Child, SpawnError, spawn
+from saferun.model import Value
 
 _OUTPUT_LIMIT_BYTES = 8 << 20
 _ERRORS_LIMIT_BYTES = 64 << 10
 _REAP_WAIT_S = 0.5
 
 
-class Tool(NamedTuple):
+class Tool(Value):
     """A program to run: ``argv[0]`` is its path."""
 
     argv: tuple[str, ...]
@@ -30,7 +30,7 @@ class Tool(NamedTuple):
     """After so many seconds it gets SIGINT, which is how some are told to sum up. 0: it does not."""
 
 
-class ToolEnd(NamedTuple):
+class ToolEnd(Value):
     """How a tool ended. ``failure`` says in one line why it gave nothing; ``was_killed``: its time was over."""
 
     code: int

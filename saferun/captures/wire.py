@@ -8,7 +8,7 @@ not fit is dropped.
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.evidence import (
     Capture,
@@ -20,7 +20,7 @@ from saferun.evidence import (
     StackDump,
     StuckLink,
 )
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 from saferun.shapes import fit, loads
 
 LINE_LIMIT_BYTES = 4 << 20
@@ -36,7 +36,7 @@ _LINES_LIMIT = 512
 # ------------------------------------------------------------------------------------------------------------- requests
 
 
-class Target(NamedTuple):
+class Target(Value):
     """One rank to look at, with everything that descends from it.
 
     ``hook_prefix`` is the rank's ``SAFERUN_HOOK``; empty where there is no hook.
@@ -47,7 +47,7 @@ class Target(NamedTuple):
     hook_prefix: str = ""
 
 
-class Request(NamedTuple):
+class Request(Value):
     """What to look at, and how closely.
 
     Attributes:
@@ -69,7 +69,7 @@ class Request(NamedTuple):
     since: float = 0.0
 
 
-class DeadProcess(NamedTuple):
+class DeadProcess(Value):
     """A rank that a signal killed. ``cwd`` and ``executable`` are empty where unknown."""
 
     rank: int
@@ -79,7 +79,7 @@ class DeadProcess(NamedTuple):
     executable: str = ""
 
 
-class CoreRequest(NamedTuple):
+class CoreRequest(Value):
     """Whose cores to look for.
 
     Attributes:
@@ -101,7 +101,7 @@ class CoreRequest(NamedTuple):
     since: float = 0.0
 
 
-class HostCapture(NamedTuple):
+class HostCapture(Value):
     """What one look at the host as a whole gave.
 
     ``lines`` are ready to be shown, ``content`` goes into the capture's file, ``failure`` says in one line why there is
@@ -136,7 +136,7 @@ def decode_request(content: bytes) -> Request | CoreRequest:
 # -------------------------------------------------------------------------------------------------------------- results
 
 
-class Begun(NamedTuple):
+class Begun(Value):
     """A capture has begun; the :class:`CaptureNote` of the same name, rank and process ends it."""
 
     capture: str
@@ -144,7 +144,7 @@ class Begun(NamedTuple):
     pid: int
 
 
-class Done(NamedTuple):
+class Done(Value):
     """The last message."""
 
     elapsed_s: float = 0.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from saferun.findings import CheckResult
+from saferun.model import Value
 
 
-class CheckContext(NamedTuple):
+class CheckContext(Value):
     """The launch that is to be checked, as far as it is known on this host before the hosts have met.
 
     Attributes:
@@ -55,7 +55,7 @@ class CheckContext(NamedTuple):
         return os.path.join(self.root, *parts)
 
 
-class Check(NamedTuple):
+class Check(Value):
     """One check: its name, what does it, and how long it may take."""
 
     name: str

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.checks.context import CheckContext
 from saferun.checks.reading import read_text
 from saferun.findings import CheckResult
 from saferun.host.nics import read_nics
+from saferun.model import Value
 from saferun.preflight.interfaces import fits, names_in
 
 _NAME = "fabric"
@@ -22,7 +22,7 @@ _EFA_DRIVER = "efa"
 _FEW = 2  # of a kind there must be more than these before one among them is the odd one out
 
 
-class Port(NamedTuple):
+class Port(Value):
     """One port of an RDMA device.
 
     Attributes:

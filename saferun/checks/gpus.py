@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.checks.context import CheckContext
 from saferun.checks.reading import GIB, MIB, count_words, size_words, version_numbers
 from saferun.checks.versions import read_versions
 from saferun.findings import SEVERITY, CheckResult
 from saferun.host.gpus import gpu_vendor
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 
 # Without persistence mode the driver initialises every GPU anew for whoever asks first: a second or two for each.
 DRIVER_TIMEOUT_S = 15.0
@@ -41,7 +41,7 @@ _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
 _MPS_SERVER = "nvidia-cuda-mps"  # it opens a GPU of exclusive mode to many processes
 
 
-class _Fault(NamedTuple):
+class _Fault(Value):
     verdict: str
     words: str
     hint: str
@@ -236,7 +236,7 @@ def _hardware_faults(gpu: JsonObject, vendor: str, *, serves: bool) -> Iterable[
         yield _Fault("warn", f"{name}: the driver asks for {wanted}", reset)
 
 
-class _Use(NamedTuple):
+class _Use(Value):
     """Somebody's use of a GPU. ``is_full``: no rank can start there."""
 
     words: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.checks.context import CheckContext
 from saferun.findings import CheckResult, Nic
+from saferun.model import Value
 from saferun.preflight.interfaces import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
 
 DEADLINE_S = 2.0
@@ -20,7 +20,7 @@ _PODS = "KUBERNETES_SERVICE_HOST"  # in the environment of every pod
 _MASTER_HINT = "look at --master-addr (or --rdzv-endpoint), and at /etc/hosts and the name servers of this host"
 
 
-class Lookup(NamedTuple):
+class Lookup(Value):
     """What a name resolves to.
 
     Attributes:

@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.checks.hello import (
     LARGE,
@@ -33,6 +32,7 @@ from saferun.checks.hello import (
 from saferun.checks.listener import sockaddr
 from saferun.checks.ways import NO_SOURCE, holders_of, is_unanswered, source_for
 from saferun.findings import Nic, Probe, Target
+from saferun.model import Value
 
 CONNECT_TIMEOUT_S = 3.5
 """Linux sends the first packet of a connection again after one second and after three: a lossy way gets three tries.
@@ -75,7 +75,7 @@ _KINDS = {
 }
 
 
-class _Way(NamedTuple):
+class _Way(Value):
     """One address of one host."""
 
     target: Target

@@ -9,12 +9,12 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from saferun import __version__
 from saferun.checks.context import CheckContext
 from saferun.checks.reading import is_switched_on, read_text, version_numbers
 from saferun.findings import CheckResult, Pairs
+from saferun.model import Value
 from saferun.secret_names import is_secret
 
 # ------------------------------------------------------------------------------------------------- what this host tells
@@ -175,7 +175,7 @@ def _bounded(value: str) -> str:
 # ------------------------------------------------------------------------------------------------ what is known to hang
 
 
-class _Host(NamedTuple):
+class _Host(Value):
     """What the rules look at. ``versions``: numbers of nccl and torch; () where unknown."""
 
     context: CheckContext
@@ -188,7 +188,7 @@ class _Host(NamedTuple):
         return is_switched_on(self.context.environ, name)
 
 
-class _KnownHang(NamedTuple):
+class _KnownHang(Value):
     """A combination that hangs.
 
     ``is_certain``: jobs of any kind run into it. One that needs something that only the script knows is a fact for the

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.coordinator.arrivals import Arrivals, waiting_words
 from saferun.coordinator.dial import dial, plain, shown
@@ -26,6 +26,7 @@ from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
+from saferun.model import Value
 
 _LEADER_KEY = "saferun/leader"
 _C10D_PORT = 29400
@@ -39,7 +40,7 @@ _EXIT_S = 2.0
 _BEFORE_THE_END_S = 2.0
 
 
-class Leader(NamedTuple):
+class Leader(Value):
     """Where the first host serves its stores."""
 
     job: str

@@ -13,10 +13,11 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.coordinator.line import Line
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.model import Value
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
@@ -153,7 +154,7 @@ def _state_of(pid: int) -> str:
 # ----------------------------------------------------------------------------------------------------------- the leader
 
 
-class HostState(NamedTuple):
+class HostState(Value):
     """What a host says of itself."""
 
     tasks: dict[str, Any]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, dial
+from saferun.model import Value
 
 ANSWER = b"saferun\n"
 # The kernel's own verdict on a host without a power supply comes after 3.1 s.
@@ -29,7 +29,7 @@ UNREACHABLE = "unreachable"
 UNKNOWN = "unknown"
 
 
-class Sight(NamedTuple):
+class Sight(Value):
     """What one address said: the kind of ``dial``, that in words, and whether saferun answered there."""
 
     address: str
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
     answered: bool
 
 
-class Finding(NamedTuple):
+class Finding(Value):
     """Why a host is silent, as one word and in words for people."""
 
     why: str

@@ -6,11 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.coordinator.dial import plain
 from saferun.coordinator.places import HostPlace, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.store_client import StoreClient
+from saferun.model import Value
 
 _MOST_TASKS = 4096
 _BORN = os.urandom(8).hex()
@@ -32,7 +33,7 @@ class CancelledError(Exception):
     """Nobody waits for this meeting any more."""
 
 
-class Met(NamedTuple):
+class Met(Value):
     """What a meeting comes to: this host's place, the way to the control store, and the ranks' store."""
 
     place: HostPlace

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from saferun.model import Value
 
 _MOST_TASKS = 4096
 _MOST_RANKS_OF_A_TASK = 65536
@@ -32,7 +34,7 @@ _LEAST_PART_BYTES = 8 << 10
 _LARGEST_PART_BYTES = 4 << 20
 
 
-class TaskRecord(NamedTuple):
+class TaskRecord(Value):
     """One saferun process of a host: its number of ranks, their role, its pid."""
 
     nproc: int
@@ -40,7 +42,7 @@ class TaskRecord(NamedTuple):
     pid: int
 
 
-class HostRecord(NamedTuple):
+class HostRecord(Value):
     """What a host says of itself.
 
     ``attempt`` is what it believes comes next, ``restarts`` how many failures it has seen the job get over, ``most``
@@ -63,7 +65,7 @@ class HostRecord(NamedTuple):
     full: bool = False
 
 
-class TaskPlace(NamedTuple):
+class TaskPlace(Value):
     """The places of one task's ranks: each base is the number of its first rank."""
 
     nproc: int
@@ -73,7 +75,7 @@ class TaskPlace(NamedTuple):
     local_base: int
 
 
-class HostPlace(NamedTuple):
+class HostPlace(Value):
     """What one host is told: its own place, and of the others only what it needs.
 
     ``doors``: the hosts that it is to probe: number, label, door. ``checked``: whether the leader looks at what the
@@ -165,11 +167,11 @@ def _doors(records: Sequence[HostRecord], labels: Sequence[str], host: int) -> t
 
 def label_hosts(names: Sequence[str]) -> list[str]:
     """The names under which the job knows its hosts: with ``.<host number>`` where two have the same; all differ."""
-    count = Counter(names)
-    labels = [name if count[name] == 1 else f"{name}.{host}" for host, name in enumerate(names)]
-    taken = Counter(labels)
-    # A host may be called what another one has just been labelled.
-    return [label if taken[label] == 1 else f"{names[host]}.{host}.{host}" for host, label in enumerate(labels)]
+    labels = list(names)
+    # A host may be called what another one has just been labelled: the suffixes grow until all differ.
+    while len(count := Counter(labels)) < len(labels):
+        labels = [label if count[label] == 1 else f"{label}.{host}" for host, label in enumerate(labels)]
+    return labels
 
 
 def part_limit_bytes(tasks: int) -> int:

@@ -14,7 +14,9 @@ import re
 import socket
 import struct
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
+
+from saferun.model import Value
 
 __all__ = ["Stage", "read_arrived", "start_stage"]
 
@@ -26,7 +28,7 @@ _TIMEOUT_S = 2.0
 _GLOO_ADDRESS = re.compile(r"(?:^|/)default_pg/0//\w{1,16}//0/(\d{1,7})$")
 
 
-class Stage(NamedTuple):
+class Stage(Value):
     """How far the ranks have come.
 
     Attributes:

@@ -17,10 +17,12 @@ import sys
 import time
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+
+from saferun.model import Value
 
 # Bound before any fork: looking a symbol up in the child would take the loader's lock.
 _prctl = ctypes.CDLL(None).prctl
@@ -40,7 +42,7 @@ _SOURCE_PLACE = re.compile(
 _TIMED_OUT = re.compile(r"tim(?:ed?[ -]?|e )out", re.IGNORECASE)
 
 
-class MemberOrder(NamedTuple):
+class MemberOrder(Value):
     """What a member does.
 
     Attributes:

@@ -6,14 +6,15 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from saferun import __version__
 from saferun.ctl import core, doctor, env, stacks
 from saferun.errors import SaferunError, UsageError
+from saferun.model import Value
 
 
-class Verb(NamedTuple):
+class Verb(Value):
     """A verb of the command: its name, what it is for, its arguments, and what answers.
 
     ``takes_more``: arguments that the verb does not know itself are handed to it as ``more``.

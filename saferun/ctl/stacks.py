@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from saferun.capture_run import CaptureRun
 from saferun.captures.wire import CaptureReader, Request, Target
@@ -23,7 +23,7 @@ from saferun.evidence import Capture, StackDump, WaitGroup
 from saferun.host.poller import Poller
 from saferun.host.procfs import read_cmdline, read_stat
 from saferun.host.run_dir import BASE, shorter_path
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 from saferun.report.page import shown
 from saferun.report.picture import group_lines, rank_words, tree_lines
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------------------- whom
 
 
-class Process(NamedTuple):
+class Process(Value):
     """A living process, and what its environment says about its part in a job. ``rank`` is -1 where it has none."""
 
     pid: int
@@ -84,7 +84,7 @@ class Process(NamedTuple):
     is_readable: bool = True
 
 
-class Scene(NamedTuple):
+class Scene(Value):
     """Whom to look at.
 
     Attributes:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.causes.failure import Failure, shortened
 from saferun.diagnosis.collectives import CollectiveFindings, rank_words
 from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
 from saferun.evidence import Cause, HostSight, StuckLink
+from saferun.model import Value
 
 __all__ = [
     "NETWORK_CLASSES",
@@ -53,7 +53,7 @@ _NAME_ADVICE = (
 _FEWEST = 2
 
 
-class Complaint(NamedTuple):
+class Complaint(Value):
     """A rank said, or its connections show, that it cannot reach an address.
 
     ``kind``: ``silent``, ``refused`` or ``closed``. ``at``: seconds since the epoch.
@@ -66,7 +66,7 @@ class Complaint(NamedTuple):
     words: str
 
 
-class Broken(NamedTuple):
+class Broken(Value):
     """What is wrong: the cause, and the words of the first line."""
 
     cause: Cause
@@ -136,7 +136,7 @@ def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | No
 # ---------------------------------------------------------------------------------------------------------------- paths
 
 
-class _Way(NamedTuple):
+class _Way(Value):
     """From a host to another, and who says that it is broken."""
 
     source: HostSight

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+from saferun.model import Value
 
 _EQUAL_SIZES = frozenset(
     {
@@ -34,7 +34,7 @@ _SIZES_SHOWN = 60
 # ------------------------------------------------------------------------------------------------------------- findings
 
 
-class Mismatch(NamedTuple):
+class Mismatch(Value):
     """Ranks that made another call than the others under the same number.
 
     ``ranks`` are those in the minority. Where there is none, they are all that made any of the calls, and ``is_tie``.
@@ -49,7 +49,7 @@ class Mismatch(NamedTuple):
     words: str
 
 
-class Missing(NamedTuple):
+class Missing(Value):
     """Ranks that have not called a collective that others wait in.
 
     ``op`` is empty where the call is not known. ``behind``: how many calls the one that is furthest has made since.
@@ -66,7 +66,7 @@ class Missing(NamedTuple):
     words: str
 
 
-class Stuck(NamedTuple):
+class Stuck(Value):
     """A collective that everybody who is known has called, and that does not end on ``waiting``.
 
     ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended.
@@ -81,7 +81,7 @@ class Stuck(NamedTuple):
     words: str
 
 
-class Unpaired(NamedTuple):
+class Unpaired(Value):
     """A rank that waits in a ``send`` or ``recv`` of which the other end, ``peer``, knows nothing."""
 
     group: str
@@ -91,7 +91,7 @@ class Unpaired(NamedTuple):
     words: str
 
 
-class Waiting(NamedTuple):
+class Waiting(Value):
     """The collective that a rank is in: the first that it has called and that has not ended. ``op`` as in Missing."""
 
     rank: int
@@ -100,7 +100,7 @@ class Waiting(NamedTuple):
     op: str
 
 
-class GroupStand(NamedTuple):
+class GroupStand(Value):
     """How far the ranks of one process group are: ``(rank, enqueued, completed)`` each, -1 for nothing yet.
 
     ``unknown`` are members whose recorder did not answer; ``members_known`` tells whether there may be further ones.
@@ -112,7 +112,7 @@ class GroupStand(NamedTuple):
     members_known: bool
 
 
-class CollectiveFindings(NamedTuple):
+class CollectiveFindings(Value):
     """What :func:`compare` has found. ``unavailable`` are ranks of whose collectives nothing is known."""
 
     groups: tuple[GroupStand, ...] = ()

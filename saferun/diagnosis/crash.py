@@ -8,7 +8,6 @@ about alone, before a wait that took too long, before a connection that was lost
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.between import (
     NETWORK_CLASSES,
@@ -30,7 +29,7 @@ from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.diagnosis.troubles import Told, end_of_job, silent_lines
 from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
-from saferun.model import RankEnd, signal_name
+from saferun.model import RankEnd, Value, signal_name
 
 __all__ = ["diagnose_crash", "failed_by_itself"]
 
@@ -48,7 +47,7 @@ _BETWEEN = "look at the network between the hosts, and at what the ranks did at 
 _ELSEWHERE = "look at the other hosts, at the rank that ended first there, and at the network between them"
 
 
-class _Case(NamedTuple):
+class _Case(Value):
     """One rank that failed by itself: when, why, and how well that explains the rest."""
 
     at: float
@@ -61,7 +60,7 @@ class _Case(NamedTuple):
         return self.failure.end
 
 
-class _Verdict(NamedTuple):
+class _Verdict(Value):
     """The root: the rank that is shown, the cause, and the words of the first line."""
 
     first: RankEnd

@@ -7,7 +7,6 @@ Flight Recorder is asked who called something else or has not called at all, the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.between import broken_between, link_complaints
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
@@ -28,6 +27,7 @@ from saferun.diagnosis.stacks import merge
 from saferun.diagnosis.troubles import lost_hosts, silent_lines
 from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
+from saferun.model import Value
 
 __all__ = ["diagnose_hang"]
 
@@ -38,7 +38,7 @@ _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
 _LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
 
 
-class _Verdict(NamedTuple):
+class _Verdict(Value):
     """What is made of it all: the cause, the words of the first line, and what else is to be told."""
 
     headline: str

@@ -8,13 +8,13 @@ collective that the Flight Recorder has as not over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.frames import Calls, UserCode, is_native, native_name
 from saferun.evidence import Frame, HangVerdict, ProcessLook, StackDump
+from saferun.model import Value
 
 
-class Found(NamedTuple):
+class Found(Value):
     """What a rank waits in.
 
     Attributes:
@@ -40,7 +40,7 @@ class Found(NamedTuple):
         return f"{self.doing}; {self.trouble}" if self.trouble else self.doing
 
 
-class Sight(NamedTuple):
+class Sight(Value):
     """Everything that is seen of one rank, or of a process that descends from it.
 
     Attributes:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
 
 from saferun.diagnosis.tracebacks import LONGEST_LINE, find_fatal_report, find_python_error
 from saferun.evidence import Evidence, Frame, RankOutput, StackDump
+from saferun.model import Value
 
 __all__ = ["BEFORE", "INSIDE", "STAGES", "THROUGH", "StoreStage", "read_store_stage", "stage_by_time", "start_stage"]
 
@@ -30,7 +30,7 @@ _PREFIX = re.compile(r"\s{0,8}(?:\[default\d{0,6}\]:)?\[rank(\d{1,6})\]:")
 _LAST_LINES = 40
 
 
-class StoreStage(NamedTuple):
+class StoreStage(Value):
     """What the ranks' store says.
 
     Attributes:

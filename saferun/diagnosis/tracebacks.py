@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.frames import UserCode, place_words
 from saferun.evidence import Frame, Traceback
+from saferun.model import Value
 
 __all__ = [
     "Block",
@@ -62,7 +62,7 @@ _MOST_MESSAGE_LINES = 60
 _TOO_LATE = "<no Python frame>"
 
 
-class Block(NamedTuple):
+class Block(Value):
     """One traceback, from its first line to the last of its message.
 
     ``link``: how it follows from the one before: ``direct`` (raised from it), ``context`` (while it was handled),
@@ -82,7 +82,7 @@ class Block(NamedTuple):
         return self.end - len(self.message)
 
 
-class PythonError(NamedTuple):
+class PythonError(Value):
     """The last traceback of a process, with those that it follows from.
 
     Attributes:
@@ -140,7 +140,7 @@ class PythonError(NamedTuple):
         return place_words(frames[-1]) if frames else ""
 
 
-class FatalReport(NamedTuple):
+class FatalReport(Value):
     """What faulthandler prints when a signal ends a Python process.
 
     Attributes:
@@ -160,7 +160,7 @@ class FatalReport(NamedTuple):
     start: int
 
 
-class CppError(NamedTuple):
+class CppError(Value):
     """A C++ exception that nobody caught: ``terminate called after throwing an instance of 'X'``.
 
     ``message`` is empty where there is none. ``type_name`` is empty for ``terminate called without an active

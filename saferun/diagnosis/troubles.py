@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.collectives import rank_words
 from saferun.diagnosis.hosts import Hosts, host_words
 from saferun.evidence import Cause, Evidence, HostSight, ToldTrouble
-from saferun.model import signal_name
+from saferun.model import Value, signal_name
 
 __all__ = ["Told", "end_of_job", "lost_hosts", "silent_lines"]
 
 _MOST_LOST = 4
 
 
-class Told(NamedTuple):
+class Told(Value):
     """The cause, and the words of the first line."""
 
     cause: Cause
     headline: str
 
 
-class _Loss(NamedTuple):
+class _Loss(Value):
     """Why a host is lost: the class of the cause, what is seen of it, what follows, what to do."""
 
     class_name: str

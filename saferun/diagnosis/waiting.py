@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode, is_native, place_words
@@ -12,6 +11,7 @@ from saferun.diagnosis.sight import Found, Sight, first_found, user_frame
 from saferun.diagnosis.stacks import best_dumps, followed_threads, main_thread, worker_dumps
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessLook, StackDump, ThreadStack, WaitGroup
+from saferun.model import Value
 
 __all__ = ["Wait", "group_waits", "located_waits", "rank_waits", "wait_groups"]
 
@@ -22,7 +22,7 @@ _VAGUE = frozenset({"lock", "user_code"})
 _HELD_UP_BY_GIL = frozenset({"sleep", "lock", "file_io", "network", "user_code"})
 
 
-class Wait(NamedTuple):
+class Wait(Value):
     """What one rank waits in, and where in the user's code; ``place`` is empty where that is not known."""
 
     rank: int

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from saferun.model import Value
 
 if TYPE_CHECKING:
     from saferun.evidence import OomKill
@@ -30,7 +32,7 @@ _CACHE_COUNTS = {
 _AFTER_NAME = (") total-vm:", ") score ", "), UID")
 
 
-class MemoryState(NamedTuple):
+class MemoryState(Value):
     """How much memory a process's control group may use, and what the OOM killer has done so far.
 
     Attributes:
@@ -56,7 +58,7 @@ class MemoryState(NamedTuple):
     host_bytes: int
 
 
-class OomLine(NamedTuple):
+class OomLine(Value):
     """One kill, as the kernel log tells it. ``rss_bytes`` and ``limit_bytes`` are 0 where unknown.
 
     ``pid`` is as the host counts, whatever the process's own pid namespace.

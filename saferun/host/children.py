@@ -10,10 +10,9 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.host.prctl import die_with_parent
-from saferun.model import ExitStatus
+from saferun.model import ExitStatus, Value
 
 _ALL_SIGNALS = signal.valid_signals()
 # What a scheduler sends to every process of a job, where it means the job: those who look at the ranks, or speak with
@@ -23,7 +22,7 @@ JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, si
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-class Child(NamedTuple):
+class Child(Value):
     """A process of ours. ``pidfd`` is -1 where the kernel has none (before Linux 5.3)."""
 
     pid: int

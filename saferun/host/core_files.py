@@ -14,10 +14,10 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.host.core_pattern import RENAMED_PREFIX, CorePattern, room_for_core
+from saferun.model import Value
 
 HANDLER_DIRECTORIES = ("/var/lib/systemd/coredump", "/var/lib/apport/coredump")
 """Where programs that the kernel pipes cores to keep them. Source: systemd-coredump(8); apport's fileutils."""
@@ -31,7 +31,7 @@ _CLOCK_SLACK_S = 2.0
 _NUMBERS = frozenset("pPiIugdstcCF")
 
 
-class CoreFile(NamedTuple):
+class CoreFile(Value):
     """A core. ``notes`` are those of a search; None where the file is compressed.
 
     ``modified`` is in seconds since the epoch. ``is_managed``: a handler keeps it, and clears it away when it is time.

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
-from typing import NamedTuple
 
 from saferun.host.cgroups import memory_limit_bytes
 from saferun.host.core_pattern import CorePattern, read_core_pattern, room_for_core
 from saferun.host.prctl import allow_ptrace_by
+from saferun.model import Value
 
 _FILTER = "/proc/self/coredump_filter"
 # Bits of the filter: 0 private anonymous memory, 1 shared anonymous, 4 ELF headers, 5 private huge pages.
 _DEFAULT_FILTER, _WITHOUT_SHARED_MEMORY = 0x33, b"0x31"
 
 
-class RankPreparation(NamedTuple):
+class RankPreparation(Value):
     """What is done in a rank's process before its program starts. Decided in the supervisor, once for all ranks.
 
     ``tracer_pid`` is the process whose descendants may look at the rank; 0: nobody's.

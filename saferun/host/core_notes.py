@@ -13,7 +13,8 @@ import stat
 import struct
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from saferun.model import Value
 
 _HEADER_BYTES = 64
 _PROGRAM_HEADER_BYTES = 56
@@ -46,7 +47,7 @@ class CoreError(Exception):
     """A file is no core that can be read; the text says why in a few words."""
 
 
-class CoreNotes(NamedTuple):
+class CoreNotes(Value):
     """Whose core it is, and of what it died.
 
     Attributes:
@@ -135,7 +136,7 @@ def is_core(path: str) -> bool:
     return header[:4] == b"\x7fELF" and header[16:18] in {b"\4\0", b"\0\4"}
 
 
-class _Segment(NamedTuple):
+class _Segment(Value):
     kind: int
     offset: int
     address: int

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import NamedTuple
+
+from saferun.model import Value
 
 RENAMED_PREFIX = "core.saferun."
 """What cores are called that had to make room for the next one under the same name."""
@@ -17,7 +18,7 @@ _PID_SPECIFIERS = frozenset("pPiI")
 _LEAST_ROOM_BYTES = 1 << 30
 
 
-class CorePattern(NamedTuple):
+class CorePattern(Value):
     """``kernel.core_pattern`` and ``kernel.core_uses_pid``."""
 
     text: str

@@ -7,14 +7,13 @@ import os
 import stat
 import time
 from contextlib import suppress
-from typing import NamedTuple
 
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 
 _LARGEST_BYTES = 4 << 20
 
 
-class RecordedError(NamedTuple):
+class RecordedError(Value):
     """What an error file holds: a message, when it was raised (seconds since the epoch), and the file's content."""
 
     message: str

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from saferun.host.child_output import collect_output
 from saferun.host.children import Child, fork, open_pidfd
 from saferun.host.prctl import die_with_parent
+from saferun.model import Value
 
 # ------------------------------------------------------------------------------------------------------------- NVIDIA
 
@@ -26,7 +27,7 @@ class NvmlLike(Protocol):
     def nvmlDeviceGetMigMode(self, handle: Any, /) -> Sequence[int]: ...  # noqa: ANN401, D102, N802
 
 
-class NvmlReading(NamedTuple):
+class NvmlReading(Value):
     """NVIDIA's GPUs: the newest CUDA (major release) that the driver serves, whether any is split, and their UUIDs."""
 
     cuda_major: int

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NoReturn
 
 from saferun.errors import SaferunError, UsageError
 from saferun.host.child_output import collect_output
 from saferun.host.children import SpawnError, spawn
-from saferun.model import ExitStatus
+from saferun.model import ExitStatus, Value
 
 _KINDS = frozenset({"auto", "cpu", "gpu", "xpu"})
 _INSTEAD = "give --nproc-per-node as a number, or as cpu for one rank a processor"
@@ -31,7 +31,7 @@ os._exit(0)
 """
 
 
-class TorchBuild(NamedTuple):
+class TorchBuild(Value):
     """What a torch was built for: a CUDA release (``12.8``), a HIP release, or neither."""
 
     cuda: str | None

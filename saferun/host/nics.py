@@ -11,9 +11,9 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from saferun.findings import Nic
+from saferun.model import Value
 
 _ANSWER_TIMEOUT_S = 1.0
 _BUFFER_BYTES = 1 << 17
@@ -58,7 +58,7 @@ _KINDS = {
 _LINK_LOCAL_V6 = ("fe8", "fe9", "fea", "feb")
 
 
-class Route(NamedTuple):
+class Route(Value):
     """The way that packets to an address take.
 
     Attributes:
@@ -76,7 +76,7 @@ class Route(NamedTuple):
     error: int = 0
 
 
-class _Link(NamedTuple):
+class _Link(Value):
     number: int
     name: str
     flags: int
@@ -89,7 +89,7 @@ class _Link(NamedTuple):
         return self.flags & (_IFF_UP | _IFF_RUNNING) == _IFF_UP | _IFF_RUNNING
 
 
-class _Address(NamedTuple):
+class _Address(Value):
     link: int
     family: int
     text: str

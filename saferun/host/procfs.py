@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import NamedTuple
+
+from saferun.model import Value
 
 _RUN_ID = b"SAFERUN_RUN_ID="
 _OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
@@ -13,7 +14,7 @@ _LISTENING = b"0A"  # TCP_LISTEN in include/net/tcp_states.h
 _INODE_FIELD = 9
 
 
-class Stat(NamedTuple):
+class Stat(Value):
     """The fields of /proc/PID/stat that are used here. Source: proc(5)."""
 
     state: str

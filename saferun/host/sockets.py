@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+
+from saferun.model import Value
 
 # include/net/tcp_states.h
 _TCP_STATES = (
@@ -24,7 +25,7 @@ _TABLE_LIMIT_BYTES = 16 << 20
 _V4_IN_V6 = bytes(10) + b"\xff\xff"
 
 
-class Socket(NamedTuple):
+class Socket(Value):
     """One socket.
 
     Attributes:
@@ -42,7 +43,7 @@ class Socket(NamedTuple):
     peer_inode: int = 0
 
 
-class TcpState(NamedTuple):
+class TcpState(Value):
     """A TCP connection whose kernel waits for an acknowledgement.
 
     Attributes:

@@ -6,10 +6,11 @@ Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/uni
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+
+from saferun.model import Value
 
 
-class SystemCall(NamedTuple):
+class SystemCall(Value):
     """What a thread is in. ``name`` is ``system call 999`` where the number is unknown; ``arguments`` are raw."""
 
     name: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from saferun.evidence import Evidence
+from saferun.model import Value
 from saferun.shapes import fit
 
 __all__ = ["HostPart", "HostPeer", "LostHost", "read_peers"]
@@ -12,7 +11,7 @@ __all__ = ["HostPart", "HostPeer", "LostHost", "read_peers"]
 _LONGEST_LABEL = 253
 
 
-class HostPart(NamedTuple):
+class HostPart(Value):
     """What one saferun process tells of its host.
 
     Attributes:
@@ -30,7 +29,7 @@ class HostPart(NamedTuple):
     evidence: Evidence
 
 
-class LostHost(NamedTuple):
+class LostHost(Value):
     """A host that is silent. ``why`` and ``words`` as in :class:`~saferun.evidence.HostSight`."""
 
     host: int
@@ -40,7 +39,7 @@ class LostHost(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class HostPeer(NamedTuple):
+class HostPeer(Value):
     """A host of the job, or a part of one that one of its saferun processes looks after."""
 
     host: int
@@ -49,7 +48,7 @@ class HostPeer(NamedTuple):
     addresses: tuple[str, ...] = ()
 
 
-class _PeerRow(NamedTuple):
+class _PeerRow(Value):
     """A row of ``peers`` as the coordinator tells them."""
 
     host: int

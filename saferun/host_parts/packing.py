@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from typing import NamedTuple
 
 from saferun.evidence import CoreLook, Evidence, Frame, GroupProgress, RankCollectives, StackDump, ThreadStack
 from saferun.host_parts.sizes import REDUCTIONS
+from saferun.model import Value
 from saferun.shapes import fit, loads
 
 __all__ = ["decode_part", "encode_part"]
@@ -20,7 +20,7 @@ _MOST_PROCESSES = 16384
 _MOST_THREADS = 1 << 17
 
 
-class _Thread(NamedTuple):
+class _Thread(Value):
     """A thread whose calls are in a table."""
 
     name: str
@@ -30,7 +30,7 @@ class _Thread(NamedTuple):
     stack: int
 
 
-class _Dump(NamedTuple):
+class _Dump(Value):
     """Processes of the same stacks. ``owners``: rank and pid of each."""
 
     owners: tuple[tuple[int, ...], ...]
@@ -41,7 +41,7 @@ class _Dump(NamedTuple):
     threads: tuple[_Thread, ...]
 
 
-class _Recorder(NamedTuple):
+class _Recorder(Value):
     """Ranks of the same Flight Recorder."""
 
     ranks: tuple[int, ...]
@@ -49,12 +49,12 @@ class _Recorder(NamedTuple):
     groups: tuple[GroupProgress, ...]
 
 
-class _Core(NamedTuple):
+class _Core(Value):
     look: CoreLook
     threads: tuple[_Thread, ...]
 
 
-class _Part(NamedTuple):
+class _Part(Value):
     """A part as it travels. ``evidence`` is without what the others hold."""
 
     version: int

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from itertools import combinations
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from saferun.isolation.values import Group
+from saferun.model import Value
 
 Unit = Group
 Units = tuple[Unit, ...]
@@ -30,7 +31,7 @@ _PASSES = 4
 _TURNS = 6
 
 
-class Wish(NamedTuple):
+class Wish(Value):
     """Disjoint groups to be tried at the same time, and the trial's name."""
 
     name: str
@@ -40,7 +41,7 @@ class Wish(NamedTuple):
 Search = Generator[Wish, Sequence[bool], _T]
 
 
-class Blame(NamedTuple):
+class Blame(Value):
     """A smallest failing set.
 
     Attributes:
@@ -57,7 +58,7 @@ class Blame(NamedTuple):
     others: Units = ()
 
 
-class Explained(NamedTuple):
+class Explained(Value):
     """Why units fail together. ``rest``: those that are left without the blamed ones; ``works``: whether they do."""
 
     blames: tuple[Blame, ...]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from saferun.model import Value
 
 LOOPBACK = "lo"
 
 
-class Member(NamedTuple):
+class Member(Value):
     """One taker in a trial: a host's number in the job, and a local rank, which is a GPU where there are GPUs."""
 
     host: int
@@ -18,7 +18,7 @@ Group = tuple[Member, ...]
 """Members that communicate with each other; the place in it is the rank."""
 
 
-class Trial(NamedTuple):
+class Trial(Value):
     """Disjoint groups that each run a barrier and an all_reduce, all at the same time.
 
     Attributes:
@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     deadline_s: float
 
 
-class Outcome(NamedTuple):
+class Outcome(Value):
     """How one member did.
 
     Attributes:
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     where: str = ""
 
 
-class FailingSet(NamedTuple):
+class FailingSet(Value):
     """A set of parts that fails, of which no smaller one is known to fail.
 
     Attributes:
@@ -89,7 +89,7 @@ class FailingSet(NamedTuple):
         return f"{self.host}: {self.words}" if self.host else self.words
 
 
-class TrialRow(NamedTuple):
+class TrialRow(Value):
     """A trial that is over, for tables: ``failed`` of ``groups`` groups."""
 
     number: int
@@ -99,7 +99,7 @@ class TrialRow(NamedTuple):
     failed: int
 
 
-class Finding(NamedTuple):
+class Finding(Value):
     """What the trials so far say.
 
     Attributes:

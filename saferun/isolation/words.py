@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from saferun.isolation.search import Blame, Unit
 from saferun.isolation.values import LOOPBACK, FailingSet, Group, Member, Outcome
+from saferun.model import Value
 
 _NAMES_AT_MOST = 6
 
 
-class Tally(NamedTuple):
+class Tally(Value):
     """How a set did: ``failed`` in ``of`` tries; ``outcomes``: the bad ones of its members, the last time."""
 
     failed: int
@@ -19,7 +19,7 @@ class Tally(NamedTuple):
     outcomes: tuple[Outcome, ...] = ()
 
 
-class Names(NamedTuple):
+class Names(Value):
     """What hosts, their parts and interfaces are called.
 
     Attributes:

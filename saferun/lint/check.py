@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from saferun.lint import name_cache
 from saferun.lint.findings import Finding
@@ -13,9 +12,10 @@ from saferun.lint.installation import Installation, find_installation
 from saferun.lint.known_names import KnownNames
 from saferun.lint.rules import knobs, lint, names_to_look_for
 from saferun.lint.scanner import scan
+from saferun.model import Value
 
 
-class Result(NamedTuple):
+class Result(Value):
     """What the lint says, and what it was based on."""
 
     findings: tuple[Finding, ...]

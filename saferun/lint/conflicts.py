@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from saferun.lint import knowledge
 from saferun.lint.findings import Finding, Verdict, shown
 from saferun.lint.known_names import HostFacts, KnownNames, Version, version_words
 from saferun.lint.settings import is_true
+from saferun.model import Value
 
 _NCCL_ISSUE_750 = "https://github.com/NVIDIA/nccl/issues/750"
 _PYTORCH_ISSUE_153960 = "https://github.com/pytorch/pytorch/issues/153960"
@@ -20,7 +20,7 @@ _HANGS_FROM, _HANGS_TO = (2, 13), (2, 15)
 _NCCL_SOCKETS = 64  # the most that NCCL opens for one connection
 
 
-class Job(NamedTuple):
+class Job(Value):
     """What the rules of this file look at."""
 
     environ: Mapping[str, str]

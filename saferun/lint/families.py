@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+
+from saferun.model import Value
 
 
-class Family(NamedTuple):
+class Family(Value):
     """Variables that one piece of software reads.
 
     Args:

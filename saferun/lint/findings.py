@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
+
+from saferun.model import Value
 
 Verdict = Literal[
     "known problem", "bad value", "contradiction", "misconception", "unknown name", "renamed", "cannot tell"
@@ -26,7 +28,7 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|PSK|CREDENTIAL|AUTH", re.IGNORECAS
 _USER_INFO = re.compile(r"//[^/@\s]{1,200}@")
 
 
-class Finding(NamedTuple):
+class Finding(Value):
     """One thing to be said of one variable.
 
     Args:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from saferun.lint.families import NCCL_PLUGINS
+from saferun.model import Value
 
 # The current directory is no place to import from: a json.py there is not Python's. (Older Pythons have no -P for it.)
 _ASK = (
@@ -37,7 +37,7 @@ _SYSTEM_LIBRARIES = (
 _MAX_DIRECTORIES = 64
 
 
-class Installation(NamedTuple):
+class Installation(Value):
     """What to search.
 
     Args:

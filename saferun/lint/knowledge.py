@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
+
+from saferun.model import Value
 
 TORCH_NCCL: Final = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html"
 TORCH_NCCL_CODE: Final = (
@@ -21,7 +23,7 @@ CUDA_ENV: Final = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.h
 MKL_ON_AMD: Final = "https://documentation.sigma2.no/jobs/mkl.html"
 
 
-class Advice(NamedTuple):
+class Advice(Value):
     """What is known of a name.
 
     Args:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from saferun.lint.families import COMPOSED_PREFIXES, Family
+from saferun.model import Value
 
 Version = tuple[int, ...]
 
 
-class KnownNames(NamedTuple):
+class KnownNames(Value):
     """Which names the libraries and modules of an installation mention, and what was searched.
 
     Args:
@@ -55,7 +55,7 @@ class KnownNames(NamedTuple):
         return bool(self.owners.get(family.name))
 
 
-class PathFact(NamedTuple):
+class PathFact(Value):
     """What a path that a variable names is on this host."""
 
     exists: bool
@@ -67,7 +67,7 @@ _NO_PATHS: Mapping[str, PathFact] = {}
 _NO_VERSIONS: Mapping[str, Version] = {}
 
 
-class HostFacts(NamedTuple):
+class HostFacts(Value):
     """What a host has; None where it is not known.
 
     Args:

@@ -7,7 +7,9 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
+
+from saferun.model import Value
 
 _FORMAT: Final = 1
 _MAX_BYTES = 8 << 20
@@ -15,7 +17,7 @@ _MAX_FILES = 8
 _PREFIX = "env-names-"
 
 
-class Unit(NamedTuple):
+class Unit(Value):
     """What one file, distribution or folder holds.
 
     Args:

@@ -6,10 +6,10 @@ import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
 
 from saferun.lint.elf import string_ranges
 from saferun.lint.families import COMPOSED_PREFIXES, FAMILIES, PREFIXES, family_of
+from saferun.model import Value
 
 _CHUNK_BYTES = 16 << 20
 _OVERLAP_BYTES = 256  # longer than any name
@@ -38,7 +38,7 @@ _ENDING = re.compile(
 _QUOTES = (b'"', b"'")
 
 
-class Held(NamedTuple):
+class Held(Value):
     """What files hold; sets that grow as files are read."""
 
     readers: set[str]

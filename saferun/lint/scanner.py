@@ -17,7 +17,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from saferun.lint import name_cache
 from saferun.lint.families import FAMILIES
@@ -26,6 +25,7 @@ from saferun.lint.known_names import KnownNames, Version
 from saferun.lint.name_cache import Unit
 from saferun.lint.reading import answer, library_strings, nothing, read_library, read_source, source_text
 from saferun.lint.sources import Source, files_of, find_sources, stamp_of, stamp_of_file
+from saferun.model import Value
 
 _MAX_ASKED = 256  # single names that the other packages are searched for
 _ACCELERATOR_LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so", "libtorch_xpu.so")
@@ -76,7 +76,7 @@ def scan(
     return _summary(sources, search, names)
 
 
-class _Read(NamedTuple):
+class _Read(Value):
     stamp: str  # "": not all could be read, so that it is to be tried again
     libraries: tuple[str, ...]
 

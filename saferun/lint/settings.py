@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from saferun.lint import knowledge
 from saferun.lint.known_names import HostFacts
@@ -20,11 +20,12 @@ from saferun.lint.value_checks import (
     whole_number,
     words_of,
 )
+from saferun.model import Value
 
 Check = Callable[[str, HostFacts], str]  # the complaint, or "" where there is none
 
 
-class Setting(NamedTuple):
+class Setting(Value):
     """What is known of a variable's value.
 
     Args:

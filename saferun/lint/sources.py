@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from saferun.lint.installation import Installation
+from saferun.model import Value
 
 _MAX_TREE_FILES = 3_000
 _MAX_TREE_ENTRIES = 30_000
@@ -29,7 +30,7 @@ _RECORDED = re.compile(rb"^([^\"\n,/][^\"\n,]*?(?:\.py|\.so(?:\.[0-9.]+)?)),", r
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 
 
-class Source(NamedTuple):
+class Source(Value):
     """Something to be searched.
 
     Args:

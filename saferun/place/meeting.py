@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from saferun.config import RendezvousConfig, Setting
 from saferun.errors import UsageError
+from saferun.model import Value
 from saferun.place.rendezvous import (
     agent_store,
     check_service,
@@ -30,7 +31,7 @@ _LOWEST_PORT, _PORTS = 20000, 12768
 _CANDIDATES = 8
 
 
-class Known(NamedTuple):
+class Known(Value):
     """What is known of the hosts of a job before they meet.
 
     ``allocation`` is what a scheduler told, where it told something that counts.

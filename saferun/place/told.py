@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from saferun.config import HostsConfig, RendezvousConfig, Setting, TaskConfig
 from saferun.errors import UsageError
+from saferun.model import Value
 from saferun.place.lists import listed_hosts, own_index
 from saferun.place.meeting import Known, several
 from saferun.place.ranks import checked_ranks, count_ranks
@@ -71,7 +72,7 @@ def agree(
     return hosts, rendezvous, ranks
 
 
-class _Told(NamedTuple):
+class _Told(Value):
     """Everything that was said about the hosts of the job."""
 
     values: Any

@@ -8,14 +8,15 @@ What is loaded at every launch stands here and in ``attempts``; ``facts`` is loa
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from saferun.model import Value
 from saferun.policy.attempts import AttemptPolicy, Decision, FailureFacts, Fingerprint
 
 __all__ = ["AttemptPolicy", "Decision", "FailureFacts", "Fingerprint", "HangPolicy", "JobPolicy"]
 
 
-class JobPolicy(NamedTuple):
+class JobPolicy(Value):
     """How this process stands to the others of its job.
 
     ``together``: there are others. ``outlives_leader``: they can meet again where the host that decides is gone.
@@ -31,7 +32,7 @@ class JobPolicy(NamedTuple):
     least_hosts: int = 1
 
 
-class HangPolicy(NamedTuple):
+class HangPolicy(Value):
     """What to do about a hang.
 
     ``abort_culprits``: its culprits are ended by SIGABRT, for a core of the hang; the others get SIGTERM.

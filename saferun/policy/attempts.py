@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
+
+from saferun.model import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +82,7 @@ _LONGEST_WAIT_S = 60.0
 _MOST_RANKS_SHOWN = 4
 
 
-class Fingerprint(NamedTuple):
+class Fingerprint(Value):
     """By what one failure is known again in another attempt.
 
     Attributes:
@@ -115,7 +117,7 @@ class Fingerprint(NamedTuple):
         return ", ".join(filter(None, (self.class_name, who, self.place if self.is_frame else "")))
 
 
-class FailureFacts(NamedTuple):
+class FailureFacts(Value):
     """What of a failed attempt decides about another one.
 
     Attributes:
@@ -151,7 +153,7 @@ class FailureFacts(NamedTuple):
         return self.passing if self.passing is not None else self.class_name in PASSING
 
 
-class Decision(NamedTuple):
+class Decision(Value):
     """What follows a failed attempt.
 
     Attributes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.findings import CheckResult, HostCard
+from saferun.model import Value
 from saferun.preflight.fault_words import FROM_HOST, NOBODY, ONE_WAY, TO_HOST, TWO, hint_of, sentence
 from saferun.preflight.links import Column, Link, Uses, host_words, label_of, nic_of
 
@@ -17,7 +17,7 @@ _SEVERAL = 2
 _CLASS = "network_between_hosts"
 
 
-class Scene(NamedTuple):
+class Scene(Value):
     """All that is known of the links.
 
     Attributes:

@@ -7,9 +7,9 @@ choice, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. RCCL
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.findings import CheckResult, HostCard, Nic, Pairs
+from saferun.model import Value
 
 GLOO_IFNAME, NCCL_IFNAME, TENSORPIPE_IFNAME = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
 NCCL_FAMILY, UCX_DEVICES = "NCCL_SOCKET_FAMILY", "UCX_NET_DEVICES"
@@ -41,7 +41,7 @@ _DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
-class Choice(NamedTuple):
+class Choice(Value):
     """The interfaces that a library would use.
 
     Attributes:

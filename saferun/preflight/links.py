@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.findings import Cell, HostCard, MatrixRow, Nic, Probe
+from saferun.model import Value
 from saferun.preflight.interfaces import AUTO
 
 __all__ = ["Column", "Link", "Uses", "columns_of", "host_words", "matrix_of", "median", "uses_of"]
@@ -19,7 +19,7 @@ _WORST = (
 )
 
 
-class Link(NamedTuple):
+class Link(Value):
     """What is known of the way from one host to another's interface, of all that was measured.
 
     Attributes:
@@ -53,7 +53,7 @@ Column = dict[tuple[int, int], Link]
 """The links over the interfaces of one name, by source and target."""
 
 
-class Uses(NamedTuple):
+class Uses(Value):
     """The interfaces that the ranks of a host will use.
 
     Attributes:

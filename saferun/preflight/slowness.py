@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.findings import CheckResult, HostCard
+from saferun.model import Value
 from saferun.preflight.links import Column, Link, host_words, label_of, median
 
 __all__ = ["Slowness", "look_for_slowness", "without_lost"]
@@ -35,7 +35,7 @@ _SEVERAL = 2
 _MOST_TOLD = 8
 
 
-class Slowness(NamedTuple):
+class Slowness(Value):
     """What was found.
 
     Attributes:
@@ -50,7 +50,7 @@ class Slowness(NamedTuple):
     pairs: tuple[tuple[int, int], ...]
 
 
-class _Trouble(NamedTuple):
+class _Trouble(Value):
     """A way to be bad.
 
     Attributes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from saferun.model import Value
 
 Cost = Literal["none", "light", "moderate", "heavy"]
 Vendor = Literal["nvidia", "amd", "any"]
@@ -12,7 +14,7 @@ VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "any")
 COMPONENTS = ("torch", "nccl", "rocm")  # whose versions a variable may depend on
 
 
-class Place(NamedTuple):
+class Place(Value):
     """Where something stands: a file and a line, counted from 1."""
 
     path: str
@@ -23,7 +25,7 @@ class Place(NamedTuple):
         return f"{self.path if self.path.isprintable() else repr(self.path)}:{self.line}"
 
 
-class RankValue(NamedTuple):
+class RankValue(Value):
     """The value for the ranks from ``first`` to ``last``, both included."""
 
     first: int
@@ -31,7 +33,7 @@ class RankValue(NamedTuple):
     value: str
 
 
-class Variable(NamedTuple):
+class Variable(Value):
     """One environment variable as a profile states it.
 
     Args:
@@ -69,7 +71,7 @@ class Variable(NamedTuple):
     force: bool = False
 
 
-class Removal(NamedTuple):
+class Removal(Value):
     """A variable that a profile takes out: of earlier profiles, and with ``force`` of the user's environment too."""
 
     name: str
@@ -77,7 +79,7 @@ class Removal(NamedTuple):
     force: bool = False
 
 
-class Profile(NamedTuple):
+class Profile(Value):
     """A named set of environment variables. Several variables of one name are alternatives: the first that fits."""
 
     name: str
@@ -88,7 +90,7 @@ class Profile(NamedTuple):
     unset: tuple[Removal, ...] = ()
 
 
-class Setting(NamedTuple):
+class Setting(Value):
     """A variable that the ranks get.
 
     ``origin`` says in words who set it; ``replaces`` is the value of the user's environment that it displaced.
@@ -100,7 +102,7 @@ class Setting(NamedTuple):
     replaces: str | None = None
 
 
-class Kept(NamedTuple):
+class Kept(Value):
     """A variable of a profile that stepped back because the user's environment already sets it.
 
     ``found`` is the name found there: the variable's own, or another name of the same setting.
@@ -112,7 +114,7 @@ class Kept(NamedTuple):
     differs: bool
 
 
-class Skipped(NamedTuple):
+class Skipped(Value):
     """A variable of a profile that does not hold here, and why."""
 
     variable: Variable
@@ -120,14 +122,14 @@ class Skipped(NamedTuple):
     reason: str
 
 
-class Removed(NamedTuple):
+class Removed(Value):
     """A variable taken out of what the ranks inherit, and by whom."""
 
     name: str
     origin: str
 
 
-class Resolution(NamedTuple):
+class Resolution(Value):
     """What env profiles, ``--env`` and ``--unset`` come to on one host. All parts are in the order of their names."""
 
     profiles: tuple[str, ...]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from saferun.errors import UsageError
+from saferun.model import Value
 from saferun.profiles.words import advice, quoted
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _SUFFIXES = (".yaml", ".yml")
 _MAX_FILES = 1000  # of a directory: more than anybody keeps
 
 
-class _Source(NamedTuple):
+class _Source(Value):
     """Where profiles are: the name of each, and the file that holds it; no files: they come with saferun."""
 
     files: Mapping[str, str] | None

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from saferun.errors import UsageError
+from saferun.model import Value
 from saferun.profiles.words import quoted
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _STARTS: dict[str, Kind] = {"MappingStartEvent": "mapping", "SequenceStartEvent"
 _KIND_WORDS = {"scalar": "a single value", "mapping": "a mapping (name: value)", "sequence": "a list"}
 
 
-class Node(NamedTuple):
+class Node(Value):
     """A piece of a YAML file.
 
     ``text`` is a scalar as it is written: ``2000``, ``on`` and ``010`` stay what they are. ``pairs`` are a mapping's,
@@ -125,7 +126,7 @@ def _read_at_most(fd: int, size_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-class _Open(NamedTuple):
+class _Open(Value):
     """A mapping or sequence whose end has not come yet; a mapping's ``children`` are key, value, key and so on."""
 
     start: Node

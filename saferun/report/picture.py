@@ -7,10 +7,10 @@ it, a thousand ranks that do the same are one line, and nothing is wider than a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.frames import UserCode, file_name, is_native, native_name
 from saferun.evidence import Frame, StackNode, WaitGroup
+from saferun.model import Value
 from saferun.report.page import shown
 
 WIDTH = 120
@@ -182,7 +182,7 @@ def _mark(ranks: tuple[int, ...], culprits: frozenset[int]) -> str:
 # ------------------------------------------------------------------------------------------------------ merged stacks
 
 
-class Branch(NamedTuple):
+class Branch(Value):
     """Calls that the same ranks make one below the other, up to where they part.
 
     Attributes:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from saferun.findings import SEVERITY, Cell, CheckResult, DecisionRow, HostCard, MatrixRow, Preflight
+from saferun.model import Value
 from saferun.report.page import redacted_line
 from saferun.report.preflight_json import is_well, preflight_json, verdict_of, worst_first
 
@@ -47,7 +47,7 @@ _NUMBERED = re.compile(r"([^.]*?)([0-9]{1,9})([^0-9.]*(?:\..*)?)")
 _FREE_NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)*(?![\w.-]*\w)")
 
 
-class _Told(NamedTuple):
+class _Told(Value):
     """Results that are told at once. ``hosts``: empty where it is about the job, or there is one host."""
 
     verdict: str

@@ -7,7 +7,7 @@ there. Secrets are redacted, and the size is bounded, whatever the ranks wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from saferun import __version__
 from saferun.evidence import (
@@ -26,7 +26,7 @@ from saferun.evidence import (
     ToldTrouble,
 )
 from saferun.findings import DecisionRow, Preflight
-from saferun.model import JsonObject, RankEnd, signal_name
+from saferun.model import JsonObject, RankEnd, Value, signal_name
 from saferun.report.page import Page, count, integer, number, redacted_command
 from saferun.report.picture import Branch, branches_of
 from saferun.report.preflight_json import decision, preflight_part
@@ -49,7 +49,7 @@ _STARTS = ("before", "inside", "through")
 _T = TypeVar("_T")
 
 
-class Run(NamedTuple):
+class Run(Value):
     """A launch, as one host sees it.
 
     Attributes:
@@ -75,7 +75,7 @@ class Run(NamedTuple):
     clock: str = ""
 
 
-class Incident(NamedTuple):
+class Incident(Value):
     """A hang, or the failure of an attempt.
 
     Attributes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+
+from saferun.model import Value
 
 # More hosts than any job has, processes than any host, and ranks than any job.
 MOST_HOSTS = 1 << 17
@@ -22,7 +23,7 @@ _NUMBERS = (
 )
 
 
-class Allocation(NamedTuple):
+class Allocation(Value):
     """A process's place in a job, as whatever started it told.
 
     Attributes:
@@ -70,7 +71,7 @@ class Allocation(NamedTuple):
         return self.hosts == 1 and self.tasks == 1
 
 
-class Surroundings(NamedTuple):
+class Surroundings(Value):
     """What a detector may look at. Only the environment is there for certain; the rest is asked for when needed.
 
     Attributes:

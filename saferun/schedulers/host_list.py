@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from saferun.errors import UsageError
+from saferun.model import Value
 
 # More hosts, or ranks on one, than any machine has; a slip of the pen must not fill the memory.
 _MOST_HOSTS = 1 << 17
@@ -149,7 +149,7 @@ def _padded(value: int, width: int) -> bool:
     return len(str(value)) < width
 
 
-class ListedHost(NamedTuple):
+class ListedHost(Value):
     """One host of a host file. ``slots``: how many ranks it is for; None: not said."""
 
     name: str

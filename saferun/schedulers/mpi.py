@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
 
+from saferun.model import Value
 from saferun.schedulers.allocation import MOST_HOSTS, MOST_TASKS, Allocation, Surroundings, number
 
 
-class _Ranks(NamedTuple):
+class _Ranks(Value):
     """What MPI tells for certain: this process among all, and among those of its host."""
 
     rank: int
@@ -165,7 +165,7 @@ def expand_node_regex(text: str) -> tuple[str, ...]:
 # MPICH's hydra and what descends from it
 
 
-class _Launcher(NamedTuple):
+class _Launcher(Value):
     """What the command line of the proxy above this process tells of mpiexec."""
 
     host: str

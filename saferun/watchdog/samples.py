@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from saferun.evidence import HangVerdict
+from saferun.model import Value
 
 Numbers: TypeAlias = dict[str, tuple[int, int]]
 """Process group -> sequence numbers of the collectives (last enqueued, last completed); -1: none yet."""
 
 
-class ProcessSample(NamedTuple):
+class ProcessSample(Value):
     """One process.
 
     Attributes:
@@ -54,7 +55,7 @@ class ProcessSample(NamedTuple):
     core_dumping: bool = False
 
 
-class RankSample(NamedTuple):
+class RankSample(Value):
     """One rank.
 
     Attributes:
@@ -77,7 +78,7 @@ class RankSample(NamedTuple):
     heartbeat_ns: int
 
 
-class JobSample(NamedTuple):
+class JobSample(Value):
     """All ranks of this host that live. ``at`` is in monotonic seconds, ``asked_s`` what the interval was to be."""
 
     at: float
@@ -85,7 +86,7 @@ class JobSample(NamedTuple):
     ranks: tuple[RankSample, ...]
 
 
-class Outcome(NamedTuple):
+class Outcome(Value):
     """What follows from a sample.
 
     Attributes:

@@ -9,8 +9,7 @@ it did neither. Waiting with a time limit is quiet too: ``queue.get(timeout=5)``
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from saferun.model import Value
 from saferun.watchdog.samples import ProcessSample, RankSample
 
 # A wait that looks again and again needs 10 to 60 µs a look (measured), more where the caches are cold; work that is
@@ -45,7 +44,7 @@ _SEEN_ENOUGH = 3
 _DATA_WORKER = "pt_data_worker"
 
 
-class Signs(NamedTuple):
+class Signs(Value):
     """What one interval showed.
 
     Attributes:

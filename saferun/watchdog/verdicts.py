@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from saferun.evidence import HangVerdict
+from saferun.model import Value
 
 # Suspicions and verdicts that may be acted upon are counted apart, so that the first never use up the second.
 AT_MOST = 4
@@ -16,7 +15,7 @@ def pause_s(timeout_s: float, times: int) -> float:
     return timeout_s * (1 << (times - 1))
 
 
-class _Told(NamedTuple):
+class _Told(Value):
     ranks: frozenset[int]
     clock_s: float
     times: int

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saferun.coordinator.places import (
@@ -74,6 +74,7 @@ def test_the_job_takes_the_highest_attempt(records: list[HostRecord]) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "a.0", "a.1", "a.2", "a.1.1", "b.3"]), min_size=1, max_size=7))
+@example(["a", "a", "a.1", "a.1.1"])
 def test_no_two_hosts_have_one_label(names: list[str]) -> None:
     """Also where a host is called what another one would be labelled."""
     labels = label_hosts(names)

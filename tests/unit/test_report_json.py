@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import NamedTuple
 
 import jsonschema
 import pytest
@@ -576,7 +575,7 @@ def test_every_value_of_the_evidence_is_known_to_the_test_above() -> None:
     values = {
         name
         for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, tuple) and value is not NamedTuple and name != "RankEnd"
+        if isinstance(value, type) and issubclass(value, tuple) and name not in {"Value", "RankEnd"}
     }
     assert values <= set(globals())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, native_name, place_words
 from saferun.diagnosis.hosts import Hosts
@@ -20,7 +19,7 @@ from saferun.diagnosis.tracebacks import (
     recorded_error,
 )
 from saferun.evidence import Cause, CoreLook, Evidence, Frame, OomKill, RankOutput
-from saferun.model import RankEnd
+from saferun.model import RankEnd, Value
 
 __all__ = ["CRASH_SIGNALS", "Failure", "Rule", "cause", "read_failure", "shortened"]
 
@@ -57,7 +56,7 @@ _INTERPRETER = re.compile(
 )
 
 
-class Failure(NamedTuple):
+class Failure(Value):
     """One rank that ended badly, or was ended.
 
     Attributes:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.evidence import Cause
+from saferun.model import Value
 
 __all__ = ["TextRule", "by_text", "first_line"]
 
 
-class TextRule(NamedTuple):
+class TextRule(Value):
     """A message, and what it means.
 
     Attributes:
