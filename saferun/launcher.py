@@ -77,7 +77,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
     keep_freed_memory(_KEPT_BYTES)
     reaper = Reaper(run_id)
     try:
-        finish = _run(config, environ, resolution, run_id, older, reaper.pid, checks)
+        finish = _run(config, environ, resolution, run_id, older, reaper, checks)
     finally:
         reaper.dismiss()
     if finish.reraise is not None:
@@ -92,7 +92,7 @@ def _run(
     resolution: Resolution,
     run_id: str,
     older: frozenset[int],
-    reaper_pid: int,
+    reaper: Reaper,
     checks: CheckProcess | None,
 ) -> Finish:
     output = config.output
@@ -154,7 +154,8 @@ def _run(
             host=host,
             run_id=run_id,
             resolution=resolution,
-            not_ours=older | {reaper_pid},
+            not_ours=older | {reaper.pid},
+            witness=(reaper.pid, reaper.witness_fd),
             older_children=older,
             peers_s=peers_s,
             checks=checks,

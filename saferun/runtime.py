@@ -58,6 +58,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import is_core_dumping
 from saferun.host.run_dir import RunDirectory, current_directory
 from saferun.investigation import Investigation
+from saferun.launch.passed_signals import PassedSignals
 from saferun.leftovers import Leftovers
 from saferun.lint_run import Lint, worth_a_look
 from saferun.model import JsonObject, LogDestinations, Placement, RankPlace, signal_name
@@ -99,6 +100,7 @@ class Runtime:
         older_children: those among them that this process had before the launch.
         peers_s: how long other hosts' evidence is waited for after a failure.
         checks: the check process, where it has been forked already.
+        witness: the process that gets the signals that the ranks get, and the pipe on which it says which.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Runtime:
         older_children: frozenset[int],
         peers_s: float = 0.0,
         checks: CheckProcess | None = None,
+        witness: tuple[int, int] = (0, -1),
     ) -> None:
         self._config = config
         self._environ = environ
@@ -180,8 +183,12 @@ class Runtime:
             on_gone=self._on_leftovers_gone,
             warn=self._warn,
         )
+        self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
         # In this order they are woken, asked whose child has ended, and closed.
-        beside = (self._investigation, self._preflight, self._store, self._job, self._lint, self._segments)
+        beside = (
+            *(self._passed, self._investigation, self._preflight, self._store, self._job, self._lint),
+            self._segments,
+        )
         self._parts: tuple[Part, ...] = (*(part for part in beside if part is not None), self._leftovers)
         self._waiting_for_room: set[int] = set()
         self._warned: set[str] = set()
@@ -297,6 +304,7 @@ class Runtime:
                 signal.signal(signum, _ignore)
             except (OSError, ValueError):
                 self._warn(f"{signal_name(signum)} cannot be handled")
+        self._passed.open(self._config.signals)
 
     def _on_wakeup(self) -> None:
         for signum in os.read(self._wake_read, 4096):
@@ -307,6 +315,11 @@ class Runtime:
                     self._group.resize()
             elif signum in self._config.signals:
                 self._events.append(SignalReceived(time.monotonic(), self._supervisor.attempt, signum))
+            else:
+                self._passed.take(signum, time.monotonic())
+
+    def _living(self) -> list[Rank]:
+        return [rank for rank in self._group.ranks if rank.end is None] if self._group is not None else []
 
     def _on_starter_gone(self, words: str) -> None:
         """Ranks without anybody who could stop them would train on for ever."""

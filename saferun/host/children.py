@@ -12,12 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from saferun.host.prctl import die_with_parent
+from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import ExitStatus, Value
 
+__all__ = [
+    "JOB_SIGNALS",
+    "Child",
+    "SpawnError",
+    "exit_status",
+    "fork",
+    "open_pidfd",
+    "reap",
+    "reset_signals",
+    "signal_child",
+    "signal_group",
+    "spawn",
+]
+
 _ALL_SIGNALS = signal.valid_signals()
-# What a scheduler sends to every process of a job, where it means the job: those who look at the ranks, or speak with
-# other hosts, are still needed then.
-JOB_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -151,7 +163,7 @@ def reset_signals(mask: set[int | signal.Signals]) -> None:
 def fork(run: Callable[[], None]) -> int:
     """Fork a helper that runs ``run`` in this interpreter, in a session of its own, and ends. Returns its pid.
 
-    The helper does not die with its parent.
+    The helper does not die with its parent, and ignores what a scheduler sends to every process of a job.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
     try:
@@ -159,6 +171,8 @@ def fork(run: Callable[[], None]) -> int:
         if pid == 0:
             try:
                 os.setsid()
+                for signum in JOB_SIGNALS:
+                    signal.signal(signum, signal.SIG_IGN)
                 reset_signals(mask)
                 run()
             finally:

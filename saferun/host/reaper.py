@@ -17,6 +17,7 @@ from saferun.host.children import fork
 from saferun.host.prctl import set_name
 from saferun.host.procfs import processes_of_run
 from saferun.host.run_dir import remove_scratch, scratch_paths
+from saferun.linux.signals import witness
 
 _GOODBYE = b"g"
 _PATIENCE_S = 10.0
@@ -27,8 +28,11 @@ class Reaper:
 
     def __init__(self, run_id: str) -> None:
         read_end, self._write_end = os.pipe()
-        self.pid = fork(lambda: _wait_for_the_end(run_id, read_end))
+        # What signals it gets, the ranks get too: whoever sends them to both cannot tell them apart.
+        self.witness_fd, witness_end = os.pipe()
+        self.pid = fork(lambda: _wait_for_the_end(run_id, read_end, witness_end))
         os.close(read_end)
+        os.close(witness_end)
 
     def dismiss(self) -> None:
         """Say goodbye: the run has ended in good order. Waits for the reaper to be gone."""
@@ -39,14 +43,13 @@ class Reaper:
             os.waitpid(self.pid, 0)
 
 
-def _wait_for_the_end(run_id: str, read_end: int) -> None:
-    # What ends a job politely (a scheduler's SIGTERM to every process of it) must not end the reaper first.
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_IGN)
+def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
+    # What ends a job politely (a scheduler's SIGTERM to every process of it) does not end a helper process.
     set_name("sr-reaper")
     scratch = scratch_paths(run_id)  # before the current directory changes
     kept = os.dup2(read_end, 3)
-    os.closerange(4, 1 << 20)
+    witness(os.dup2(witness_end, 4))
+    os.closerange(5, 1 << 20)
     with suppress(OSError):
         os.chdir("/")
     if os.read(kept, 1) == _GOODBYE:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from saferun.host.children import JOB_SIGNALS, fork
+from saferun.host.children import fork
 from saferun.host.poller import Poller
 from saferun.host.prctl import die_with_parent, set_name
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
@@ -46,8 +46,6 @@ class Helper:
         def begin() -> None:
             if dies_with_parent:
                 die_with_parent(parent_pid)
-            for signum in JOB_SIGNALS:
-                signal.signal(signum, signal.SIG_IGN)
             set_name(name)
             fd = theirs.detach()
             _close_all_but({fd, *keep})

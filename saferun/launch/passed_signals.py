@@ -1,0 +1,132 @@
+"""Signals that are meant for the training script: saferun survives them, and passes them on where that is wanted.
+
+A scheduler sends such a signal to every process of the job, ranks included; a batch script's ``kill`` reaches saferun
+alone. The difference matters: a rank that gets the signal twice writes two checkpoints and asks for two requeues. So
+another process of saferun's, which stands to the sender as the ranks do (a child in a session of its own), is the
+witness: what it got as well, the ranks have got. Only what it did not get is passed on, and only to ranks that handle
+it: it would end the others.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from saferun.host.children import signal_child
+from saferun.host.poller import Poller
+from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive
+from saferun.model import ExitStatus, signal_name
+from saferun.rank_group import Rank
+
+# How long the witness may take to be reached: whoever signals many processes signals one after the other. A witness
+# that has been reached and does not get a processor is known by what is pending.
+_WITNESS_S = 0.25
+_READ_BYTES = 4096
+
+
+class PassedSignals:
+    """The signals of a launch that do not end it.
+
+    Args:
+        poller: the loop's.
+        witness_pid: the process that gets what the ranks get.
+        witness_fd: the pipe on which it says what it got, as :func:`saferun.linux.signals.witness` does.
+        living: the ranks that run.
+        say: takes one line for the user.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        witness_pid: int,
+        witness_fd: int,
+        *,
+        living: Callable[[], Sequence[Rank]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._poller = poller
+        self._witness_pid = witness_pid
+        self._witness_fd = witness_fd
+        self._living = living
+        self._say = say
+        self._due: dict[int, float] = {}  # signals that came, and when it is decided who else got them
+        self._witnessed: dict[int, float] = {}  # when the witness last got one
+        self._said: set[str] = set()
+
+    def open(self, handled: Sequence[int]) -> None:
+        """Survive the signals from now on. ``handled``: those that stop the job instead."""
+        survive(SURVIVED.difference(handled))
+        if self._witness_fd >= 0:
+            os.set_blocking(self._witness_fd, False)
+            self._poller.watch(self._witness_fd, self._on_witness)
+
+    def take(self, signum: int, now: float) -> None:
+        """This process has got one."""
+        if signum in SURVIVED:
+            self._due.setdefault(signum, now + _WITNESS_S)
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return min(self._due.values(), default=None)
+
+    def tick(self, now: float) -> None:
+        """Pass on what is to be passed on by now."""
+        for signum in [signum for signum, due in self._due.items() if due <= now]:
+            came_at = self._due.pop(signum) - _WITNESS_S
+            if self._witness_fd < 0:
+                # Nobody can tell, and twice is worse than not at all.
+                self._say_once(f"{signal_name(signum)}: the job goes on")
+            elif self._have_all_got(signum, came_at):
+                self._say_once(f"{signal_name(signum)} came to saferun and its ranks alike: the job goes on")
+            else:
+                self._pass_on(signum)
+
+    def _have_all_got(self, signum: int, came_at: float) -> bool:
+        if self._witnessed.get(signum, float("-inf")) >= came_at - _WITNESS_S:
+            return True
+        return signum in pending_signals(self._witness_pid)
+
+    def _pass_on(self, signum: int) -> None:
+        ranks = [rank for rank in self._living() if signum in caught_signals(rank.child.pid)]
+        for rank in ranks:
+            signal_child(rank.child, signum)
+        name = signal_name(signum)
+        if ranks:
+            count = "1 rank that handles it" if len(ranks) == 1 else f"{len(ranks)} ranks that handle it"
+            self._say(f"saferun: {name}: passed on to {count}")
+        else:
+            self._say_once(f"{name}: no rank handles it, and the job goes on (--signals-to-handle)")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(f"saferun: {text}")
+
+    def _on_witness(self) -> None:
+        content = b""
+        with suppress(OSError):
+            content = os.read(self._witness_fd, _READ_BYTES)
+        if not content:
+            self.close()  # the witness is gone
+            return
+        now = time.monotonic()
+        self._witnessed.update(dict.fromkeys(content, now))
+
+    @property
+    def pids(self) -> set[int]:
+        """It has no processes of its own."""
+        return set()
+
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """None of its processes."""
+        return False
+
+    def close(self) -> None:
+        """The launch is over, or nobody is there who could tell what the ranks have got."""
+        if self._witness_fd >= 0:
+            self._poller.unwatch(self._witness_fd)
+            os.close(self._witness_fd)
+            self._witness_fd = -1

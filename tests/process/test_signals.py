@@ -1,0 +1,146 @@
+"""Signals that are meant for the training script end neither saferun nor a checkpoint that is being written.
+
+``scancel -s USR1`` and ``srun --signal`` reach every process of a step, the ``kill`` of a batch script saferun alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from saferun.linux.signals import SURVIVED
+from tests.process.launching import Job, kill, read_stat, running, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Ranks that take a while to write a checkpoint when they are asked for one, and then end well.
+CHECKPOINTS = """
+from rank import *
+import json
+asked = []
+def ask(signum, frame):
+    asked.append(signum)
+    tell(signal.Signals(signum).name)
+signal.signal(signal.SIGUSR1, ask)
+signal.signal(signal.SIGUSR2, ask)
+tell("ready")
+while not asked:
+    time.sleep(0.005)
+await_release("written")
+open(f"{FOLDER}/checkpoint.{RANK}", "w").write(json.dumps(asked))
+"""
+WAITS = "from rank import *\ntell('ready')\nawait_release('end')"
+
+
+def checkpoints(job: Job) -> list[str]:
+    return [path.read_text() for path in sorted(job.folder.glob("checkpoint.*"))]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_to_every_process_lets_the_ranks_finish_their_checkpoint(
+    tmp_path: Path, signum: signal.Signals
+) -> None:
+    """As Slurm signals a step. Each rank has it once: twice would be two checkpoints and two requeues."""
+    with running(tmp_path, CHECKPOINTS, nproc=2) as job:
+        ranks = {word.pid for word in job.hear("ready", 2)}
+        until(lambda: job.has_happened("StoreServed"), "the store is served")
+        pids = job.processes()
+        assert ranks < {*pids}
+        for pid in sorted(pids, key=lambda pid: pid in ranks):
+            kill(pid, signum)
+        until(lambda: "the job goes on" in job.err, "saferun has taken notice")
+        job.release("written")
+        assert job.wait() == 0
+        assert checkpoints(job) == [f"[{int(signum)}]"] * 2
+        assert len(job.said(signum.name)) == 2
+        assert f"saferun: {signum.name} came to saferun and its ranks alike: the job goes on\n" in job.err
+        assert "passed on" not in job.err
+
+
+def test_a_signal_to_saferun_alone_is_passed_on_to_ranks_that_handle_it(tmp_path: Path) -> None:
+    """``kill -USR1 $!`` in a batch script means them; a rank without a handler would die of it."""
+    program = CHECKPOINTS.replace("signal.signal(signal.SIGUSR2, ask)", "if RANK == 2: tell('ready'); stay()")
+    program = program.replace("signal.signal(signal.SIGUSR1, ask)", "if RANK < 2: signal.signal(signal.SIGUSR1, ask)")
+    with running(tmp_path, program, nproc=3) as job:
+        words = job.hear("ready", 3)
+        job.send(signal.SIGUSR1)
+        job.hear("SIGUSR1", 2)
+        job.release("written")
+        until(lambda: len(checkpoints(job)) == 2, "both have written")
+        (bystander,) = (word.pid for word in words if word.rank == 2)
+        assert read_stat(bystander) is not None
+        job.send(signal.SIGTERM)
+        job.wait()
+        assert "saferun: SIGUSR1: passed on to 2 ranks that handle it\n" in job.err
+
+
+def test_no_signal_that_is_no_order_to_stop_ends_a_job(tmp_path: Path) -> None:
+    """To any process of saferun's own, once or often; the ranks here handle none of them."""
+    with running(tmp_path, WAITS, nproc=2) as job:
+        ranks = {word.pid for word in job.hear("ready", 2)}
+        until(lambda: job.has_happened("StoreServed"), "the store is served")
+        helpers = {pid for pid in job.processes() if pid not in ranks and pid != job.process.pid}
+        assert job.reaper() in helpers
+        assert job.coordinator() in helpers
+        for signum in sorted(SURVIVED):
+            for pid in helpers:
+                kill(pid, signum)
+            job.send(signum)
+        until(lambda: job.err.count("the job goes on") >= len(SURVIVED), "each has been taken notice of")
+        assert {pid for pid in helpers if read_stat(pid) is not None} == helpers
+        assert {pid for pid in ranks if read_stat(pid) is not None} == ranks
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_a_signal_that_is_to_stop_the_job_stops_it(tmp_path: Path) -> None:
+    """What the user wrote wins."""
+    program = "from rank import *\ntell_signals(signal.SIGUSR1)\ntell('ready')\nawait_release('end')\nsys.exit(7)"
+    with running(tmp_path, program, "--signals-to-handle", "SIGTERM,SIGUSR1", nproc=2) as job:
+        job.hear("ready", 2)
+        job.send(signal.SIGUSR1)
+        job.hear("SIGUSR1", 2)
+        job.release("end")
+        assert job.wait() != 0
+        assert "SIGUSR1: stopping 2 ranks" in job.err
+
+
+def test_a_job_without_its_witness_goes_on(tmp_path: Path) -> None:
+    """Where nothing tells whether the ranks have got the signal themselves, they are not sent it twice."""
+    with running(tmp_path, CHECKPOINTS, nproc=1) as job:
+        (rank,) = job.hear("ready")
+        reaper = job.reaper()
+        assert reaper is not None
+        kill(reaper, signal.SIGKILL)
+        until(lambda: read_stat(reaper) is None, "the reaper is gone")
+        job.send(signal.SIGUSR1)
+        until(lambda: "saferun: SIGUSR1: the job goes on" in job.err, "saferun has taken notice")
+        kill(rank.pid, signal.SIGUSR2)
+        job.release("written")
+        assert job.wait() == 0
+        assert checkpoints(job) == [f"[{int(signal.SIGUSR2)}]"]
+
+
+def test_ranks_find_the_dispositions_that_saferun_was_started_with(tmp_path: Path) -> None:
+    """A default is a default to them, and what was ignored is ignored, as under torchrun."""
+    program = "import signal; print(*(int(signal.getsignal(one)) for one in (signal.SIGUSR1, signal.SIGUSR2, 50)))"
+    (tmp_path / "show.py").write_text(program)
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGUSR2, signal.SIG_IGN);"
+        "os.execv(sys.executable, [sys.executable, '-m', 'saferun', *sys.argv[1:]])"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "--run-dir", "none", "--prefix", "none", "show.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path), "SAFERUN_LINT": "off"},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert shown.stdout == b"0 1 0\n"
