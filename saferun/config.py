@@ -71,6 +71,7 @@ class HostsConfig(Value):
         task: where this host has one saferun a rank; None: this is the only one.
         detected: where the place comes from, for people: ``Slurm step 4711.0``; empty: from options.
         start_timeout_s: how long late hosts are waited for.
+        connect_timeout_s: how long the store is waited for at which they meet; 0: as long as late hosts.
         host_timeout_s: for how long a host may be silent before it counts as lost.
         stop_with_parent: whether to stop the ranks when what started saferun goes away.
         note: what the user should know of all this at the start; empty: nothing.
@@ -83,6 +84,7 @@ class HostsConfig(Value):
     task: TaskConfig | None = None
     detected: str = ""
     start_timeout_s: float = 600.0
+    connect_timeout_s: float = 0.0
     host_timeout_s: float = 30.0
     stop_with_parent: bool = False
     note: str = ""

@@ -300,6 +300,7 @@ class Job:
                 "run_id": rendezvous.run_id,
                 "local_addr": rendezvous.local_addr,
                 "timeout_s": self._join_timeout_s(),
+                "connect_s": hosts.connect_timeout_s,
                 "host_timeout_s": hosts.host_timeout_s * _SILENT_SHARE,
                 "expected": list(hosts.names),
                 "name": short_host_name(),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from saferun.config import LaunchConfig
+from saferun.config import HostsConfig, LaunchConfig
 from saferun.console.screen import Screen
 from saferun.errors import SaferunError
 from saferun.events import Finish
@@ -124,9 +124,10 @@ def _run(
     if config.checks.collective:
         limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
     if hosts.together:
-        limits = limits._replace(
-            capture_s=limits.capture_s + _OTHERS_S, join_s=hosts.start_timeout_s + _JOIN_BACKSTOP_S
-        )
+        # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
+        least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
+        join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
+        limits = limits._replace(capture_s=limits.capture_s + _OTHERS_S, join_s=join_s + _JOIN_BACKSTOP_S)
     try:
         return Runtime(
             config,

@@ -130,7 +130,9 @@ class HandlerRendezvous:
     def _open(self, meeting: Meeting) -> Any:  # noqa: ANN401
         from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-        conf = {"join_timeout": max(1, int(meeting.timeout_s)), **meeting.conf}
+        # Etcd's first handler has one time for all, by another name.
+        late_s = max(1, int(meeting.timeout_s))
+        conf = {"join_timeout": late_s, **({"timeout": late_s} if meeting.backend == "etcd" else {}), **meeting.conf}
         try:
             parameters = RendezvousParameters(
                 meeting.backend,
@@ -175,16 +177,19 @@ class HandlerRendezvous:
                 meeting.check()
                 words = search.words()
                 meeting.say(words, is_amiss=search.leads_nowhere)
-                if meeting.remaining_s <= 0:
+                if meeting.connect_remaining_s <= 0:
                     option = "--rdzv-endpoint"
                     hint = name_hint(option) if search.knows_no_name else way_hint(host, option)
-                    raise JoinFailedError(f"{words}, for {meeting.timeout_s:.0f} s", hint)
+                    raise JoinFailedError(f"{words}, for {meeting.connect_s:.0f} s", hint)
         finally:
             search.end()
+        # From here on the hosts are waited for, as long as if the store had been there at once.
+        meeting.allow(meeting.timeout_s)
         return client
 
     def _next_rendezvous(self, meeting: Meeting) -> Any:  # noqa: ANN401
         handler = self._handler
+        meeting.is_torchs = meeting.backend in {"c10d", "etcd-v2"}
         answer = self._ask(handler.next_rendezvous)
         look_at = 0.0
         names: list[str] = []
@@ -199,6 +204,7 @@ class HandlerRendezvous:
                 next_s = min(meeting.tell_every_s / 2, meeting.timeout_s / 4, meeting.remaining_s - _BEFORE_THE_END_S)
                 look_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
             meeting.say(f"waiting for {words or 'other hosts'}")
+        meeting.is_torchs = False
         if answer.error is None:
             return answer.value
         raise self._explain(meeting, answer.error, names)

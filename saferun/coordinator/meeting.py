@@ -84,6 +84,7 @@ class Meeting:
         self.run_id = str(first["run_id"])
         self.local_addr: str | None = first.get("local_addr") or None
         self.timeout_s = float(first["timeout_s"])
+        self.connect_s = float(first.get("connect_s") or self.timeout_s)
         self.host_timeout_s = float(first["host_timeout_s"])
         self.elastic = bool(first.get("elastic"))
         self.expected = [str(name) for name in first.get("expected") or []]
@@ -93,6 +94,7 @@ class Meeting:
         self.began_at = time.monotonic()
         self._give_up_at = self.began_at + self.timeout_s
         self.is_over = False
+        self.is_torchs = False  # torch's handler waits for the others, and knows best when to give up
         # Called when all hosts are known to have left the attempt before.
         self.on_all_here: Callable[[], None] = lambda: None
         self.on_leave: Callable[[], None] | None = (
@@ -173,6 +175,11 @@ class Meeting:
         """The time left for others to come."""
         return self._give_up_at - time.monotonic()
 
+    @property
+    def connect_remaining_s(self) -> float:
+        """The time left for the store to come at which hosts meet."""
+        return self.began_at + self.connect_s - time.monotonic()
+
     def allow(self, least_s: float) -> None:
         """Others are known to be there: leave at least this much time for what remains to be done."""
         self._give_up_at = max(self._give_up_at, time.monotonic() + least_s)
@@ -203,7 +210,7 @@ class Meeting:
 
     def overdue(self) -> JoinFailedError | None:
         """What to say where the meeting's own thread can say nothing: it waits for somebody who does not answer."""
-        if self.is_over or self.remaining_s > -5.0:  # noqa: PLR2004
+        if self.is_over or self.is_torchs or self.remaining_s > -5.0:  # noqa: PLR2004
             return None
         return JoinFailedError(
             f"the hosts did not meet within {self.timeout_s:.0f} s: {self._words or 'no answer'}",

@@ -11,6 +11,8 @@ from saferun.errors import UsageError
 
 # What torch 2.13 brings along; others are registered by entry points.
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+# torch's own default of read_timeout.
+_READ_TIMEOUT_S = 60.0
 _ENTRY_POINTS = "torchrun.handlers"
 
 
@@ -139,6 +141,29 @@ def read_conf(text: str) -> dict[str, str]:
             raise UsageError(f"--rdzv-conf {text}: {item!r} is not KEY=VALUE", "write it as KEY=VALUE,KEY=VALUE")
         options[key.strip()] = value.strip()
     return options
+
+
+def wait_limits(backend: str, conf: Mapping[str, str]) -> tuple[float | None, float]:
+    """How long ``--rdzv-conf`` has late hosts and the store of a rendezvous waited for, in seconds; None, 0: not said.
+
+    As the handlers of torch read it: ``static`` and ``etcd`` have one time for all; the others have one for the hosts
+    and one for the store, a minute where it is not given.
+    """
+    if backend in {"static", "etcd"}:
+        return _conf_seconds(conf, "timeout"), 0.0
+    join_s, connect_s = _conf_seconds(conf, "join_timeout"), _conf_seconds(conf, "read_timeout")
+    if connect_s is None:
+        connect_s = 0.0 if join_s is None else _READ_TIMEOUT_S
+    return join_s, connect_s
+
+
+def _conf_seconds(conf: Mapping[str, str], key: str) -> float | None:
+    text = conf.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):  # noqa: PLR2004 - some 30 years
+        raise UsageError(f"--rdzv-conf {key}={text} is not a number of seconds", "use a whole number above 0")
+    return float(text)
 
 
 def store_type(options: Mapping[str, str]) -> str:

@@ -52,6 +52,7 @@ CPUS = min(2, len(os.sched_getaffinity(0)))
 TWO = ("--nproc-per-node", "2")
 LOGS = ("--log-dir", "@job@/logs")
 REPORT = {"TORCHELASTIC_ERROR_FILE": "@job@/report.json"}
+C10D = ("--nnodes=2", "--rdzv-backend=c10d")
 PEERS_WAIT = {"0": ["wait"], "2": ["wait"]}
 
 SPAWNED = (
@@ -119,6 +120,31 @@ CASES = (
         "store_not_shared",
         env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCH_ELASTIC_WORKER_IDENTICAL": "1"},
         does={"*": ["connect"]},
+    ),
+    # Nobody else comes, and each of these says for how long that is waited for; else it would be minutes.
+    Case(
+        "static_timeout_of_the_first_host",
+        ("--nnodes=2", "--node-rank=0", "--master-port=@port@", "--rdzv-conf=timeout=2"),
+        ranks=0,
+        exit_code=1,
+    ),
+    Case(
+        "static_timeout_of_the_second_host",
+        ("--nnodes=2", "--node-rank=1", "--master-port=@port@", "--rdzv-conf=timeout=2"),
+        ranks=0,
+        exit_code=1,
+    ),
+    Case(
+        "c10d_join_timeout",
+        (*C10D, "--rdzv-endpoint=localhost:@port@", "--rdzv-conf=join_timeout=2,last_call_timeout=1,close_timeout=2"),
+        ranks=0,
+        exit_code=1,
+    ),
+    Case(
+        "c10d_read_timeout",
+        (*C10D, "--rdzv-endpoint=127.0.0.1:@port@", "--rdzv-conf=is_host=0,read_timeout=2"),
+        ranks=0,
+        exit_code=1,
     ),
     Case("process_group", ("--standalone", *TWO), does={"*": ["reduce"]}, ranks=2),
     # -------------------------------------------------------------------------------------------- what a rank is told
@@ -227,7 +253,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d")
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+# Waiting is all that happens in these.
+SLOW = {"static_timeout_of_the_first_host", "c10d_read_timeout"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] if case.name in SLOW else []) for case in CASES],
+    ids=[case.name for case in CASES],
+)
 def test_a_job_runs_as_it_does_under_torchrun(case: Case, folder: Path) -> None:
     """Whoever changes one word on a command line may not have to change anything else."""
     port = free_port()

@@ -166,6 +166,32 @@ def test_time_limits() -> None:
     assert (hosts.start_timeout_s, hosts.host_timeout_s) == (60.0, 2.5)
 
 
+@pytest.mark.parametrize(
+    ("backend", "conf", "limits"),
+    [
+        ("static", "timeout=4", (4.0, 0.0)),
+        ("static", "join_timeout=4,read_timeout=5", (60.0, 0.0)),
+        ("c10d", "timeout=4", (60.0, 0.0)),
+        ("c10d", "join_timeout=4", (4.0, 60.0)),
+        ("c10d", "join_timeout=4,read_timeout=5,last_call_timeout=1,close_timeout=2", (4.0, 5.0)),
+        ("c10d", "read_timeout=5", (60.0, 5.0)),
+        ("etcd", "timeout=4,join_timeout=5", (4.0, 0.0)),
+        ("etcd-v2", "timeout=4,join_timeout=5", (5.0, 60.0)),
+    ],
+)
+def test_time_limits_of_the_rendezvous_are_torchruns(backend: str, conf: str, limits: tuple[float, float]) -> None:
+    """As each of torch's handlers reads --rdzv-conf; --start-timeout is for where it says nothing."""
+    where = ("--rdzv-backend", backend, "--rdzv-endpoint", "127.0.0.1:29511", "--rdzv-conf", conf)
+    hosts = config_of("--nnodes", "2", "--start-timeout", "60", *where).hosts
+    assert (hosts.start_timeout_s, hosts.connect_timeout_s) == limits
+
+
+@pytest.mark.parametrize("text", ["0", "-4", "4.5", "four", "9" * 30])
+def test_a_time_limit_that_is_none_is_told(text: str) -> None:
+    """It would be told in the middle of the start else."""
+    assert f"timeout={text}" in refusal("--nnodes", "2", "--rdzv-conf", f"timeout={text}").what
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # A scheduler
 
