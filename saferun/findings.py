@@ -79,6 +79,7 @@ class HostCard(Value):
         environ: relevant variables and their values; those of secrets and of what differs by nature are left out.
         names: what names resolve to here, each with its addresses behind it; none: unknown.
         results: what this host's own checks found, the good results left out.
+        backend: ``gloo`` or ``nccl`` where the ranks are certain to use it; empty: unknown.
     """
 
     label: str = ""
@@ -92,6 +93,7 @@ class HostCard(Value):
     environ: Pairs = ()
     names: tuple[tuple[str, ...], ...] = ()
     results: tuple[CheckResult, ...] = ()
+    backend: str = ""
 
 
 class Door(Value):

@@ -502,7 +502,8 @@ def context_of(
     """
     hosts, rendezvous = config.hosts, config.rendezvous
     task = hosts.task
-    python = os.path.basename(config.command.argv[0]) if config.command.argv else ""
+    argv = config.command.argv
+    python = os.path.basename(argv[0]) if argv else ""
     is_python = config.command.run_path or python.startswith("python") or "PYTHON_EXEC" in environ
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
     serves = hosts.node_rank == 0
@@ -525,7 +526,8 @@ def context_of(
         nics=config.checks.nics,
         run_dir=(config.output.run_dir or os.curdir) if config.output.keep_files else "",
         script=config.command.name if is_python and os.path.isfile(config.command.name) else "",
-        python=config.command.argv[0] if is_python and not config.command.run_path else "",
+        script_args=argv[argv.index(config.command.name) + 1 :] if config.command.name in argv else (),
+        python=argv[0] if is_python and not config.command.run_path else "",
         vendor=_vendor(config.environ.vendor),
         attempt=attempt,
         old_pids=tuple(old_pids),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
+from saferun.checks.backend import known_backend
 from saferun.checks.context import CheckContext
 from saferun.checks.names import look_up
 from saferun.checks.versions import describe_host
@@ -33,4 +34,5 @@ def write_card(context: CheckContext) -> HostCard:
         script=script,
         environ=environ,
         names=tuple((lookup.name, *lookup.addresses) for lookup in found),
+        backend=known_backend(context),
     )

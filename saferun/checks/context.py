@@ -25,6 +25,7 @@ class CheckContext(Value):
         nics: what --nic named; ("auto",) where saferun is to choose.
         run_dir: the run directory; empty: no files are kept.
         script: the training script; empty: there is none.
+        script_args: its arguments.
         python: the interpreter that runs the ranks; empty: they are no Python.
         vendor: ``nvidia``, ``amd`` or ``none``: whose GPUs the ranks use.
         attempt: from 0.
@@ -44,6 +45,7 @@ class CheckContext(Value):
     nics: tuple[str, ...] = ()
     run_dir: str = ""
     script: str = ""
+    script_args: tuple[str, ...] = ()
     python: str = ""
     vendor: str = "none"
     attempt: int = 0

@@ -16,7 +16,7 @@ from typing import Any
 from saferun.checks.context import CheckContext
 from saferun.checks.reading import GIB, MIB, count_words, size_words, version_numbers
 from saferun.checks.versions import read_versions
-from saferun.findings import SEVERITY, CheckResult
+from saferun.findings import CheckResult
 from saferun.host.gpus import gpu_vendor
 from saferun.model import JsonObject, Value
 
@@ -29,8 +29,6 @@ _NOTABLE_BYTES = 512 * MIB
 _NOTABLE_SHARE = 0.05
 # Memory in use that no process is seen to hold, after ranks of ours ended: beyond what drivers and desktops keep.
 _UNOWNED_SHARE = 0.2
-# A CUDA context alone takes about as much: with less free, no rank can start there.
-_CONTEXT_BYTES = 512 * MIB
 
 # How many processes a launcher started on this host, which then each see their own GPUs.
 _TASKS_PER_HOST = (
@@ -42,7 +40,6 @@ _MPS_SERVER = "nvidia-cuda-mps"  # it opens a GPU of exclusive mode to many proc
 
 
 class _Fault(Value):
-    verdict: str
     words: str
     hint: str
     class_name: str = "gpu_hardware_error"
@@ -50,10 +47,10 @@ class _Fault(Value):
 
 
 def check_gpus(context: CheckContext, *, nvml: Any = None) -> CheckResult:  # noqa: ANN401 - a module
-    """Whether the GPUs that the ranks will see can be used.
+    """Whether the GPUs that the ranks will see can be used. It only warns: a script may use other GPUs, or none.
 
-    A GPU that is in somebody else's use, or whose memory a dead rank still holds, may come free: ``passing``, of class
-    ``gpu_busy``.
+    Where no GPU is free, but one that is in use may come free, or a dead rank of the attempt before still holds memory,
+    it is ``passing``, of class ``gpu_busy``.
 
     Args:
         context: the launch.
@@ -107,10 +104,10 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
     visible = _visible(context, vendor, gpus)
     used = _used(context, gpus, visible)
     faults = [
-        *_driver_faults(context, content, cuda, serves=serves),
+        *_driver_faults(context, content, cuda),
         *_count_faults(context, visible, serves=serves),
-        *(fault for gpu in used for fault in _hardware_faults(gpu, vendor, serves=serves)),
-        *_busy_faults(context, used, serves=serves),
+        *(fault for gpu in used for fault in _hardware_faults(gpu, vendor)),
+        *_busy_faults(context, used, gpus if visible is None else [gpus[place] for place in visible]),
     ]
     facts = [
         ("gpus", str(len(gpus))),
@@ -124,16 +121,14 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         if content.get("failure"):
             return CheckResult("gpus", "skipped", f"the GPUs are not known: {content['failure']}", facts=tuple(facts))
         return CheckResult("gpus", "ok", words, facts=tuple(facts))
-    worst = max(faults, key=lambda fault: SEVERITY[fault.verdict])
-    ordered = [worst, *(fault for fault in faults if fault is not worst)]
     return CheckResult(
         "gpus",
-        worst.verdict,
-        "; ".join(dict.fromkeys(fault.words for fault in ordered)),
-        "; ".join(dict.fromkeys(fault.hint for fault in ordered)),
+        "warn",
+        "; ".join(dict.fromkeys(fault.words for fault in faults)),
+        "; ".join(dict.fromkeys(fault.hint for fault in faults)),
         tuple(facts),
-        class_name=worst.class_name,
-        passing=all(fault.passing for fault in faults if fault.verdict == worst.verdict),
+        class_name=faults[0].class_name,
+        passing=all(fault.passing for fault in faults),
     )
 
 
@@ -175,19 +170,18 @@ def _has_several_tasks(environ: Mapping[str, str]) -> bool:
 # --------------------------------------------------------------------------------------------------------------- faults
 
 
-def _driver_faults(context: CheckContext, content: JsonObject, cuda: str, *, serves: bool) -> Iterable[_Fault]:
+def _driver_faults(context: CheckContext, content: JsonObject, cuda: str) -> Iterable[_Fault]:
     if content.get("unusable"):
-        verdict = "fail" if serves else "warn"
-        yield _Fault(verdict, str(content["failure"]), "reload the NVIDIA driver, or reboot", "missing_gpu")
+        yield _Fault(str(content["failure"]), "reload the NVIDIA driver, or reboot", "missing_gpu")
     if stuck := content.get("stuck_in"):
         hint = "see whether `nvidia-smi` or `rocm-smi` answers, and what `dmesg` says (Xid); reset the GPU, or reboot"
-        yield _Fault("warn", f"the GPUs' driver does not answer ({stuck})", hint)
+        yield _Fault(f"the GPUs' driver does not answer ({stuck})", hint)
     runtime = str(content.get("runtime", "")).removeprefix("CUDA ")
     served, wanted = version_numbers(runtime)[:1], version_numbers(cuda)[:1]
     if served and wanted and served < wanted and not _has_forward_compatibility(context):
         words = f"the driver serves CUDA {runtime}, and torch is built for CUDA {cuda}: it will see no GPU"
         hint = f"update the driver, or install a torch that is built for CUDA {served[0]}"
-        yield _Fault("warn", words, hint, "missing_gpu")
+        yield _Fault(words, hint, "missing_gpu")
 
 
 def _has_forward_compatibility(context: CheckContext) -> bool:
@@ -205,53 +199,52 @@ def _count_faults(context: CheckContext, visible: Sequence[int] | None, *, serve
         hidden = [name for name in _MASKS if name in context.environ]
         also = f", or look at {' and '.join(hidden)}" if hidden else ""
         hint = f"pass --nproc-per-node {len(visible)}{also}; NCCL refuses two ranks on one GPU"
-        yield _Fault("warn", words, hint, "missing_gpu")
+        yield _Fault(words, hint, "missing_gpu")
 
 
-def _hardware_faults(gpu: JsonObject, vendor: str, *, serves: bool) -> Iterable[_Fault]:
+def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
     index = gpu["index"]
     name = f"GPU {index}"
     replace = "take the host out of the job and have it repaired"
     tool = f"nvidia-smi --gpu-reset -i {index}" if vendor == "nvidia" else f"rocm-smi --gpureset -d {index}"
     reset = f"reset it when nobody uses it (`{tool}`), or reboot"
     if trouble := gpu.get("trouble"):
-        yield _Fault("fail" if serves else "warn", f"{name} {trouble}", f"{reset}; if it comes again, {replace}")
+        yield _Fault(f"{name} {trouble}", f"{reset}; if it comes again, {replace}")
         return
     if gpu.get("compute_mode") == "prohibited":
-        verdict = "fail" if serves else "warn"
-        yield _Fault(verdict, f"{name} is set to take no computing", f"run `nvidia-smi -i {index} -c 0`", "missing_gpu")
+        yield _Fault(f"{name} is set to take no computing", f"run `nvidia-smi -i {index} -c 0`", "missing_gpu")
     if gpu.get("remapping_failed"):
-        yield _Fault("warn", f"{name} has defective memory (row remapping failed)", replace)
+        yield _Fault(f"{name} has defective memory (row remapping failed)", replace)
     elif gpu.get("remapping_pending"):
-        yield _Fault("warn", f"{name} has memory rows to be remapped at the next reset", reset)
+        yield _Fault(f"{name} has memory rows to be remapped at the next reset", reset)
     if gpu.get("retirement_pending"):
-        yield _Fault("warn", f"{name} has memory pages to be retired at the next reset", reset)
+        yield _Fault(f"{name} has memory pages to be retired at the next reset", reset)
     if count := gpu.get("ecc_uncorrected"):
         yield _Fault(
-            "warn",
             f"{name} has had {count_words(count, 'uncorrectable memory error')}",
             f"{reset}; if they come again, {replace}",
         )
     if wanted := gpu.get("recovery"):
-        yield _Fault("warn", f"{name}: the driver asks for {wanted}", reset)
+        yield _Fault(f"{name}: the driver asks for {wanted}", reset)
 
 
 class _Use(Value):
-    """Somebody's use of a GPU. ``is_full``: no rank can start there."""
+    """Somebody's use of a GPU. ``is_ours``: ranks of the attempt before have it, or its memory."""
 
     words: str
-    is_full: bool
+    is_ours: bool = False
 
 
-def _busy_faults(context: CheckContext, used: Sequence[JsonObject], *, serves: bool) -> Iterable[_Fault]:
-    uses = [use for gpu in used if (use := _use_of(gpu, frozenset(context.old_pids))) is not None]
+def _busy_faults(context: CheckContext, used: Sequence[JsonObject], visible: Sequence[JsonObject]) -> Iterable[_Fault]:
+    old_pids = frozenset(context.old_pids)
+    uses = [use for gpu in used if (use := _use_of(gpu, old_pids)) is not None]
     if not uses:
         return
-    # With nothing free there is nothing to start on.
-    verdict = "fail" if serves and len(uses) == len(used) and all(use.is_full for use in uses) else "warn"
+    # What dead ranks hold comes free soon; with nothing free at all there is nothing to start on.
+    is_waited_for = any(use.is_ours for use in uses) or all(_use_of(gpu, old_pids) is not None for gpu in visible)
     words = "; ".join(use.words for use in uses[:4]) + (f" (and {len(uses) - 4} more)" if len(uses) > 4 else "")  # noqa: PLR2004
     hint = "wait for it, or end that process, or choose other GPUs (CUDA_VISIBLE_DEVICES)"
-    yield _Fault(verdict, words, hint, "gpu_busy", passing=True)
+    yield _Fault(words, hint, "gpu_busy", passing=is_waited_for)
 
 
 def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
@@ -260,22 +253,20 @@ def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
     processes = [one for one in gpu.get("processes", ()) if not str(one.get("name", "")).startswith(_MPS_SERVER)]
     has_mps = len(processes) < len(gpu.get("processes", ()))
     is_exclusive = str(gpu.get("compute_mode", "")).startswith("exclusive") and not has_mps
-    is_full = bool(total) and total - in_use < _CONTEXT_BYTES
+    is_ours = any(one["pid"] in old_pids for one in processes)
     name = f"GPU {gpu['index']}"
     held = sum(one.get("memory_bytes") or 0 for one in processes)
     if processes and is_exclusive:
-        return _Use(f"{name} is for one process at a time, and {_who(processes[:1], old_pids)} has it", is_full=True)
-    if processes and (
-        held >= max(_NOTABLE_BYTES, total * _NOTABLE_SHARE) or any(p["pid"] in old_pids for p in processes)
-    ):
+        return _Use(f"{name} is for one process at a time, and {_who(processes[:1], old_pids)} has it", is_ours)
+    if processes and (held >= max(_NOTABLE_BYTES, total * _NOTABLE_SHARE) or is_ours):
         largest = sorted(processes, key=lambda one: -(one.get("memory_bytes") or 0))
         size = f"{size_words(held)} of its {size_words(total)}" if total else size_words(held)
         return _Use(
-            f"{name} is in use: {_who(largest, old_pids)} {'hold' if len(largest) > 1 else 'holds'} {size}", is_full
+            f"{name} is in use: {_who(largest, old_pids)} {'hold' if len(largest) > 1 else 'holds'} {size}", is_ours
         )
     if not processes and old_pids and total and in_use >= total * _UNOWNED_SHARE:
         words = f"{size_words(in_use)} of {name}'s {size_words(total)} have not been given back yet"
-        return _Use(words, is_full)
+        return _Use(words, is_ours=True)
     return None
 
 

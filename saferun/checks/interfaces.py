@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
+from saferun.checks.backend import GLOO, known_backend
 from saferun.checks.context import CheckContext
 from saferun.checks.names import Lookup, is_elsewhere, look_up
 from saferun.findings import CheckResult, Nic
@@ -33,8 +34,9 @@ _MOST_SHOWN = 6
 def check_interfaces(context: CheckContext) -> CheckResult:
     """Whether the interfaces that variables and ``--nic`` name are there and up, and what gloo and NCCL would use.
 
-    A name that is not there breaks the job on one host, too. Whether an interface that is there reaches the others is
-    found out by trying; only what leads to nobody by its nature is told here.
+    What a variable names breaks the job only if the ranks read the variable: sites set them for all hosts, and for jobs
+    of all kinds. Whether an interface that is there reaches the others is found out by trying; only what leads to
+    nobody by its nature is told here.
     """
     nics = read_nics(context.root)
     environ = with_nccl_conf(context)
@@ -110,22 +112,28 @@ def _judge_wanted(context: CheckContext, nics: Sequence[Nic]) -> CheckResult | N
         if name != AUTO:
             result = _judge_name("--nic", name, nics, together=context.together)
             if result is not None:
-                return result
+                # What is asked of saferun itself and cannot be done is refused.
+                is_there = named(nics, name) is not None
+                return result._replace(verdict=_verdict(context) if is_there else "fail")
     return None
 
 
 def _judge_gloo(context: CheckContext, gloo: Choice, nics: Sequence[Nic]) -> CheckResult | None:
-    """What is wrong with the interfaces that GLOO_SOCKET_IFNAME names: with GPUs, few jobs use gloo at all."""
+    """What is wrong with the interfaces that GLOO_SOCKET_IFNAME names."""
     if gloo.rule != GLOO_IFNAME:
         return None
-    verdict = "fail" if context.vendor == "none" else "warn"
     for name in (*gloo.missing, *gloo.names):
         result = _judge_name(GLOO_IFNAME, name, nics, together=context.together)
         if result is not None:
             if name.startswith(("^", "=")):
                 result = result._replace(hint=f"gloo takes exact names, and only NCCL knows ^ and =; {result.hint}")
-            return result._replace(verdict=verdict)
+            return result._replace(verdict=_verdict(context))
     return None
+
+
+def _verdict(context: CheckContext) -> str:
+    """How bad it is where what gloo would use does not work."""
+    return "fail" if known_backend(context) == GLOO else "warn"
 
 
 def _judge_name(source: str, name: str, nics: Sequence[Nic], *, together: bool) -> CheckResult | None:
@@ -133,24 +141,24 @@ def _judge_name(source: str, name: str, nics: Sequence[Nic], *, together: bool) 
     if nic is None:
         near = near_name(name, nics)
         meant = f"did you mean {near}? " if near else ""
-        return _failure(f"{source} names {_shown(name)}, which this host does not have", f"{meant}{_there(nics)}")
+        return _warning(f"{source} names {_shown(name)}, which this host does not have", f"{meant}{_there(nics)}")
     if together and not nic.is_up:
         words = f"{source} names {name}, which is down on this host"
         hint = f"look at its cable and its switch port, and at `ip link show {name}`, or use another: {_there(nics)}"
-        return _failure(words, hint)
+        return _warning(words, hint)
     if together and nic.kind != "loopback" and not address_to_reach(nic):
         words = f"{source} names {name}, which has no address that other hosts reach"
-        return _failure(words, f"give it one, or use another: {_there(nics)}")
+        return _warning(words, f"give it one, or use another: {_there(nics)}")
     if not nic.addresses:
         words = f"{source} names {name}, which has no address"
-        return _failure(words, f"give it one, or use another: {_there(nics)}")
+        return _warning(words, f"give it one, or use another: {_there(nics)}")
     return None
 
 
 def _judge_nccl(
     context: CheckContext, nccl: Choice, environ: Mapping[str, str], nics: Sequence[Nic]
 ) -> CheckResult | None:
-    """What is wrong with NCCL_SOCKET_IFNAME; without GPUs, nobody reads it."""
+    """What looks wrong with NCCL_SOCKET_IFNAME, which no job on processors reads."""
     if nccl.names or nccl.rule != NCCL_IFNAME or context.vendor == "none":
         return None
     value = environ[NCCL_IFNAME]
@@ -158,18 +166,17 @@ def _judge_nccl(
     other_family = {name: value for name, value in environ.items() if name != NCCL_FAMILY}
     if family and nccl_choice(nics, other_family).names:
         words = f"{NCCL_IFNAME}={_shown(value)} fits no interface with an address of {NCCL_FAMILY}={family}"
-        return _failure(words, f"take {NCCL_FAMILY} away, or name another interface")
+        return _warning(words, f"take {NCCL_FAMILY} away, or name another interface")
     if value.startswith("^"):
-        return _failure(f"{NCCL_IFNAME}={_shown(value)} leaves no interface for NCCL", _there(nics))
+        return _warning(f"{NCCL_IFNAME}={_shown(value)} leaves no interface for NCCL", _there(nics))
     running = [nic._replace(is_up=True) for nic in nics]
     asleep = nccl_choice(running, environ).names
     if asleep:
         words = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {_is_down(asleep)} on this host"
-        result = _failure(words, f"look at cables and switch ports, or use another: {_there(nics)}")
-        return result._replace(verdict="fail" if context.together else "warn")
+        return _warning(words, f"look at cables and switch ports, or use another: {_there(nics)}")
     near = next((near for name in nccl.missing if (near := near_name(name, nics))), "")
     meant = f"did you mean {near}? " if near else ""
-    return _failure(f"{NCCL_IFNAME}={_shown(value)} fits no interface of this host", f"{meant}{_there(nics)}")
+    return _warning(f"{NCCL_IFNAME}={_shown(value)} fits no interface of this host", f"{meant}{_there(nics)}")
 
 
 # -------------------------------------------------------------------------------------------------- where it leads to
@@ -181,31 +188,31 @@ def _judge_reach(context: CheckContext, gloo: Choice, nccl: Choice, nics: Sequen
     hint = f"run with --nic {better[0]}" if better else "name the interface between the hosts with --nic"
     if gloo.rule == GLOO_IFNAME and is_loopback(gloo.addresses[0]):
         words = f"{GLOO_IFNAME} names {gloo.names[0]}, which leads to no other host"
-        return _failure(words, hint)._replace(verdict="fail" if context.vendor == "none" else "warn")
+        return _warning(words, hint)._replace(verdict=_verdict(context))
     if is_decoy(gloo.names[0]) and not context.nics:
         why = f"{GLOO_IFNAME} names it" if gloo.rule == GLOO_IFNAME else f"its own name resolves to {gloo.addresses[0]}"
         words = f"gloo would use {gloo.names[0]} ({why}), which belongs to containers or virtual machines of this host"
-        return _failure(words, hint)._replace(verdict="warn")
+        return _warning(words, hint)
     if context.vendor == "none" or context.nics or not nccl.names:
         return None
     named_there = f"{NCCL_IFNAME} names it" if nccl.rule == NCCL_IFNAME else "by its own rules"
     if is_loopback(nccl.addresses[0]):
         words = f"NCCL would use {nccl.names[0]} ({named_there}), which leads to no other host"
-        return _failure(words, hint)
+        return _warning(words, hint)
     # Without RDMA, NCCL sends over all that it finds; with it, it only starts over the first.
     used = nccl.names[:1] if any(nic.rdma for nic in nics) else nccl.names
     decoys = [name for name in used if is_decoy(name)]
     if decoys:
         words = f"NCCL would use {_listed(decoys)} ({named_there}), which {_belong(decoys)} to containers of this host"
-        return _failure(words, hint)._replace(verdict="warn")
+        return _warning(words, hint)
     return None
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-def _failure(words: str, hint: str) -> CheckResult:
-    return CheckResult(_NAME, "fail", words, hint, class_name=_CLASS)
+def _warning(words: str, hint: str) -> CheckResult:
+    return CheckResult(_NAME, "warn", words, hint, class_name=_CLASS)
 
 
 def _there(nics: Sequence[Nic]) -> str:

@@ -40,7 +40,7 @@ def check_master(context: CheckContext) -> CheckResult:
     """Whether this host can reach the master, as far as can be told before the hosts have met.
 
     A master that refuses or does not answer may not be there yet, and the hosts wait for each other: that is no failure
-    here. That no network leads to it, or that somebody forbids the connection, is one.
+    here, nor is one that a firewall forbids or that no network leads to: both may come up with the hosts.
     """
     if not context.together:
         return CheckResult(_NAME, "ok", "one host has no way to go")
@@ -75,7 +75,7 @@ def check_master(context: CheckContext) -> CheckResult:
         return _no_way(context, address, route)
     words = f"a firewall rejects connections to {where}, over {route.nic}"
     hint = f"let TCP port {port} through here, on the way and there, or choose another with --master-port"
-    return CheckResult(_NAME, "fail", words, hint, facts, class_name="master_unreachable", passing=True)
+    return CheckResult(_NAME, "warn", words, hint, facts, class_name="master_unreachable", passing=True)
 
 
 def knock(tries: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], str]:
@@ -135,7 +135,7 @@ def _no_way(context: CheckContext, address: str, route: Route) -> CheckResult:
         hint += f"; {', '.join(down[:4])} {'is' if len(down) == 1 else 'are'} down"
     facts = (("answer", _NO_ROUTE), ("address", address))
     return CheckResult(
-        _NAME, "fail", f"{why} to the master {target}", hint, facts, class_name="master_unreachable", passing=True
+        _NAME, "warn", f"{why} to the master {target}", hint, facts, class_name="master_unreachable", passing=True
     )
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Sequence
 
+from saferun.checks.backend import GLOO, known_backend
 from saferun.checks.context import CheckContext
 from saferun.findings import CheckResult, Nic
 from saferun.model import Value
@@ -16,7 +17,6 @@ DEADLINE_S = 2.0
 
 _NAME = "names"
 _SEVERAL = 2
-_PODS = "KUBERNETES_SERVICE_HOST"  # in the environment of every pod
 _MASTER_HINT = "look at --master-addr (or --rdzv-endpoint), and at /etc/hosts and the name servers of this host"
 
 
@@ -137,21 +137,21 @@ def is_elsewhere(context: CheckContext, master: Lookup, nics: Sequence[Nic]) -> 
 def _judge_master(context: CheckContext, master: Lookup, nics: Sequence[Nic]) -> CheckResult | None:
     """What is wrong with the master's name; None: nothing."""
     if master.error:
-        # A pod's name is there when the pod is: the hosts wait for each other.
-        verdict = "warn" if master.error == "late" or _PODS in context.environ else "fail"
         words = {
             "unknown": f"the master's name {master.name} is unknown on this host",
             "unanswered": f"the master's name {master.name} cannot be resolved on this host: no name server answers",
             "late": f"the master's name {master.name} takes longer than {DEADLINE_S:g} s to resolve on this host",
         }[master.error]
-        return CheckResult(_NAME, verdict, words, _MASTER_HINT, class_name="name_resolution", passing=True)
+        # A name may be there when its host is, as a pod's or a container's, and the hosts wait for each other.
+        return CheckResult(_NAME, "warn", words, _MASTER_HINT, class_name="name_resolution", passing=True)
     is_here = master.addresses and all(is_loopback(address) for address in master.addresses)
     if is_here and not context.serves and is_elsewhere(context, master, nics):
         words = (
             f"the master's name {master.name} resolves to {master.addresses[0]} on this host, which is this host itself"
         )
         hint = f"give {master.name} its address in /etc/hosts of this host, or pass --master-addr"
-        return CheckResult(_NAME, "fail", words, hint, class_name="name_resolution")
+        verdict = "fail" if known_backend(context) else "warn"
+        return CheckResult(_NAME, verdict, words, hint, class_name="name_resolution")
     return None
 
 
@@ -172,8 +172,8 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
         words = f"its own name {own.name} resolves to {own.addresses[0]}, which none of its interfaces has"
     if not is_elsewhere(context, master, nics):
         return CheckResult(_NAME, "ok", f"{words}, which does no harm on one machine")
-    # With GPUs, gloo is for the few jobs that ask for it beside NCCL.
-    verdict = "fail" if context.vendor == "none" else "warn"
+    # MPI, NCCL and what other accelerators bring do not ask for the host's name.
+    verdict = "fail" if known_backend(context) == GLOO else "warn"
     words += ", so that gloo would listen on loopback, where no other host reaches it"
     tried = candidates(nics, context.environ) or ("the interface between the hosts",)
     hint = own_name_hint(tried[0])

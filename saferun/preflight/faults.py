@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from saferun.findings import CheckResult, HostCard
 from saferun.model import Value
@@ -35,6 +35,16 @@ class Scene(Value):
     def is_certain(self, nic: str, hosts: Iterable[int]) -> bool:
         """Whether the ranks of one of these hosts will use the interface for certain."""
         return any(nic in self.uses[host].certain for host in hosts)
+
+    def is_cut_off(self, nic: str, hosts: Collection[int], others: Sequence[str]) -> bool:
+        """Whether the ranks cannot work without what does not come through over an interface.
+
+        Args:
+            nic: the interface.
+            hosts: whose ranks these are.
+            others: the interfaces that do come through.
+        """
+        return self.is_certain(nic, hosts) or (not others and any(self.uses[host].connects for host in hosts))
 
     def is_used(self, nic: str, hosts: Iterable[int]) -> bool:
         """Whether they may use it."""
@@ -90,7 +100,7 @@ def _dead_network(scene: Scene, nic: str, bad: Column, hosts: set[int]) -> list[
         return []
     kind = _commonest(bad.values())
     words = f"{sentence(NOBODY, kind, nic, address=_address(bad.values()))}{_works(others)}"
-    verdict = "fail" if scene.is_certain(nic, hosts) or not others else "warn"
+    verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
     return [_result(verdict, words, hint_of(kind, nic, "all hosts", _instead(scene, nic, others)), bad.values())]
 
 
@@ -125,7 +135,7 @@ def _partition(scene: Scene, nic: str, parts: Sequence[set[int]], cut: Column) -
     groups = " / ".join(host_words(scene.cards, part) for part in parts[:_MOST_TOLD])
     words = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
     hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
-    verdict = "fail" if scene.is_certain(nic, hosts) or not others else "warn"
+    verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
     return [_result(verdict, words, hint, cut.values())]
 
 
@@ -192,7 +202,7 @@ def _host_result(
     hint = hint_of(kind, nic, label, _instead(scene, nic, others), direction=direction, mtu=mtu)
     words += works
     peers = {other for pair in bad for other in pair} - {host}
-    certain = scene.is_certain(nic, [host]) or all(scene.is_certain(nic, [peer]) for peer in peers) or not others
+    certain = scene.is_cut_off(nic, [host], others) or all(scene.is_certain(nic, [peer]) for peer in peers)
     verdict = "fail" if certain else "warn"
     return _result(verdict, words, hint, (*bad_in, *bad_out), host=label)
 
@@ -217,7 +227,7 @@ def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) ->
         hint = hint_of(kind, nic, target, instead, direction="pair", source=source)
     uses = [scene.uses[host] for host in (a, b)]
     needed = any(use.by_all_pairs for use in uses) or len(scene.cards) == _SEVERAL
-    certain = (scene.is_certain(nic, (a, b)) or not others) and needed
+    certain = scene.is_cut_off(nic, (a, b), others) and needed
     return _result("fail" if certain else "warn", words, hint, bad)
 
 

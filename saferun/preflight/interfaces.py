@@ -296,11 +296,10 @@ def loopback_between(cards: Mapping[int, HostCard]) -> tuple[CheckResult, ...]:
         told = any(result.class_name == "network_interface" for result in card.results)
         if card.gloo and loopback.issuperset(card.gloo) and not told:
             usable = [nic.name for nic in card.nics if nic.name in card.probed] or ["the interface between the hosts"]
-            has_gpus = any(name == "driver" for name, _ in card.versions)
             results.append(
                 CheckResult(
                     "interfaces",
-                    "warn" if has_gpus else "fail",
+                    "fail" if card.backend == "gloo" else "warn",
                     "gloo would listen on loopback, where no other host reaches it",
                     own_name_hint(usable[0]),
                     class_name="network_interface",

@@ -60,11 +60,13 @@ class Uses(Value):
         certain: without these there is no job.
         possible: others that a library may use.
         by_all_pairs: whether each rank connects to each other over them, as gloo's do.
+        connects: whether the ranks are known to connect to those of other hosts at all.
     """
 
     certain: frozenset[str] = frozenset()
     possible: frozenset[str] = frozenset()
     by_all_pairs: bool = False
+    connects: bool = False
 
 
 def columns_of(probes: Iterable[Probe], cards: Mapping[int, HostCard]) -> dict[str, Column]:
@@ -129,8 +131,8 @@ def _best(a: Link, b: Link) -> Link:
 def uses_of(card: HostCard, nics: Sequence[str]) -> Uses:
     """The interfaces that the ranks of a host will use.
 
-    With GPUs it is NCCL that connects them, by the first of its interfaces at least, and gloo may be there too; without
-    GPUs it is gloo.
+    Where NCCL is certain to connect them, it does so by the first of its interfaces at least; gloo by all of its own.
+    Where the backend is unknown (MPI, a TPU's, none at all), they may use what these would, and nothing is certain.
 
     Args:
         card: the host's.
@@ -138,11 +140,13 @@ def uses_of(card: HostCard, nics: Sequence[str]) -> Uses:
     """
     named = frozenset(nics) - {AUTO}
     has_gpus = any(pair[:1] == ("driver",) for pair in card.versions)
+    connects = card.backend in {"gloo", "nccl"}
+    by_all_pairs = card.backend == "gloo"
     if named:
-        return Uses(named, frozenset(), by_all_pairs=not has_gpus)
-    if has_gpus and card.nccl:
-        return Uses(frozenset(card.nccl[:1]), frozenset((*card.nccl, *card.gloo)))
-    return Uses(frozenset(card.gloo), frozenset(card.gloo), by_all_pairs=True)
+        return Uses(named if connects else frozenset(), named, by_all_pairs, connects)
+    possible = frozenset((*card.nccl, *card.gloo)) if has_gpus else frozenset(card.gloo)
+    certain = {"gloo": card.gloo, "nccl": card.nccl[:1]}.get(card.backend, ())
+    return Uses(frozenset(certain), possible, by_all_pairs, connects)
 
 
 def nic_of(card: HostCard | None, name: str) -> Nic | None:

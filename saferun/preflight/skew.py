@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.findings import CheckResult, HostCard, Probe
 from saferun.preflight.interfaces import is_loopback
@@ -55,13 +55,7 @@ def skew_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> list
 def _version_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
     known = {host: dict(pair[:2] for pair in card.versions if len(pair) >= _SEVERAL) for host, card in cards.items()}
     hint = "install the same everywhere (the same image, module or environment on all hosts)"
-    has_gpus = any("driver" in versions for versions in known.values())
-
-    def verdict(names: Iterable[str]) -> str:
-        # NCCL compares the versions of all ranks itself, and refuses.
-        return "fail" if has_gpus and "nccl" in names else "warn"
-
-    return _differences("versions", cards, {h: v for h, v in known.items() if v}, hint, verdict)
+    return _differences("versions", cards, {h: v for h, v in known.items() if v}, hint)
 
 
 def _environ_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
@@ -72,7 +66,7 @@ def _environ_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
         if card.environ or card.versions
     }
     hint = "set them alike on all hosts, unless the difference is meant (srun and mpirun can pass them on)"
-    return _differences("environment", cards, known, hint, lambda _: "warn", equals="=")
+    return _differences("environment", cards, known, hint, equals="=")
 
 
 def _is_own(name: str) -> bool:
@@ -103,7 +97,6 @@ def _differences(
     cards: Mapping[int, HostCard],
     known: Mapping[int, Mapping[str, str]],
     hint: str,
-    verdict: Callable[[Iterable[str]], str],
     *,
     equals: str = " ",
 ) -> list[CheckResult]:
@@ -119,15 +112,14 @@ def _differences(
         elif odd:
             groups = [f"{value} on {host_words(cards, hosts)}" for value, hosts in odd.items()]
             words = f"{name} differs between the hosts: {', '.join(groups[:_MOST_NAMED])}"
-            results.append(CheckResult(check, verdict([name]), words, hint))
+            results.append(CheckResult(check, "warn", words, hint))
     for host, found in sorted(own.items()):
         values = ", ".join(f"{name}{equals}{value}" for name, value, _ in found[:_MOST_NAMED])
         common_values = ", ".join(f"{name}{equals}{common}" for name, _, common in found[:_MOST_NAMED])
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         words = f"{values}{more}, where the others have {common_values}"
         facts = tuple((name, value) for name, value, _ in found)
-        names = [name for name, *_ in found]
-        results.append(CheckResult(check, verdict(names), words, hint, facts, host=label_of(cards, host)))
+        results.append(CheckResult(check, "warn", words, hint, facts, host=label_of(cards, host)))
     return results
 
 

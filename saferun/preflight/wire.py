@@ -63,7 +63,7 @@ def encode_card(card: HostCard) -> str:
         lambda c: c._replace(results=tuple(result._replace(facts=()) for result in c.results)),
         lambda c: c._replace(environ=c.environ[:32], nics=c.nics[:16]),
         lambda c: c._replace(environ=(), results=c.results[:16], names=()),
-        lambda c: HostCard(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script),
+        lambda c: HostCard(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script, backend=c.backend),
     ):
         if len(text) <= CARD_LIMIT_BYTES:
             break
@@ -91,6 +91,7 @@ def _bounded_card(card: HostCard) -> HostCard:
         environ=_pairs(card.environ),
         names=tuple(tuple(_line(word, 253) for word in name[:_MOST_ADDRESSES]) for name in card.names[:8]),
         results=tuple(_bounded_result(result) for result in card.results[:_MOST_RESULTS] if result.verdict in SEVERITY),
+        backend=_line(card.backend, _NAME_LENGTH),
     )
 
 

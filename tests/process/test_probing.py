@@ -407,7 +407,9 @@ class Pair:
     def verdict(self) -> list[str]:
         """What the user reads, after a second measurement."""
         cards = {
-            host.number: HostCard(f"node{host.number}", nics=host.nics, gloo=("eth1",), probed=("eth0", "eth1"))
+            host.number: HostCard(
+                f"node{host.number}", nics=host.nics, gloo=("eth1",), probed=("eth0", "eth1"), backend="gloo"
+            )
             for host in self.hosts
         }
         probes = [p for _ in range(2) for source in range(2) for p in self.probe(source).values()]

@@ -21,8 +21,10 @@ def address_of(host: int, nic: str) -> str:
     return f"10.{int(nic[-1])}.{(host + 1) // 250}.{(host + 1) % 250}"
 
 
-def cards_of(hosts: int, nics: tuple[str, ...] = ("eth0", "eth1"), *, gloo: str = "eth0") -> dict[int, HostCard]:
-    """Hosts without GPUs, all alike, with a docker0 that all have."""
+def cards_of(
+    hosts: int, nics: tuple[str, ...] = ("eth0", "eth1"), *, gloo: str = "eth0", backend: str = "gloo"
+) -> dict[int, HostCard]:
+    """Hosts without GPUs, all alike, with a docker0 that all have, whose ranks are known to use gloo."""
     cards = {}
     for host in range(hosts):
         own = tuple(
@@ -38,6 +40,7 @@ def cards_of(hosts: int, nics: tuple[str, ...] = ("eth0", "eth1"), *, gloo: str 
             versions=VERSIONS,
             script="5c1f" * 16,
             names=(("node0", address_of(0, nics[0])),),
+            backend=backend,
         )
     return cards
 

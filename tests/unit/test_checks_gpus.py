@@ -157,10 +157,14 @@ def test_ranks_that_hide_every_gpu_want_none(root: Root) -> None:
 # ----------------------------------------------------------------------------------------------------------------- busy
 
 
-def test_somebody_else_s_job_on_a_gpu_is_told_and_may_pass(root: Root) -> None:
+def test_somebody_else_s_job_on_a_gpu_is_told_and_waited_for_where_no_other_is_free(root: Root) -> None:
+    """A script may choose another GPU, and no retry waits for the first one."""
     busy = Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)])
+    for nvml, nproc in ((Nvml(Gpu(), busy), 2), (Nvml(busy, Gpu(), Gpu()), 1)):
+        result = check_gpus(launch(root, nproc=nproc), nvml=nvml)
+        assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", False)
     result = check_gpus(launch(root), nvml=Nvml(Gpu(), busy))
-    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", True)
+    assert check_gpus(launch(root, nproc=1), nvml=Nvml(busy)).passing
     assert result.words.startswith(f"GPU 1 is in use: pid {OTHER} (")
     assert result.words.endswith(") holds 60 GiB of its 140 GiB")
 
@@ -176,9 +180,9 @@ def test_only_the_gpus_of_the_launch_matter(root: Root) -> None:
 def test_with_no_memory_left_anywhere_there_is_nothing_to_start_on(root: Root) -> None:
     full = [Gpu(used=140 * GIB - 100 * MIB, processes=[(OTHER, 139 * GIB)]) for _ in range(2)]
     result = check_gpus(launch(root), nvml=Nvml(*full))
-    assert (result.verdict, result.passing) == ("fail", True)
+    assert (result.verdict, result.passing) == ("warn", True), "the script may do without any"
     half = [full[0], Gpu()]
-    assert check_gpus(launch(root), nvml=Nvml(*half)).verdict == "warn"
+    assert not check_gpus(launch(root), nvml=Nvml(*half)).passing
 
 
 def test_a_torch_that_cannot_use_these_gpus_is_not_stopped_by_them(root: Root) -> None:
@@ -195,13 +199,13 @@ def test_an_exclusive_gpu_is_taken_by_whoever_has_it(root: Root) -> None:
     """CUDA says "all CUDA-capable devices are busy or unavailable", however little memory is in use."""
     taken = Gpu(mode=3, processes=[(OTHER, 300 * MIB)])
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(taken))
-    assert (result.verdict, result.class_name, result.passing) == ("fail", "gpu_busy", True)
+    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", True)
     assert "one process at a time" in result.words
 
 
-def test_a_gpu_that_takes_no_computing_fails_for_good(root: Root) -> None:
+def test_a_gpu_that_takes_no_computing_is_told_and_not_waited_for(root: Root) -> None:
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(Gpu(mode=2)))
-    assert (result.verdict, result.passing) == ("fail", False)
+    assert (result.verdict, result.passing) == ("warn", False)
     assert "-c 0" in result.hint
 
 
@@ -248,20 +252,20 @@ def test_memory_that_is_failing_is_told(root: Root, facts: dict[str, Any], words
     assert not result.passing
 
 
-def test_a_gpu_that_fell_off_the_bus_stops_the_launch(root: Root) -> None:
-    """CUDA does not start with it."""
+def test_a_gpu_that_fell_off_the_bus_is_told(root: Root) -> None:
+    """CUDA does not start with it; ranks that hide it, or use none, do."""
     result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(lost=True)))
-    assert (result.verdict, result.class_name, result.passing) == ("fail", "gpu_hardware_error", False)
+    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_hardware_error", False)
     assert "GPU 1 fell off the bus" in result.words
 
 
 def test_the_worst_of_several_faults_comes_first(root: Root) -> None:
     busy = Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)])
     result = check_gpus(launch(root), nvml=Nvml(busy, Gpu(lost=True)))
-    assert result.verdict == "fail"
+    assert result.verdict == "warn"
     assert result.words.startswith("GPU 1 fell off the bus")
     assert "GPU 0 is in use" in result.words
-    assert not result.passing, "what fails does not go away by itself"
+    assert not result.passing, "what is broken does not go away by itself"
 
 
 # --------------------------------------------------------------------------------------------------- number and driver
@@ -299,9 +303,9 @@ def test_a_newer_driver_library_that_is_brought_along_serves_torch(root: Root) -
     assert check_gpus(launch(root, environ), nvml=nvml).verdict == "ok"
 
 
-def test_a_driver_that_was_updated_without_a_reboot_stops_the_launch(root: Root) -> None:
+def test_a_driver_that_was_updated_without_a_reboot_is_told(root: Root) -> None:
     result = check_gpus(launch(root), nvml=Nvml(start=MISMATCH))
-    assert (result.verdict, result.class_name) == ("fail", "missing_gpu")
+    assert (result.verdict, result.class_name) == ("warn", "missing_gpu")
     assert "different versions" in result.words
 
 
@@ -396,7 +400,7 @@ def test_amd_s_gpus_are_read_from_the_kernel_s_files(amd: Root) -> None:
     assert check_gpus(launch(amd, vendor="amd")).words == "2 GPUs"
     amd.write(f"sys/class/kfd/kfd/proc/{OTHER}/vram_52", str(100 * GIB))
     result = check_gpus(launch(amd, vendor="amd"))
-    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", True)
+    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", False)
     assert f"GPU 1 is in use: pid {OTHER}" in result.words
 
 

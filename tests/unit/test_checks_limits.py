@@ -38,11 +38,11 @@ def test_a_low_limit_on_open_files_is_told_with_the_way_to_raise_it(root: Root) 
     assert "docker" in check_open_files(root.context(nproc=4)).hint
 
 
-def test_a_limit_that_saferun_itself_cannot_live_with_stops_the_launch(root: Root) -> None:
-    """Streams and files of eight ranks do not fit into 64 descriptors, and no soft limit can be raised that far."""
+def test_a_limit_that_saferun_s_own_files_do_not_fit_into_is_told(root: Root) -> None:
+    """It stops nobody: ranks whose streams find no room write to the console themselves."""
     root.limits(open_files="64 64")
     result = check_open_files(root.context(nproc=8))
-    assert (result.verdict, result.class_name) == ("fail", "too_many_open_files")
+    assert (result.verdict, result.class_name) == ("warn", "too_many_open_files")
 
 
 def test_a_thousand_ranks_need_more_than_the_usual_limit(root: Root) -> None:
