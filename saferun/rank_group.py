@@ -18,7 +18,7 @@ from saferun.console.screen import ConsoleStream, Screen
 from saferun.errors import SaferunError
 from saferun.host.children import Child, SpawnError, signal_group, spawn
 from saferun.host.error_files import read_error_file
-from saferun.host.limits import make_room_for_files, restore_files
+from saferun.host.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.host.procfs import read_stat
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from saferun.evidence import RankOutput
 
 _RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
-# So many ranks fit any limit on open files.
-_FEW_RANKS = 64
+_NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
 # A rank that ends while something of its family goes on writing is not waited for beyond this.
 _MOST_CHUNKS_AT_EXIT = 256
 # Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
@@ -103,7 +102,7 @@ class RankGroup:
         self._host = host
         self._warn = warn
         self._filters = self._open_filters()
-        limits = make_room_for_files(config.nproc_per_node) if config.nproc_per_node > _FEW_RANKS else None
+        limits = make_room_for_files(config.nproc_per_node)
         prepares: list[Callable[[], None]] = [prepare] if prepare else []
         if limits is not None:
             prepares.append(partial(restore_files, limits))
@@ -143,7 +142,7 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
-            child = spawn(argv, environ, stdout=targets[0], stderr=targets[1], prepare=self._prepare)
+            child = _modest(spawn(argv, environ, stdout=targets[0], stderr=targets[1], prepare=self._prepare))
         except SpawnError as error:
             raise SaferunError(
                 f"rank {place.rank} cannot be started: {argv[0]}: {error}",
@@ -192,6 +191,9 @@ class RankGroup:
                 return None, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), ""
             if self._config.output.prefix is None and self._config.output.legacy_template is None and not teed:
                 return None, 2 if is_stderr else 1, ""
+        if path == "" and not teed and not has_room_for_files():
+            self._warn(_NO_ROOM)
+            return None, 2 if is_stderr else 1, ""
         read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
         files = tuple(FileSink(path, self._run_dir.lost) for path in paths)
         console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
@@ -341,6 +343,14 @@ class RankGroup:
             recorded.time if recorded else 0.0,
             _last_lines(rank, is_stderr=False),
         )
+
+
+def _modest(child: Child) -> Child:
+    """A child without its pidfd where the limit on open files leaves no room for it: SIGCHLD tells of its end, too."""
+    if child.pidfd < 0 or has_room_for_files():
+        return child
+    os.close(child.pidfd)
+    return child._replace(pidfd=-1)
 
 
 def _last_lines(rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:

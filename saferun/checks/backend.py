@@ -17,6 +17,9 @@ _MOST_BYTES = 1 << 20
 _MOST_FUNCTIONS = 8  # within each other
 # A script that names one of these may choose its interface itself.
 _CHOOSES = "SOCKET_IFNAME"
+# Below /dev: Trainium, newer TPUs (which are handed through), and others that torch has a backend of its own for.
+_MORE_DEVICES = ("neuron", "vfio", "cambricon", "mtgpu", "rbln", "tenstorrent", "xpu", "npu")
+_ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "execv", "execve", "execvp", "execvpe"})
 _PRINT_AND_EXIT = frozenset({"-h", "--help", "--version"})
 
 
@@ -41,9 +44,21 @@ def known_backend(context: CheckContext) -> str:
         return NCCL if context.vendor != "none" else UNKNOWN
     if backend != GLOO or context.vendor != "none":
         return UNKNOWN
+    return UNKNOWN if _shows_accelerators(context) else GLOO
+
+
+def _shows_accelerators(context: CheckContext) -> bool:
+    import os
+
     from saferun.host.gpus import shows_accelerators
 
-    return UNKNOWN if shows_accelerators(context.path("sys"), dev_root=context.path("dev")) else GLOO
+    dev = context.path("dev")
+    try:
+        if any(name.startswith(_MORE_DEVICES) for name in os.listdir(dev)):
+            return True
+    except OSError:
+        return True
+    return shows_accelerators(context.path("sys"), dev_root=dev)
 
 
 def backend_of(text: str) -> str:
@@ -83,8 +98,9 @@ def _follow(body: list[ast.stmt], functions: dict[str, ast.FunctionDef], depth: 
 def _called(node: ast.stmt, functions: dict[str, ast.FunctionDef], depth: int) -> str | None:
     import ast
 
+    unsure = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
     for call in ast.walk(node):
-        if isinstance(call, (ast.Lambda, ast.IfExp, ast.BoolOp, ast.comprehension)):
+        if isinstance(call, unsure):
             return UNKNOWN
         if not isinstance(call, ast.Call):
             continue
@@ -94,6 +110,8 @@ def _called(node: ast.stmt, functions: dict[str, ast.FunctionDef], depth: int) -
             given = next((one.value for one in call.keywords if one.arg == "backend"), given)
             value = given.value if isinstance(given, ast.Constant) else None
             return value.lower() if isinstance(value, str) and value.lower() in {GLOO, NCCL} else UNKNOWN
+        if name in _ENDS:
+            return UNKNOWN
         if name in functions and isinstance(call.func, ast.Name):
             found = _follow(functions[name].body, functions, depth - 1) if depth else UNKNOWN
             if found is not None:

@@ -6,6 +6,7 @@ Source: getrlimit(2), proc_pid_limits(5), capabilities(7).
 from __future__ import annotations
 
 import os
+import threading
 
 from saferun.checks.context import CheckContext
 from saferun.checks.reading import MIB, count_words, is_switched_on, read_text, size_words
@@ -15,8 +16,8 @@ _UNLIMITED = -1
 # Python with torch and its libraries has some forty files open before it does anything, gloo and NCCL some sockets for
 # each neighbour, a data loader two pipes and a queue for each worker. The kernel's default is 1024.
 _FEW_FILES = 256
-# What the supervisor needs for itself and for each rank (streams, files, pidfd).
-_OWN_FILES, _OWN_FILES_PER_RANK = 64, 8
+# What the supervisor opens for itself, and for each rank: two streams, two files, a pidfd.
+_OWN_FILES, _OWN_FILES_PER_RANK = 48, 5
 # torch starts some ten threads where OMP_NUM_THREADS is 1, NCCL and CUDA about as many.
 _THREADS_PER_RANK = 32
 # Above this nobody runs into the limit, and counting the user's threads would cost more than it tells.
@@ -72,7 +73,8 @@ def check_processes(context: CheckContext) -> CheckResult:
         return CheckResult("processes", "ok", "processes and threads are not limited", facts=facts)
     room, whose, hint = min(rooms)
     words = f"{whose} may start {room} more processes and threads"
-    if room < context.nproc:
+    # The threads of the checks themselves are gone when the ranks start.
+    if room + threading.active_count() < context.nproc:
         words += f", and there are to be {context.nproc} ranks"
         return CheckResult("processes", "fail", words, hint, facts)
     if room < _THREADS_PER_RANK * context.nproc:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 # A rank takes two streams, two files, a pidfd, and while it is started the other ends of its streams.
 _FILES_PER_RANK = 8
 _OWN_FILES = 64
+# What starting a rank takes, and what the supervisor may need while the ranks run.
+_SPARE_FILES = 24
+# With a higher limit than this nobody counts: no host has so many ranks.
+_MANY_FILES = 65536
 
 
 def make_room_for_files(ranks: int) -> tuple[int, int] | None:
@@ -23,6 +28,20 @@ def make_room_for_files(ranks: int) -> tuple[int, int] | None:
     raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
     return soft, hard
+
+
+def has_room_for_files() -> bool:
+    """Whether another rank's streams, and what saferun itself may still open, fit into the limit on open files."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY or soft >= _MANY_FILES:
+        return True
+    try:
+        # Descriptors are given out from below: the next one is the number of those that are open, or less.
+        probe = os.dup(2)
+    except OSError:
+        return False
+    os.close(probe)
+    return probe + _FILES_PER_RANK + _SPARE_FILES <= soft
 
 
 def restore_files(limits: tuple[int, int]) -> None:

@@ -58,7 +58,7 @@ def judge(
         *_own_results(cards),
         *faults,
         *(slowness.results if remeasured else ()),
-        *_missing_results(columns, cards, uses, missing, blamed),
+        *_missing_results(columns, cards, missing, blamed),
         *_down_results(told, uses),
         *_decoy_results(told, uses, columns),
         *(loopback_between(cards) if any(_is_on_loopback(card) for card in cards.values()) else ()),
@@ -131,7 +131,6 @@ def _own_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
 def _missing_results(
     columns: Mapping[str, Column],
     cards: Mapping[int, HostCard],
-    uses: Mapping[int, Uses],
     missing: Mapping[int, str],
     blamed: Collection[str],
 ) -> list[CheckResult]:
@@ -147,14 +146,8 @@ def _missing_results(
             continue
         is_gone = host in tried and host not in reached and label_of(cards, host) not in blamed
         words = f"it reported nothing of the other hosts ({why}){', and none of them reaches it' if is_gone else ''}"
-        hint = "look whether it is up and not overloaded; --preflight warn goes on without this"
-        is_needed = is_gone and uses[host].connects
-        verdict, class_name = ("fail", "network_between_hosts") if is_needed else ("warn", "")
-        results.append(
-            CheckResult(
-                "links", verdict, words, hint, class_name=class_name, passing=is_needed, host=label_of(cards, host)
-            )
-        )
+        hint = "look whether it is up and not overloaded"
+        results.append(CheckResult("links", "warn", words, hint, host=label_of(cards, host)))
     return results
 
 

@@ -169,9 +169,10 @@ TOLD_AT_ONCE = {
         about="node.*gloo would listen on loopback",
     ),
     "too few files": Scene(
-        r"node3: a process may open 64 files, at most, and saferun alone needs \d+ for 1 rank",
+        r"node3: a process may open 48 files, at most, and saferun takes up to \d+ for 1 rank",
         "raise the hard limit",
-        on_node3(lambda host: host.limit_files(64)),
+        on_node3(lambda host: host.limit_files(48)),
+        fails=False,
         environ={},
     ),
 }

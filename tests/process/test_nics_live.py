@@ -254,13 +254,13 @@ def test_a_master_that_is_not_there_yet_is_no_failure(host: Namespace, address: 
 def test_a_firewall_that_forbids_the_connection_is_told_from_silence(host: Namespace) -> None:
     """Its ICMP message comes at once, where a host that is off is silent."""
     result = host.run(check_master, to_master("10.60.0.1"))
-    assert (result.verdict, result.class_name, result.passing) == ("fail", "master_unreachable", True)
+    assert (result.verdict, result.class_name, result.passing) == ("warn", "master_unreachable", True)
     assert result.words == "a firewall rejects connections to 10.60.0.1:29500, over eth0"
 
 
 @in_namespace
-def test_a_network_that_this_host_has_no_way_to_is_a_failure(host: Namespace) -> None:
-    """Waiting does not mend it; what is down is named."""
+def test_a_network_that_this_host_has_no_way_to_is_told(host: Namespace) -> None:
+    """What is down is named."""
     result = host.run(check_master, to_master("10.99.0.1"))
     assert result.words == "no network of this host leads to the master 10.99.0.1"
     assert "ip route get 10.99.0.1" in result.hint
@@ -285,7 +285,7 @@ def test_a_network_that_this_host_has_no_way_to_is_a_failure(host: Namespace) ->
 def test_gloos_variable_is_held_against_the_real_interfaces(host: Namespace, value: str, words: str) -> None:
     context = CheckContext(together=True, serves=True, environ={"GLOO_SOCKET_IFNAME": value})
     result = host.run(check_interfaces, context)
-    assert result.verdict == ("fail" if words else "ok")
+    assert result.verdict == ("warn" if words else "ok"), "who may not use gloo is not stopped"
     if words:
         assert result.words == words
 
