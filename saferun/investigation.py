@@ -721,12 +721,28 @@ class Investigation:
         self._post(Diagnosed(time.monotonic(), action.attempt, diagnosis, stopped, facts))
 
     def _facts(self, action: Diagnose, diagnosis: Diagnosis) -> FailureFacts:
-        from saferun.policy.facts import facts_from
+        from saferun.policy.facts import facts_from, life_of
 
+        life = None
+        if self._evidence is not None:
+            lived_s, window_s = self._lived_s(self._evidence), self._config.retry.start_window_s
+            life = life_of(self._evidence, lived_s=lived_s, window_s=window_s, has_beaten=self._has_beaten())
         rendezvous = self._config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
         free = self._job is None and rendezvous.master_port is None and not rendezvous.agent_store
-        return facts_from(diagnosis, trouble_class=action.trouble_class, port_is_free=free)
+        return facts_from(diagnosis, trouble_class=action.trouble_class, port_is_free=free, life=life)
+
+    def _lived_s(self, evidence: Evidence) -> float:
+        """How long the ranks of the attempt lived; 0 where none was started."""
+        if self._group is None:
+            return 0.0
+        return max((end.at for end in evidence.ends), default=time.monotonic()) - self._started_at
+
+    def _has_beaten(self) -> bool:
+        """Whether a rank of this host has called ``saferun.heartbeat``."""
+        ranks = self._group.ranks if self._group is not None else []
+        prefixes = [self.hook_prefix(self._attempt(), rank.place.rank) for rank in ranks]
+        return any(os.path.exists(f"{prefix}.heartbeat") for prefix in prefixes if prefix)
 
     def _diagnosed(self) -> Diagnosis | None:
         from saferun.diagnosis import diagnose
@@ -745,13 +761,11 @@ class Investigation:
             return evidence._replace(start="before")  # nothing has been started at all
         answer = self._store_stage()
         stage = start_stage(evidence, store=read_store_stage(answer) if answer else None)
-        last = max((end.at for end in evidence.ends), default=time.monotonic())
-        prefixes = [self.hook_prefix(self._attempt(), rank.place.rank) for rank in group.ranks]
         stage = stage_by_time(
             stage,
-            elapsed_s=last - self._started_at,
+            elapsed_s=self._lived_s(evidence),
             window_s=self._config.retry.start_window_s,
-            has_progressed=any(os.path.exists(f"{prefix}.heartbeat") for prefix in prefixes if prefix),
+            has_progressed=self._has_beaten(),
         )
         return evidence._replace(start=stage)
 

@@ -419,7 +419,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "retry_always",
         "flag",
         False,
-        "use up all restarts and retries, also where the same failure came twice in a row",
+        "use up all restarts and retries, also where the same failure is bound to come again",
         LIFE,
         pet=False,
     ),

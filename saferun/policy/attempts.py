@@ -9,7 +9,17 @@ from saferun.model import Value
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FUTILE", "INCOMPARABLE", "PASSING", "AttemptPolicy", "Decision", "FailureFacts", "Fingerprint"]
+__all__ = [
+    "FUTILE",
+    "INCOMPARABLE",
+    "PASSING",
+    "SETTLED",
+    "AttemptPolicy",
+    "Decision",
+    "FailureFacts",
+    "Fingerprint",
+    "Life",
+]
 
 PASSING = frozenset(
     {
@@ -78,7 +88,12 @@ INCOMPARABLE = frozenset(
 )
 """Ends that came from outside, or were others' doing: they tell nothing of what would happen another time."""
 
+SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
+"""Causes that stand in the script or its surroundings before it begins: no time and no other process changes them."""
+
 _LONGEST_WAIT_S = 60.0
+# The same start takes longer or shorter by so much, by chance and load.
+_SAME_LIFE_S = 3.0
 _MOST_RANKS_SHOWN = 4
 
 
@@ -117,6 +132,34 @@ class Fingerprint(Value):
         return ", ".join(filter(None, (self.class_name, who, self.place if self.is_frame else "")))
 
 
+class Life(Value):
+    """How far an attempt had come, as far as anybody can see.
+
+    Attributes:
+        lived_s: from the start of its ranks to the end of the last one, in seconds; 0: no rank was started.
+        in_window: whether it failed within ``--start-window``.
+        has_beaten: whether a rank has called ``saferun.heartbeat``.
+        steps: how many collectives the furthest rank had begun in one group, by the Flight Recorder; -1: unknown.
+    """
+
+    lived_s: float = 0.0
+    in_window: bool = True
+    has_beaten: bool = False
+    steps: int = -1
+
+    def is_no_further_than(self, before: Life) -> bool:
+        """Whether an attempt that ended so cannot have got beyond where the one before it ended.
+
+        A checkpoint may lie between two failures at the same line that look alike in every other way.
+        """
+        return (
+            self.in_window
+            and not self.has_beaten
+            and self.steps <= before.steps
+            and self.lived_s <= before.lived_s + _SAME_LIFE_S
+        )
+
+
 class FailureFacts(Value):
     """What of a failed attempt decides about another one.
 
@@ -133,6 +176,8 @@ class FailureFacts(Value):
         stop_words: why, where it is: ``stopped by SIGTERM``.
         words: the cause in a few words: ``port 29500 is in use``.
         port_is_free: whether another port may be taken for the store.
+        life: how far the attempt had come; None: nobody knows, and it may have made progress.
+        is_transient: whether the cause may be gone the next time, however alike it looks: input and output, networks.
     """
 
     class_name: str
@@ -146,11 +191,29 @@ class FailureFacts(Value):
     stop_words: str = ""
     words: str = ""
     port_is_free: bool = False
+    life: Life | None = None
+    is_transient: bool = False
 
     @property
     def may_pass(self) -> bool:
         """Whether the cause may go away by itself."""
         return self.passing if self.passing is not None else self.class_name in PASSING
+
+    def is_bound_to_repeat(self, before: FailureFacts | None) -> bool:
+        """Whether the next attempt is known to end like this one and the one before it.
+
+        That takes the same failure; a cause that time does not change; and two attempts of which neither can have got
+        beyond the other: both ended before a rank was started, or within ``init_process_group``, or by what stands in
+        the script itself. Anywhere else the line of code tells nothing: nearly everything that passes in training
+        fails at the same few lines.
+        """
+        if before is None or self.may_pass or self.is_transient or self.life is None or before.life is None:
+            return False
+        if not self.fingerprint.is_same(before.fingerprint):
+            return False
+        if 0 in {self.life.lived_s, before.life.lived_s}:
+            return self.life.lived_s == before.life.lived_s
+        return (self.in_init or self.class_name in SETTLED) and self.life.is_no_further_than(before.life)
 
 
 class Decision(Value):
@@ -187,8 +250,8 @@ class AttemptPolicy:
       so); never where another try changes nothing (:data:`FUTILE`); once where nobody knows the cause, if it failed
       within ``init_process_group``.
     * Anything else, and a start whose retries are used up, is started anew ``max_restarts`` times.
-    * The same failure twice in a row ends both, unless its cause may pass: a port in use is in use each time in the
-      same words, and may be free the next time.
+    * The same failure twice in a row ends both only where it is bound to come again, and no attempt can have made
+      progress (:meth:`FailureFacts.is_bound_to_repeat`). ``--max-restarts`` is torchrun's otherwise.
     * A host that caused the same failure twice in a row may be left out instead, if the others suffice.
 
     Args:
@@ -244,14 +307,11 @@ class AttemptPolicy:
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
         exclude, words = self._excluded(facts, before, hosts - 1 >= least_hosts) if has_next else (None, "")
-        if exclude is None and not self._always and not facts.may_pass:
-            if facts.fingerprint.is_same(before.fingerprint if before is not None else None):
-                return _finish(f"{_same(facts)}{words}")
-            if any(facts.fingerprint.is_alike(blamed.fingerprint) for blamed in self._blamed.values()):
-                return _finish(f"{_same(facts)}, also without {', '.join(self._blamed)}")
+        if exclude is None and not self._always and facts.is_bound_to_repeat(before):
+            return _finish(f"{_same(facts)}{words}")
         if not has_next:
             return self._exhausted(facts, restarts, limit, is_start=is_start)
-        reason = words if exclude is not None else facts.words or facts.class_name
+        reason = words if exclude is not None else f"{facts.words or facts.class_name}{words}"
         return self._again(facts, reason, exclude, restarts, limit if is_retry else 0)
 
     def _again(
@@ -322,6 +382,9 @@ class AttemptPolicy:
             return None, ""
         if facts.host == 0:
             return None, f"; {label} leads the job and cannot be left out"
+        if any(facts.fingerprint.is_alike(blamed.fingerprint) for blamed in self._blamed.values()):
+            # One host after the other would be left out, and none of them is at fault.
+            return None, f", also without {', '.join(self._blamed)}"
         if not suffices:
             return None, f"; the job needs {label}, which cannot be left out"
         self._blamed[label] = facts

@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from saferun.policy.attempts import INCOMPARABLE, FailureFacts, Fingerprint
+from saferun.policy.attempts import INCOMPARABLE, FailureFacts, Fingerprint, Life
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from saferun.evidence import Cause, Diagnosis
+    from saferun.evidence import Cause, Diagnosis, Evidence
     from saferun.findings import CheckResult
 
-__all__ = ["facts_from", "facts_of_checks"]
+__all__ = ["facts_from", "facts_of_checks", "life_of"]
 
 _FROM_THE_SCRIPT = frozenset({"python_exception", "python_exit"})
 """What a script brings about unless torch raised it within ``init_process_group``."""
 _IN_INIT = "in init_process_group"
+_TRANSIENT = frozenset(
+    {
+        "collective_timeout",
+        "cuda_error",
+        "cuda_illegal_memory_access",
+        "cuda_out_of_memory",
+        "data_loader_worker_killed",
+        "device_side_assert",
+        "disk_full",
+        "file_missing",
+        "gpu_hardware_error",
+        "hip_error",
+        "hip_illegal_memory_access",
+        "host_oom_kill",
+        "host_out_of_memory",
+        "missing_gpu",
+        "name_unknown",
+        "nccl_timeout",
+        "network_interface",
+        "shared_memory_exhausted",
+        "too_many_open_files",
+        "unknown",
+    }
+)
+"""Timeouts, GPUs, memory, input and output, networks: however alike two of them look, a third need not follow."""
+_HANG = "hang_"
+_IO_ERRORS = frozenset(
+    {
+        *("BlockingIOError", "BrokenPipeError", "ChildProcessError", "ConnectionAbortedError", "ConnectionError"),
+        *("ConnectionRefusedError", "ConnectionResetError", "EOFError", "EnvironmentError", "FileExistsError"),
+        *("FileNotFoundError", "IOError", "InterruptedError", "IsADirectoryError", "NotADirectoryError", "OSError"),
+        *("PermissionError", "ProcessLookupError", "TimeoutError"),
+    }
+)
+"""OSError, what inherits from it, and the end of a file that should have been longer."""
+_NETWORK = re.compile(
+    r"Timeout|TimedOut|Connect|HTTP|URLError|Network|DistStoreError|SSLError|gaierror|RpcError|Unavailable|IOError"
+    r"|^(?:requests|urllib3|aiohttp|httpx|botocore|boto3|s3fs|gcsfs|fsspec|google|azure|grpc|socket|ssl|http)\."
+)
+_NETWORK_WORDS = re.compile(r"[Tt]imed? ?out|[Cc]onnection (?:reset|refused|closed|aborted)|Input/output error")
 
 
 def facts_from(
@@ -26,6 +67,7 @@ def facts_from(
     stop_words: str = "",
     trouble_class: str = "",
     port_is_free: bool = False,
+    life: Life | None = None,
 ) -> FailureFacts:
     """What of a diagnosis decides about another attempt.
 
@@ -36,6 +78,7 @@ def facts_from(
         trouble_class: the class of what saferun itself could not do, where no rank failed: ``store_lost`` where the
             store's process ended, that of a failed check. It counts where the diagnosis names no cause.
         port_is_free: whether another port may be taken for the store.
+        life: how far the attempt had come.
     """
     cause = diagnosis.cause
     class_name = trouble_class or "unknown"
@@ -58,6 +101,33 @@ def facts_from(
         stop_words=stop_words,
         words=words,
         port_is_free=port_is_free,
+        life=life,
+        is_transient=_is_transient(class_name, cause.proof if cause is not None else ""),
+    )
+
+
+def life_of(evidence: Evidence, *, lived_s: float, window_s: float, has_beaten: bool) -> Life:
+    """How far an attempt had come.
+
+    Args:
+        evidence: of the attempt.
+        lived_s: from the start of its ranks to the end of the last one, in seconds.
+        window_s: ``--start-window``.
+        has_beaten: whether a rank has called ``saferun.heartbeat``.
+    """
+    reached = [group.enqueued for one in evidence.capture.collectives for group in one.groups]
+    return Life(lived_s, lived_s < window_s, has_beaten, max(reached, default=-1))
+
+
+def _is_transient(class_name: str, proof: str) -> bool:
+    """Whether a cause may be gone the next time. ``proof``: the last line of a traceback, where it is an exception."""
+    if class_name in _TRANSIENT or class_name.startswith(_HANG):
+        return True
+    exception = proof.partition(":")[0].strip()
+    return (
+        exception.rpartition(".")[2] in _IO_ERRORS
+        or _NETWORK.search(exception) is not None
+        or _NETWORK_WORDS.search(proof) is not None
     )
 
 
@@ -88,6 +158,7 @@ def facts_of_checks(
         host_label=label,
         words=f"{first.host}: {first.words}" if first.host else first.words,
         port_is_free=port_is_free,
+        life=Life(),
     )
 
 

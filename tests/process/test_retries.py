@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,13 +103,66 @@ def test_what_another_try_would_not_change_is_reported_after_one(tmp_path: Path,
         assert "starting again" not in job.err
 
 
-def test_the_same_failure_twice_in_a_row_ends_the_restarts(tmp_path: Path) -> None:
-    """It would fail a third time; the GPUs are better used otherwise."""
+def test_an_import_that_fails_twice_at_once_ends_the_restarts(tmp_path: Path) -> None:
+    """It cannot have made progress, and would fail a third time; the GPUs are better used otherwise."""
     with running(tmp_path, IMPORTS_NOTHING, "--max-restarts", "5") as job:
         assert job.wait() == 1
         assert len(job.said("ran")) == 2
         assert "not started again: the same failure twice in a row (import_error, rank 0, train.py:3)" in job.err
         assert decisions(job) == ["restart", "finish"]
+
+
+# Trains a hundred steps from its checkpoint on, and then fails at the same line as each time.
+CHECKPOINTS = """
+from rank import *
+path = f"{FOLDER}/checkpoint"
+step = int(open(path).read()) if os.path.exists(path) else 0
+tell(f"from {step}")
+for step in range(step + 1, step + 101):
+    with open(path + ".new", "w") as file:
+        file.write(str(step))
+    os.replace(path + ".new", path)
+if step < 1000:
+    MESSAGE
+"""
+FAILURES = (
+    "raise RuntimeError('bad batch')",
+    "raise OSError(5, 'Input/output error', f'shard-{step}')",
+    "sys.exit('the loader gave up')",
+)
+
+
+@pytest.mark.parametrize("message", FAILURES)
+def test_a_job_that_gets_further_each_time_has_all_its_restarts(tmp_path: Path, message: str) -> None:
+    """As torchrun has it; that is what checkpoints are for, and nearly all of training is the same few lines."""
+    program = CHECKPOINTS.replace("MESSAGE", message)
+    with running(tmp_path, program, "--max-restarts", "9", store=False) as job:
+        assert job.wait() == 0
+        assert [word.word for word in job.said()] == [f"from {number * 100}" for number in range(10)]
+        assert [word.attempt for word in job.said()] == [*range(10)]
+        assert (tmp_path / "checkpoint").read_text() == "1000"
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_such_a_job_as_often(tmp_path: Path) -> None:
+    """What saferun is measured by."""
+    program = CHECKPOINTS.replace("MESSAGE", FAILURES[0]).replace("101", "301")
+    torchrun = (sys.executable, "-m", "torch.distributed.run")
+    with running(tmp_path, program, "--max-restarts", "9", launcher=torchrun, sweeps=False) as job:
+        assert job.wait(120) == 0
+        assert [word.word for word in job.said()] == ["from 0", "from 300", "from 600", "from 900"]
+
+
+def test_hangs_use_up_all_restarts(tmp_path: Path) -> None:
+    """A lock that is held at the same line each time may still be passed the next time."""
+    program = (
+        "from rank import *\ntell('ran')\nimport threading\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()"
+    )
+    options = ("--on-hang", "restart", "--max-restarts", "2", "--hang-timeout", "1", "--capture-budget", "5")
+    with running(tmp_path, program, *options, store=False) as job:
+        assert job.wait(120) != 0
+        assert [word.attempt for word in job.said("ran")] == [0, 1, 2]
+        assert "the same failure twice" not in job.err
 
 
 def test_retry_always_uses_up_all_restarts(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from saferun.evidence import Cause, Diagnosis, HostSight, Traceback
+from saferun.evidence import Capture, Cause, Diagnosis, Evidence, GroupProgress, HostSight, RankCollectives, Traceback
 from saferun.findings import CheckResult
 from saferun.model import ExitStatus, RankEnd
 from saferun.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
-from saferun.policy.attempts import FUTILE, INCOMPARABLE, PASSING
-from saferun.policy.facts import facts_from, facts_of_checks
+from saferun.policy.attempts import FUTILE, INCOMPARABLE, PASSING, SETTLED, Life
+from saferun.policy.facts import facts_from, facts_of_checks, life_of
 
 PACKAGE = Path(__file__).parents[2] / "saferun"
 
@@ -34,6 +34,10 @@ def failed(class_name: str, rank: int = 3, place: str = "train.py:12", **more: A
     prints = Fingerprint(class_name, (rank,), place, is_frame=True)
     facts: dict[str, Any] = {"started": False, "words": f"{class_name} it was"} | more
     return FailureFacts(class_name, prints, **facts)
+
+
+def evidence_of(capture: Capture) -> Evidence:
+    return Evidence("vm", 0.0, (), (), (), None, capture=capture)
 
 
 def steps(decisions: list[Decision]) -> list[str]:
@@ -158,20 +162,100 @@ def test_without_anything_to_compare_restarts_are_torchruns() -> None:
     ]
 
 
+AT_ONCE = Life(lived_s=2.0)
+
+
+@pytest.mark.parametrize("class_name", sorted(SETTLED))
 @pytest.mark.parametrize("started", [False, True])
-def test_the_same_failure_twice_in_a_row_is_enough(started: bool) -> None:
-    """It is deterministic: three more tries would only cost time."""
-    decisions = run(policy(max_restarts=5), failed("import_error", started=started))
+def test_what_stands_in_the_script_is_not_started_a_third_time(class_name: str, started: bool) -> None:
+    """It failed at once, twice, and nothing but an edit changes it: three more tries would only cost time."""
+    decisions = run(policy(max_restarts=5), failed(class_name, started=started, life=AT_ONCE))
     assert steps(decisions) == ["restart", "finish"]
     assert decisions[1].words == (
-        "not started again: the same failure twice in a row (import_error, rank 3, train.py:12)"
+        f"not started again: the same failure twice in a row ({class_name}, rank 3, train.py:12)"
     )
     assert not decisions[1].is_plain
 
 
-def test_the_same_failure_of_an_unknown_cause_is_told_as_such() -> None:
-    """After its one retry."""
-    decisions = run(policy(), failed("segmentation_fault", in_init=True))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (AT_ONCE, Life(300.0)),  # it lived longer
+        (Life(300.0), Life(310.0)),
+        (AT_ONCE, Life(2.0, in_window=False)),
+        (AT_ONCE, Life(2.0, has_beaten=True)),
+        (AT_ONCE, Life(2.0, steps=0)),
+        (Life(2.0, steps=100), Life(2.0, steps=101)),
+        (None, AT_ONCE),
+        (AT_ONCE, None),
+        (Life(), AT_ONCE),
+    ],
+)
+def test_an_attempt_that_may_have_made_progress_has_all_its_restarts(before: Life | None, after: Life | None) -> None:
+    """As torchrun has it: it goes on from its last checkpoint."""
+    first, then = (failed("import_error", in_init=True, life=life) for life in (before, after))
+    a_policy = policy(max_restarts=3, start_retries=0)
+    assert steps([a_policy.decide(first), a_policy.decide(then, restarts=1)]) == ["restart", "restart"]
+
+
+def test_no_line_of_a_training_loop_ends_the_restarts() -> None:
+    """Nearly everything that passes fails at loss.backward() or next(loader), and each attempt gets a bit further."""
+    for class_name in ("python_exception", "assertion_error", "mismatched_collectives", "abort", "python_exit"):
+        decisions = run(policy(max_restarts=9), failed(class_name, started=True, life=AT_ONCE))
+        assert steps(decisions) == ["restart"] * 9 + ["finish"]
+
+
+@pytest.mark.parametrize(
+    ("class_name", "proof"),
+    [
+        ("nccl_timeout", ""),
+        ("collective_timeout", ""),
+        ("cuda_error", "RuntimeError: CUDA error: unspecified launch failure"),
+        ("cuda_out_of_memory", ""),
+        ("gpu_hardware_error", "uncorrectable ECC error"),
+        ("device_side_assert", ""),
+        ("data_loader_worker_killed", "DataLoader worker (pid(s) 7) exited unexpectedly"),
+        ("hang_lock", ""),
+        ("hang_missing_collective", ""),
+        ("host_oom_kill", ""),
+        ("disk_full", "OSError: [Errno 28] No space left on device"),
+        ("file_missing", "FileNotFoundError: [Errno 2] No such file or directory: 'shard-17'"),
+        ("python_exception", "OSError: [Errno 5] Input/output error: 'shard-17'"),
+        ("python_exception", "PermissionError: [Errno 13] Permission denied"),
+        ("python_exception", "TimeoutError: no answer"),
+        ("python_exception", "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='s3'): Read timed out."),
+        ("python_exception", "botocore.exceptions.EndpointConnectionError: Could not connect"),
+        ("python_exception", "torch.distributed.DistNetworkError: The client socket has timed out"),
+        ("python_exception", "socket.gaierror: [Errno -3] Temporary failure in name resolution"),
+        ("python_exception", "urllib3.exceptions.ProtocolError: ('Connection aborted.')"),
+        ("python_exception", "RuntimeError: Connection reset by peer"),
+    ],
+)
+def test_what_may_be_transient_never_ends_the_restarts(class_name: str, proof: str) -> None:
+    """Wherever it failed and however alike: these are what people write --max-restarts for."""
+    own = Traceback((3,), ('  File "distributed_c10d.py", line 17, in init_process_group',))
+    facts = facts_from(diagnosis(class_name, proof=proof, tracebacks=(own,)), life=AT_ONCE)
+    assert facts.is_transient
+    decisions = run(policy(max_restarts=9, start_retries=0), facts)
+    assert steps(decisions) == ["restart"] * 9 + ["finish"]
+
+
+def test_how_far_an_attempt_came_is_read_from_its_evidence() -> None:
+    """The furthest of all ranks and groups counts."""
+    groups = (GroupProgress("0", "pg", (), 41, 41, 40, ()), GroupProgress("1", "pg", (), 7, 7, 7, ()))
+    capture = Capture(collectives=(RankCollectives(0, ()), RankCollectives(1, groups)))
+    seen = evidence_of(capture)
+    assert life_of(seen, lived_s=3.0, window_s=120.0, has_beaten=True) == Life(
+        3.0, in_window=True, has_beaten=True, steps=41
+    )
+    assert life_of(evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_beaten=False) == Life(
+        300.0, in_window=False
+    )
+
+
+def test_the_same_failure_of_an_unknown_cause_in_init_is_told_as_such() -> None:
+    """After its one retry: the ranks never met, so that none of them can have trained."""
+    decisions = run(policy(), failed("segmentation_fault", in_init=True, life=AT_ONCE))
     assert steps(decisions) == ["retry", "finish"]
     assert "the same failure twice in a row (segmentation_fault, rank 3, train.py:12)" in decisions[1].words
 
@@ -217,7 +301,7 @@ def test_nothing_to_compare_is_never_the_same(always: bool) -> None:
 
 def test_retry_always_goes_on_to_the_numbers() -> None:
     """Restarts of what fails alike, and retries of what nobody knows."""
-    assert steps(run(policy(max_restarts=3, always=True), failed("import_error", started=True))) == (
+    assert steps(run(policy(max_restarts=3, always=True), failed("import_error", life=AT_ONCE))) == (
         ["restart"] * 3 + ["finish"]
     )
     assert steps(run(policy(always=True), failed("abort", in_init=True))) == ["retry"] * 3 + ["finish"]
@@ -252,7 +336,7 @@ def on_host(host: int = 2, rank: int = 3, class_name: str = "gpu_hardware_error"
 def test_a_host_that_caused_the_same_failure_twice_is_left_out_where_the_rest_suffices() -> None:
     """And named."""
     decisions = run(policy(max_restarts=5, exclude_bad_hosts=True), on_host(), hosts=3, least_hosts=2)
-    assert [decision.exclude for decision in decisions] == [None, 2, None]
+    assert [decision.exclude for decision in decisions] == [None, 2, None, None, None, None]
     assert decisions[1].words == (
         "starting again at once (restart 2 of 5): without node3, which caused the same failure twice "
         "(gpu_hardware_error, rank 3, train.py:12)"
@@ -269,25 +353,27 @@ def test_a_host_whose_failures_may_pass_is_left_out_as_well() -> None:
 def test_a_failure_that_goes_on_without_that_host_was_not_its_fault() -> None:
     """Excluding one host after the other would end with the last."""
     facts = [on_host(), on_host(), on_host(host=1, rank=2)]
-    decisions = run(policy(max_restarts=9, exclude_bad_hosts=True), *facts, hosts=4, least_hosts=1)
-    assert steps(decisions) == ["restart", "restart", "finish"]
-    assert "the same failure twice in a row" in decisions[-1].words
-    assert decisions[-1].words.endswith("also without node3")
+    decisions = run(policy(max_restarts=4, exclude_bad_hosts=True), *facts, hosts=4, least_hosts=1)
+    assert [decision.exclude for decision in decisions] == [None, 2, None, None, None]
+    assert decisions[3].words == (
+        "starting again at once (restart 4 of 4): gpu_hardware_error it was, also without node3"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "host", "hosts", "words"),
     [
-        ({}, 2, 3, "(gpu_hardware_error, rank 3, train.py:12)"),
+        ({}, 2, 3, "gpu_hardware_error it was"),
         ({"exclude_bad_hosts": True}, 2, 2, "; the job needs node3, which cannot be left out"),
         ({"exclude_bad_hosts": True}, 0, 3, "; node1 leads the job and cannot be left out"),
     ],
 )
 def test_a_host_stays_where_it_must(options: dict[str, bool], host: int, hosts: int, words: str) -> None:
-    """Not asked for, the job needs it, or it has the store; then the same failure twice is the end."""
-    decisions = run(policy(max_restarts=5, **options), on_host(host), hosts=hosts, least_hosts=2)
-    assert [decision.exclude for decision in decisions] == [None, None]
-    assert decisions[-1].words.endswith(words)
+    """Not asked for, the job needs it, or it has the store; the restarts are those that were asked for."""
+    decisions = run(policy(max_restarts=2, **options), on_host(host), hosts=hosts, least_hosts=2)
+    assert steps(decisions) == ["restart", "restart", "finish"]
+    assert {decision.exclude for decision in decisions} == {None}
+    assert decisions[1].words.endswith(words)
 
 
 # --------------------------------------------------------------------------------------------------------------- waits
