@@ -11,6 +11,7 @@ from contextlib import suppress
 from saferun.captures.wire import CaptureReader, CoreRequest, Request, encode_request
 from saferun.host.children import JOB_SIGNALS, Child, SpawnError, spawn
 from saferun.host.poller import Poller
+from saferun.linux.memory_file import memory_file
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What the user has on PYTHONPATH comes last: a sitecustomize of theirs, or a module called like one of Python's, is
@@ -65,12 +66,10 @@ class CaptureRun:
         opened: list[int] = []
         try:
             # A file in memory rather than a pipe: however long the request is, writing it never waits for the reader.
-            opened.append(os.memfd_create("saferun-request", os.MFD_CLOEXEC))
+            opened.append(memory_file("saferun-request", encode_request(request)))
             opened.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
             opened += os.pipe()
             stdin, null, read_end, write_end = opened
-            os.write(stdin, encode_request(request))
-            os.lseek(stdin, 0, os.SEEK_SET)
             self._child = spawn(argv, environ, stdin=stdin, stdout=write_end, stderr=null, ignored=JOB_SIGNALS)
             opened.remove(read_end)
         finally:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from saferun.host.children import fork
 from saferun.host.poller import Poller
 from saferun.host.prctl import die_with_parent
+from saferun.linux.descriptors import close_all_but
 from saferun.linux.json_lines import JsonLines
 from saferun.model import JsonObject
 
@@ -41,7 +42,7 @@ class CheckProcess:
         def serve() -> None:
             die_with_parent(parent_pid)
             fd = theirs.detach()
-            _close_all_but(fd)
+            _keep_only(fd)
             from saferun.checks.serve import answer
 
             answer(socket.socket(fileno=fd))
@@ -159,10 +160,9 @@ class CheckRun:
         self._on_lost(words)
 
 
-def _close_all_but(kept: int) -> None:
+def _keep_only(kept: int) -> None:
     """The child keeps nothing of its parent's: ports, pipes of ranks, terminals."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 1 << 20)
+    close_all_but(kept)

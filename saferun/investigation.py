@@ -27,8 +27,9 @@ from saferun.events import (
 )
 from saferun.host.poller import Poller
 from saferun.host.procfs import main_thread_run_s
-from saferun.host.run_dir import RunDirectory, current_directory
+from saferun.host.run_dir import RunDirectory
 from saferun.incident_log import IncidentLog
+from saferun.linux.scratch import current_directory
 from saferun.model import Value
 from saferun.rank_group import Rank, RankGroup
 
@@ -159,7 +160,8 @@ class Investigation:
         self._watch_at: float | None = None
         self._core_watch: CoreWatch | None = None
         self._memory: MemoryState | None = None
-        self._hook_directory: str | None = None
+        self._hook_directory = ""
+        self._hook_attempt = -1
         self._run: CaptureRun | None = None
         self._dying: list[CaptureRun] = []  # killed, not reaped yet
         self._captures = 0
@@ -290,9 +292,11 @@ class Investigation:
 
     def hook_prefix(self, attempt: int, rank: int) -> str:
         """What the paths of a rank's hook begin with; empty where there is no room for them."""
-        if self._hook_directory is None:
+        if self._hook_attempt != attempt:
+            self._hook_attempt = attempt
             try:
-                self._hook_directory = os.path.abspath(self._run_dir.scratch())
+                # Asked for at each attempt: a cleaner of temporary directories may have deleted it.
+                self._hook_directory = self._run_dir.scratch.socket_path()
             except OSError as error:
                 self._hook_directory = ""
                 self._warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")

@@ -56,11 +56,12 @@ from saferun.host.log_files import LogDirectory
 from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
 from saferun.host.procfs import is_core_dumping
-from saferun.host.run_dir import RunDirectory, current_directory
+from saferun.host.run_dir import RunDirectory
 from saferun.investigation import Investigation
 from saferun.launch.passed_signals import PassedSignals
 from saferun.leftovers import Leftovers
 from saferun.lint_run import Lint, worth_a_look
+from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject, LogDestinations, Placement, RankPlace, signal_name
 from saferun.profiles import Resolution
 from saferun.profiles.text import launch_lines

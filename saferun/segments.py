@@ -16,6 +16,7 @@ from contextlib import suppress
 from saferun.host.children import fork
 from saferun.host.prctl import die_with_parent
 from saferun.host.procfs import descendants_of
+from saferun.linux.descriptors import close_all_but
 from saferun.model import ExitStatus
 
 _LAST_S = 2.0
@@ -48,7 +49,7 @@ class Segments:
         def look_and_remove() -> None:
             die_with_parent(parent_pid)
             os.dup2(read_end, 0)
-            os.closerange(3, 1 << 20)
+            close_all_but()
             from saferun.host.shared_memory import remove_orphans, segments_of
 
             family = set(pids).union(*(descendants_of(pid) for pid in pids))

@@ -87,7 +87,7 @@ class Listener:
         self._strangers = 0
         self._deaf_until = 0.0
         self._hears = True
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake, self._waker = os.pipe()
         self._is_closed = False
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
@@ -107,8 +107,9 @@ class Listener:
         """Stop answering; the port is free when this returns."""
         if not self._is_closed:
             self._is_closed = True
-            os.eventfd_write(self._wake, 1)
+            os.write(self._waker, b"x")
             self._thread.join()
+            os.close(self._waker)
             os.close(self._wake)
 
     # --------------------------------------------------------------------------------------------- the thread's side

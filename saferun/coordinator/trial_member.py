@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from saferun.linux.descriptors import close_all_but
 from saferun.model import Value
 
 # Bound before any fork: looking a symbol up in the child would take the loader's lock.
@@ -130,8 +131,7 @@ def _detach(name: str, parent_pid: int, keep_fd: int, output_fd: int) -> None:
     os.dup2(null, 0)
     os.dup2(output_fd, 1)
     os.dup2(output_fd, 2)
-    os.closerange(3, keep_fd)
-    os.closerange(keep_fd + 1, 1 << 16)
+    close_all_but(keep_fd)
 
 
 def _say(report_fd: int, **fields: str) -> None:

@@ -12,6 +12,7 @@ from saferun.model import ExitStatus
 
 _KEPT_BYTES = 65536
 _REAP_TIMEOUT_S = 1.0
+_LOOK_AGAIN_MS = 20.0
 
 
 def collect_output(child: Child, read_end: int, timeout_s: float) -> tuple[bytes, ExitStatus | None]:
@@ -34,16 +35,16 @@ def collect_output(child: Child, read_end: int, timeout_s: float) -> tuple[bytes
     ended = False
     try:
         while not ended and (left_s := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in poll.poll(left_s * 1000 + 1)}
+            # Without a pidfd nothing tells the child's end, but a look now and then.
+            ready = {fd for fd, _ in poll.poll(left_s * 1000 + 1 if child.pidfd >= 0 else _LOOK_AGAIN_MS)}
             # The output first: once the child has ended, all that it wrote is there to be read.
             if read_end in ready:
                 chunk = os.read(read_end, _KEPT_BYTES)
                 output = (output + chunk)[-_KEPT_BYTES:]
                 if not chunk:
                     poll.unregister(read_end)
-                    ended = child.pidfd < 0  # the best sign there is where the kernel has no pidfds
             else:
-                ended = child.pidfd in ready
+                ended = child.pidfd in ready if child.pidfd >= 0 else _is_zombie(child.pid)
     finally:
         signal_group(child, signal.SIGKILL)
         status = _reap(child.pid)
@@ -51,6 +52,11 @@ def collect_output(child: Child, read_end: int, timeout_s: float) -> tuple[bytes
             if fd >= 0:
                 os.close(fd)
     return output, status if ended else None
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether a child has ended and is still to be reaped."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _reap(pid: int) -> ExitStatus | None:

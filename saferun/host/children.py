@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from saferun.host.prctl import die_with_parent
+from saferun.linux.descriptors import close_all_but
+from saferun.linux.pidfd import open_pidfd, send_signal
 from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import ExitStatus, Value
 
@@ -35,7 +37,7 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Child(Value):
-    """A process of ours. ``pidfd`` is -1 where the kernel has none (before Linux 5.3)."""
+    """A process of ours. ``pidfd`` is -1 where there is none to be had."""
 
     pid: int
     pidfd: int
@@ -127,14 +129,9 @@ def _become(
         lifted = [os.dup(fd) if fd <= 2 else fd for fd in streams]  # noqa: PLR2004
         for target, fd in enumerate(lifted):
             os.dup2(fd, target, inheritable=True)
-        kept = sorted({error_write, *keep})
         for fd in keep:
             os.set_inheritable(fd, True)
-        low = 3
-        for fd in kept:
-            os.closerange(low, fd)
-            low = fd + 1
-        os.closerange(low, 1 << 20)
+        close_all_but(error_write, *keep)
         where = "prepare"
         if prepare is not None:
             prepare()
@@ -182,21 +179,10 @@ def fork(run: Callable[[], None]) -> int:
     return pid
 
 
-def open_pidfd(pid: int) -> int:
-    """A pidfd that becomes readable when the process ends, or -1."""
-    try:
-        return os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        return -1
-
-
 def signal_child(child: Child, signum: int) -> None:
     """Send a signal to a child that has not been reaped; one that is gone is left alone."""
     with suppress(ProcessLookupError, PermissionError):
-        if child.pidfd >= 0:
-            signal.pidfd_send_signal(child.pidfd, signum)
-        else:
-            os.kill(child.pid, signum)
+        send_signal(child.pid, child.pidfd, signum)
 
 
 def signal_group(child: Child, signum: int) -> None:

@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from saferun.host.child_output import collect_output
-from saferun.host.children import Child, fork, open_pidfd
+from saferun.host.children import Child, fork
 from saferun.host.prctl import die_with_parent
+from saferun.linux.pidfd import open_pidfd
 from saferun.model import Value
 
 # ------------------------------------------------------------------------------------------------------------- NVIDIA

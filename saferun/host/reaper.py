@@ -16,7 +16,8 @@ from contextlib import suppress
 from saferun.host.children import fork
 from saferun.host.prctl import set_name
 from saferun.host.procfs import processes_of_run
-from saferun.host.run_dir import remove_scratch, scratch_paths
+from saferun.linux.descriptors import close_all_but
+from saferun.linux.scratch import remove_scratch, scratch_paths
 from saferun.linux.signals import witness
 
 _GOODBYE = b"g"
@@ -48,8 +49,9 @@ def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
     set_name("sr-reaper")
     scratch = scratch_paths(run_id)  # before the current directory changes
     kept = os.dup2(read_end, 3)
-    witness(os.dup2(witness_end, 4))
-    os.closerange(5, 1 << 20)
+    moved = os.dup2(witness_end, 4)
+    witness(moved)
+    close_all_but(kept, moved)
     with suppress(OSError):
         os.chdir("/")
     if os.read(kept, 1) == _GOODBYE:

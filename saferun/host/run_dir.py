@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
+from saferun.linux.scratch import Scratch
 from saferun.model import JsonObject
 
 BASE = "saferun_runs"
-_LONGEST_BASE = 48
 _LONGEST_NAME = 128
 
 
@@ -33,13 +33,12 @@ class RunDirectory:
         self._chosen = path
         self._wanted = wanted
         self._host = host
-        self._run_id = run_id
+        self.scratch = Scratch(run_id)
         self._warn = warn
         self._has_warned = False
         self._is_open = False
         self._events_fd = -1
         self._events: list[JsonObject] = []
-        self._scratch: str | None = None
         self._is_part = False
         self._part = ""
         self.path: str | None = None
@@ -125,24 +124,7 @@ class RunDirectory:
                 return _made(os.path.join(self.host_path, below))
             except OSError as error:
                 self.lost(str(error.filename), error)
-        return _made(os.path.join(self.scratch(), below))
-
-    def scratch(self) -> str:
-        """A private temporary directory that ``close`` removes, and the reaper where the supervisor is killed.
-
-        Raises:
-            OSError: it cannot be made.
-        """
-        if self._scratch is None:
-            *others, last = scratch_paths(self._run_id)
-            for path in others:
-                with suppress(OSError):
-                    os.mkdir(path, 0o700)
-                    self._scratch = path
-                    return path
-            os.mkdir(last, 0o700)
-            self._scratch = last
-        return self._scratch
+        return _made(os.path.join(self.scratch.path(), below))
 
     def write_event(self, event: JsonObject) -> None:
         """Append one line to events.jsonl."""
@@ -186,36 +168,7 @@ class RunDirectory:
         if self._events_fd >= 0:
             os.close(self._events_fd)
             self._events_fd = -1
-        if self._scratch is not None:
-            remove_scratch([self._scratch])
-            self._scratch = None
-
-
-def scratch_paths(run_id: str) -> list[str]:
-    """Where a run's temporary files may lie, the best place first. The id is random and secret until one exists."""
-    bases = [os.environ.get("TMPDIR") or "/tmp", "/tmp"]  # noqa: S108
-    # The path of a Unix socket may have 107 bytes in all.
-    fitting = [base for base in bases if len(os.fsencode(base)) <= _LONGEST_BASE]
-    return [os.path.join(current_directory(), base, f"saferun-{run_id}") for base in dict.fromkeys(fitting)]
-
-
-def remove_scratch(paths: Sequence[str]) -> None:
-    """Remove a run's temporary files, if there are any. ``paths``: where they may lie."""
-    for path in paths:
-        _remove(path)
-
-
-def _remove(path: str) -> None:
-    # shutil, which can do this, takes longer to import than most launches take to end.
-    with suppress(OSError):
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    _remove(entry.path)
-                else:
-                    with suppress(OSError):
-                        os.unlink(entry.path)
-        os.rmdir(path)
+        self.scratch.close()
 
 
 def _made(path: str) -> str:
@@ -236,11 +189,3 @@ def shorter_path(path: str) -> str:
     except OSError:  # the current directory is gone
         return path
     return relative if len(relative) < len(path) else path
-
-
-def current_directory() -> str:
-    """The current directory; empty where it has been deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""

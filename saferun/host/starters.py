@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 
 from saferun.host.poller import Poller
 from saferun.host.procfs import read_cmdline, read_stat
@@ -18,7 +17,7 @@ _DEEPEST = 32
 
 
 class Starters:
-    """The process that started saferun, and the shells in between. Each is watched by a pidfd; nothing is polled.
+    """The process that started saferun, and the shells in between. Each is watched, by a pidfd where there are any.
 
     Args:
         poller: the loop's.
@@ -28,24 +27,22 @@ class Starters:
     def __init__(self, poller: Poller, on_gone: Callable[[str], None]) -> None:
         self._poller = poller
         self._on_gone = on_gone
-        self._pidfds: dict[int, str] = {}
+        self._watched: list[int] = []
         for pid, name in starters_of(os.getpid()):
-            with suppress(OSError):
-                pidfd = os.pidfd_open(pid)
-                self._pidfds[pidfd] = f"{name} (pid {pid}), which had started saferun, is gone"
-                poller.watch(pidfd, lambda pidfd=pidfd: self._gone(pidfd))  # type: ignore[misc]
+            words = f"{name} (pid {pid}), which had started saferun, is gone"
+            self._watched.append(pid)
+            poller.watch_process(pid, lambda words=words: self._gone(words))  # type: ignore[misc]
 
-    def _gone(self, pidfd: int) -> None:
-        words = self._pidfds[pidfd]
-        self.close()
-        self._on_gone(words)
+    def _gone(self, words: str) -> None:
+        if self._watched:
+            self.close()
+            self._on_gone(words)
 
     def close(self) -> None:
         """Watch no more."""
-        for pidfd in self._pidfds:
-            self._poller.unwatch(pidfd)
-            os.close(pidfd)
-        self._pidfds.clear()
+        for pid in self._watched:
+            self._poller.unwatch_process(pid)
+        self._watched.clear()
 
 
 def starters_of(pid: int) -> list[tuple[int, str]]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from saferun.host.children import fork
 from saferun.host.poller import Poller
 from saferun.host.prctl import die_with_parent, set_name
+from saferun.linux.descriptors import close_all_but
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
 from saferun.model import ExitStatus, JsonObject
 
@@ -48,7 +49,7 @@ class Helper:
                 die_with_parent(parent_pid)
             set_name(name)
             fd = theirs.detach()
-            _close_all_but({fd, *keep})
+            _keep_only({fd, *keep})
             serve(socket.socket(fileno=fd))
 
         try:
@@ -147,17 +148,12 @@ class Helper:
                 self._on_message(message)
 
 
-def _close_all_but(kept: set[int]) -> None:
+def _keep_only(kept: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         if fd not in kept:
             os.dup2(null, fd)
-    low = 3
-    for fd in sorted(kept):
-        if fd >= low:
-            os.closerange(low, fd)
-            low = fd + 1
-    os.closerange(low, 1 << 20)
+    close_all_but(*kept)
 
 
 def _nothing(*_arguments: object) -> None:

@@ -314,11 +314,12 @@ class Job:
         return left + [f"folder {path}" for path in self._scratch_folders()]
 
     def _scratch_folders(self) -> list[Path]:
-        """Where saferun puts a private directory while ``TMPDIR`` is too long for a socket's path."""
+        """Where saferun puts private directories for sockets, and for files while ``TMPDIR`` cannot be used."""
         found = []
         for path in (self.folder / "job" / "saferun_runs").glob("*/run.json"):
             with contextlib.suppress(OSError, ValueError):
-                found.append(Path("/tmp") / f"saferun-{json.loads(path.read_text())['run_id']}")
+                name = f"saferun-{json.loads(path.read_text())['run_id']}"
+                found += [Path(place) / name for place in ("/tmp", "/var/tmp", "/dev/shm", self.folder / "job")]
         return sorted({path for path in found if path.is_dir()})
 
     def assert_nothing_left(self, timeout_s: float = 0.0) -> None:

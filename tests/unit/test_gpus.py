@@ -18,7 +18,7 @@ import pytest
 from saferun.errors import SaferunError, UsageError
 from saferun.host import gpu_drivers, gpus
 from saferun.host.child_output import collect_output
-from saferun.host.children import Child, fork, open_pidfd
+from saferun.host.children import Child, fork
 from saferun.host.gpu_drivers import (
     NvmlReading,
     count_visible_amd,
@@ -29,6 +29,7 @@ from saferun.host.gpu_drivers import (
     read_nvml_apart,
 )
 from saferun.host.installed_torch import TorchBuild, may_load_backends, parse_version_file
+from saferun.linux.pidfd import open_pidfd
 
 A, B, C = "GPU-aa11", "GPU-ab22", "GPU-cc33"
 CUDA_TORCH = TorchBuild(cuda="12.8", hip=None, for_cpu_only=False)

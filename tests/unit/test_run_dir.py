@@ -153,7 +153,7 @@ def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: 
     assert not (tmp_path / BASE).exists()
     path = Path(run_dir.rank_path(0, 1))
     assert path.is_dir()
-    scratch = Path(run_dir.scratch())
+    scratch = Path(run_dir.scratch.path())
     assert scratch in path.parents
     assert scratch.stat().st_mode & 0o077 == 0
     run_dir.close()

@@ -1,0 +1,104 @@
+"""Files that lie in memory and in no directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from saferun.linux.system_call import system_call
+
+_MFD_CLOEXEC = 0x1
+_MFD_EXEC = 0x10  # Linux 6.3, where vm.memfd_noexec may ask for it
+_TRIES = 8
+
+
+def memory_file(name: str, content: bytes | memoryview, *, executable: bool = False) -> int:
+    """A file with this content, as a descriptor for reading, at its begin. It is closed by exec.
+
+    Args:
+        name: shown by tools that list a process's descriptors.
+        content: the whole content.
+        executable: it is a program, to be started as /proc/self/fd/N.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+    try:
+        fd = _memfd(name, executable=executable)
+    except OSError:
+        return _unlinked_file(content, executable=executable)
+    try:
+        _write(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _memfd(name: str, *, executable: bool) -> int:
+    if executable:
+        try:
+            return _memfd_create(name, _MFD_CLOEXEC | _MFD_EXEC)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+    return _memfd_create(name, _MFD_CLOEXEC)
+
+
+def _memfd_create(name: str, flags: int) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, flags)
+    return system_call("memfd_create", os.fsencode(name), flags)
+
+
+def _unlinked_file(content: bytes | memoryview, *, executable: bool) -> int:
+    """The same in the first place that takes it: memory first, disks last."""
+    failure = OSError(errno.ENOENT, "no place for a temporary file")
+    for place in _places():
+        try:
+            if executable and os.statvfs(place).f_flag & os.ST_NOEXEC:
+                continue
+            return _made_in(place, content, executable=executable)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _places() -> Iterator[str]:
+    yield "/dev/shm"  # noqa: S108 - a file of its own, which has no name any more when it is filled
+    for place in (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"):  # noqa: S108
+        if place:
+            yield place
+
+
+def _made_in(place: str, content: bytes | memoryview, *, executable: bool) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    for _ in range(_TRIES):
+        path = os.path.join(place, f"saferun-{os.urandom(8).hex()}")
+        try:
+            writer = os.open(path, flags, 0o700 if executable else 0o600)
+        except FileExistsError:
+            continue
+        try:
+            try:
+                # Opened again, since a file that is open for writing cannot be executed.
+                reader = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            finally:
+                os.unlink(path)
+            try:
+                _write(writer, content)
+            except BaseException:
+                os.close(reader)
+                raise
+        finally:
+            os.close(writer)
+        return reader
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
+
+
+def _write(fd: int, content: bytes | memoryview) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

@@ -1,0 +1,267 @@
+"""saferun with the releases of torch and Python that it works with: a demo, a hang, a crash and a restart with each.
+
+    python tests/matrix.py               # all of it; builds what is missing below .matrix/
+    python tests/matrix.py 2.15          # the rows whose torch or Python starts with one of these
+
+Each row is a virtual environment of its own, kept below ``.matrix/`` until ``make clean``: a release of torch without
+its optional packages, and saferun from this checkout. A row whose interpreter or wheel this machine cannot have is told
+in one line and is no failure; a job that does not end as it should is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACE = ROOT / ".matrix"
+# Every Python that torch has wheels for, with the newest torch; every torch with the Python of the development tools.
+ROWS = (
+    ("3.11", "2.4.1"),
+    ("3.11", "2.8.0"),
+    ("3.11", "2.13.0"),
+    ("3.11", "2.15.0"),
+    ("3.12", "2.15.0"),
+    ("3.13", "2.15.0"),
+    ("3.14", "2.15.0"),
+)
+# What torch imports at its start, and what saferun needs beside torch.
+_PLAIN = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy")
+_OURS = ("psutil", "py-spy", "pyyaml", "tenacity", "nvidia-ml-py")
+_TESTING = ("pytest>=9,<10", "hypothesis", "jsonschema")
+_BUILD_S = 1800.0
+_RUN_S = 180.0
+
+
+class UnavailableError(Exception):
+    """This machine cannot have a row. The text is its reason."""
+
+
+class Run(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    output: str
+
+
+def run(command: Sequence[str], *, timeout_s: float = _RUN_S, cwd: Path | None = None) -> Run:
+    """Run a command, with its two streams as one."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SAFERUN_", "PET_", "PYTHON"))}
+    environ |= {"SAFERUN_LINT": "off", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        return Run(-1, (error.stdout or b"").decode(errors="replace") + f"\nnot over after {timeout_s:g} s")
+    return Run(ended.returncode, ended.stdout.decode(errors="replace"))
+
+
+# ----------------------------------------------------------------------------------------------------- environments
+
+
+def interpreter(version: str) -> str:
+    """An interpreter of this release, wherever people have them.
+
+    Raises:
+        UnavailableError: there is none.
+    """
+    found = shutil.which(f"python{version}")
+    places = [found] if found else []
+    places += sorted(glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python")), reverse=True)
+    for path in places:
+        says = run([path, "-c", "import sys, venv, ctypes, ssl; print('%d.%d' % sys.version_info[:2])"])
+        if says == (0, f"{version}\n"):
+            return path
+    raise UnavailableError(f"no Python {version} here")
+
+
+def environment(python: str, torch: str) -> Path:
+    """The interpreter of a row's environment, which is built if need be.
+
+    Raises:
+        UnavailableError: it cannot be built here.
+    """
+    folder = PLACE / f"python{python}-torch{torch}"
+    inner, stamp = folder / "bin" / "python", folder / "complete"
+    if stamp.exists() and stamp.read_text() == str(folder):
+        return inner
+    command = interpreter(python)
+    print(f"  building {folder.relative_to(ROOT)}", flush=True)
+    _must([command, "-m", "venv", "--clear", str(folder)])
+    install = [str(inner), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
+    _must([*install, "--no-deps", f"torch=={torch}"])
+    _must([*install, *_PLAIN, *_OURS, *_TESTING])
+    _add_cuda(inner, torch)
+    _must([*install, "--no-deps", "--editable", str(ROOT)])
+    imported = run([str(inner), "-c", "import torch.distributed as d; print(d.is_gloo_available())"], cwd=PLACE)
+    if imported.code != 0 or "True" not in imported.output:
+        raise UnavailableError(f"torch {torch} cannot be imported: {_last_line(imported.output)}")
+    stamp.write_text(str(folder))
+    return inner
+
+
+def _add_cuda(inner: Path, torch: str) -> None:
+    """The libraries that a CUDA build of torch is linked with: one copy for all Pythons, and none for a CPU build."""
+    asks = "import importlib.metadata as m; print(*(m.requires('torch') or ()), sep=chr(10))"
+    requirements = run([str(inner), "-c", asks]).output.splitlines()
+    wanted = [line for line in requirements if line.startswith(("nvidia-", "cuda-toolkit"))]
+    if not wanted:
+        return
+    shared = PLACE / f"cuda-of-torch{torch}"
+    if not (shared / "complete").exists():
+        shutil.rmtree(shared, ignore_errors=True)
+        _must([str(inner), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--target", str(shared), *wanted])
+        (shared / "complete").touch()
+    packages = run([str(inner), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).output.strip()
+    with contextlib.suppress(FileExistsError):
+        os.symlink(shared / "nvidia", Path(packages) / "nvidia")
+
+
+def _must(command: Sequence[str]) -> None:
+    ended = run(command, timeout_s=_BUILD_S)
+    if ended.code != 0:
+        words = next((line for line in ended.output.splitlines() if line.startswith("ERROR")), _last_line(ended.output))
+        raise UnavailableError(f"`{' '.join(command[-3:])}`: {words}")
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no output")
+
+
+# ------------------------------------------------------------------------------------------------------------- jobs
+
+
+class JobFailedError(Exception):
+    """A job did not do what it should. The text says what, and shows its output."""
+
+
+def _job(inner: Path, folder: Path, *arguments: str) -> Run:
+    return run([str(inner), "-m", "saferun", "--nproc-per-node", "2", *arguments], cwd=folder)
+
+
+def _need(condition: object, what: str, ended: Run) -> None:
+    if not condition:
+        raise JobFailedError(f"{what}; exit code {ended.code}; output:\n{ended.output[-6000:]}")
+
+
+def _report(folder: Path, ended: Run) -> dict[str, object]:
+    path = folder / "saferun_runs" / "latest" / "report.json"
+    _need(path.exists(), "no report.json", ended)
+    report: dict[str, object] = json.loads(path.read_text())
+    return report
+
+
+def demo(inner: Path, folder: Path) -> None:
+    """A training ends with 0 and says that it has learned."""
+    ended = _job(inner, folder, str(ROOT / "examples/train_ddp.py"), "--epochs", "1", "--steps", "40")
+    _need(ended.code == 0, "the training failed", ended)
+    _need("loss" in ended.output and ":0] done" in ended.output, "no prefixed output", ended)
+
+
+def crash(inner: Path, folder: Path) -> None:
+    """A crash in C is told with the rank, its signal and its Python frame."""
+    ended = _job(inner, folder, str(ROOT / "examples/crash_segv.py"))
+    _need(ended.code != 0, "a crash ended with 0", ended)
+    _need("rank 1" in ended.output and "SIGSEGV" in ended.output, "the crash is not told", ended)
+    _need("crash_segv.py" in json.dumps(_report(folder, ended)), "no frame of the script in the report", ended)
+
+
+def hang(inner: Path, folder: Path) -> None:
+    """A hang is told with the rank that stays away and the function in which it is."""
+    options = ("--hang-timeout", "5", "--on-hang", "stop")
+    ended = _job(inner, folder, *options, str(ROOT / "examples/hang.py"), "--how", "poll")
+    _need(ended.code != 0, "a hang that was to be stopped ended with 0", ended)
+    _need("rank 1" in ended.output, "the rank is not named", ended)
+    _need("wait_for_a_batch_that_never_comes" in ended.output, "its function is not named", ended)
+
+
+def restart(inner: Path, folder: Path) -> None:
+    """The first attempt fails, the second one succeeds."""
+    ended = _job(inner, folder, "--max-restarts", "1", str(ROOT / "examples/fail_once.py"))
+    _need(ended.code == 0, "the second attempt failed", ended)
+    _need("attempt 1 is done" in ended.output, "there was no second attempt", ended)
+    _need("ConnectionError" in ended.output, "the first failure is not told", ended)
+
+
+def unit(inner: Path, folder: Path) -> None:
+    """The unit tests pass with this Python."""
+    del folder
+    ended = run([str(inner), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit"], cwd=ROOT, timeout_s=600)
+    _need(ended.code == 0, "unit tests fail", ended)
+
+
+JOBS: tuple[Callable[[Path, Path], None], ...] = (demo, crash, hang, restart)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="matrix-") as name:
+        yield Path(name)
+
+
+def try_row(python: str, torch: str) -> int:
+    """Run the jobs of one row. Returns how many failed."""
+    name = f"Python {python}, torch {torch}"
+    try:
+        inner = environment(python, torch)
+    except UnavailableError as error:
+        print(f"{name}: not tried: {error}", flush=True)
+        return 0
+    failures = 0
+    jobs = JOBS if f"{sys.version_info.major}.{sys.version_info.minor}" == python else (*JOBS, unit)
+    for job in jobs:
+        started_at = time.monotonic()
+        try:
+            with _folder() as folder:
+                job(inner, folder)
+        except JobFailedError as error:
+            failures += 1
+            print(f"{name}: {job.__name__} FAILED: {error}", flush=True)
+        else:
+            print(f"{name}: {job.__name__} passed ({time.monotonic() - started_at:.0f} s)", flush=True)
+    return failures
+
+
+def main() -> int:
+    """Run what is asked for. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="saferun with several releases of torch and Python")
+    parser.add_argument("versions", nargs="*", help="begin of a torch or Python release; default: all rows")
+    parser.add_argument("--build", action="store_true", help="only build the environments")
+    options = parser.parse_args()
+    PLACE.mkdir(exist_ok=True)
+    chosen = [
+        row for row in ROWS if not options.versions or any(part.startswith(tuple(options.versions)) for part in row)
+    ]
+    if options.build:
+        for python, torch in chosen:
+            try:
+                print(environment(python, torch), flush=True)
+            except UnavailableError as error:
+                print(f"Python {python}, torch {torch}: {error}", flush=True)
+        return 0
+    failures = sum(try_row(python, torch) for python, torch in chosen)
+    print(f"{failures} jobs failed" if failures else "no job failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

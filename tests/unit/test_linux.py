@@ -1,0 +1,338 @@
+"""What Linux may lack: each feature with the system's help, without Python's function, and without the system call."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from saferun.host import child_output, poller
+from saferun.host.children import Child, fork
+from saferun.host.poller import Poller
+from saferun.host.procfs import read_stat
+from saferun.linux import descriptors, memory_file, pidfd, scratch
+from saferun.linux.system_call import system_call
+
+LACKS = ("nothing", "Python's functions", "the system calls")
+DEADLINE_S = 30.0
+
+
+@pytest.fixture(params=LACKS)
+def lacking(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What this machine lacks during a test."""
+    what: str = request.param
+    if what != "nothing":
+        for module, name in ((os, "pidfd_open"), (os, "memfd_create"), (signal, "pidfd_send_signal")):
+            monkeypatch.delattr(module, name, raising=False)
+    if what == "the system calls":
+
+        def refuse(_name: str, *_arguments: object) -> int:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        for module in (pidfd, memory_file, descriptors):
+            monkeypatch.setattr(module, "system_call", refuse)
+    return what
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "100"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_system_call_says_what_went_wrong() -> None:
+    with pytest.raises(ProcessLookupError):
+        system_call("pidfd_open", 1 << 30, 0)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSYS)):
+        system_call("unheard_of")
+
+
+def test_a_pidfd_tells_the_end_or_is_none(lacking: str, child: subprocess.Popen[bytes]) -> None:
+    fd = pidfd.open_pidfd(child.pid)
+    assert (fd < 0) == (lacking == "the system calls")
+    pidfd.send_signal(child.pid, fd, signal.SIGTERM)
+    if fd >= 0:
+        assert not os.get_inheritable(fd)
+        assert select.select([fd], [], [], DEADLINE_S)[0] == [fd]
+        os.close(fd)
+    assert child.wait(DEADLINE_S) == -signal.SIGTERM
+    assert pidfd.open_pidfd(child.pid) == -1
+
+
+def test_a_filter_that_refuses_only_the_signal_is_got_round(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    """Seccomp profiles older than pidfd_send_signal answer EPERM."""
+
+    def refuse(*_arguments: object) -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    fd = pidfd.open_pidfd(child.pid)
+    pidfd.send_signal(child.pid, fd, signal.SIGTERM)
+    os.close(fd)
+    assert child.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def test_the_end_of_any_process_is_noticed(
+    lacking: str, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a look at /proc where there are no pidfds; one that waits to be reaped has ended too."""
+    del lacking
+    monkeypatch.setattr(poller, "_LOOK_AGAIN_S", 0.01)
+    loop, ended = Poller(), []
+    loop.watch_process(child.pid, lambda: ended.append(child.pid))
+    loop.wait(0.02)
+    assert ended == []
+    child.kill()
+    while not ended:
+        loop.wait(DEADLINE_S)
+    loop.wait(0.02)
+    assert ended == [child.pid]
+    loop.close()
+
+
+def test_a_number_that_somebody_else_has_got_is_an_end(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "open_pidfd", lambda _pid: -1)
+    real = read_stat(child.pid)
+    assert real is not None
+    stats = iter([real, real._replace(start_ticks=real.start_ticks + 1)])
+    monkeypatch.setattr(poller, "read_stat", lambda _pid: next(stats))
+    loop, ended = Poller(), []
+    loop.watch_process(child.pid, lambda: ended.append(1))
+    loop.wait(0)
+    assert ended == [1]
+    loop.close()
+
+
+def test_a_process_that_cannot_be_seen_lives_until_a_signal_finds_none(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc mounted with hidepid shows no processes of others."""
+    monkeypatch.setattr(poller, "open_pidfd", lambda _pid: -1)
+    monkeypatch.setattr(poller, "read_stat", lambda _pid: None)
+    monkeypatch.setattr(poller, "_LOOK_AGAIN_S", 0.0)
+    loop, ended = Poller(), []
+    loop.watch_process(child.pid, lambda: ended.append(1))
+    loop.wait(0)
+    assert ended == []
+    child.kill()
+    child.wait()
+    loop.wait(0)
+    assert ended == [1]
+    loop.close()
+
+
+def test_watching_can_be_ended(lacking: str, child: subprocess.Popen[bytes]) -> None:
+    del lacking
+    loop, ended = Poller(), []
+    loop.watch_process(child.pid, lambda: ended.append(1))
+    loop.unwatch_process(child.pid)
+    loop.unwatch_process(child.pid)
+    child.kill()
+    loop.wait(0)
+    assert ended == []
+    loop.close()
+
+
+def test_the_output_of_a_child_ends_with_the_child(lacking: str) -> None:
+    """Not with its pipe: a process that it leaves behind may hold that for ever."""
+    read_end, write_end = os.pipe()
+
+    def run() -> None:
+        os.write(write_end, b"said")
+        if os.fork() == 0:
+            signal.pause()
+
+    pid = fork(run)
+    os.close(write_end)
+    opened = pidfd.open_pidfd(pid)
+    assert (opened < 0) == (lacking == "the system calls")
+    output, status = child_output.collect_output(Child(pid, opened), read_end, DEADLINE_S)
+    assert output == b"said"
+    assert status is not None
+    assert status.ok
+
+
+@pytest.mark.parametrize("executable", [False, True])
+def test_a_memory_file_has_its_content_and_no_name(
+    lacking: str, executable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_file, "_places", lambda: iter(["/nowhere", str(tmp_path)]))
+    content = Path("/bin/true").read_bytes()
+    fd = memory_file.memory_file("sample", content, executable=executable)
+    try:
+        assert os.read(fd, 1 << 20) == content
+        assert not os.get_inheritable(fd)
+        assert list(tmp_path.iterdir()) == []
+        assert ("memfd" in os.readlink(f"/proc/self/fd/{fd}")) == (lacking != "the system calls")
+        if executable:
+            done = subprocess.run([f"/proc/{os.getpid()}/fd/{fd}"], timeout=DEADLINE_S, check=False)
+            assert done.returncode == 0
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("lacking", ["the system calls"], indirect=True)
+def test_a_memory_file_that_finds_no_place_says_so(
+    lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del lacking
+    monkeypatch.setattr(memory_file, "_places", lambda: iter([str(tmp_path / "none")]))
+    with pytest.raises(FileNotFoundError):
+        memory_file.memory_file("sample", b"")
+
+
+CLOSING = """
+import errno, os, sys
+from saferun.host.procfs import read_stat
+from saferun.linux import descriptors
+
+def refuse(*_):
+    raise OSError(errno.ENOSYS, "none")
+
+lacks = sys.argv[1]
+if lacks != "nothing":
+    descriptors.system_call = refuse
+if lacks == "all":
+    descriptors.os.listdir = refuse
+for fd in (5, 6, 7, 40, 1500):
+    os.dup2(0, fd)
+descriptors.close_all_but(6, 40, 2)
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+print([fd for fd in range(4000) if is_open(fd)])
+"""
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "close_range", "all"])
+def test_all_descriptors_are_closed_but_a_few(lacks: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CLOSING, lacks], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert done.stdout.strip() == "[0, 1, 2, 6, 40]"
+
+
+# ---------------------------------------------------------------------------------------------------------- scratch
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three places for temporary files; the test says what they are like."""
+    found = [str(tmp_path / name) for name in ("first", "second", "third")]
+    for path in found:
+        os.mkdir(path)
+    monkeypatch.setattr(scratch, "scratch_bases", lambda: list(found))
+    return found
+
+
+def test_a_scratch_directory_is_private_and_goes_away(places: list[str]) -> None:
+    held = scratch.Scratch("id")
+    assert os.listdir(places[0]) == []
+    path = Path(held.path())
+    assert str(path.parent) == places[0]
+    assert path.stat().st_mode & 0o777 == 0o700
+    (path / "deep").mkdir()
+    (path / "deep" / "file").touch()
+    held.close()
+    assert os.listdir(places[0]) == []
+
+
+def test_a_deleted_scratch_directory_is_made_again(places: list[str]) -> None:
+    """Cleaners of temporary directories delete what is older than ten days."""
+    held = scratch.Scratch("id")
+    path = held.path()
+    os.rmdir(path)
+    assert held.path() == path
+    assert os.path.isdir(path)
+    held.close()
+    assert os.listdir(places[0]) == []
+
+
+def test_a_scratch_directory_is_locked_against_cleaners(places: list[str]) -> None:
+    """systemd-tmpfiles leaves alone what it cannot lock for itself; also what was deleted and made again."""
+    held = scratch.Scratch("id")
+    for again in (False, True):
+        if again:
+            os.rmdir(held.path())
+        fd = os.open(held.path(), os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+    held.close()
+    assert os.listdir(places[0]) == []
+
+
+@pytest.mark.parametrize("kind", ["is missing", "is a file", "holds somebody's directory", "holds a link"])
+def test_a_place_that_cannot_be_used_is_passed_over(kind: str, places: list[str]) -> None:
+    wanted = os.path.join(places[0], "saferun-id")
+    if kind in {"is missing", "is a file"}:
+        os.rmdir(places[0])
+    if kind == "is a file":
+        Path(places[0]).touch()
+    if kind == "holds somebody's directory":
+        os.mkdir(wanted, 0o755)
+    if kind == "holds a link":
+        os.symlink(places[2], wanted)
+    held = scratch.Scratch("id")
+    assert held.path() == os.path.join(places[1], "saferun-id")
+    if kind == "is missing":
+        os.mkdir(places[0])
+    assert held.path() == os.path.join(places[1], "saferun-id"), "nothing moves while a run lasts"
+    held.close()
+    if kind.startswith("holds"):
+        assert os.path.lexists(wanted), "what is somebody else's is left alone"
+
+
+def test_where_no_place_can_be_used_it_says_so(places: list[str]) -> None:
+    for path in places:
+        os.rmdir(path)
+    with pytest.raises(OSError, match=r"saferun-id"):
+        scratch.Scratch("id").path()
+
+
+def test_sockets_get_a_short_path(places: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TMPDIR that is too long for a socket's path still serves for files."""
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    short = Path(f"/tmp/short-{os.urandom(4).hex()}")
+    short.mkdir()
+    try:
+        monkeypatch.setattr(scratch, "scratch_bases", lambda: [str(long), *places, str(short)])
+        monkeypatch.setattr(scratch, "_memory_bases", list)
+        held = scratch.Scratch("0123456789abcdef")
+        assert Path(held.path()).parent == long
+        assert Path(held.socket_path()).parent == short
+        held.close()
+        assert not os.listdir(short)
+        assert not os.listdir(long)
+    finally:
+        short.rmdir()
+
+
+def test_the_places_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", "relative")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/runtime")
+    bases = scratch.scratch_bases()
+    assert bases[:2] == [str(tmp_path / "relative"), "/tmp"]
+    assert {"/dev/shm", "/var/tmp", "/runtime", str(tmp_path)} <= set(bases)
+    assert scratch.scratch_paths("id") == [f"{base}/saferun-id" for base in bases]
