@@ -138,7 +138,16 @@ def _resolve(
         hosts=hosts,
         checks=_checks(values),
         retry=_retry(values),
+        leftovers=values.leftovers,
+        leftovers_timeout_s=_leftovers_timeout_s(values),
     )
+
+
+def _leftovers_timeout_s(values: argparse.Namespace) -> float:
+    seconds: float = values.leftovers_timeout
+    if not 0 <= seconds < _LONGEST_S:
+        raise UsageError(f"--leftovers-timeout {seconds:g} is not a number of seconds", "0 waits for nothing")
+    return seconds
 
 
 def _environ(values: argparse.Namespace) -> EnvironConfig:

@@ -218,6 +218,8 @@ class LaunchConfig(Value):
     hosts: HostsConfig = HostsConfig()
     checks: ChecksConfig = ChecksConfig()
     retry: RetryConfig = RetryConfig()
+    leftovers: Literal["wait", "end", "leave"] = "wait"
+    leftovers_timeout_s: float = 600.0
 
     @property
     def checks_here(self) -> bool:

@@ -339,10 +339,20 @@ class SignalRanks(Value):
 
 
 class SweepLeftovers(Value):
-    """End what the ranks left behind; answer LeftoversGone. ``term_s``: seconds between SIGTERM and SIGKILL."""
+    """End what the ranks left behind, or wait for its end; answer LeftoversGone.
+
+    Attributes:
+        term_s: seconds between SIGTERM and SIGKILL.
+        wait_s: how long processes that work are waited for before they are ended; 0: all are ended at once.
+        idle_s: how long a process that is waited for may do nothing before it is ended.
+        leave: they are left as they are.
+    """
 
     attempt: int
     term_s: float
+    wait_s: float = 0.0
+    idle_s: float = 0.0
+    leave: bool = False
 
 
 class Diagnose(Value):

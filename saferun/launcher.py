@@ -118,6 +118,7 @@ def _run(
         capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
         grace_s=config.shutdown_timeout_s,
         diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
+        leftovers_s=config.leftovers_timeout_s,
     )
     # What another host may take from the failure to its last word.
     peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
@@ -149,15 +150,16 @@ def _run(
                     hurries=bool(hosts.detected),
                     least_hosts=hosts.least,
                 ),
+                leftovers=config.leftovers,
             ),
             screen=screen,
             run_dir=run_dir,
             host=host,
             run_id=run_id,
             resolution=resolution,
-            not_ours=older | {reaper.pid},
             witness=(reaper.pid, reaper.witness_fd),
             older_children=older,
+            reaper=reaper,
             peers_s=peers_s,
             checks=checks,
         ).run()

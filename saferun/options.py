@@ -395,6 +395,27 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         metavar="N",
     ),
     Option(
+        ("--leftovers",),
+        "leftovers",
+        "str",
+        "wait",
+        "processes that ranks leave behind when all have ended with exit code 0: wait for those that work (an upload) "
+        "and end those that do nothing, end all, or leave them alone as torchrun does; after a failure they are ended",
+        LIFE,
+        choices=("wait", "end", "leave"),
+        pet=False,
+    ),
+    Option(
+        ("--leftovers-timeout", "--leftovers_timeout"),
+        "leftovers_timeout",
+        "float",
+        600.0,
+        "with --leftovers wait: seconds that processes which work are waited for at most",
+        LIFE,
+        pet=False,
+        metavar="SECONDS",
+    ),
+    Option(
         ("--retry-wait", "--retry_wait"),
         "retry_wait",
         "float",

@@ -56,6 +56,7 @@ from saferun.host.log_files import LogDirectory
 from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
 from saferun.host.procfs import is_core_dumping
+from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.investigation import Investigation
 from saferun.launch.passed_signals import PassedSignals
@@ -97,8 +98,8 @@ class Runtime:
         host: the host's short name.
         run_id: marks the processes of this run.
         resolution: what env profiles, --env and --unset come to.
-        not_ours: children of this process that have nothing to do with the launch.
-        older_children: those among them that this process had before the launch.
+        older_children: children that this process had before the launch.
+        reaper: ends the run if this process cannot.
         peers_s: how long other hosts' evidence is waited for after a failure.
         checks: the check process, where it has been forked already.
         witness: the process that gets the signals that the ranks get, and the pipe on which it says which.
@@ -115,8 +116,8 @@ class Runtime:
         host: str,
         run_id: str,
         resolution: Resolution,
-        not_ours: frozenset[int],
         older_children: frozenset[int],
+        reaper: Reaper,
         peers_s: float = 0.0,
         checks: CheckProcess | None = None,
         witness: tuple[int, int] = (0, -1),
@@ -128,6 +129,7 @@ class Runtime:
         self._run_dir = run_dir
         self._host = host
         self._run_id = run_id
+        self._reaper = reaper
         self._resolution = resolution
         self._poller = Poller()
         self._lint = Lint(self._poller, screen.say)
@@ -178,10 +180,10 @@ class Runtime:
         self._is_probed = False  # the host that leads has found nothing that keeps the ranks from being started
         self._leftovers = Leftovers(
             run_id,
-            not_ours=not_ours,
-            older_children=older_children,
+            not_ours=older_children | {reaper.pid},
             exempt=self._own_pids,
             on_gone=self._on_leftovers_gone,
+            say=lambda text: screen.say(f"saferun: {text}"),
             warn=self._warn,
         )
         self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
@@ -203,7 +205,7 @@ class Runtime:
             CaptureEvidence: self._capture,
             ReportHang: self._investigation.report_hang,
             SignalRanks: self._signal_ranks,
-            SweepLeftovers: lambda action: self._leftovers.begin(time.monotonic(), action.term_s),
+            SweepLeftovers: self._sweep_leftovers,
             Diagnose: self._diagnose,
             ReportFailure: self._report_failure,
             TellTrouble: self._tell_trouble,
@@ -336,6 +338,7 @@ class Runtime:
                 continue  # an orphan of a rank's, handed to this process
             self._poller.unwatch(rank.child.pidfd)
             self._group.note_exit(rank, status, at=now, time=time.time())
+            self._reaper.note_ended(pid)
             self._investigation.rank_ended(rank)
             if not status.ok and self._job is None:
                 # Before anything of this attempt is taken out of the store.
@@ -606,7 +609,7 @@ class Runtime:
     def _start_ranks(self, action: StartRanks) -> None:
         assert self._plan is not None  # noqa: S101 - JOINING has set it
         self._started_at = time.monotonic()
-        self._leftovers.forget()
+        self._leftovers.begin_attempt()
         self._group = RankGroup(
             self._config,
             self._plan,
@@ -623,6 +626,8 @@ class Runtime:
             failure = error
         self._investigation.ranks_started(self._group, self._started_at)
         for rank in self._group.ranks:
+            started = self._leftovers.note_rank(rank.child.pid, rank.place.rank)
+            self._reaper.note_started(rank.child.pid, started)
             if rank.child.pidfd >= 0:
                 self._poller.watch(rank.child.pidfd, self._reap)
             for stream in rank.streams:
@@ -749,6 +754,15 @@ class Runtime:
     # ----------------------------------------------------------------------------------------------------------------
     # What the ranks left behind
 
+    def _sweep_leftovers(self, action: SweepLeftovers) -> None:
+        if action.leave:
+            self._leftovers.leave()
+            return
+        if action.wait_s > 0 and self._job is not None:
+            # Its ranks are done; nothing of them moves any more, and that is no hang.
+            self._job.set_state({"s": "leftovers"})
+        self._leftovers.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
+
     def _on_leftovers_gone(self, pids: tuple[int, ...]) -> None:
         now = time.monotonic()
         self._end_attempt(now)
@@ -863,13 +877,33 @@ class Runtime:
     # The end
 
     def _end(self) -> None:
-        """Whatever the reason for the end: no process of ours lives on, and the console has everything."""
-        self._end_attempt(time.monotonic())
-        for part in self._parts:
-            part.close()
-        self._drain_console()
-        signal.set_wakeup_fd(-1)
-        self._poller.close()
+        """Whatever the reason for the end: no process of ours lives on, and the console has everything.
+
+        No step that fails keeps the next ones from being taken. The reaper ends what is left after such a failure.
+        """
+        self._reaper.is_needed = True
+        steps: list[tuple[str, Callable[[], object]]] = [
+            ("the last attempt", lambda: self._end_attempt(time.monotonic())),
+            *((type(part).__name__, part.close) for part in self._parts),
+        ]
+        has_failed = False
+        for name, step in steps:
+            has_failed |= not self._is_done(name, step)
+        # With processes that are to be left there is nothing that the reaper may end.
+        self._reaper.is_needed = has_failed and not self._leftovers.is_left
+        self._is_done("the console", self._drain_console)
+        self._is_done("signals", lambda: signal.set_wakeup_fd(-1))
+        self._is_done("the poller", self._poller.close)
+
+    def _is_done(self, name: str, step: Callable[[], object]) -> bool:
+        """Take one step of the end. Returns whether it could be taken; if not, that is said."""
+        try:
+            step()
+        except Exception as error:
+            with suppress(Exception):
+                self._screen.say(f"saferun: the end of the run: {name}: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def _drain_console(self) -> None:
         """Wait for a slow reader: while it reads, and a while longer where files keep everything."""

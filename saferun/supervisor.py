@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from saferun.events import (
     Action,
@@ -108,6 +108,7 @@ class Limits(Value):
     kill_s: float = 10.0
     sweep_term_s: float = 2.0
     sweep_s: float = 10.0
+    leftovers_s: float = 600.0  # what works on after ranks that ended well
     dump_s: float = 60.0  # by how much a core dump in progress may put SIGKILL off
     diagnose_s: float = 30.0
 
@@ -125,6 +126,8 @@ class Supervisor:
         limits: Limits,
         hang_policy: HangPolicy | None = None,
         job: JobPolicy | None = None,
+        *,
+        leftovers: Literal["wait", "end", "leave"] = "wait",
     ) -> None:
         self.state = State.NEW
         self.attempt = 0
@@ -133,6 +136,7 @@ class Supervisor:
         self._hang_policy = hang_policy or HangPolicy()
         self._job = job or JobPolicy()
         self._limits = limits
+        self._leftovers = leftovers
         self._restarts = 0  # failures that the job has got over; retries of a start are not among them
         self._leads = True
         self._stop_signum: int | None = None  # the user's or scheduler's, once there was one
@@ -152,6 +156,7 @@ class Supervisor:
         self._dumped_by = 0.0
         self._killed_by: float | None = None  # when the ranks must be gone, where there is somebody who would do it
         self._abandoned: tuple[int, ...] = ()
+        self._awaits_leftovers = False  # all ranks ended well, and something of theirs works on
         self._trouble = ""
         self._trouble_hint = ""
         self._trouble_exit_code = 1
@@ -355,13 +360,36 @@ class Supervisor:
         return [SignalRanks(self.attempt, tuple(sorted(self._running)), signal.SIGKILL)]
 
     def _sweep(self, at: float) -> list[Action]:
-        self._enter(State.STOPPING, at + self._limits.sweep_s)
+        limits = self._limits
         self._stage = Stage.SWEEPING
+        if not (self._failed or self._regroups or self._alone or self._stop_signum is not None):
+            return self._sweep_well(at)
+        self._awaits_leftovers = False
+        self._enter(State.STOPPING, at + limits.sweep_s)
+        return [SweepLeftovers(self.attempt, limits.sweep_term_s)]
+
+    def _sweep_well(self, at: float) -> list[Action]:
+        """All ranks ended well: what they have left to work on is the user's."""
+        limits = self._limits
+        wait_s = limits.leftovers_s if self._leftovers == "wait" else 0.0
+        self._awaits_leftovers = self._leftovers != "leave"
+        self._enter(State.STOPPING, at + wait_s + limits.grace_s + limits.sweep_s)
+        if self._leftovers == "leave":
+            return [SweepLeftovers(self.attempt, 0.0, leave=True)]
+        return [SweepLeftovers(self.attempt, limits.grace_s, wait_s, limits.grace_s)]
+
+    def _hurry_leftovers(self, at: float) -> list[Action]:
+        """They are not waited for any longer."""
+        if not self._awaits_leftovers:
+            return []
+        self._awaits_leftovers = False
+        self._enter(State.STOPPING, at + self._limits.sweep_s)
         return [SweepLeftovers(self.attempt, self._limits.sweep_term_s)]
 
     def _after_sweep(self, at: float) -> list[Action]:
         if self._stage is not Stage.SWEEPING:
             return []
+        self._awaits_leftovers = False
         if self._regroups and self._stop_signum is None:
             # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
             self._enter(State.BACKOFF, at)
@@ -372,6 +400,8 @@ class Supervisor:
                 return self._finish(0)
             # STOPPING -> WAITING: and others' have not yet.
             self._enter(State.WAITING, None)
+            if self._decision is not None:
+                return self._follow(self._decision, at)
             return [TellDone(self.attempt)]
         return self._diagnose(at)
 
@@ -505,7 +535,7 @@ class Supervisor:
             return self._diagnose(event.at)
         if self.state in {State.CAPTURING, State.STOPPING}:
             self._failed = self._failed or not self._regroups
-        return []
+        return self._hurry_leftovers(event.at)
 
     def _end_running(self, event: JobTrouble) -> list[Action]:
         if event.reason == "hang":
@@ -528,7 +558,7 @@ class Supervisor:
             # It was decided without this host, which had not been heard of for long.
             self._failed = True
             return self._capture(event.at)
-        return []
+        return self._hurry_leftovers(event.at)
 
     def _on_job_lost(self, event: JobLost) -> list[Action]:
         """What nobody else can tell this host any more it decides for itself."""
@@ -546,6 +576,10 @@ class Supervisor:
                 return self._diagnose(event.at)
             case State.CAPTURING:
                 self._failed = self._failed or not self._regroups
+            case State.STOPPING if self._stage is Stage.SWEEPING and not self._failed:
+                # As in WAITING, where it would be next.
+                self._failed = not self._regroups
+                return self._hurry_leftovers(event.at)
             case State.DIAGNOSING if self._own_diagnosis is not None:
                 # DIAGNOSING -> DIAGNOSING: its ranks may have failed only because that host was gone.
                 self._own_diagnosis = None
@@ -586,7 +620,9 @@ class Supervisor:
                 return self._impatient(event.at)
             return []
         if self.state is State.STOPPING and self._stage is Stage.SWEEPING and not self._failed:
-            return []  # every rank is done and well; there is nothing left to stop
+            # Every rank is done and well; there is nothing left to stop, but what is waited for.
+            say = Say(f"{event.why or signal_name(event.signum)}: what the ranks left behind is not waited for")
+            return [say, *hurry] if (hurry := self._hurry_leftovers(event.at)) else []
         self._stop_signum = event.signum
         self._hurry(event.at)
         if not self._failed:

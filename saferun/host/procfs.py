@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
 
 from saferun.model import Value
 
@@ -86,28 +84,29 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
 
 def processes_of_run(run_id: str) -> list[int]:
     """Processes anywhere on this host whose environment says that they belong to the run, this one apart."""
+    return [pid for pid in living_processes() if belongs_to_run(pid, run_id)]
+
+
+def living_processes() -> list[int]:
+    """Every process of this host but this one. Zombies do not count."""
     mine = os.getpid()
-    found = []
-    for pid in _all_pids():
-        if pid != mine and belongs_to_run(pid, run_id):
-            stat = read_stat(pid)
-            if stat is not None and stat.state not in "ZX":
-                found.append(pid)
-    return found
-
-
-def sessions_of(pids: Iterable[int]) -> frozenset[int]:
-    """The sessions of processes; 0 stands for this one."""
-    found = set()
-    for pid in pids:
-        with suppress(OSError):
-            found.add(os.getsid(pid))
-    return frozenset(found)
+    return [
+        pid for pid in _all_pids() if pid != mine and (stat := read_stat(pid)) is not None and stat.state not in "ZX"
+    ]
 
 
 def belongs_to_run(pid: int, run_id: str) -> bool:
     """Whether a process's environment says that it belongs to the run."""
     return _belongs(_read(f"/proc/{pid}/environ"), run_id.encode())
+
+
+def read_environ_entry(pid: int, name: str) -> str:
+    """A variable of a process's environment, as it was when its program started; empty where there is none."""
+    beginning = f"{name}=".encode()
+    for entry in _read(f"/proc/{pid}/environ").split(b"\0"):
+        if entry.startswith(beginning):
+            return entry[len(beginning) :].decode(errors="replace")
+    return ""
 
 
 def _belongs(environ: bytes, run_id: bytes) -> bool:

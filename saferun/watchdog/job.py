@@ -28,16 +28,16 @@ def combine(
     A stopped or uninterruptible rank and a missing heartbeat are suspicions while other hosts are still at work.
 
     Args:
-        states: what each host, or each process of one, said last: an object with ``s`` (``run``, ``done``, ``quiet``)
-            and, where it is quiet, ``kind``, ``quiet_s``, ``since``, ``ranks``, ``busy`` and ``certain``. Whatever does
-            not fit is taken for a host at work.
+        states: what each host, or each process of one, said last: an object with ``s`` (``run``, ``done``,
+            ``leftovers``, ``quiet``) and, where it is quiet, ``kind``, ``quiet_s``, ``since``, ``ranks``, ``busy`` and
+            ``certain``. Whatever does not fit is taken for a host at work.
         now: seconds since the epoch; with it, what was quiet when it was told has been so since ``since``.
         ranks_of: the ranks of each of them; others that it names are left out.
     """
     verdicts: list[HangVerdict] = []
     at_work = False
     for who, state in states.items():
-        if isinstance(state, Mapping) and state.get("s") == "done":
+        if isinstance(state, Mapping) and state.get("s") in {"done", "leftovers"}:
             continue
         verdict = _verdict(state, now, ranks_of.get(who, ()) if ranks_of is not None else None)
         if verdict is None:

@@ -54,7 +54,7 @@ start("orphan", twice=True)
 start("deaf daemon", setsid=True, twice=True, deaf=True)
 start("stopped daemon", setsid=True, twice=True, stopped=True)
 if "changed" in sys.argv:
-    start("daemon with another environment", setsid=True, twice=True, environ={"PATH": os.environ["PATH"]})
+    start("orphan with another environment", twice=True, environ={"PATH": os.environ["PATH"]})
 tell("ready")
 await_release("end")
 if sys.argv[1] == "fail" and RANK == 1:
@@ -181,7 +181,7 @@ def test_as_the_first_process_of_a_container_nothing_outlives_it(tmp_path: Path,
 def test_children_from_before_saferun_are_left_alone(tmp_path: Path) -> None:
     """A container's entry point starts a daemon, then becomes saferun by exec."""
     before = ["sh", "-c", 'sleep 600 & echo $! >"$LAUNCHING_FOLDER/daemon"; exec "$@"', "sh"]
-    with running(tmp_path, FAMILY, nproc=2, arguments=["well"], before=before) as job:
+    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=["well"], before=before) as job:
         job.hear("ready", 2)
         daemon = int((tmp_path / "daemon").read_text())
         job.spare(daemon)
@@ -194,9 +194,10 @@ def test_children_from_before_saferun_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_family_with_another_environment_does_not_pass_for_children_from_before(tmp_path: Path) -> None:
-    """They differ by their session: a rank begins one of its own, and nobody can go back into saferun's."""
+    """They differ by their session: a rank begins one of its own, and nobody can enter another's."""
     before = ["sh", "-c", 'sleep 600 & echo $! >"$LAUNCHING_FOLDER/daemon"; exec "$@"', "sh"]
-    with running(tmp_path, FAMILY, nproc=2, arguments=["well", "changed"], before=before) as job:
+    arguments = ["well", "changed"]
+    with running(tmp_path, FAMILY, "--shutdown-timeout", "1", nproc=2, arguments=arguments, before=before) as job:
         job.hear("ready", 2)
         daemon = int((tmp_path / "daemon").read_text())
         job.spare(daemon)
@@ -205,6 +206,33 @@ def test_a_family_with_another_environment_does_not_pass_for_children_from_befor
             assert job.wait() == 0
             assert read_stat(daemon) is not None
             job.assert_nothing_left()
+        finally:
+            kill(daemon, signal.SIGKILL)
+
+
+def test_a_daemon_that_denies_its_origin_is_left_alone(tmp_path: Path) -> None:
+    """Neither its environment nor its session tells whose it is: it may be anybody's, and torchrun leaves it too."""
+    program = """
+from rank import *
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        path = FOLDER + "/daemon"
+        source = "import os, signal, sys; print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True); signal.pause()"
+        os.execve(sys.executable, [sys.executable, "-c", source, path], {"PATH": os.environ["PATH"]})
+    os._exit(0)
+await_release("end")
+"""
+    with running(tmp_path, program) as job:
+        path = tmp_path / "daemon"
+        daemon = int(
+            until(lambda: path.exists() and path.read_text().endswith("\n") and path.read_text(), "it is there")
+        )
+        try:
+            job.release("end")
+            assert job.wait() == 0
+            assert job.err == ""
+            assert read_stat(daemon) is not None
         finally:
             kill(daemon, signal.SIGKILL)
 

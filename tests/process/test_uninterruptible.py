@@ -145,7 +145,7 @@ print("still heard")
 """
     with (
         stuck_file_system(tmp_path) as file_system,
-        running(tmp_path, program, "--max-restarts", "1", **file_system.arguments()) as job,
+        running(tmp_path, program, "--max-restarts", "1", "--leftovers", "end", **file_system.arguments()) as job,
     ):
         file_system.begin()
         (stuck,) = job.hear("opening")

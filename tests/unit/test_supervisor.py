@@ -58,7 +58,7 @@ def test_a_launch_that_goes_well_takes_every_step_once() -> None:
         JoinHosts(0),
         StartRanks(0, placement_of(2)),
         ServeStore(0),
-        SweepLeftovers(0, LIMITS.sweep_term_s),
+        SweepLeftovers(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s),
         Finish(0),
     ]
 

@@ -1,0 +1,99 @@
+"""By what a process is known to be a rank's: its session, and whether it works."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from saferun.host.procfs import read_stat
+from saferun.linux.activity import Activity
+from saferun.linux.sessions import Sessions
+
+
+@contextmanager
+def child(*, session: bool, works: bool = False) -> Iterator[int]:
+    """A child that waits to be killed, in a session of its own or in this one. With ``works`` it never waits."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if session:
+                os.setsid()
+            os.write(write_end, b".")
+            while works:
+                pass
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    try:
+        assert os.read(read_end, 1)
+        yield pid
+    finally:
+        os.close(read_end)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def test_whoever_lives_in_a_ranks_session_is_a_ranks() -> None:
+    sessions = Sessions()
+    with child(session=True) as rank, child(session=False) as foreign:
+        assert sessions.session_of(rank) is None
+        sessions.add(rank)
+        assert sessions.session_of(rank) == rank
+        assert sessions.session_of(foreign) is None
+        assert sessions.living([rank, foreign]) == {rank}
+        sessions.discard(rank)
+        assert sessions.session_of(rank) is None
+
+
+def test_a_session_whose_number_was_given_to_another_process_is_no_ranks() -> None:
+    """A rank that ended hours ago: its pid may be a login shell's by now."""
+    sessions = Sessions()
+    with child(session=True) as shell:
+        stat = read_stat(shell)
+        assert stat is not None
+        sessions.add(shell, stat.start_ticks - 1)
+        assert sessions.session_of(shell) is None
+        sessions.add(shell, stat.start_ticks)
+        assert sessions.session_of(shell) == shell
+
+
+def test_a_process_that_is_gone_is_nobodys() -> None:
+    sessions = Sessions()
+    with child(session=True) as rank:
+        sessions.add(rank)
+    assert sessions.session_of(rank) is None
+    assert sessions.add(rank) == 0
+
+
+def test_a_family_that_waits_does_not_work() -> None:
+    activity = Activity()
+    with child(session=False) as one:
+        assert activity.look(one, [one], 10.0) == 10.0
+        assert activity.look(one, [one], 20.0) == 10.0
+        # One more, or one less: something happens.
+        assert activity.look(one, [one, os.getpid()], 30.0) == 30.0
+
+
+def test_a_family_of_which_one_uses_the_processor_works() -> None:
+    activity = Activity()
+    with child(session=False) as one, child(session=False, works=True) as busy:
+        activity.look(one, [one, busy], 10.0)
+        before = os.times().elapsed
+        while activity.look(one, [one, busy], 20.0) != 20.0:
+            assert os.times().elapsed - before < 60
+        assert activity.look(one, [one], 30.0) == 30.0
+
+
+def test_reading_and_writing_is_work() -> None:
+    activity = Activity()
+    with child(session=False) as one:
+        activity.look(one, [one, os.getpid()], 10.0)
+        with open("/dev/null", "wb") as file:
+            file.write(bytes(1 << 16))
+        assert activity.look(one, [one, os.getpid()], 20.0) == 20.0
