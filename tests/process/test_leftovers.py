@@ -76,7 +76,7 @@ def test_no_family_of_a_rank_outlives_saferun(tmp_path: Path, end: str) -> None:
         job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGUSR1, signal.SIGABRT])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGABRT])
 def test_no_family_of_a_rank_outlives_a_killed_supervisor(tmp_path: Path, signum: signal.Signals) -> None:
     """After the SIGKILL of torchrun every rank trains on. An unhandled signal ends saferun just so."""
     with running(tmp_path, FAMILY, nproc=2, arguments=["stay"]) as job:
