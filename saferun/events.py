@@ -122,12 +122,14 @@ class SignalReceived(Value):
     """The user or the scheduler sent saferun a signal.
 
     ``why``: what happened instead, where it only counts as one: what had started saferun is gone.
+    ``quiet_s``: for how long no rank of this host has moved; 0 where they work, or nobody knows.
     """
 
     at: float
     attempt: int
     signum: int
     why: str = ""
+    quiet_s: float = 0.0
 
 
 class HangSuspected(Value):
@@ -161,6 +163,7 @@ class JobTrouble(Value):
         ours: whether this process told it.
         signum: the signal, where it was one; 0: none.
         culprits: local ranks of this process that a hang is blamed on.
+        quiet_s: for how long no rank of this host has moved, where it was a signal.
     """
 
     at: float
@@ -171,6 +174,7 @@ class JobTrouble(Value):
     ours: bool = False
     signum: int = 0
     culprits: tuple[int, ...] = ()
+    quiet_s: float = 0.0
 
 
 class JobDecided(Value):

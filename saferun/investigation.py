@@ -394,6 +394,12 @@ class Investigation:
         if self._watch is not None:
             self._watch.captured(now)
 
+    def quiet_s(self) -> float:
+        """For how long no rank of this host has moved, in seconds; 0 where they work, or nobody knows."""
+        if self._watch is None:
+            return 0.0
+        return self._guarded("see whether the ranks work", self._watch.quiet_s, time.monotonic()) or 0.0
+
     def states_changed(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """How the ranks of all hosts do, on the host that decides."""
         if self._exchange is not None:

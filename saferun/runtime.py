@@ -27,6 +27,7 @@ from saferun.events import (
     Event,
     Finish,
     HostsJoined,
+    JobTrouble,
     JoinHosts,
     LaunchRequested,
     LeftoversGone,
@@ -317,7 +318,7 @@ class Runtime:
                 if self._group is not None:
                     self._group.resize()
             elif signum in self._config.signals:
-                self._events.append(SignalReceived(time.monotonic(), self._supervisor.attempt, signum))
+                self._stop_by(signum)
             else:
                 self._passed.take(signum, time.monotonic())
 
@@ -326,7 +327,17 @@ class Runtime:
 
     def _on_starter_gone(self, words: str) -> None:
         """Ranks without anybody who could stop them would train on for ever."""
-        self._events.append(SignalReceived(time.monotonic(), self._supervisor.attempt, signal.SIGTERM, words))
+        self._stop_by(signal.SIGTERM, words)
+
+    def _stop_by(self, signum: int, why: str = "") -> None:
+        quiet_s = self._investigation.quiet_s()
+        self._events.append(SignalReceived(time.monotonic(), self._supervisor.attempt, signum, why, quiet_s))
+
+    def _take_from_job(self, event: Event) -> None:
+        """Take in what happened on other hosts."""
+        if isinstance(event, JobTrouble) and event.signum:
+            event = event._replace(quiet_s=self._investigation.quiet_s())
+        self._events.append(event)
 
     def _reap(self) -> None:
         for pid, status in reap():
@@ -686,7 +697,7 @@ class Runtime:
             environ,
             self._poller,
             run_dir=self._run_dir,
-            post=self._events.append,
+            post=self._take_from_job,
             attempt=lambda: self._supervisor.attempt,
             on_place=self._on_place,
             on_prepared=self._on_prepared,

@@ -84,10 +84,14 @@ class Stage(Enum):
 
 
 _UNKNOWN = FailureFacts("unknown")
-# Of the shutdown timeout, where a scheduler's KILL follows its TERM: for looking at the ranks, and until they are
-# killed. The rest is for the report. Slurm's KillWait and the default of --shutdown-timeout are both 30 s.
-_LOOK_SHARE = 0.4
-_KILL_SHARE = 0.8
+# A job in which nothing has moved for so long hangs, as far as a signal from outside is concerned: its stacks are what
+# the user will ask for, and nothing is lost by taking them first, if that does not take long.
+_HUNG_S = 10.0
+_FIRST_LOOK_S = 2.0
+# Ranks that were working are told to stop at once, and looked at if they are still there after this part of their
+# grace. What is seen must be there before they are killed.
+_LATE_LOOK = 0.5
+_LATE_LOOK_SHARE = 0.8
 # Troubles that this host tells of without having acted: what it has heard of others.
 _HEARD = frozenset({"membership", "lost", "task_lost"})
 # Where the other hosts know of this attempt, and it is not on its way out yet.
@@ -155,6 +159,8 @@ class Supervisor:
         self._hung = False  # the ranks are ended because they hang
         self._dumped_by = 0.0
         self._killed_by: float | None = None  # when the ranks must be gone, where there is somebody who would do it
+        self._kill_at = 0.0
+        self._look_at: float | None = None  # when ranks that were told to stop, and are still there, are looked at
         self._abandoned: tuple[int, ...] = ()
         self._awaits_leftovers = False  # all ranks ended well, and something of theirs works on
         self._trouble = ""
@@ -303,13 +309,11 @@ class Supervisor:
         self._told = True
         return [TellTrouble(self.attempt, reason, words, signum)]
 
-    def _capture(self, at: float, verdict: HangVerdict | None = None) -> list[Action]:
+    def _capture(self, at: float, verdict: HangVerdict | None = None, at_most_s: float = float("inf")) -> list[Action]:
         # RUNNING -> CAPTURING
         self._verdict = verdict
         self._moved = False
-        budget_s = self._limits.capture_s
-        if self._killed_by is not None:
-            budget_s = min(budget_s, self._limits.grace_s * _LOOK_SHARE)
+        budget_s = min(self._limits.capture_s, at_most_s)
         self._enter(State.CAPTURING, at + budget_s)
         return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), budget_s, verdict)]
 
@@ -338,7 +342,8 @@ class Supervisor:
         kill_at = at + self._limits.grace_s
         if self._killed_by is not None:
             kill_at = max(min(kill_at, self._killed_by), at)
-        self._enter(State.STOPPING, kill_at)
+        self._kill_at = kill_at
+        self._enter(State.STOPPING, kill_at if self._look_at is None else min(self._look_at, kill_at))
         self._stage = Stage.ASKED
         self._dumped_by = at + self._limits.grace_s + self._limits.dump_s
         asked = tuple(sorted(self._running.difference(aborted)))
@@ -346,6 +351,26 @@ class Supervisor:
             *([SignalRanks(self.attempt, aborted, signal.SIGABRT)] if aborted else []),
             *([SignalRanks(self.attempt, asked, signum)] if asked else []),
         ]
+
+    def _stop_for(self, at: float, signum: int, quiet_s: float) -> list[Action]:
+        """Somebody outside wants the ranks to end; they get ``signum``.
+
+        Ranks that work need their grace, for a checkpoint say, and get the signal at once. Where nothing has moved for
+        long, a job that hangs is being cancelled.
+        """
+        if quiet_s >= _HUNG_S:
+            return self._capture(at, at_most_s=_FIRST_LOOK_S)
+        if self._limits.grace_s > 0:
+            self._look_at = at + self._limits.grace_s * _LATE_LOOK
+        return self._stop(at, signum)
+
+    def _late_look(self, at: float) -> list[Action]:
+        """Ranks that were told to stop are still there after half of their grace: what do they do?"""
+        self._look_at = None
+        self._has_looked = True
+        budget_s = min(self._limits.capture_s, (self._kill_at - at) * _LATE_LOOK_SHARE)
+        self._enter(State.STOPPING, self._kill_at)
+        return [CaptureEvidence(self.attempt, tuple(sorted(self._running)), budget_s)]
 
     def _on_core_dump(self, at: float) -> list[Action]:
         """SIGKILL would end the dump: the phase goes on for as long as the kernel writes, within bounds."""
@@ -506,7 +531,7 @@ class Supervisor:
     def _hurry(self, at: float) -> None:
         """A signal was sent that SIGKILL will follow."""
         if self._job.hurries and self._killed_by is None:
-            self._killed_by = at + self._limits.grace_s * _KILL_SHARE
+            self._killed_by = at + self._limits.grace_s
 
     def _on_trouble(self, event: JobTrouble) -> list[Action]:
         """All hosts end this attempt, for the same reason: the first that any of them told."""
@@ -547,6 +572,8 @@ class Supervisor:
             return self._stop(event.at, signal.SIGTERM, aborted if self._hang_policy.abort_culprits else ())
         if event.signum == signal.SIGINT:
             return self._stop(event.at, event.signum)
+        if event.signum:
+            return self._stop_for(event.at, signal.SIGTERM, event.quiet_s)
         return self._capture(event.at)
 
     def _on_decided(self, event: JobDecided) -> list[Action]:
@@ -638,18 +665,22 @@ class Supervisor:
                 # -> DONE: nothing runs yet, so the signal ends saferun as it would end any program.
                 return self._finish(1, reraise=event.signum)
             case State.STARTING | State.RUNNING:
-                grace_s = self._limits.grace_s * (_KILL_SHARE if self._job.hurries else 1)
-                say = Say(f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {grace_s:g} s")
+                words = f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {self._limits.grace_s:g} s"
                 if event.signum == signal.SIGINT:
                     # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
-                    return [say, *told, *self._stop(event.at, event.signum)]
-                return [say, *told, *self._capture(event.at)]
+                    return [Say(words), *told, *self._stop(event.at, event.signum)]
+                if event.quiet_s >= _HUNG_S:
+                    words += f"; nothing has moved for {event.quiet_s:.0f} s, so their stacks are taken first"
+                return [Say(words), *told, *self._stop_for(event.at, event.signum, event.quiet_s)]
             case State.WAITING | State.PROBING:
                 return [*told, *self._diagnose(event.at)]
             case State.BACKOFF:
                 # BACKOFF -> DONE
                 return self._finish(1)
         # CAPTURING, STOPPING, DIAGNOSING: already on the way out; what follows sees the signal and does not restart.
+        if self.state is State.CAPTURING and self.deadline is not None:
+            # The time that is left belongs to the ranks.
+            self._enter(State.CAPTURING, min(self.deadline, event.at + _FIRST_LOOK_S))
         if event.signum != signal.SIGINT or self.state not in {State.CAPTURING, State.STOPPING}:
             return told
         if self.state is State.CAPTURING and self._verdict is not None and not self._failed:
@@ -683,15 +714,8 @@ class Supervisor:
             case State.CAPTURING:
                 # CAPTURING -> STOPPING | RUNNING: whatever is not there by now is not waited for.
                 return self._after_capture(event.at, ())
-            case State.STOPPING if self._stage is Stage.ASKED:
-                return self._kill(event.at)
-            case State.STOPPING if self._stage is Stage.KILLED:
-                # A process in an uninterruptible sleep cannot be killed: name it and leave it.
-                self._abandoned = tuple(sorted(self._running))
-                self._failed = True
-                return self._sweep(event.at)
             case State.STOPPING:
-                return self._after_sweep(event.at)
+                return self._on_stopping_deadline(event.at)
             case State.DIAGNOSING if self._own_diagnosis is not None:
                 # No word from the host that decides, and yet it is there: enough.
                 self._alone = self._is_final = True
@@ -707,6 +731,18 @@ class Supervisor:
                 self._enter(State.CHECKING, event.at + self._limits.checks_s)
                 return [RunChecks(self.attempt)]
         return []
+
+    def _on_stopping_deadline(self, at: float) -> list[Action]:
+        if self._stage is Stage.ASKED:
+            if self._look_at is not None and at < self._kill_at:
+                return self._late_look(at)
+            return self._kill(at)
+        if self._stage is Stage.KILLED:
+            # A process in an uninterruptible sleep cannot be killed: name it and leave it.
+            self._abandoned = tuple(sorted(self._running))
+            self._failed = True
+            return self._sweep(at)
+        return self._after_sweep(at)
 
 
 def _ranks(count: int) -> str:

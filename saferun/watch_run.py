@@ -129,6 +129,12 @@ class Watch:
             self._sample(now)
         self._begin_looks(now)
 
+    def quiet_s(self, now: float) -> float:
+        """For how long no rank has moved; 0 where one may be working. Takes a sample, where it is not paused."""
+        if self._sample_at is not None:
+            self._sample(now)
+        return self._watchdog.quiet_s
+
     def pause(self) -> None:
         """See and do nothing until ``captured``."""
         self._sample_at = self._look_at = None

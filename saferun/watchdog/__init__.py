@@ -125,6 +125,17 @@ class Watchdog:
     def _quiet_s(self, watched: Watched) -> float:
         return self._clock_s - max(watched.active_s, self._changed_s)
 
+    @property
+    def quiet_s(self) -> float:
+        """For how long no rank has moved, as of the last sample; 0 where one may be working, or nothing is known."""
+        return min(map(self._idle_s, self._watched.values()), default=0.0)
+
+    def _idle_s(self, watched: Watched) -> float:
+        if not watched.burners:
+            return self._quiet_s(watched)
+        # What burns may be working, unless it waits in a collective that does not get on.
+        return min(self._silent_s(watched), watched.frozen_s(self._clock_s)) if watched.is_in_collective else 0.0
+
     # ---------------------------------------------------------------------------------------------------------- stacks
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import deque
 from collections.abc import Container
 
@@ -144,7 +143,7 @@ class Host:
 
     def signal(self, signum: int) -> None:
         if self.runs:
-            self.interrupted = self.interrupted or signum == signal.SIGINT
+            self.interrupted = True  # the ranks work, as far as anybody knows
             self.job.interrupted = self.job.interrupted or self.interrupted
             self.deliver(SignalReceived(self.job.now, self.supervisor.attempt, signum))
 

@@ -46,6 +46,7 @@ LIMITS = Limits()
 DIAGNOSIS = Diagnosis("rank 0 failed first", None, None, (), (), ())
 HANG = HangVerdict("quiescent", (0, 1), 300.0, certain=True)
 SUSPICION = HangVerdict("spinning", (1,), 300.0, certain=False)
+HUNG_S = 10.0  # what has not moved for so long hangs, to whoever wants to stop it
 A = TypeVar("A", bound=Action)
 STARTS = (ChecksPassed, HostsJoined, RanksStarted)
 WITHOUT_DEADLINE = {State.NEW, State.RUNNING, State.DONE}
@@ -83,7 +84,7 @@ class World:
         self.actions: list[Action] = []
         self.finish: Finish | None = None
         self.captured = False  # in this attempt
-        self.interrupted = False  # by the user's SIGINT, in this launch
+        self.interrupted = False  # by the user's SIGINT, or by somebody's signal while the ranks worked
         self.told_to_stop = False  # while something was left to be stopped
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ class World:
         if is_old:
             return
         if isinstance(event, SignalReceived):
-            if event.signum == signal.SIGINT:
+            if event.signum == signal.SIGINT or event.quiet_s < HUNG_S:
                 self.interrupted = True
             all_well = len(self.statuses) == self.ranks and all(status.ok for status in self.statuses.values())
             self.told_to_stop = self.told_to_stop or not all_well
@@ -184,8 +185,8 @@ class World:
         self.statuses[local_rank] = status
         return self.deliver(RankExited(self.now, self.attempt, local_rank, status))
 
-    def signal(self, signum: int) -> list[Action]:
-        return self.deliver(SignalReceived(self.now, self.attempt, signum))
+    def signal(self, signum: int, quiet_s: float = 0.0) -> list[Action]:
+        return self.deliver(SignalReceived(self.now, self.attempt, signum, quiet_s=quiet_s))
 
     def hang(self, verdict: HangVerdict = HANG) -> list[Action]:
         return self.deliver(HangSuspected(self.now, self.attempt, verdict))
@@ -224,7 +225,7 @@ class World:
                 ranks = sorted(self.alive)
                 self.exit(ranks[number % len(ranks)], (OK, OK, FAILED, KILLED)[number % 4])
             case "signal":
-                self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3])
+                self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3], (0.0, HUNG_S)[number // 3 % 2])
             case "store" if self.state not in {State.NEW, State.CHECKING}:
                 self.deliver(StoreMissed(self.now, self.attempt, "the store is gone", "look"))
             case "start fails" if any(isinstance(answer, STARTS) for answer in self.answers):

@@ -17,6 +17,7 @@ from saferun.events import (
     Finish,
     HostsJoined,
     JobDecided,
+    JobTrouble,
     LaunchRequested,
     ProbeHosts,
     RanksStarted,
@@ -315,15 +316,25 @@ def test_whatever_happens_all_hosts_end_and_end_alike(
         assert host.is_dead or host.finish is not None, [other.state for other in job.hosts]
 
 
-def test_under_a_scheduler_the_ranks_are_gone_before_its_sigkill_comes() -> None:
-    """What is left of the shutdown timeout is for the report: saferun itself would be killed with the ranks."""
+def test_a_signal_to_another_host_stops_ranks_that_work_at_once() -> None:
+    """Their grace has begun there; where nothing moves here, the stacks are taken first, as on that host."""
+    job = started()
+    told = JobTrouble(job.now, 0, "signal", "SIGTERM", "node2", signum=signal.SIGTERM)
+    (stop,) = job.hosts[0].supervisor.handle(told)
+    assert stop == SignalRanks(0, (0, 1), signal.SIGTERM)
+    (look,) = job.hosts[2].supervisor.handle(told._replace(quiet_s=10.0))
+    assert look == CaptureEvidence(0, (0, 1), 2.0)
+
+
+def test_under_a_scheduler_the_grace_ends_when_its_sigkill_comes() -> None:
+    """It counts from the scheduler's signal, whatever was done first; not a second less than under torchrun."""
     policy = JobPolicy(hurries=True)
     supervisor = Supervisor(AttemptPolicy(0), Limits(grace_s=30.0, capture_s=25.0), None, policy)
     place = Placement(0, 1, 1, 1, (RankPlace(0, 0, 0),), "a", 1, "job")
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), HostsJoined(0, 0, place), RanksStarted(0, 0, (1,))):
         supervisor.handle(event)
-    supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM))
-    assert supervisor.deadline == 112.0
-    supervisor.handle(DeadlineExpired(112.0, 0))
+    supervisor.handle(SignalReceived(100.0, 0, signal.SIGTERM, quiet_s=300.0))
+    assert supervisor.deadline == 102.0
+    supervisor.handle(DeadlineExpired(102.0, 0))
     assert supervisor.state is State.STOPPING
-    assert supervisor.deadline == 124.0
+    assert supervisor.deadline == 130.0

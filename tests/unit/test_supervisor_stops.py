@@ -110,33 +110,107 @@ def test_a_signal_before_ranks_run_ends_saferun_as_it_would_end_any_program(stat
     assert world.signal(signal.SIGTERM) == [Finish(1, reraise=signal.SIGTERM)]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+OUTSIDE = pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+
+
+def finish_stopped(world: World, signum: int) -> None:
+    """The ranks end well, and the launch with them."""
+    world.exit(0)
+    world.exit(1)
+    while world.state is not State.DONE:
+        world.answer()
+    assert only(Diagnose, world.actions).stop_signum == signum
+    assert world.finish == Finish(1)  # also where every rank ended well: the job was not completed
+
+
+@OUTSIDE
+@pytest.mark.parametrize("quiet_s", [0.0, 9.9])
 @pytest.mark.parametrize("state", [State.STARTING, State.RUNNING])
-def test_a_scheduler_that_stops_the_job_gets_evidence_first(state: State, signum: int) -> None:
-    """A job that ran into its time limit is often a job that hung."""
+def test_a_signal_from_outside_reaches_ranks_that_work_at_once(state: State, signum: int, quiet_s: float) -> None:
+    """What they have left of their time is for a checkpoint; torchrun would not take a second of it."""
     world = World()
     world.launch()
     world.answer_until(state)
     world.answers.clear()
-    say, capture = world.signal(signum)
+    say, stop = world.signal(signum, quiet_s)
     assert isinstance(say, Say)
     assert signal.Signals(signum).name in say.text
-    assert capture == CaptureEvidence(0, (0, 1), LIMITS.capture_s)
-    assert world.answer() == [SignalRanks(0, (0, 1), signum)]
-    world.exit(0)
-    world.exit(1)
-    world.answer()
-    assert only(Diagnose, world.actions).stop_signum == signum
-    world.answer()
-    assert world.finish == Finish(1)  # also where every rank ended well: the job was not completed
+    assert stop == SignalRanks(0, (0, 1), signum)
+    assert CaptureEvidence not in [type(action) for action in world.actions]
+    finish_stopped(world, signum)
 
 
-def test_the_user_at_the_keyboard_does_not_wait_for_evidence() -> None:
-    """Ctrl-C is the one exception to evidence before signals."""
+@OUTSIDE
+def test_ranks_that_are_still_there_at_half_of_their_grace_are_looked_at(signum: int) -> None:
+    """Whoever does not stop when it is told to may hang; and the kill comes when it was to come."""
     world = running()
-    say, act = world.signal(signal.SIGINT)
+    began = world.now
+    world.signal(signum)
+    world.exit(0)
+    assert world.expire() == [CaptureEvidence(0, (1,), min(LIMITS.capture_s, LIMITS.grace_s / 2 * 0.8))]
+    assert world.now == began + LIMITS.grace_s / 2
+    assert (world.state, world.supervisor.deadline) == (State.STOPPING, began + LIMITS.grace_s)
+    assert world.answer() == []
+    assert world.expire() == [SignalRanks(0, (1,), signal.SIGKILL)]
+    assert world.now == began + LIMITS.grace_s
+
+
+def test_the_late_look_is_taken_before_the_kill_or_not_at_all() -> None:
+    """Its deadline may come late, with that of the grace."""
+    world = running()
+    world.signal(signal.SIGTERM)
+    world.now += LIMITS.grace_s
+    assert world.deliver(DeadlineExpired(world.now, 0)) == [SignalRanks(0, (0, 1), signal.SIGKILL)]
+
+
+@OUTSIDE
+def test_where_nothing_has_moved_the_stacks_come_before_the_signal(signum: int) -> None:
+    """A job that ran into its time limit is often a job that hung, and this is the last chance to see where."""
+    world = running()
+    began = world.now
+    say, capture = world.signal(signum, 10.0)
+    assert isinstance(say, Say)
+    assert "nothing has moved for 10 s" in say.text
+    assert capture == CaptureEvidence(0, (0, 1), 2.0)
+    assert world.supervisor.deadline == began + 2.0
+    assert world.answer() == [SignalRanks(0, (0, 1), signum)]
+    # It has been looked at; there is no second look.
+    assert world.supervisor.deadline == world.now + LIMITS.grace_s
+    finish_stopped(world, signum)
+
+
+def test_a_look_that_takes_too_long_does_not_hold_the_signal_up() -> None:
+    """Two seconds are what it may cost, whatever the look waits for."""
+    world = running()
+    began = world.now
+    world.signal(signal.SIGTERM, 300.0)
+    assert world.expire() == [SignalRanks(0, (0, 1), signal.SIGTERM)]
+    assert world.now == began + 2.0
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_signal_while_ranks_are_looked_at_cuts_that_short(hangs: bool) -> None:
+    """Evidence of a failure or a hang comes first, and the time of the grace does not go into it."""
+    world = running()
+    if hangs:
+        world.hang()
+    else:
+        world.exit(0, FAILED)
+    began = world.now
+    world.signal(signal.SIGTERM)
+    assert world.state is State.CAPTURING
+    assert world.supervisor.deadline == began + 2.0
+    assert only(SignalRanks, world.expire()).signum == signal.SIGTERM
+
+
+@pytest.mark.parametrize("quiet_s", [0.0, 300.0])
+def test_the_user_at_the_keyboard_does_not_wait_for_evidence(quiet_s: float) -> None:
+    """Ctrl-C goes straight through, and whoever pressed it watches the ranks end."""
+    world = running()
+    say, act = world.signal(signal.SIGINT, quiet_s)
     assert isinstance(say, Say)
     assert act == SignalRanks(0, (0, 1), signal.SIGINT)
+    assert world.expire() == [SignalRanks(0, (0, 1), signal.SIGKILL)]
 
 
 def test_a_second_ctrl_c_kills() -> None:

@@ -250,6 +250,26 @@ def test_whoever_works_keeps_the_whole_job_from_being_called_hung(timeout_s: flo
     assert Job(timeout_s, *does).run(6) == []
 
 
+@pytest.mark.parametrize(
+    ("does", "numbers", "is_quiet"),
+    [
+        ((QUIET, HUNG_IN_GLOO), None, True),
+        ((SPINS, HUNG_IN_GLOO), {"0": (5, 4)}, True),  # waits in NCCL
+        ((SPINS, HUNG_IN_GLOO), None, False),  # may be working
+        ((EVALUATES, HUNG_IN_GLOO), None, False),
+        ((TRAINS, TRAINS), {"0": (5, 4)}, False),
+    ],
+)
+def test_how_long_nothing_has_moved_is_known_long_before_a_verdict(
+    does: tuple[Rates, ...], numbers: dict[str, tuple[int, int]] | None, is_quiet: bool
+) -> None:
+    """Whoever cancels a job wants to know; in doubt its ranks work."""
+    job = Job(300.0, *does, numbers=lambda _rank, _at: numbers)
+    assert job.run(0.4) == []
+    assert (job.watchdog.quiet_s > 60) is is_quiet
+    assert job.watchdog.quiet_s <= job.elapsed_s
+
+
 @pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
 def test_steps_that_are_long_and_light_are_work(timeout_s: float) -> None:
     """2 s of sleep and 22 ms of work: nine samples of ten are quiet."""

@@ -1,0 +1,78 @@
+"""What a stop from outside does first: ranks that work get the signal at once, a job that hangs is looked at first."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.process.launching import Job, running, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Works until it is told to stop, writes its checkpoint then, and ends well.
+PREEMPTED = """
+from rank import *
+def stop(signum, frame):
+    tell(signal.Signals(signum).name)
+    await_release("written")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+tell("ready")
+while True:
+    time.sleep(0.01)
+"""
+STUBBORN = """
+from rank import *
+ignore(signal.SIGTERM)
+tell("ready")
+def never_ends():
+    while True:
+        time.sleep(0.01)
+never_ends()
+"""
+
+
+def report(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((job.run_dir / "report.json").read_text())
+    return found
+
+
+def test_ranks_that_work_get_the_signal_before_anybody_looks_at_them(tmp_path: Path) -> None:
+    """They are preempted, and every second that they have left is theirs."""
+    with running(tmp_path, PREEMPTED, "--shutdown-timeout", "600", nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        job.send(signal.SIGTERM)
+        job.hear("SIGTERM", 2)
+        until(lambda: job.has_happened("SignalReceived", state="stopping"), "the event is written")
+        assert not job.has_happened("EvidenceCaptured")
+        job.release("written")
+        assert job.wait() == 1
+        assert not job.has_happened("EvidenceCaptured")
+        assert "SIGTERM: stopping 2 ranks, SIGKILL follows in 600 s\n" in job.err
+
+
+def test_a_rank_that_does_not_stop_is_looked_at_before_it_is_killed(tmp_path: Path) -> None:
+    """At half of its grace; the report says where it was."""
+    with running(tmp_path, STUBBORN, "--shutdown-timeout", "6", store=False) as job:
+        job.hear("ready")
+        job.send(signal.SIGTERM)
+        assert job.wait(60) == 1
+        assert "never_ends" in json.dumps(report(job))
+
+
+@pytest.mark.slow
+def test_a_job_that_hangs_is_looked_at_before_it_is_cancelled(tmp_path: Path) -> None:
+    """It ends by the signal at once, and what it waited for would be gone with it."""
+    program = "from rank import *\ndef waits():\n    stay()\ntell('ready')\nwaits()"
+    with running(tmp_path, program, "--hang-timeout", "60", nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        time.sleep(20)  # nothing moves for so long, which is what the test is about
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1
+        assert "so their stacks are taken first" in job.err
+        assert "waits" in json.dumps(report(job))
