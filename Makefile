@@ -16,10 +16,13 @@ test: lint
 	@$(PY) -m tests.cluster install
 	$(PY) -m pytest -m "not slow"
 
-# Everything: what `make test` leaves out for its time as well.
+# Everything: what `make test` leaves out for its time as well; real processes once more on a machine that lacks what old
+# kernels lack; and every release of torch and Python that can be had here.
 test-all: lint
 	@$(PY) -m tests.cluster install
 	$(PY) -m pytest
+	$(PY) tests/without.py kernel $(PY) -m pytest tests/process
+	$(PY) tests/matrix.py
 
 demo: $(STAMP)
 	$(VENV)/bin/saferun --nproc_per_node 2 examples/train_ddp.py --epochs 3
@@ -36,7 +39,7 @@ bench: $(STAMP)
 	done
 
 clean:
-	rm -rf $(VENV) build dist saferun_runs .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .matrix build dist saferun_runs .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find saferun tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ifneq ($(file < $(STAMP)),$(CURDIR))

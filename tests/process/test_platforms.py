@@ -1,0 +1,148 @@
+"""Every platform that torch runs on: old kernels, Pythons of conda and uv, containers that refuse or lack things.
+
+Each job here runs on a machine that lacks something, and ends as it does elsewhere. ``tests/without.py`` says what is
+taken away; ``make test-all`` runs all of tests/process that way.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, Job, read_stat, running, until
+from tests.without import without
+
+# An old kernel, and a Python that was built against old headers on a new one.
+LACKING = ("kernel", "python")
+FAIL_ONCE = """
+from rank import *
+tell("ready")
+await_release("end")
+sys.exit(3 if ATTEMPT == 0 and RANK == 1 else 0)
+"""
+HANG = """
+from rank import *
+tell("ready")
+def wait_for_nothing():
+    stay()
+wait_for_nothing()
+"""
+HANG_OPTIONS = ("--env-profile", "minimal", "--hang-timeout", "1", "--on-hang", "stop", "--shutdown-timeout", "5")
+
+
+def report(job: Job) -> str:
+    """The report as text."""
+    return json.dumps(json.loads((job.run_dir / "report.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_a_crash_is_told_with_the_survivors_stacks(tmp_path: Path, lacking: str) -> None:
+    with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["stay", "7"], before=without(lacking), store=False) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == 1
+        assert "exit code 7" in job.err
+        assert "cannot" not in job.err, job.err
+        assert "train.py" in report(job), "the stack of the rank that was still there"
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_a_hang_is_told_with_stacks(tmp_path: Path, lacking: str) -> None:
+    with running(tmp_path, HANG, *HANG_OPTIONS, nproc=2, before=without(lacking), store=False) as job:
+        job.hear("ready", 2)
+        assert job.wait() != 0
+        assert "wait_for_nothing" in job.err, job.err
+
+
+def test_eight_ranks_are_restarted(tmp_path: Path) -> None:
+    """A loop over a million descriptors at each start of a process would end it: see tests/without.py."""
+    options = ("--max-restarts", "1")
+    with running(tmp_path, FAIL_ONCE, *options, nproc=8, before=without("kernel"), store=False) as job:
+        job.hear("ready", 8)
+        job.release("end")
+        job.hear("ready", 8)
+        assert job.wait() == 0
+        assert "restart" in job.err
+
+
+@pytest.mark.parametrize("lacking", ["kernel", "kernel,prctl"])
+def test_nothing_is_left_of_a_run_whose_supervisor_is_killed(tmp_path: Path, lacking: str) -> None:
+    """With prctl refused no rank dies with its parent: the reaper ends them."""
+    program = STAY.replace('tell("ready")', 'if os.fork() == 0:\n    os.setsid()\ntell("ready")')
+    with running(tmp_path, program, nproc=2, before=without(lacking), store=False, sweeps=False) as job:
+        job.hear("ready", 4)
+        job.send(signal.SIGKILL)
+        job.wait()
+        job.assert_nothing_left(DEADLINE_S)
+
+
+def test_a_stop_ends_a_stubborn_rank(tmp_path: Path) -> None:
+    options, ranks = ("--shutdown-timeout", "1"), ("stubborn", "stay")
+    with running(
+        tmp_path, END_AS_TOLD, *options, nproc=2, arguments=ranks, before=without("kernel"), store=False
+    ) as job:
+        job.hear("ready", 2)
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1
+
+
+def test_the_end_of_what_started_saferun_is_noticed(tmp_path: Path) -> None:
+    """``--stop-with-parent``, which is on under schedulers: where there are no pidfds, /proc is asked each second."""
+    starter = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    before = [*starter, *without("kernel")]
+    with running(tmp_path, STAY, "--stop-with-parent", "on", nproc=2, before=before, store=False, sweeps=False) as job:
+        ranks = job.hear("ready", 2)
+        job.send(signal.SIGKILL)
+        until(lambda: not any(read_stat(rank.pid) for rank in ranks), "the ranks are ended")
+        assert "which had started saferun, is gone" in job.err
+        job.assert_nothing_left(DEADLINE_S)
+
+
+def test_the_store_is_served_without_the_newer_calls(tmp_path: Path) -> None:
+    """The coordinator is started like any other process."""
+    program = """
+from rank import *
+import socket
+store = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+with socket.create_connection(store, 60) as connection:
+    tell("connected")
+await_release("end")
+"""
+    with running(tmp_path, program, nproc=2, before=without("kernel")) as job:
+        job.hear("connected", 2)
+        until(job.coordinator, "the store is served")
+        job.release("end")
+        assert job.wait() == 0
+
+
+def test_what_is_taken_away_is_gone(tmp_path: Path) -> None:
+    """A filter that takes nothing away would let every test here pass."""
+    program = """
+from rank import *
+def refuses(call):
+    try:
+        return call() < 0
+    except (OSError, AttributeError):
+        return True
+import ctypes
+prctl = ctypes.CDLL(None).prctl
+print([refuses(lambda: os.pidfd_open(os.getpid())), refuses(lambda: os.memfd_create("x")),
+       refuses(lambda: os.eventfd(0)), refuses(lambda: prctl(36, 1, 0, 0, 0)), hasattr(os, "pidfd_open")], flush=True)
+if os.fork() == 0:
+    os.closerange(3, 1 << 20)
+    os._exit(0)
+print(os.WTERMSIG(os.wait()[1]) == signal.SIGSYS, flush=True)
+"""
+    for lacking, expected in (
+        ("kernel", "[True, True, True, False, True]"),
+        ("kernel,prctl", "[True, True, True, True, True]"),
+        ("python", "[True, True, True, False, False]"),
+    ):
+        with running(tmp_path / lacking, program, before=without(lacking), store=False) as job:
+            assert job.wait() == 0
+            assert expected in job.out, (lacking, job.out)
+            assert ("True" in job.out.splitlines()[-1]) == lacking.startswith("kernel"), job.out
