@@ -261,7 +261,7 @@ class JobLine:
         for listener in self._listeners.values():
             listener.close()
         if "tasks" in self._listeners:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):  # an abstract name is no file
                 os.unlink(self._task_path)
         self._listeners.clear()
 

@@ -34,7 +34,7 @@ _OLDER = {"x86_64": (319, 284, 290), "aarch64": (279, 19)}
 # The same everywhere: pidfd_send_signal, pidfd_open, close_range, pidfd_getfd.
 _NEWER = (424, 434, 436, 438)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_HIGHEST_DESCRIPTOR = 65535
+_HIGHEST_DESCRIPTOR, _HIGHEST_INT = 65535, 0x7FFFFFFF
 
 
 def _filter(features: Sequence[str]) -> bytes:
@@ -49,8 +49,9 @@ def _filter(features: Sequence[str]) -> bytes:
         for number in (*_NEWER, *_OLDER[machine]):
             steps += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
         steps += [
-            (_JUMP_IF_EQUAL, 0, 4, _CLOSE[machine]),
+            (_JUMP_IF_EQUAL, 0, 5, _CLOSE[machine]),
             (_LOAD, 0, 0, _FIRST_ARGUMENT),
+            (_JUMP_IF_GREATER, 1, 0, _HIGHEST_INT),  # a negative number
             (_JUMP_IF_GREATER, 0, 1, _HIGHEST_DESCRIPTOR),
             (_RETURN, 0, 0, _KILL_PROCESS),
             (_RETURN, 0, 0, _ALLOW),

@@ -200,16 +200,18 @@ def _source_address(toward: str) -> str:
 
 
 def task_socket_path(key: str) -> str:
-    """Where the tasks of one job on one host meet: a path in a directory of the user's own.
+    """Where the tasks of one job on one host meet: a socket in a directory of the user's own.
 
-    Raises:
-        SaferunError: there is no place for it that is the user's alone.
+    Where no such directory can be had it is an abstract name, which begins with a zero byte: it needs no file system.
+    Anybody can take such a name, and so both sides ask the kernel for the other one's user.
+
+    Source: unix(7), abstract.
     """
     import hashlib
 
     name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
     # The same for all tasks, whatever TMPDIR each of them was given.
-    for base in ("/tmp", "/dev/shm", "/var/tmp"):  # noqa: S108
+    for base in ("/tmp", "/dev/shm", "/var/tmp", f"/run/user/{os.getuid()}"):  # noqa: S108
         directory = f"{base}/saferun-{os.getuid()}"
         with suppress(FileExistsError, OSError):
             os.mkdir(directory, 0o700)
@@ -217,12 +219,10 @@ def task_socket_path(key: str) -> str:
             status = os.lstat(directory)
         except OSError:
             continue
-        if S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+        is_private = S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+        if is_private and os.access(directory, os.W_OK):
             return f"{directory}/{name}.sock"
-    raise SaferunError(
-        f"there is no private directory for the processes of this host: /tmp/saferun-{os.getuid()} is somebody else's",
-        "remove it, or start one saferun a host",
-    )
+    return f"\0saferun-{os.getuid()}-{name}"
 
 
 def listen_for_tasks(path: str) -> socket.socket:
@@ -239,7 +239,7 @@ def listen_for_tasks(path: str) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 listener.close()
-                raise SaferunError(f"{path}: {error.strerror}", "make room there") from None
+                raise SaferunError(f"{path.lstrip(chr(0))}: {error.strerror}", "make room there") from None
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
                 if probe.connect_ex(path) == 0:
                     listener.close()
@@ -247,8 +247,9 @@ def listen_for_tasks(path: str) -> socket.socket:
                         "two processes of this job say that they are local rank 0 of this host",
                         "start each task of the job once; pass --scheduler none to look at options only",
                     ) from None
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 os.unlink(path)
-    os.chmod(path, 0o600)
+    if not path.startswith("\0"):
+        os.chmod(path, 0o600)
     listener.listen(_BACKLOG)
     return listener

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from saferun.host import child_output, poller
+from saferun.errors import SaferunError
+from saferun.host import child_output, net, poller
 from saferun.host.children import Child, fork
+from saferun.host.coordinator_link import connect_to_task
 from saferun.host.poller import Poller
 from saferun.host.procfs import read_stat
 from saferun.linux import descriptors, memory_file, pidfd, scratch
@@ -336,3 +338,62 @@ def test_the_places_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert bases[:2] == [str(tmp_path / "relative"), "/tmp"]
     assert {"/dev/shm", "/var/tmp", "/runtime", str(tmp_path)} <= set(bases)
     assert scratch.scratch_paths("id") == [f"{base}/saferun-id" for base in bases]
+
+
+# ------------------------------------------------------------------------------------------------- sockets of tasks
+
+
+@pytest.fixture
+def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nowhere a private directory can be made."""
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(os, "lstat", refuse)
+
+
+@pytest.mark.usefixtures("no_directories")
+def test_where_there_is_no_directory_tasks_meet_under_a_name() -> None:
+    path = net.task_socket_path(os.urandom(8).hex())
+    assert path.startswith(f"\0saferun-{os.getuid()}-")
+    assert connect_to_task(path) is None
+    listener = net.listen_for_tasks(path)
+    lines = connect_to_task(path)
+    assert lines is not None
+    with pytest.raises(SaferunError, match="local rank 0"):
+        net.listen_for_tasks(path)
+    lines.close()
+    listener.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.usefixtures("no_directories")
+def test_somebody_else_under_that_name_is_not_spoken_to() -> None:
+    """Anybody can take an abstract name."""
+    path = net.task_socket_path(os.urandom(8).hex())
+    ready_read, ready_write = os.pipe()
+
+    def pretend() -> None:
+        os.setuid(65534)
+        listener = net.listen_for_tasks(path)
+        os.write(ready_write, b"x")
+        signal.pause()
+        listener.close()
+
+    pid = fork(pretend)
+    try:
+        assert os.read(ready_read, 1) == b"x"
+        assert connect_to_task(path) is None
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ready_read)
+        os.close(ready_write)
+
+
+def test_a_directory_that_cannot_be_written_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that an earlier job left in a /tmp that is read-only by now."""
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    assert net.task_socket_path("key").startswith("\0")
