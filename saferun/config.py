@@ -33,7 +33,8 @@ class RendezvousConfig(Value):
 
     In a job of several hosts, with ``static``, ``ports`` are those where the master may be found, the first free one
     being taken: the given one, or several that follow from the scheduler's job where none was given. With the other
-    backends ``endpoint`` and ``conf`` (``--rdzv-conf``) are handed to torch's rendezvous handlers.
+    backends ``endpoint`` and ``conf`` (``--rdzv-conf``) are handed to torch's rendezvous handlers. ``control``: the
+    port for the job's own messages, a number, ``same`` as that of the ranks' store, or ``auto``.
     """
 
     backend: str
@@ -45,6 +46,7 @@ class RendezvousConfig(Value):
     ports: tuple[int, ...] = ()
     endpoint: str = ""
     conf: tuple[tuple[str, str], ...] = ()
+    control: str = "auto"
 
 
 class TaskConfig(Value):

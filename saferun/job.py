@@ -301,6 +301,7 @@ class Job:
                 "local_addr": rendezvous.local_addr,
                 "timeout_s": self._join_timeout_s(),
                 "connect_s": hosts.connect_timeout_s,
+                "one_port": rendezvous.control == "same",
                 "host_timeout_s": hosts.host_timeout_s * _SILENT_SHARE,
                 "expected": list(hosts.names),
                 "name": short_host_name(),

@@ -100,12 +100,23 @@ class JobLine:
         elif rendezvous.backend != "static":
             self._listeners["store"] = hold_port(None)
             self._bind_endpoint()
-        self._listeners["control"] = hold_port(None)
+        self._listeners["control"] = self._hold_control_port(rendezvous.control)
         if task is not None:
             self._listeners["tasks"] = listen_for_tasks(self._task_path)
         if "store" in self._listeners:
             self.port = self._listeners["store"].getsockname()[1]
         self.control_port = self._listeners["control"].getsockname()[1]
+
+    def _hold_control_port(self, wanted: str) -> socket.socket:
+        """The port for the job's own messages, which others look for where the first host is; elsewhere any will do."""
+        if not wanted.isdigit():
+            return hold_port(None)
+        try:
+            return hold_port(int(wanted))
+        except SaferunError as error:
+            if self._config.hosts.node_rank == 0:
+                raise SaferunError(error.what, "stop that process, or pass another --control-port") from None
+            return hold_port(None)
 
     def _bind_endpoint(self) -> None:
         """Serve torch's rendezvous store where the endpoint is this host, and nobody else of the job does so here."""

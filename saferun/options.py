@@ -343,6 +343,17 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
     ),
     Option(
+        ("--control-port", "--control_port"),
+        "control_port",
+        "str",
+        "auto",
+        "port of the first host for saferun's own messages: a number, or same as that of the ranks' store; auto: a "
+        "free one, or that of the ranks' store where the hosts reach nothing else",
+        RENDEZVOUS,
+        pet=False,
+        metavar="PORT",
+    ),
+    Option(
         ("--start-timeout", "--start_timeout"),
         "start_timeout",
         "float",

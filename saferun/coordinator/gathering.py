@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from saferun.coordinator.knock import GONE, knock
 from saferun.coordinator.meeting import JoinFailedError, Meeting
@@ -34,6 +34,16 @@ _LONGEST_WORDS = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
+# What a host reads instead of its place where the store of the job's messages is another one from now on.
+_MOVED = "moved"
+
+
+class MovedError(Exception):
+    """The meeting goes on in another store."""
+
+
+class OnePortError(Exception):
+    """Some host reaches the port of the ranks' store only."""
 
 
 def tell_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
@@ -58,9 +68,21 @@ class Gathering:
         client: to the control store.
         prefix: of the meeting's keys.
         hosts: how many there will be.
+        knocks: whether hosts can be knocked at; where one port is all that is open, a refusal says nothing.
+        is_asked_for: whether somebody asks for ``OnePortError``.
     """
 
-    def __init__(self, client: StoreClient, prefix: str, hosts: int) -> None:
+    def __init__(
+        self,
+        client: StoreClient,
+        prefix: str,
+        hosts: int,
+        *,
+        knocks: bool = True,
+        is_asked_for: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._knocks = knocks
+        self._is_asked_for = is_asked_for
         self._client = client
         self._prefix = prefix
         self._hosts = hosts
@@ -72,6 +94,7 @@ class Gathering:
 
         Raises:
             JoinFailedError: some did not come, or somebody found that it cannot be.
+            OnePortError: it was asked for.
             CancelledError: nobody waits any more.
             StoreBrokenError: the store is gone.
         """
@@ -79,7 +102,7 @@ class Gathering:
         try:
             while True:
                 self._wait_for_all(meeting)
-                gone = self._gone(own)
+                gone = self._gone(own) if self._knocks else []
                 if not gone:
                     break
                 self._missing = gone
@@ -101,6 +124,8 @@ class Gathering:
             failure = _failure(self._client.find(f"{self._prefix}fail"))
             if failure is not None:
                 raise failure
+            if self._is_asked_for():
+                raise OnePortError
             now = time.monotonic()
             if now - listed_at < _LIST_MISSING_EVERY_S and meeting.remaining_s > 0:
                 continue
@@ -159,6 +184,18 @@ class Gathering:
                 )
             records.append(record)
         return records
+
+    def move(self) -> None:
+        """Send everybody who has come, or comes here late, to where the meeting goes on."""
+        for host in range(1, self._hosts):
+            self._client.set(f"{self._prefix}place/{host}", _MOVED)
+        self._client.check(f"{self._prefix}fail")
+
+    def wait_until_left(self, timeout_s: float) -> None:
+        """Wait until all hosts have read that; those who have not read it in time find out by the end of the store."""
+        give_up_at = time.monotonic() + timeout_s
+        while self._client.add(f"{self._prefix}left", 0) < self._hosts - 1 and time.monotonic() < give_up_at:
+            time.sleep(0.02)
 
     def hand_out(self, records: Sequence[HostRecord]) -> HostPlace:
         """Give every host its place, and return the leader's own."""
@@ -235,6 +272,7 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
 
     Raises:
         JoinFailedError: there is none.
+        MovedError: it is to be asked for where the meeting goes on.
         CancelledError: nobody waits any more.
         StoreBrokenError: the store is gone.
     """
@@ -246,6 +284,9 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
         meeting.check()
         text = client.get(key, max(0.1, min(meeting.tell_every_s / 2, meeting.remaining_s)))
         if text is not None:
+            if text == _MOVED.encode():
+                client.add(f"{prefix}left", 1)
+                raise MovedError
             place = decode_place(text)
             if place is not None:
                 return place

@@ -22,6 +22,7 @@ from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.search import Search
+from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
@@ -48,6 +49,7 @@ class Leader(Value):
     ranks_port: int
     master_addr: str
     addresses: tuple[str, ...]
+    one_port: bool = False  # the control store is a part of the ranks' store
 
 
 class HandlerRendezvous:
@@ -273,17 +275,22 @@ class HandlerRendezvous:
     # ----------------------------------------------------------------------------------------------------- who is first
 
     def _lead(self, meeting: Meeting, own: HostRecord, store: Any, hosts: int, bootstrap: Any) -> Met:  # noqa: ANN401
-        client = self._stores.serve_control()
+        port = self._stores.ranks_port
+        one_port = bool(port) and meeting.one_port
+        ranks = self._stores.serve_ranks() if port else None
+        if ranks is not None and one_port:
+            client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
+        else:
+            client = self._stores.serve_control()
         job = os.urandom(8).hex()
         client.set(JOB_KEY, job)
         client.check(JOB_KEY)
-        port = self._stores.ranks_port
-        if port:
-            self._stores.serve_ranks()
-        elif bootstrap is not None:
+        if not port and bootstrap is not None:
             port = int(bootstrap.master_port)
         named = getattr(bootstrap, "master_addr", None) or meeting.local_addr or socket.getfqdn()
-        leader = Leader(job, self._stores.control_port, port, master_addr(str(named), own.addresses), own.addresses)
+        control_port = port if one_port else self._stores.control_port
+        way = master_addr(str(named), own.addresses)
+        leader = Leader(job, control_port, port, way, own.addresses, one_port)
         StoreClient(store, ("", 0)).set(_LEADER_KEY, json.dumps(leader._asdict()))
         gathering = Gathering(client, "r0/", hosts)
         records = gathering.gather(meeting, own)
@@ -300,6 +307,7 @@ class HandlerRendezvous:
     def _find_leader(self, meeting: Meeting, own: HostRecord, store: StoreClient) -> tuple[StoreClient, Leader, str]:
         """A connection to the first host's control store, who that is, and the address under which ranks find it."""
         words = "the first host has not said where it is"
+        store_class = self._stores.store_class
         while True:
             meeting.check()
             meeting.say(words)
@@ -318,7 +326,8 @@ class HandlerRendezvous:
                     words = said
                     continue
                 connection.close()
-                client = StoreClient.connect(self._stores.store_class, (address, leader.control_port), dialled=True)
+                kind = shared_class(store_class) if leader.one_port else store_class
+                client = StoreClient.connect(kind, (address, leader.control_port), dialled=True)
                 found = client.get(JOB_KEY, _LOOK_AGAIN_S)
                 if found == leader.job.encode():
                     return client, leader, address
@@ -379,7 +388,8 @@ def read_leader(text: bytes) -> Leader | None:
         control_port, ranks_port = found["control_port"], found["ranks_port"]
         addresses = tuple(map(str, found["addresses"]))
         leader = Leader(str(found["job"]), control_port, ranks_port, str(found["master_addr"]), addresses)
-    except (ValueError, TypeError, KeyError, RecursionError):
+        leader = leader._replace(one_port=found.get("one_port") is True)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     highest = 65535
     ports_are_such = all(type(port) is int and 0 <= port <= highest for port in (control_port, ranks_port))

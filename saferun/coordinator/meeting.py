@@ -87,6 +87,8 @@ class Meeting:
         self.connect_s = float(first.get("connect_s") or self.timeout_s)
         self.host_timeout_s = float(first["host_timeout_s"])
         self.elastic = bool(first.get("elastic"))
+        self.one_port = bool(first.get("one_port"))
+        self.addresses = [str(address) for address in (first.get("record") or {}).get("addresses") or ()]
         self.expected = [str(name) for name in first.get("expected") or []]
         self.name = str(first["name"])
         self.tell_every_s = float(first.get("tell_every_s") or 30.0)

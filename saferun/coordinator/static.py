@@ -1,20 +1,28 @@
 """The static rendezvous: node ranks are known beforehand, and node rank 0 serves both stores.
 
-The ranks' store is where the others come first: its key ``saferun/control`` says where the control store is. There,
-``saferun/job`` is unique to the job, and ``round`` counts its meetings, each with a prefix of its own.
+The ranks' store is where the others come first: its key ``saferun/control`` says where the control store is: its port,
+at any address of that host. There, ``saferun/job`` is unique to the job, and ``round`` counts its meetings, each with a
+prefix of its own.
+
+Where hosts reach the port of the ranks' store only (a NAT, a Kubernetes service, a firewall), the control store is a
+part of that one: from the start if the user says so, else as soon as one host asks for it. It then ends with each
+attempt, as the ranks' store does; everybody is sent to the next one when all have met.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 from saferun.coordinator.dial import shown
-from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
+from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.search import Search
+from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 
@@ -25,6 +33,13 @@ _NO_CONTROL_S = 10.0
 _FOREIGN_GRACE_S = 5.0
 _LOOK_AGAIN_S = 0.5
 _HIGHEST_PORT = 65535
+_MOST_ADDRESSES = 16
+# Set by a host that reaches the ranks' store and not the control store, and how long it tries before.
+_ASK_KEY = "saferun/one_port"
+_ASK_AFTER_S = 5.0
+# How long the hosts may take to leave a store that is about to be replaced.
+_LEFT_S = 5.0
+_CONTROL_HINT = "saferun's own messages go there: open that port (--control-port), or pass --control-port same"
 
 
 class StaticRendezvous:
@@ -40,6 +55,8 @@ class StaticRendezvous:
         self._client: StoreClient | None = None  # to the control store
         self._port = 0  # of the ranks' store
         self._round = -1  # of the last meeting that this host took part in
+        self._one_port = False  # on the first host: whether the ranks' store holds the control store as well
+        self._moves = 0  # how often the control store has become another one
 
     def meet(self, meeting: Meeting) -> Met:
         """Meet the other hosts.
@@ -84,32 +101,79 @@ class StaticRendezvous:
     # ------------------------------------------------------------------------------------------------------ node rank 0
 
     def _lead(self, meeting: Meeting) -> Met:
-        client = self._client
-        again = client is not None
-        if client is None:
+        again = self._client is not None
+        if self._client is None:
+            self._one_port = meeting.one_port
             # Before anybody is waited for: whoever comes finds both stores.
-            client = self._client = self._stores.serve_control()
-            client.set(JOB_KEY, self._job)
+            if not self._one_port:
+                self._client = self._stores.serve_control()
+                self._client.set(JOB_KEY, self._job)
             self._serve_ranks(meeting)
         own = meeting.wait_for_tasks()
         self._round += 1
-        prefix = f"r{self._round}/"
-        client.set("round", str(self._round))
-        client.set(f"{prefix}open", "")
-        gathering = Gathering(client, prefix, meeting.most)
-        records = gathering.gather(meeting, own)
+        gathering = self._open_round(meeting)
+        try:
+            records = gathering.gather(meeting, own)
+        except OnePortError:
+            self._one_port = True
+            self._share()
+            self._publish(meeting)
+            # Those who have come to the control store, which is served on for those who have yet to.
+            gathering.move()
+            gathering = self._open_round(meeting)
+            records = gathering.gather(meeting, own)
         meeting.on_all_here()
         if again:
             # All hosts have stopped their ranks. Nothing of theirs may be found by those that come.
+            if self._one_port:
+                gathering.move()
+                gathering.wait_until_left(_LEFT_S)
             self._serve_ranks(meeting)
+            gathering = self._open_round(meeting) if self._one_port else gathering
+        client, prefix = self._control, f"r{self._round}/"
         client.set(f"{prefix}done", "")
         place = gathering.hand_out(records)
         prefix = attempt_prefix(place.attempt)
         return Met(place, client, self._job, prefix, records, meeting.master_addr, self._stores.ranks_port)
 
+    @property
+    def _control(self) -> StoreClient:
+        assert self._client is not None  # noqa: S101 - it is made first of all
+        return self._client
+
+    def _open_round(self, meeting: Meeting) -> Gathering:
+        client, prefix = self._control, f"r{self._round}/"
+        client.set("round", str(self._round))
+        client.set(f"{prefix}open", "")
+        ranks = self._stores.ranks
+        may_move = not self._one_port and self._round == 0 and ranks is not None
+        return Gathering(
+            client,
+            prefix,
+            meeting.most,
+            knocks=not self._one_port,
+            is_asked_for=lambda: may_move and ranks is not None and ranks.check(_ASK_KEY),
+        )
+
     def _serve_ranks(self, meeting: Meeting) -> None:
+        """Serve a new ranks' store, with the job's own messages in it where there is no other port for them."""
+        self._stores.serve_ranks()
+        if self._one_port:
+            self._share()
+        self._publish(meeting)
+
+    def _share(self) -> None:
+        ranks = self._stores.ranks
+        assert ranks is not None  # noqa: S101 - it is served
+        self._client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
+        self._client.set(JOB_KEY, self._job)
+        self._moves += 1
+
+    def _publish(self, meeting: Meeting) -> None:
+        ranks = self._stores.ranks
+        assert ranks is not None  # noqa: S101 - it is served
         control = {"port": self._stores.control_port, "run_id": meeting.run_id, "most": meeting.most, "job": self._job}
-        ranks = self._stores.serve_ranks()
+        control |= {"addresses": meeting.addresses, "one_port": self._one_port, "moves": self._moves}
         ranks.set(_CONTROL_KEY, json.dumps(control))
         ranks.check(_CONTROL_KEY)
 
@@ -118,13 +182,19 @@ class StaticRendezvous:
     def _follow(self, meeting: Meeting, host: int) -> Met:
         if self._client is None:
             self._client = self._find_control(meeting)
-        client = self._client
         own = meeting.wait_for_tasks()
-        number = self._wait_for_round(client, meeting)
+        number = self._wait_for_round(self._client, meeting)
         self._round = number
-        place = take_place(client, f"r{number}/", host, meeting, own)
+        place = None
+        while place is None:
+            try:
+                place = take_place(self._control, f"r{number}/", host, meeting, own)
+            except MovedError:
+                # All are here, and the store before may end at any moment; or this is the first meeting.
+                meeting.on_all_here()
+                self._client = self._find_control(meeting, moved=True)
         prefix = attempt_prefix(place.attempt)
-        return Met(place, client, self._job, prefix, [], meeting.master_addr, self._port)
+        return Met(place, self._control, self._job, prefix, [], meeting.master_addr, self._port)
 
     def _wait_for_round(self, client: StoreClient, meeting: Meeting) -> int:
         """The number of the meeting that this host can take part in."""
@@ -145,15 +215,18 @@ class StaticRendezvous:
                 )
         return wanted
 
-    def _find_control(self, meeting: Meeting) -> StoreClient:
-        control: dict[int, dict[str, Any]] = {}
+    def _find_control(self, meeting: Meeting, *, moved: bool = False) -> StoreClient:
+        """A connection to the control store; ``moved``: not to where it was before."""
+        control: dict[int, _Control] = {}
 
         def look(client: StoreClient) -> str | None:
             found = _read_control(client)
             if found is None:
                 return "serves a store that is not saferun's"
-            if found["run_id"] != meeting.run_id:
-                return f"belongs to another job: its run id is {found['run_id']!r}, this one's {meeting.run_id!r}"
+            if found.run_id != meeting.run_id:
+                return f"belongs to another job: its run id is {found.run_id!r}, this one's {meeting.run_id!r}"
+            if moved and found.job == self._job and found.moves <= self._moves:
+                raise StoreBrokenError("the store of the attempt before is still there")
             control[client.address[1]] = found
             return None
 
@@ -175,41 +248,68 @@ class StaticRendezvous:
             search.end()
         self._port = client.address[1]
         found = control[self._port]
-        self._job = found["job"]
-        if found["most"] != meeting.most:
+        if moved and found.job != self._job:
+            raise StoreBrokenError("the first host has gone, and come again")
+        self._job, self._moves = found.job, found.moves
+        if found.most != meeting.most:
             first = meeting.expected[0] if meeting.expected else "the first host"
-            words = f"{meeting.name} was started for {meeting.most} hosts, {first} for {found['most']}"
+            words = f"{meeting.name} was started for {meeting.most} hosts, {first} for {found.most}"
             error = JoinFailedError(words, "give all hosts the same --nnodes")
-            self._spoil(meeting, found["port"], error)
+            self._spoil(meeting, client, found, error)
             raise error
-        return self._connect_control(meeting, found["port"])
+        return self._connect_control(meeting, client, found)
 
-    def _connect_control(self, meeting: Meeting, port: int) -> StoreClient:
+    def _connect_control(self, meeting: Meeting, ranks: StoreClient, found: _Control) -> StoreClient:
+        """A connection to the control store: at its own port, at whichever address; else at the ranks' store's port."""
+        if found.one_port:
+            return self._connect_shared(ranks)
+
         def look(client: StoreClient) -> str | None:
-            found = client.get(JOB_KEY, _NO_CONTROL_S)
-            return (
-                None if found is not None and found.decode(errors="replace") == self._job else "is not this job's store"
-            )
+            job = client.get(JOB_KEY, _NO_CONTROL_S)
+            return None if job is not None and job.decode(errors="replace") == self._job else "is not this job's store"
 
-        search = Search(self._stores.store_class, meeting.master_addr, [port], look)
+        ways = dict.fromkeys([meeting.master_addr, *(a for a in found.addresses if a not in meeting.addresses)])
+        searches = [Search(self._stores.store_class, way, [found.port], look) for way in ways]
+        ask_at = time.monotonic() + min(_ASK_AFTER_S, meeting.remaining_s / 3)
         try:
-            while (client := search.wait(_LOOK_AGAIN_S)) is None:
+            while True:
+                for search in searches:
+                    client = search.wait(_LOOK_AGAIN_S / len(searches))
+                    if client is not None:
+                        return client
                 meeting.check()
-                words = search.words()
+                words = searches[0].words()
                 meeting.say(words)
-                if meeting.remaining_s <= 0 or search.foreign_for_s() > _FOREIGN_GRACE_S:
-                    hint = "saferun's own messages go there: let the hosts of a job reach each other at all ports"
-                    raise JoinFailedError(f"{words} ({meeting.timeout_s:.0f} s)", hint)
+                if meeting.remaining_s <= 0:
+                    raise JoinFailedError(f"{words} ({meeting.timeout_s:.0f} s)", _CONTROL_HINT)
+                if time.monotonic() >= ask_at and self._has_moved(ranks):
+                    return self._connect_shared(ranks)
         finally:
-            search.end()
+            for search in searches:
+                search.end()
+
+    def _has_moved(self, ranks: StoreClient) -> bool:
+        """Whether the control store is a part of the ranks' store by now; asks for it."""
+        ranks.set(_ASK_KEY, "")
+        found = _read_control(ranks)
+        if found is None or found.job != self._job or not found.one_port:
+            return False
+        self._moves = found.moves
+        return True
+
+    def _connect_shared(self, ranks: StoreClient) -> StoreClient:
+        client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
+        job = client.get(JOB_KEY, _NO_CONTROL_S)
+        if job is None or job.decode(errors="replace") != self._job:
+            raise StoreBrokenError("the store is not this job's any more")
         return client
 
-    def _spoil(self, meeting: Meeting, port: int, error: JoinFailedError) -> None:
+    def _spoil(self, meeting: Meeting, ranks: StoreClient, found: _Control, error: JoinFailedError) -> None:
         """Let the meeting that is under way fail for all."""
         from saferun.coordinator.gathering import tell_failure
 
         try:
-            client = self._connect_control(meeting, port)
+            client = self._connect_control(meeting, ranks, found)
             number = client.get("round", 1.0)
             if number is not None and number.isdigit() and not client.check(f"r{int(number)}/done"):
                 tell_failure(client, f"r{int(number)}/", error)
@@ -232,15 +332,44 @@ def name_hint(option: str) -> str:
     return f"look at this host's name service and /etc/hosts, or pass an address as {option}"
 
 
-def _read_control(client: StoreClient) -> dict[str, Any] | None:
+class _Control(NamedTuple):
+    """Where the control store is, as the ranks' store says.
+
+    ``one_port``: in the ranks' store itself. ``moves``: how often it has become another one.
+    """
+
+    port: int
+    run_id: str
+    most: int
+    job: str
+    addresses: tuple[str, ...]
+    one_port: bool
+    moves: int
+
+
+def _read_control(client: StoreClient) -> _Control | None:
     text = client.get(_CONTROL_KEY, _NO_CONTROL_S)
     if text is None or len(text) > 4096:  # noqa: PLR2004
         return None
     try:
         found = json.loads(text)
         port, run_id, most, job = (found[key] for key in ("port", "run_id", "most", "job"))
-    except (ValueError, TypeError, KeyError, RecursionError):
+        addresses = tuple(map(str, found.get("addresses") or ()))
+        one_port, moves = found.get("one_port") is True, found.get("moves", 0)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    if type(port) is not int or not 0 < port <= _HIGHEST_PORT or type(most) is not int:
+    if type(port) is not int or not 0 < port <= _HIGHEST_PORT or type(most) is not int or type(moves) is not int:
         return None
-    return {"port": port, "run_id": str(run_id), "most": most, "job": str(job)}
+    # No names: a name service is not asked for what another host says.
+    addresses = tuple(address for address in addresses[:_MOST_ADDRESSES] if _is_address(address))
+    return _Control(port, str(run_id), most, str(job), addresses, one_port, moves)
+
+
+def _is_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False

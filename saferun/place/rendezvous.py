@@ -67,6 +67,16 @@ def checked_port(port: int) -> int:
     return port
 
 
+def control_port(values: Any, ports: tuple[int, ...]) -> str:  # noqa: ANN401 - argparse's namespace
+    """``--control-port``, where the ranks' store is behind one of these ports."""
+    text: str = values.control_port
+    if text in {"auto", "same"}:
+        return text
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 1 << 16):  # noqa: PLR2004
+        raise UsageError(f"--control-port {text} is neither a port, same nor auto", "leave it out, or pass same")
+    return "same" if ports == (int(text),) else str(int(text))
+
+
 def _on_a_free_port(run_id: str, values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # noqa: ANN401
     if not run_id:
         raise UsageError("--rdzv-id is empty", "give the job a name, or leave --rdzv-id out")

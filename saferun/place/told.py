@@ -11,7 +11,7 @@ from saferun.model import Value
 from saferun.place.lists import listed_hosts, own_index
 from saferun.place.meeting import Known, several
 from saferun.place.ranks import checked_ranks, count_ranks
-from saferun.place.rendezvous import one_host, read_conf, wait_limits
+from saferun.place.rendezvous import control_port, one_host, read_conf, wait_limits
 
 if TYPE_CHECKING:
     from saferun.schedulers import Allocation
@@ -61,6 +61,7 @@ def agree(
         )
     names = told.listed or (allocation.names if allocation is not None else ())
     rendezvous = several(values, settings, environ, Known(most, names, allocation))
+    rendezvous = rendezvous._replace(control=control_port(values, rendezvous.ports))
     start_s, connect_s = wait_limits(rendezvous.backend, read_conf(values.rdzv_conf))
     hosts = base._replace(
         start_timeout_s=base.start_timeout_s if start_s is None else start_s,

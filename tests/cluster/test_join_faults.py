@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.faulted import END_S, GLOO, HANG_TIMEOUT_S, FaultedJob, end_all
+from tests.cluster.jobs import PORT, Job, by_hand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,3 +217,35 @@ def test_what_keeps_gloo_from_connecting_is_named(
     assert incident is not None
     assert incident["cause"]["class"] == class_name, job.story(incident["cause"])
     job.assert_nothing_left()
+
+
+FAIL_ONCE = """
+tell("ready")
+await_release(f"end{ATTEMPT}")
+sys.exit(3 if RANK == 1 and ATTEMPT == 0 else 0)
+"""
+
+
+def test_the_port_of_the_ranks_store_is_all_that_has_to_be_open(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """As behind a Kubernetes service or a NAT: the job meets, restarts and ends as one, with an option or none."""
+    cluster = make_cluster(3)
+    node1 = cluster.hosts[0]
+    for ports in ((1, PORT - 1), (PORT + 2, 65535)):
+        node1.firewall(ports, "drop", new_only=True)
+    # Two refuse at once, which is not to be taken for a saferun that is gone.
+    cluster.hosts[1].firewall((1, 65535), "reject", new_only=True)
+    # Hosts that cannot reach each other are none of this test's business.
+    options = ("--max-restarts", "1", "--preflight", "off", "--start-timeout", "60")
+    jobs: dict[str, Job] = {}
+    for number, (name, more) in enumerate({"auto": (), "same": ("--control-port", "same")}.items()):
+        folder = tmp_path / name
+        folder.mkdir()
+        where = ("--master-port", str(PORT + number))
+        jobs[name] = by_hand(cluster, folder, FAIL_ONCE, *options, *more, *where, hosts=cluster.hosts)
+    for attempt in range(2):
+        for job in jobs.values():
+            job.hear("ready", 3, attempt=attempt)
+            job.release(f"end{attempt}")
+    for name, job in jobs.items():
+        assert job.finish() == [0, 0, 0], job.story(name)
+        assert len(job.saferun_said(r"saferun: rank 1 \(node2, .*exit code 3")) == 3, job.story(name)

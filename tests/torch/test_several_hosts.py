@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.process.launching import END_AS_TOLD, STAY, Job, kill, until
-from tests.torch.several import hosts
+from tests.torch.several import free_port, hosts
 
 TELL_PLACE = """
 from rank import *
@@ -243,3 +244,23 @@ def test_ranks_end_with_what_started_saferun_where_that_is_wanted(tmp_path: Path
             assert Path(f"/proc/{pid}").exists()
             kill(pid, signal.SIGTERM)
             job.assert_nothing_left(timeout_s=30.0)
+
+
+def test_the_port_for_saferuns_own_messages_can_be_chosen(tmp_path: Path) -> None:
+    """For a firewall in which it is open; it is the first host's, and on others any will do."""
+    port = free_port()
+    program = f"""
+from rank import *
+import socket
+socket.create_connection(("127.0.0.1", {port}), 10).close()
+tell("ready")
+"""
+    with hosts(tmp_path, program, "--control-port", str(port)) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        assert [job.wait() for job in jobs] == [0, 0]
+    with socket.create_server(("", port)), hosts(tmp_path / "in_use", program, "--control-port", str(port)) as jobs:
+        assert jobs[0].wait() == 1
+        assert f"port {port} on " in jobs[0].err
+        assert "pass another --control-port" in jobs[0].err
+        jobs[1].send(signal.SIGTERM)

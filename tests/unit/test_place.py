@@ -186,6 +186,19 @@ def test_time_limits_of_the_rendezvous_are_torchruns(backend: str, conf: str, li
     assert (hosts.start_timeout_s, hosts.connect_timeout_s) == limits
 
 
+def test_the_port_for_saferuns_own_messages() -> None:
+    """A number that is that of the ranks' store is the same port."""
+    for text, control in (
+        ("auto", "auto"),
+        ("same", "same"),
+        ("29501", "29501"),
+        ("29500", "same"),
+    ):
+        assert config_of("--nnodes", "2", "--control-port", text).rendezvous.control == control
+    for text in ("0", "65536", "-1", "x", ""):
+        assert "--control-port" in refusal("--nnodes", "2", "--control-port", text).what
+
+
 @pytest.mark.parametrize("text", ["0", "-4", "4.5", "four", "9" * 30])
 def test_a_time_limit_that_is_none_is_told(text: str) -> None:
     """It would be told in the middle of the start else."""

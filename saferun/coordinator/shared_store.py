@@ -1,0 +1,60 @@
+"""A part of somebody else's TCPStore that looks like a store of its own: every key lies behind one prefix.
+
+It is what a job has for its own messages where the hosts can reach no other port than that of the ranks' store.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+_PREFIX = "saferun/own/"
+
+
+class SharedStore:
+    """The calls of a TCPStore that ``StoreClient`` makes. To be made by ``shared_class``."""
+
+    store_class: ClassVar[Any]
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:  # noqa: ANN401 - as torch's class takes them
+        self._store = self.store_class(*arguments, **more)
+
+    def set(self, key: str, value: str) -> None:
+        """As of a TCPStore."""
+        self._store.set(_PREFIX + key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        """As of a TCPStore."""
+        return int(self._store.add(_PREFIX + key, amount))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """As of a TCPStore."""
+        found: bytes = self._store.compare_set(_PREFIX + key, expected, value)
+        return found
+
+    def check(self, keys: list[str]) -> bool:
+        """As of a TCPStore."""
+        return bool(self._store.check([_PREFIX + key for key in keys]))
+
+    def delete_key(self, key: str) -> bool:
+        """As of a TCPStore."""
+        return bool(self._store.delete_key(_PREFIX + key))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """As of a TCPStore."""
+        self._store.wait([_PREFIX + key for key in keys], timeout)
+
+    def get(self, key: str) -> bytes:
+        """As of a TCPStore."""
+        value: bytes = self._store.get(_PREFIX + key)
+        return value
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """As of a TCPStore."""
+        values: list[bytes] = self._store.multi_get([_PREFIX + key for key in keys])
+        return values
+
+
+def shared_class(store_class: Any) -> type[SharedStore]:  # noqa: ANN401 - torch may be there in part only
+    """A class to connect with, instead of torch's own."""
+    return type("SharedStore", (SharedStore,), {"store_class": store_class})
