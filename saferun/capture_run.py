@@ -1,31 +1,226 @@
-"""The capture process beside a job: started when there is something to be looked at, read without ever waiting."""
+"""The examiner beside a job, and what is asked of it: forked early, asked without ever waiting, replaced when lost."""
 
 from __future__ import annotations
 
 import os
-import signal
+import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from saferun.captures.wire import CaptureReader, CoreRequest, Request, encode_request
-from saferun.host.children import JOB_SIGNALS, Child, SpawnError, spawn
 from saferun.host.poller import Poller
-from saferun.linux.memory_file import memory_file
+from saferun.host.prctl import set_name
+from saferun.host.procfs import read_stat
+from saferun.linux.helper import Helper
+from saferun.model import ExitStatus, JsonObject
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# What the user has on PYTHONPATH comes last: a sitecustomize of theirs, or a module called like one of Python's, is
-# meant for the ranks. Whatever this process starts finds it where it was.
-_PROGRAM = """
-import os, sys
-root, path = sys.argv[1:]
-sys.path += [root, *filter(None, path.split(os.pathsep))]
-if path:
-    os.environ["PYTHONPATH"] = path
-from saferun.captures.__main__ import main
-sys.exit(main())
-"""
+if TYPE_CHECKING:
+    from saferun.captures.wire import CaptureReader, CoreRequest, Request
+
 _READ_BYTES = 1 << 18
+_REPLACED_AT_MOST = 5
+_REPLACE_S = 0.5
+# One that has not begun with a request by then does not answer; a fork takes milliseconds.
+_NO_ANSWER_S = 10.0
+
+
+class Examiner:
+    """The supervisor's handle on the process that looks at others for it.
+
+    Args:
+        environ: the environment of the process and of the tools that it runs.
+        poller: the loop's.
+        warn: takes one line about what could not be done.
+        wanted: modules that the supervisor will want.
+        on_loaded: told, once, that these can be read; takes their names, with those of the modules that they import.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        warn: Callable[[str], None],
+        wanted: Sequence[str] = (),
+        on_loaded: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        self._begin_at: float | None = None
+        self._environ = dict(environ)
+        self._poller = poller
+        self._warn = warn
+        self._wanted = tuple(wanted)
+        self._on_loaded = on_loaded
+        self._helper: Helper | None = None
+        self._lost: list[Helper] = []  # ended, not reaped yet; in an uninterruptible sleep perhaps
+        self._replaced = 0
+        self._number = 0
+        self._waiting: dict[int, float] = {}  # number -> when it must have begun
+        self._unsent: dict[int, int] = {}  # number -> the descriptor for its answer
+        self.tools: frozenset[str] | None = None
+        """The tools that it has; None: it has not said so yet."""
+
+    # ----------------------------------------------------------------------------------------------- beside the loop
+
+    def begin_at(self, at: float) -> None:
+        """Have it begin then, unless it has been asked for something before, or has begun."""
+        if self._helper is None and self._replaced == 0:
+            self._begin_at = at
+
+    def begin(self) -> None:
+        """Begin now, if it has not begun."""
+        if self._helper is None and self._replaced <= _REPLACED_AT_MOST:
+            self._begin_at = None
+            self._replaced += 1
+            try:
+                self._helper = Helper("sr-examiner", self._serve)
+            except OSError as error:
+                self._replaced = _REPLACED_AT_MOST + 1
+                self._warn(f"the examiner cannot be forked: {error.strerror}; hangs are not looked into")
+                self._take_loaded(list(self._wanted), [])  # nobody has tried, and somebody has to be the first
+                return
+            self._helper.attach(self._poller, self._on_message, self._on_lost)
+
+    def _serve(self, connection: socket.socket) -> None:
+        from saferun.captures.serve import serve
+
+        serve(connection, self._environ, self._wanted, {"lint": _lint})
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds; None: not by time."""
+        moments = [*self._waiting.values(), *([self._begin_at] if self._begin_at is not None else [])]
+        return min(moments, default=None)
+
+    def tick(self, now: float) -> None:
+        """Begin, begin again, or give up one that does not answer."""
+        if any(at <= now for at in self._waiting.values()):
+            self._give_up()
+        if self._begin_at is not None and self._begin_at <= now:
+            self.begin()
+
+    @property
+    def pids(self) -> set[int]:
+        """The process, and those before it that no signal has ended yet."""
+        helpers = [*self._lost, *([self._helper] if self._helper is not None else [])]
+        pids: set[int] = set().union(*(helper.pids for helper in helpers))
+        return pids
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was an examiner."""
+        helpers = [*self._lost, *([self._helper] if self._helper is not None else [])]
+        owned = any(helper.on_exit(pid, status) for helper in helpers)
+        self._lost = [helper for helper in self._lost if helper.pids]
+        return owned
+
+    def close(self) -> None:
+        """End it."""
+        self._begin_at = None
+        self._replaced = _REPLACED_AT_MOST + 1
+        self._waiting.clear()
+        self._drop()
+
+    def _drop(self) -> None:
+        for number in tuple(self._unsent):
+            self._sent(number)
+        helper, self._helper = self._helper, None
+        if helper is not None:
+            helper.kill()
+            if helper.pids:
+                self._lost.append(helper)
+
+    def _on_message(self, message: JsonObject) -> None:
+        if "began" in message:
+            self._waiting.pop(message["began"], None)
+            self._sent(message["began"])
+            return
+        self._take_loaded(message["loaded"], message["tools"])
+
+    def _take_loaded(self, names: list[str], tools: list[str]) -> None:
+        first = self.tools is None
+        self.tools = frozenset(tools)
+        if first and self._on_loaded is not None:
+            self._on_loaded(names)
+
+    def _on_lost(self) -> None:
+        """It has ended by itself, or somebody has killed it."""
+        self._replace("the examiner has ended")
+
+    def _give_up(self) -> None:
+        """It does not answer: it may be in an uninterruptible sleep, which no signal ends."""
+        words = "the examiner does not answer"
+        if self._helper is not None:
+            states = [stat.state for stat in map(read_stat, self._helper.pids) if stat is not None]
+            if "D" in states:
+                from saferun.linux.stuck import stuck_words
+
+                words = f"the examiner {stuck_words(min(self._helper.pids))}"
+        self._replace(words)
+
+    def _replace(self, words: str) -> None:
+        self._waiting.clear()
+        self._drop()
+        if self._replaced <= _REPLACED_AT_MOST:
+            self._warn(f"{words}; another one takes its place")
+            self._begin_at = time.monotonic() + _REPLACE_S
+        else:
+            self._warn(f"{words}; hangs are not looked into any more")
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def ask(self, kind: str, value: Any, budget_s: float) -> tuple[int, int]:  # noqa: ANN401 - what the kind calls for
+        """Ask for something.
+
+        Args:
+            kind: ``capture``, ``dump`` or ``lint``.
+            value: what exactly, as JSON has it.
+            budget_s: after so many seconds it is ended by the examiner.
+
+        Returns:
+            The number to end it by, and a descriptor to read the answer from, non-blocking; the caller closes it.
+
+        Raises:
+            OSError: there is no examiner, or it takes no requests.
+        """
+        self.begin()
+        if self._helper is None:
+            raise OSError(0, "there is no examiner")
+        read_end, write_end = os.pipe()
+        self._number += 1
+        number = self._number
+        self._unsent[number] = write_end
+        if not self._helper.send({"ask": number, "kind": kind, "value": value, "budget_s": budget_s}, [write_end]):
+            self._sent(number)
+            os.close(read_end)
+            raise OSError(0, "the examiner does not answer")
+        if not self._helper.queued_bytes:
+            self._sent(number)
+        self._waiting[number] = time.monotonic() + min(_NO_ANSWER_S, budget_s)
+        os.set_blocking(read_end, False)
+        return number, read_end
+
+    def _sent(self, number: int) -> None:
+        """The examiner has the descriptor; as long as this process has it too, its end cannot be noticed."""
+        fd = self._unsent.pop(number, None)
+        if fd is not None:
+            os.close(fd)
+
+    def end(self, number: int) -> None:
+        """End what was asked for under this number, if it has not ended."""
+        if self._helper is not None:
+            self._helper.send({"end": number})
+
+
+def _lint(value: Any) -> None:  # noqa: ANN401 - see LintRun
+    """The lint of a rank's environment, in a process of the examiner's."""
+    set_name("sr-lint")
+    os.environ.clear()
+    os.environ.update(value["environ"])
+    from saferun.lint.__main__ import main
+
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it ends with the process
+    main([str(value["python"]), str(value["script"])])
+    sys.stdout.flush()
 
 
 class CaptureRun:
@@ -33,7 +228,7 @@ class CaptureRun:
 
     Args:
         request: what to look at.
-        environ: the environment of the process.
+        examiner: who looks.
         poller: the loop's.
         deadline: monotonic seconds after which what has come must do; the owner calls ``expire`` then.
         on_done: takes what was seen, and in one line why that is not all (empty: it is).
@@ -42,58 +237,32 @@ class CaptureRun:
     def __init__(
         self,
         request: Request | CoreRequest,
-        environ: Mapping[str, str],
+        examiner: Examiner,
         poller: Poller,
         *,
         deadline: float,
         on_done: Callable[[CaptureReader, str], None],
     ) -> None:
+        from saferun.captures.wire import CaptureReader, request_value
+
         self.deadline = deadline
+        self._examiner = examiner
         self._poller = poller
         self._on_done = on_done
         self._reader = CaptureReader()
         self._fd = -1
-        self._child: Child | None = None
+        self._number = 0
         self._failure = ""
         try:
-            self._start(request, environ)
-        except (OSError, SpawnError) as error:
-            self._failure = f"the capture process cannot be started: {error}"
-
-    def _start(self, request: Request | CoreRequest, environ: Mapping[str, str]) -> None:
-        environ = dict(environ)
-        argv = [sys.executable, "-P", "-c", _PROGRAM, _ROOT, environ.pop("PYTHONPATH", "")]
-        opened: list[int] = []
-        try:
-            # A file in memory rather than a pipe: however long the request is, writing it never waits for the reader.
-            opened.append(memory_file("saferun-request", encode_request(request)))
-            opened.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
-            opened += os.pipe()
-            stdin, null, read_end, write_end = opened
-            self._child = spawn(argv, environ, stdin=stdin, stdout=write_end, stderr=null, ignored=JOB_SIGNALS)
-            opened.remove(read_end)
-        finally:
-            for fd in opened:
-                os.close(fd)
-        os.set_blocking(read_end, False)
-        self._fd = read_end
-        self._poller.watch(read_end, self._on_readable)
-
-    @property
-    def pid(self) -> int | None:
-        """The process, until it has been reaped."""
-        return self._child.pid if self._child is not None else None
+            self._number, self._fd = examiner.ask("capture", request_value(request), request.budget_s)
+            self._poller.watch(self._fd, self._on_readable)
+        except OSError as error:
+            self._failure = f"the capture cannot be started: {error.strerror}"
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come."""
         return self._fd < 0
-
-    def on_exit(self) -> None:
-        """The process has been reaped; what it wrote is still in the pipe."""
-        if self._child is not None and self._child.pidfd >= 0:
-            os.close(self._child.pidfd)
-        self._child = None
 
     def begin(self) -> None:
         """Call ``on_done`` where it could not even be started."""
@@ -108,16 +277,11 @@ class CaptureRun:
 
     def close(self) -> None:
         """End the process. ``on_done`` is not called."""
-        if self._child is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._child.pid, signal.SIGKILL)
-        self._stop_reading()
-
-    def _stop_reading(self) -> None:
         if self._fd >= 0:
             self._poller.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
+            self._examiner.end(self._number)
 
     def _on_readable(self) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from saferun.capture_run import CaptureRun
 from saferun.config import LaunchConfig
 from saferun.events import (
     CaptureEvidence,
@@ -34,7 +35,7 @@ from saferun.model import Value
 from saferun.rank_group import Rank, RankGroup
 
 if TYPE_CHECKING:
-    from saferun.capture_run import CaptureRun
+    from saferun.capture_run import Examiner
     from saferun.captures.wire import CaptureReader
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill
     from saferun.exchange import EvidenceExchange
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from saferun.watch_run import Watch
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
+# What takes longer than that to be imported is on a file system that is slow, or does not answer.
+_IMPORTS_S = 30.0
 # Ranks that are done by then were not worth watching.
 _WATCH_DELAY_S = 0.5
 # How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache.
@@ -112,8 +115,8 @@ class Investigation:
 
     Args:
         config: the launch.
-        environ: the environment of saferun's own processes.
         poller: the loop's.
+        examiner: who looks at processes.
         run_dir: where files go.
         host: the host's short name.
         run_id: marks the processes of this run.
@@ -129,9 +132,9 @@ class Investigation:
     def __init__(
         self,
         config: LaunchConfig,
-        environ: Mapping[str, str],
         poller: Poller,
         *,
+        examiner: Examiner,
         run_dir: RunDirectory,
         host: str,
         run_id: str,
@@ -146,7 +149,7 @@ class Investigation:
         self._config = config
         self._job = job
         self._watching = config.watch
-        self._environ = environ
+        self._examiner = examiner
         self._poller = _GuardedPoller(poller, self._calls_well)
         self._run_dir = run_dir
         self._host = host
@@ -163,7 +166,7 @@ class Investigation:
         self._hook_directory = ""
         self._hook_attempt = -1
         self._run: CaptureRun | None = None
-        self._dying: list[CaptureRun] = []  # killed, not reaped yet
+        self._has_imported = False
         self._captures = 0
         self._exchange = self._open_exchange(job, peers_s) if job is not None else None
         self._log = IncidentLog(config, run_dir, host=host, run_id=run_id, guarded=self._guarded)
@@ -227,22 +230,11 @@ class Investigation:
 
     @property
     def pids(self) -> set[int]:
-        """Processes of the investigation's own, which are no leftovers of the ranks."""
-        runs = [*self._dying, *([self._run] if self._run is not None else [])]
-        pids = {run.pid for run in runs if run.pid is not None}
-        return pids | (self._watch.pids if self._watch is not None else set())
+        """None of its own: what looks at processes is the examiner's."""
+        return set()
 
-    def on_exit(self, pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. Whether it was one of the investigation's."""
-        for run in (*self._dying, self._run):
-            if run is not None and run.pid == pid:
-                run.on_exit()
-                if run in self._dying:
-                    self._dying.remove(run)
-                return True
-        if self._watch is not None and self._watch.owns(pid):
-            self._watch.on_exit(pid)
-            return True
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. It was none of these."""
         return False
 
     def close(self) -> None:
@@ -250,8 +242,6 @@ class Investigation:
         self.attempt_ended()
         if self._core_watch is not None:
             self._core_watch.close()
-        for run in self._dying:
-            run.close()
 
     def _guarded(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - any call
         """What watches, captures or reports may fail only by saying so in one line."""
@@ -323,7 +313,13 @@ class Investigation:
         if self._watching.cores != "off":
             self._guarded("watch for cores", self._watch_cores)
         if self._watching.hang_timeout_s > 0:
-            self._watch_at = now + _WATCH_DELAY_S
+            self._watch_at = now + (_WATCH_DELAY_S if self._has_imported else _IMPORTS_S)
+
+    def imported(self) -> None:
+        """All that is needed is in memory from now on."""
+        self._has_imported = True
+        if self._watch_at is not None:
+            self._watch_at = max(self._started_at + _WATCH_DELAY_S, 0.0)
 
     def _watch_cores(self) -> None:
         if self._core_watch is None:
@@ -353,8 +349,6 @@ class Investigation:
         run, self._run = self._run, None
         if run is not None:
             run.close()
-            if run.pid is not None:
-                self._dying.append(run)
 
     def _begin_watch(self, now: float) -> None:
         from saferun.watch_run import Watch, WatchedRank
@@ -366,7 +360,7 @@ class Investigation:
             self._poller,
             on_verdict=self._on_verdict,
             on_recovery=self._on_recovery,
-            environ=self._environ,
+            examiner=self._examiner,
         )
         attempt = self._attempt()
         self._watch.begin(
@@ -447,7 +441,6 @@ class Investigation:
         return [rank for rank in self._group.ranks if rank.end is None] if self._group is not None else []
 
     def _start_capture(self, action: CaptureEvidence, ranks: Sequence[Rank], budget_s: float) -> None:
-        from saferun.capture_run import CaptureRun
         from saferun.captures.wire import Request, Target
 
         directory = self._new_directory("hang" if action.verdict is not None else "failure")
@@ -465,7 +458,7 @@ class Investigation:
         )
         self._run = CaptureRun(
             request,
-            self._environ,
+            self._examiner,
             self._poller,
             deadline=time.monotonic() + budget_s,
             on_done=lambda reader, failure: self._captured(action, reader, failure),
@@ -677,7 +670,6 @@ class Investigation:
         return dead
 
     def _start_cores(self, action: Diagnose, dead: Sequence[Rank]) -> None:
-        from saferun.capture_run import CaptureRun
         from saferun.captures.wire import CoreRequest, DeadProcess
 
         cwd = current_directory()
@@ -692,7 +684,7 @@ class Investigation:
         )
         self._run = CaptureRun(
             request,
-            self._environ,
+            self._examiner,
             self._poller,
             deadline=time.monotonic() + CORE_BUDGET_S,
             on_done=lambda reader, failure: self._conclude(action, reader, failure),

@@ -1,23 +1,18 @@
-"""The environment lint beside a job: a process of its own, whose findings become lines of saferun's."""
+"""The environment lint beside a job: the examiner has a process make it, and its findings become lines of saferun's."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
+from saferun.capture_run import Examiner
 from saferun.config import EnvironConfig
-from saferun.host.children import Child, SpawnError, spawn
 from saferun.host.poller import Poller
 from saferun.model import ExitStatus
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]); from saferun.lint.__main__ import main; sys.exit(main(sys.argv[2:]))"
-)
+# The first look at an installation takes a second or so where it is on a disk, and longer where it is far away.
+_BUDGET_S = 60.0
 _LARGEST_BYTES = 4 << 20
 _MOST_LINES = 8
 
@@ -26,12 +21,14 @@ class Lint:
     """The lint of one launch: a while after the ranks have been started, once.
 
     Args:
+        examiner: who has a process make it.
         poller: the loop's.
         say: takes lines.
     """
 
-    def __init__(self, poller: Poller, say: Callable[[str], None]) -> None:
+    def __init__(self, examiner: Examiner, poller: Poller, say: Callable[[str], None]) -> None:
         self.deadline: float | None = None
+        self._examiner = examiner
         self._poller = poller
         self._say = say
         self._begin: Callable[[], LintRun] | None = None
@@ -40,7 +37,9 @@ class Lint:
     def begin_at(self, at: float, environ: Mapping[str, str], python: str, script: str) -> None:
         """Look at the environment of a rank then, unless the ranks are done before. Arguments: see LintRun."""
         self.deadline = at
-        self._begin = lambda: LintRun(environ, python, script, self._poller, self._say)
+        self._begin = lambda: LintRun(
+            environ, python, script, examiner=self._examiner, poller=self._poller, say=self._say
+        )
 
     def cancel(self) -> None:
         """The ranks are done: what has not begun will not."""
@@ -54,15 +53,12 @@ class Lint:
 
     @property
     def pids(self) -> set[int]:
-        """The lint's process, while it runs."""
-        return {self._run.pid} if self._run is not None and self._run.pid is not None else set()
+        """None of its own: the process is the examiner's."""
+        return set()
 
-    def on_exit(self, pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. Returns whether it was the lint."""
-        if self._run is None or pid != self._run.pid:
-            return False
-        self._run.on_exit()
-        return True
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. It was none of these."""
+        return False
 
     def close(self) -> None:
         """End it."""
@@ -78,48 +74,40 @@ class LintRun:
         environ: the environment of a rank.
         python: the interpreter of the ranks.
         script: the training script.
+        examiner: who has a process make it.
         poller: the loop's.
         say: takes lines.
     """
 
     def __init__(
-        self, environ: Mapping[str, str], python: str, script: str, poller: Poller, say: Callable[[str], None]
+        self,
+        environ: Mapping[str, str],
+        python: str,
+        script: str,
+        *,
+        examiner: Examiner,
+        poller: Poller,
+        say: Callable[[str], None],
     ) -> None:
-        self.child: Child | None = None
+        self._examiner = examiner
         self._poller = poller
         self._say = say
         self._answer = b""
-        read_end, write_end = os.pipe()
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        argv = [sys.executable, "-P", "-c", _PROGRAM, _ROOT, python, script]
+        self._fd = -1
+        value = {"environ": dict(environ), "python": python, "script": script}
         try:
-            self.child = spawn(argv, environ, stdin=null, stdout=write_end, stderr=null)
-        except SpawnError:
-            os.close(read_end)
+            self._number, self._fd = examiner.ask("lint", value, _BUDGET_S)
+        except OSError:
             return
-        finally:
-            os.close(write_end)
-            os.close(null)
-        os.set_blocking(read_end, False)
-        self._fd = read_end
-        poller.watch(read_end, self._on_readable)
-
-    @property
-    def pid(self) -> int | None:
-        """The lint's process, while it runs."""
-        return self.child.pid if self.child is not None else None
-
-    def on_exit(self) -> None:
-        """The process has been reaped."""
-        if self.child is not None and self.child.pidfd >= 0:
-            os.close(self.child.pidfd)
-        self.child = None
+        poller.watch(self._fd, self._on_readable)
 
     def close(self) -> None:
         """End it, if it has not ended."""
-        if self.child is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.child.pid, signal.SIGKILL)
+        if self._fd >= 0:
+            self._poller.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            self._examiner.end(self._number)
 
     def _on_readable(self) -> None:
         try:
@@ -129,8 +117,7 @@ class LintRun:
         self._answer += chunk
         if chunk and len(self._answer) <= _LARGEST_BYTES:
             return
-        self._poller.unwatch(self._fd)
-        os.close(self._fd)
+        self.close()
         self._tell()
 
     def _tell(self) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from saferun import topology
+from saferun.capture_run import Examiner
 from saferun.config import LaunchConfig
 from saferun.console.rank_stream import RankStream
 from saferun.console.screen import Screen
@@ -59,6 +60,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import is_core_dumping
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
+from saferun.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.investigation import Investigation
 from saferun.launch.passed_signals import PassedSignals
 from saferun.leftovers import Leftovers
@@ -83,6 +85,8 @@ if TYPE_CHECKING:
 
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
 _LINT_DELAY_S = 0.25
+# So does the examiner, which is forked at once where something is to be looked at before.
+_EXAMINER_DELAY_S = 0.1
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
 
@@ -133,10 +137,21 @@ class Runtime:
         self._reaper = reaper
         self._resolution = resolution
         self._poller = Poller()
-        self._lint = Lint(self._poller, screen.say)
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
         own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
+        self._imports = IdleImports(
+            environ.get("PYTHONPATH", ""),
+            lambda: self._investigation.imported(),  # noqa: PLW0108 - made after this
+        )
+        self._examiner = Examiner(
+            own_environ,
+            self._poller,
+            warn=self._warn,
+            wanted=MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ()),
+            on_loaded=self._imports.begin,
+        )
+        self._lint = Lint(self._examiner, self._poller, screen.say)
         self._job = self._open_job(own_environ) if config.hosts.together else None
         self._number = 0  # the job's number of the attempt
         self._peers_s = peers_s
@@ -152,7 +167,6 @@ class Runtime:
         )
         self._investigation = Investigation(
             config,
-            own_environ,
             self._poller,
             run_dir=run_dir,
             host=host,
@@ -164,6 +178,7 @@ class Runtime:
             store_stage=lambda: (self._job or self._store).start_stage,
             job=self._job,
             peers_s=peers_s,
+            examiner=self._examiner,
         )
         self._logs = LogDirectory(config.logs, run_dir)
         self._placement: Placement | None = None
@@ -193,7 +208,12 @@ class Runtime:
             *(self._passed, self._investigation, self._preflight, self._store, self._job, self._lint),
             self._segments,
         )
-        self._parts: tuple[Part, ...] = (*(part for part in beside if part is not None), self._leftovers)
+        self._parts: tuple[Part, ...] = (
+            *(part for part in beside if part is not None),
+            self._examiner,
+            self._imports,
+            self._leftovers,
+        )
         self._waiting_for_room: set[int] = set()
         self._warned: set[str] = set()
         self._wake_read = -1
@@ -649,6 +669,7 @@ class Runtime:
         else:
             pids = tuple(rank.child.pid for rank in self._group.ranks)
             self._events.append(RanksStarted(time.monotonic(), action.attempt, pids))
+            self._examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
             if self._config.environ.lint and action.attempt == 0 and worth_a_look(self._environ, self._config.environ):
                 self._lint_soon(self._plan)
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from saferun.evidence import HangVerdict
-from saferun.host.children import SpawnError, spawn
 from saferun.host.poller import Poller
 from saferun.host.progress import FamilyReader, newest_pid
 from saferun.host.sequence_numbers import NumbersQuery
 from saferun.model import Value
 from saferun.watchdog import JobSample, Numbers, RankSample, Watchdog, sampling_interval_s
 from saferun.watchdog.py_spy_json import threads_from
+
+if TYPE_CHECKING:
+    from saferun.capture_run import Examiner
 
 _CPU_SHARE = 0.0008
 # Sampling may become rarer than it was meant to be, so that it costs little, down to so many samples in a timeout.
@@ -59,7 +59,7 @@ class Watch:
         poller: the loop's.
         on_verdict: takes a verdict. Watching pauses then, until ``captured``.
         on_recovery: what was told is over; takes how many seconds it lasted.
-        environ: the environment of helper processes; this process's own unless given.
+        examiner: who takes the stacks of suspects; None: nobody.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class Watch:
         *,
         on_verdict: Callable[[HangVerdict], None],
         on_recovery: Callable[[float], None],
-        environ: Mapping[str, str] | None = None,
+        examiner: Examiner | None = None,
     ) -> None:
         self._timeout_s = hang_timeout_s
         self._poller = poller
         self._on_verdict = on_verdict
         self._on_recovery = on_recovery
-        self._environ = os.environ if environ is None else environ
-        self._py_spy = find_py_spy(self._environ)
-        self._watchdog = Watchdog(hang_timeout_s, can_look=bool(self._py_spy))
+        self._examiner = examiner
+        can_look = examiner is not None and "py-spy" in (examiner.tools or ())
+        self._watchdog = Watchdog(hang_timeout_s, can_look=can_look)
         self._interval_s = sampling_interval_s(hang_timeout_s)
         self._cost_s = 0.0
         self._ranks: dict[int, WatchedRank] = {}
@@ -90,7 +90,6 @@ class Watch:
         self._look_at: float | None = None
         self._looks: dict[int, _Look] = {}
         self._queries: dict[int, NumbersQuery] = {}
-        self._children: set[int] = set()
 
     # ----------------------------------------------------------------------------------------------------- the schedule
 
@@ -168,21 +167,6 @@ class Watch:
         self.pause()
         self._ranks.clear()
         self._families.clear()
-
-    # ------------------------------------------------------------------------------------------------- helper processes
-
-    @property
-    def pids(self) -> set[int]:
-        """Helper processes that have not been reaped."""
-        return set(self._children)
-
-    def owns(self, pid: int) -> bool:
-        """Whether a child is a helper of the watch."""
-        return pid in self._children
-
-    def on_exit(self, pid: int) -> None:
-        """A helper has been reaped. What it wrote is still in its pipe."""
-        self._children.discard(pid)
 
     # ---------------------------------------------------------------------------------------------------------- samples
 
@@ -270,12 +254,13 @@ class Watch:
     def _begin_look(self, pid: int, now: float) -> None:
         self._watchdog.look_begun(pid, now)
         try:
-            look = _Look(self._py_spy, pid, self._environ, now + _LOOK_DEADLINE_S)
-        except (OSError, SpawnError):
+            if self._examiner is None:
+                raise OSError  # noqa: TRY301 - as any other reason for it
+            look = _Look(self._examiner, pid, now + _LOOK_DEADLINE_S)
+        except OSError:
             self._watchdog.take_look(pid, now, ())
             return
-        self._looks[look.pid] = look
-        self._children.add(look.pid)
+        self._looks[look.target] = look
         self._poller.watch(look.fd, lambda: self._read_look(look))
 
     def _read_look(self, look: _Look) -> None:
@@ -287,36 +272,24 @@ class Watch:
         self._begin_looks(now)
 
     def _end_look(self, look: _Look) -> None:
-        self._looks.pop(look.pid, None)
+        self._looks.pop(look.target, None)
         self._poller.unwatch(look.fd)
-        os.close(look.fd)
-        if look.pid in self._children:
-            with suppress(ProcessLookupError):
-                os.kill(look.pid, signal.SIGKILL)
+        look.end()
 
 
 class _Look:
-    """One run of py-spy. It only reads the memory of the process, which does not notice."""
+    """One run of py-spy. It only reads the memory of the process, which does not notice.
 
-    def __init__(self, py_spy: str, target: int, environ: Mapping[str, str], deadline: float) -> None:
+    Raises:
+        OSError: there is nobody to run it.
+    """
+
+    def __init__(self, examiner: Examiner, target: int, deadline: float) -> None:
         self.target = target
         self.deadline = deadline
         self.content = bytearray()
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        self.fd, write_end = os.pipe()
-        try:
-            argv = [py_spy, "dump", "--nonblocking", "--json", "--pid", str(target)]
-            child = spawn(argv, environ, stdin=null, stdout=write_end, stderr=null)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        finally:
-            os.close(null)
-            os.close(write_end)
-        if child.pidfd >= 0:
-            os.close(child.pidfd)
-        self.pid = child.pid
-        os.set_blocking(self.fd, False)
+        self._examiner = examiner
+        self._number, self.fd = examiner.ask("dump", target, _LOOK_DEADLINE_S)
 
     def read(self) -> bool:
         """Take what has come. Returns whether there may be more."""
@@ -327,15 +300,10 @@ class _Look:
         self.content += chunk
         return bool(chunk) and len(self.content) <= _LOOK_LIMIT_BYTES
 
-
-def find_py_spy(environ: Mapping[str, str]) -> str:
-    """The py-spy that was installed with this Python, or the first on the PATH; empty where there is none."""
-    folders = [os.path.dirname(sys.executable), *environ.get("PATH", "").split(os.pathsep)]
-    for folder in folders:
-        path = os.path.join(folder, "py-spy")
-        if folder and os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return ""
+    def end(self) -> None:
+        """Hear no more of it, and end it where it runs on."""
+        os.close(self.fd)
+        self._examiner.end(self._number)
 
 
 def _modified_ns(path: str) -> int:
@@ -347,4 +315,4 @@ def _modified_ns(path: str) -> int:
         return 0
 
 
-__all__ = ["Numbers", "Watch", "WatchedRank", "find_py_spy"]
+__all__ = ["Numbers", "Watch", "WatchedRank"]

@@ -26,10 +26,11 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("supervisor",),
     ("host",),  # and ``linux``, see below
     ("captures", "checks", "console", "report", "profiles", "lint"),
+    ("capture_run", "idle_imports"),
     (
         *("settings_file", "rank_environ", "nic_options", "plan_text", "lint_run", "rank_group", "store_service"),
         *("leftovers", "segments"),
-        *("watch_run", "capture_run", "trial_run", "check_run", "incident_log", "job_line"),
+        *("watch_run", "trial_run", "check_run", "incident_log", "job_line"),
     ),
     ("handover", "job", "job_watch", "command_line", "place"),
     ("exchange", "trials"),

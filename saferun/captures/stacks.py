@@ -33,6 +33,7 @@ _NATIVE_RANKS_AUTO = 16
 _NATIVE_REPRESENTATIVES = 3
 _NATIVE_LEAST_S = 2.0
 _UNLIKELY_TRIED = 16
+_STUCK = "py-spy waits for the file system with the rank's program, which does not answer"
 _SILENT_SERVERS = 3
 _PYSTACK_LIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pystack_live.py")
 # Where a Python stack that ends in one of these says all that there is to be said.
@@ -64,7 +65,7 @@ class _Stacks:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._py_spy = find_tool("py-spy")
-        self._has_pystack = importlib.util.find_spec("pystack") is not None
+        self._is_stuck = False  # whoever reads the ranks' programs waits for a file system that does not answer
         self._dumps: dict[int, StackDump] = {}
         self._left: dict[int, str] = {}
         self._by_pid = {process.pid: process for process in scene.processes}
@@ -98,8 +99,8 @@ class _Stacks:
         was_killed = False
         for attempt in range(_ATTEMPTS):
             states = read_thread_states(process.pid)
-            if not states or set(states.values()) <= {"Z", "X"}:
-                failure = "the process has ended"
+            if self._is_stuck or not states or set(states.values()) <= {"Z", "X"}:
+                failure = _STUCK if self._is_stuck else "the process has ended"
                 break
             held = bool(UNPTRACEABLE_STATES & set(states.values()))
             flags = ("--nonblocking",) if held or was_killed or attempt == _ATTEMPTS - 1 else ()
@@ -111,19 +112,24 @@ class _Stacks:
             if threads:
                 self._keep("py_spy", process, "py-spy", threads, started_at, end.stdout)
                 return
-            if not self._scene.left_s:
-                failure = NOT_READY
+            if end.is_stuck:
+                self._is_stuck = True
+            if why := self._why_no_other_try(end, process):
+                failure = why
                 break
             if was_killed and flags:
                 break  # a third time would take as long
-            if py_spy.is_denied(end):
-                failure = ptrace_denial(process.pid)
-                break
-            if py_spy.is_no_python(end):
-                failure = f"{process.look.name} is no Python process"
-                break
         if not silent:
             self._fail("py_spy", process, started_at, failure)
+
+    def _why_no_other_try(self, end: ToolEnd, process: Process) -> str:
+        if not self._scene.left_s:
+            return NOT_READY
+        if self._is_stuck:
+            return _STUCK
+        if py_spy.is_denied(end):
+            return ptrace_denial(process.pid)
+        return f"{process.look.name} is no Python process" if py_spy.is_no_python(end) else ""
 
     # ------------------------------------------------------------------------------------------------ what else is left
 
@@ -158,7 +164,7 @@ class _Stacks:
             if not failure.endswith((" is no Python process", "has ended", NOT_READY))
             and not failure.startswith("ptrace is denied")
         ]
-        if self._has_pystack and may_help:
+        if may_help and not self._is_stuck and importlib.util.find_spec("pystack") is not None:
             work = (self._ask_pystack(process) for process in may_help)
             run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
 
@@ -185,7 +191,7 @@ class _Stacks:
 
     def _take_native(self) -> None:
         chosen = [process for process in self._native_candidates() if self._can_bear_native(process)]
-        if not self._py_spy or not chosen or self._scene.left_s < _NATIVE_LEAST_S:
+        if not self._py_spy or not chosen or self._is_stuck or self._scene.left_s < _NATIVE_LEAST_S:
             return
         work = (self._ask_native(process, self._py_spy) for process in chosen)
         run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)

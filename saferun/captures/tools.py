@@ -14,11 +14,14 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 
 from saferun.host.children import Child, SpawnError, spawn
+from saferun.host.procfs import read_stat
 from saferun.model import Value
 
 _OUTPUT_LIMIT_BYTES = 8 << 20
 _ERRORS_LIMIT_BYTES = 64 << 10
 _REAP_WAIT_S = 0.5
+# One that was killed and is still in an uninterruptible sleep will not end before what it waits for does.
+_STUCK_S = 0.1
 
 
 class Tool(Value):
@@ -31,21 +34,42 @@ class Tool(Value):
 
 
 class ToolEnd(Value):
-    """How a tool ended. ``failure`` says in one line why it gave nothing; ``was_killed``: its time was over."""
+    """How a tool ended.
+
+    ``failure`` says in one line why it gave nothing; ``was_killed``: its time was over; ``is_stuck``: it was killed and
+    has not ended, because it waits in the kernel.
+    """
 
     code: int
     stdout: bytes
     stderr: bytes
     failure: str = ""
     was_killed: bool = False
+    is_stuck: bool = False
 
 
 Steps = Generator[Tool, ToolEnd, None]
 """One piece of work: yields the tools that it wants to be run, one after another, and is sent how each ended."""
 
 
+_remembered: dict[str, str] = {}
+
+
+def remember_tool(name: str, path: str) -> None:
+    """Where a program is (empty: nowhere), so that no file system need be asked when it is wanted."""
+    _remembered[name] = path
+
+
+def name_of(path: str) -> str:
+    """What a program is called; one in memory has a number for a path."""
+    names = [name for name, remembered in _remembered.items() if remembered == path]
+    return names[0] if names else os.path.basename(path)
+
+
 def find_tool(name: str) -> str:
     """The path of a program: beside this interpreter, where pip puts it, or on PATH; empty where there is none."""
+    if name in _remembered:
+        return _remembered[name]
     for folder in (os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin"), *os.get_exec_path()):
         path = os.path.join(folder, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -93,7 +117,7 @@ class _Running:
 
     @property
     def name(self) -> str:
-        return os.path.basename(self.tool.argv[0])
+        return name_of(self.tool.argv[0])
 
     def finish(self, failure: str = "") -> ToolEnd:
         """Its end; killed where there is a failure."""
@@ -103,13 +127,16 @@ class _Running:
         for fd in self.open:
             os.close(fd)
         self.open = {}
-        code = self._reap()
+        code = self._reap(failed=bool(failure))
         if self.child.pidfd >= 0:
             os.close(self.child.pidfd)
-        return ToolEnd(code, bytes(self.stdout), bytes(self.stderr), failure, bool(failure))
+        stuck = code is None
+        code = -signal.SIGKILL if code is None else code
+        return ToolEnd(code, bytes(self.stdout), bytes(self.stderr), failure, bool(failure), stuck)
 
-    def _reap(self) -> int:
+    def _reap(self, *, failed: bool) -> int | None:
         # One that has closed its streams is about to end; one that was killed may wait in the kernel, and is left.
+        began = time.monotonic()
         for _ in range(2):
             give_up_at = time.monotonic() + _REAP_WAIT_S
             while time.monotonic() <= give_up_at:
@@ -117,9 +144,12 @@ class _Running:
                 if pid:
                     return os.waitstatus_to_exitcode(status)
                 time.sleep(0.001)
+                stat = read_stat(self.child.pid) if failed else None
+                if stat is not None and stat.state == "D":
+                    give_up_at = min(give_up_at, began + _STUCK_S)
             with suppress(ProcessLookupError):
                 os.kill(self.child.pid, signal.SIGKILL)
-        return -signal.SIGKILL
+        return None
 
 
 def run_steps(work: Iterable[Steps], *, at_once: int, deadline: float) -> None:
@@ -160,7 +190,7 @@ def _go_on(steps: Steps, end: ToolEnd | None, running: list[_Running], deadline:
             running.append(_Running(steps, tool, deadline))
             return
         except (OSError, SpawnError) as error:
-            end = ToolEnd(-1, b"", b"", f"{os.path.basename(tool.argv[0])} cannot be started: {error}")
+            end = ToolEnd(-1, b"", b"", f"{name_of(tool.argv[0])} cannot be started: {error}")
 
 
 def _turn(running: list[_Running], deadline: float) -> None:

@@ -1,4 +1,4 @@
-"""What the supervisor and the capture process say to each other: one request in, JSON lines out.
+"""What is asked of a capture process, and what it answers: one request in, JSON lines out.
 
 The process looks, the supervisor reads what has come so far and never waits. Both ends take what they read for
 untrusted: stacks are made of names that the user's script chose, so everything is bounded and checked, and what does
@@ -113,10 +113,14 @@ class HostCapture(Value):
     failure: str = ""
 
 
+def request_value(request: Request | CoreRequest) -> JsonObject:
+    """A request as JSON has it."""
+    return {"kind": "cores" if isinstance(request, CoreRequest) else "live", "value": request._asdict()}
+
+
 def encode_request(request: Request | CoreRequest) -> bytes:
-    """What is to be written to the capture process's stdin, which is then to be closed."""
-    kind = "cores" if isinstance(request, CoreRequest) else "live"
-    return json.dumps({"kind": kind, "value": request._asdict()}).encode()
+    """What is to be written to the stdin of ``python -m saferun.captures``, which is then to be closed."""
+    return json.dumps(request_value(request)).encode()
 
 
 def decode_request(content: bytes) -> Request | CoreRequest:
@@ -125,7 +129,15 @@ def decode_request(content: bytes) -> Request | CoreRequest:
     Raises:
         ValueError: it is no request.
     """
-    message = loads(content)
+    return request_from(loads(content))
+
+
+def request_from(message: object) -> Request | CoreRequest:
+    """The other end of :func:`request_value`.
+
+    Raises:
+        ValueError: it is no request.
+    """
     if not isinstance(message, dict):
         raise ValueError("a request is a JSON object")  # noqa: TRY004 - what was read is wrong, not the caller
     shape = CoreRequest if message.get("kind") == "cores" else Request

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from saferun.capture_run import CaptureRun
+from saferun.capture_run import CaptureRun, Examiner
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.stacks import merge
@@ -285,8 +285,8 @@ def _look(scene: Scene, *, native: bool) -> tuple[Capture, str]:
             targets, budget_s=budget_s, native="always" if native else "never", gpu=False, since=time.time()
         )
         deadline = time.monotonic() + budget_s + _GRACE_S
-        run = CaptureRun(request, os.environ, poller, deadline=deadline, on_done=take)
-        pid = run.pid
+        examiner = Examiner(os.environ, poller, warn=lambda _text: None)
+        run = CaptureRun(request, examiner, poller, deadline=deadline, on_done=take)
         try:
             run.begin()
             while not seen:
@@ -295,9 +295,9 @@ def _look(scene: Scene, *, native: bool) -> tuple[Capture, str]:
                     run.expire()
         finally:
             run.close()
-            if pid is not None:
+            examiner.close()
+            for pid in examiner.pids:
                 _reap(pid)
-            run.on_exit()
             poller.close()
     return seen[0]
 

@@ -17,8 +17,12 @@ from typing import Any
 import pytest
 
 from saferun import watch_run
+from saferun.capture_run import Examiner
+from saferun.captures import held_tools
+from saferun.captures.tools import find_tool
 from saferun.evidence import HangVerdict
 from saferun.host.poller import Poller
+from saferun.host.procfs import children_of
 from saferun.watch_run import Watch, WatchedRank
 from tests.process.launching import DEADLINE_S, pids_whose_environ_has, state_of
 
@@ -193,12 +197,16 @@ class Job:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
         self.told_at = 0.0
+        self.examiner = Examiner({**os.environ, name: value}, self.poller, warn=print)
+        self.examiner.begin()
+        while self.examiner.tools is None:
+            self.poller.wait(DEADLINE_S)
         self.watch = Watch(
             timeout_s,
             self.poller,
             on_verdict=self._take_verdict,
             on_recovery=self.recovered_s.append,
-            environ={**os.environ, name: value},
+            examiner=self.examiner,
         )
         self._prefix = str(folder / prefix) if prefix else ""
         self.began = 0.0
@@ -230,16 +238,17 @@ class Job:
         now = time.monotonic()
         deadline = self.watch.deadline
         self.poller.wait(wait_s if deadline is None else min(max(deadline - now, 0.0), wait_s))
-        for pid in self.watch.pids:
-            assert self.watch.owns(pid)
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                self.watch.on_exit(pid)
         now = time.monotonic()
         deadline = self.watch.deadline
         if deadline is None and capture:
             self.watch.captured(now)
         elif deadline is not None and deadline <= now:
             self.watch.tick(now)
+
+    @property
+    def looks(self) -> set[int]:
+        """The processes that look at a suspect now."""
+        return {child for pid in self.examiner.pids for child in children_of(pid)}
 
     def run(self, seconds: float) -> list[str]:
         """Watch for so long; the kinds of verdicts so far."""
@@ -269,7 +278,8 @@ class Job:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
-        for pid in self.watch.pids:
+        self.examiner.close()
+        for pid in self.examiner.pids:
             os.waitpid(pid, 0)
         self.poller.close()
         give_up_at = time.monotonic() + DEADLINE_S
@@ -480,7 +490,7 @@ def test_ranks_that_burn_in_a_collective_are_stuck_in_it(tmp_path: Path) -> None
 
 def test_without_py_spy_nobody_is_suspected_of_spinning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be seen may be work."""
-    monkeypatch.setattr(watch_run, "find_py_spy", lambda _environ: "")
+    monkeypatch.setattr(held_tools, "find_tool", lambda _name: "")
     with watched(tmp_path, SPINS, SLEEPS) as job:
         assert job.run(2 * TIMEOUT_S) == []
 
@@ -490,12 +500,12 @@ def test_a_py_spy_that_hangs_costs_its_evidence_and_is_ended(tmp_path: Path, mon
     program = tmp_path / "py-spy"
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(watch_run, "find_py_spy", lambda _environ: str(program))
+    monkeypatch.setattr(held_tools, "find_tool", lambda _name: str(program))
     monkeypatch.setattr(watch_run, "_LOOK_DEADLINE_S", 0.2)
     with watched(tmp_path, SPINS, SLEEPS) as job:
-        job.until(lambda: job.watch.pids, "a look")
-        first = set(job.watch.pids)
-        job.until(lambda: not first & job.watch.pids, "the end of the first looks")
+        job.until(lambda: job.looks, "a look")
+        first = set(job.looks)
+        job.until(lambda: not first & job.looks, "the end of the first looks")
         assert job.run(TIMEOUT_S) == []
 
 
@@ -504,7 +514,7 @@ def test_a_paused_watch_does_nothing_until_what_it_told_is_captured(tmp_path: Pa
     with watched(tmp_path, SLEEPS, SLEEPS) as job:
         job.until_told()
         assert job.watch.deadline is None
-        assert job.watch.pids == set()
+        assert job.looks == set()
         for process in job.ranks:
             process.send_signal(signal.SIGSTOP)
             process.send_signal(signal.SIGCONT)
@@ -517,7 +527,7 @@ def test_a_watch_that_has_ended_leaves_nothing(tmp_path: Path) -> None:
     """Also where it had been looking at somebody."""
     before = len(os.listdir("/proc/self/fd"))
     with watched(tmp_path, SPINS, SLEEPS) as job:
-        job.until(lambda: job.watch.pids, "a look")
+        job.until(lambda: job.looks, "a look")
         job.watch.end()
         assert job.watch.deadline is None
         for rank in (0, 1):
@@ -537,11 +547,12 @@ def test_py_spy_is_found_beside_python_and_then_on_the_path(tmp_path: Path, monk
     """It is installed with saferun; whoever runs saferun from a checkout may have it elsewhere."""
     beside, elsewhere = tmp_path / "bin" / "py-spy", tmp_path / "elsewhere" / "py-spy"
     monkeypatch.setattr(sys, "executable", str(beside.parent / "python"))
-    environ = {"PATH": f"{tmp_path}:{elsewhere.parent}"}
-    assert watch_run.find_py_spy(environ) == ""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{elsewhere.parent}")
+    assert find_tool("py-spy") == ""
     for path in (elsewhere, beside):
         path.parent.mkdir()
         path.touch()
-        assert watch_run.find_py_spy({"PATH": ""}) == ""
+        assert find_tool("py-spy") != str(path)
         path.chmod(0o755)
-        assert watch_run.find_py_spy(environ) == str(path)
+        assert find_tool("py-spy") == str(path)

@@ -1,0 +1,284 @@
+"""What the examiner does: the process that looks at others for the supervisor, with all that it needs in memory.
+
+It is a fork of the supervisor, so it needs no file to begin. While nothing is asked of it, it imports what a capture
+takes, one module at a time, and holds py-spy in memory; after that a capture needs no file at all, and the file system
+with saferun, Python and the script may be dead. It looks at nothing itself: each request gets a child of its own, so
+that one that hangs costs its own answer only.
+
+A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ...,
+"value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early. What the examiner says: ``{"loaded": [names],
+"tools": [names]}`` when the modules that the supervisor needs have been imported once, and ``{"began": number, "pid":
+pid}`` for each request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NoReturn
+
+from saferun.captures import CAPTURES
+from saferun.captures.held_tools import held_fds, held_tool, hold_tools
+from saferun.host.children import reset_signals
+from saferun.host.prctl import become_subreaper, die_with_parent, set_name
+from saferun.linux.descriptors import close_all_but
+from saferun.linux.search_path import search_theirs_last
+from saferun.model import JsonObject, Value
+
+EXAMINER_MODULES = (
+    "saferun.evidence",
+    "saferun.captures.wire",
+    "saferun.captures.run",
+    *dict.fromkeys(step.module for step in CAPTURES),
+    "saferun.captures.faulthandler_dump",
+    "saferun.captures.flight_recorder",
+    "saferun.captures.worker_server",
+    "saferun.captures.kernel_log",
+    "saferun.captures.gpu_nvidia",
+    "saferun.captures.gpu_amd",
+    "saferun.captures.cores",
+)
+"""What captures of any kind import, wherever they do."""
+_MESSAGE_BYTES = 1 << 18
+_LONGEST_MESSAGE_BYTES = 16 << 20
+_FDS_AT_ONCE = 16
+# Between two modules the processor is left to the ranks, which are starting, for three times as long.
+_PAUSE_FACTOR = 3.0
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
+# Whoever asked ends a request in time; this is for when nobody does.
+_MARGIN_S = 2.0
+
+
+class _Work(Value):
+    pid: int
+    ends_at: float
+
+
+def serve(
+    connection: socket.socket,
+    environ: Mapping[str, str],
+    wanted: Sequence[str],
+    kinds: Mapping[str, Callable[[Any], None]],
+) -> None:
+    """Serve requests until the supervisor closes its end.
+
+    Args:
+        connection: the line to the supervisor.
+        environ: the environment of this process from now on, and of every tool.
+        wanted: modules that the supervisor wants to know to be readable; their names, and those of the modules that
+            they import in turn, are told.
+        kinds: further kinds of requests: what a child does with the value, its answer being its standard output.
+    """
+    os.environ.clear()
+    os.environ.update(environ)
+    become_subreaper()  # what is left of a capture that was killed is no process of the ranks
+    search_theirs_last(environ.get("PYTHONPATH", ""))
+    _Server(connection, {**_KINDS, **kinds}).run(_Warming(connection, wanted))
+
+
+class _Warming:
+    """Imports what is needed later, one module at a call."""
+
+    def __init__(self, connection: socket.socket, wanted: Sequence[str]) -> None:
+        self._connection = connection
+        self._wanted = list(wanted)
+        self._own = list(EXAMINER_MODULES)
+        self._loaded: list[str] = []
+        self._is_told = False
+        self._has_tools = False
+        self.is_over = False
+
+    def step(self) -> float:
+        """Do a little. Returns for how long to leave the processor to others."""
+        began = time.monotonic()
+        if not self._has_tools:
+            # Before the modules: nothing else can stand in for it.
+            self._has_tools = True
+            self._tools = hold_tools()
+        elif self._wanted:
+            self._load(self._wanted.pop(0))
+        elif not self._is_told:
+            self._is_told = True
+            _say(self._connection, {"loaded": self._loaded, "tools": sorted(self._tools)})
+        elif self._own:
+            self._load(self._own.pop(0))
+        else:
+            self.is_over = True
+            import gc
+
+            gc.freeze()  # pages that no child's collector touches stay shared
+        return min(max((time.monotonic() - began) * _PAUSE_FACTOR, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
+
+    def finish_tools(self) -> None:
+        """What a request that comes early cannot do without."""
+        if not self._has_tools:
+            self.step()
+
+    def _load(self, name: str) -> None:
+        before = len(sys.modules)
+        with suppress(Exception):  # whoever needs it says what is wrong with it
+            import_module(name)
+        # What was imported last depends on nothing that follows: so one after another is imported on its own.
+        self._loaded += [*reversed(list(sys.modules)[before:]), name]
+
+
+class _Server:
+    def __init__(self, connection: socket.socket, kinds: Mapping[str, Callable[[Any], None]]) -> None:
+        self._connection = connection
+        self._kinds = kinds
+        self._rest = b""
+        self._fds: list[int] = []
+        self._work: dict[int, _Work] = {}
+
+    def run(self, warming: _Warming) -> None:
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        pause_s = 0.0
+        while True:
+            moments = [work.ends_at - time.monotonic() for work in self._work.values()]
+            if not warming.is_over:
+                moments.append(pause_s)
+            ready = [fd for fd, _ in poll.poll(max(0.0, min(moments)) * 1000 if moments else None)]
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+            if self._connection.fileno() in ready:
+                messages = self._receive()
+                if messages is None:
+                    self._end_all()
+                    return
+                for message in messages:
+                    self._take(message, warming)
+            self._reap()
+            if not ready and not warming.is_over:
+                pause_s = warming.step()
+
+    def _receive(self) -> list[JsonObject] | None:
+        try:
+            chunk, fds, _, _ = socket.recv_fds(self._connection, _MESSAGE_BYTES, _FDS_AT_ONCE)
+        except OSError:
+            return None
+        if not chunk or len(self._rest) > _LONGEST_MESSAGE_BYTES:
+            return None
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._fds += fds
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _take(self, message: JsonObject, warming: _Warming) -> None:
+        if "end" in message:
+            work = self._work.get(message["end"])
+            if work is not None:
+                _kill(work.pid)
+            return
+        out = self._fds.pop(0)
+        try:
+            warming.finish_tools()
+            number, kind = int(message["ask"]), str(message["kind"])
+            budget_s = float(message["budget_s"])
+            run = self._kinds[kind]
+            pid = _fork(lambda: run(message["value"]), out)
+        finally:
+            os.close(out)
+        self._work[number] = _Work(pid, time.monotonic() + budget_s + _MARGIN_S)
+        _say(self._connection, {"began": number, "pid": pid})
+
+    def _reap(self) -> None:
+        now = time.monotonic()
+        for number, work in list(self._work.items()):
+            if work.ends_at <= now:
+                _kill(work.pid)
+                # One that no signal ends waits in the kernel; it is taken note of when it ends.
+                self._work[number] = work._replace(ends_at=float("inf"))
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            for number in [number for number, work in self._work.items() if work.pid == pid]:
+                del self._work[number]
+
+    def _end_all(self) -> None:
+        for work in self._work.values():
+            _kill(work.pid)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _say(connection: socket.socket, message: JsonObject) -> None:
+    with suppress(OSError):  # the supervisor is gone; the next read tells
+        connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _ignore(_signum: int, _frame: object) -> None:
+    """The wake-up pipe tells the loop."""
+
+
+# --------------------------------------------------------------------------------------------------------- the children
+
+
+def _fork(run: Callable[[], None], out: int) -> int:
+    me = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        die_with_parent(me)
+        reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        os.setsid()
+        _keep_only(out)
+        run()
+    except BrokenPipeError:
+        pass  # nobody wants to know any more
+    finally:
+        # Threads of ours may wait in the kernel for others; an ordinary exit would wait for them.
+        os._exit(0)
+
+
+def _keep_only(out: int) -> None:
+    """The answer becomes standard output; nothing but the tools in memory is left open."""
+    os.dup2(out, 1)
+    close_all_but(*held_fds())
+
+
+def _write(content: bytes) -> None:
+    while content:
+        content = content[os.write(1, content) :]
+
+
+def _capture(value: Any) -> None:  # noqa: ANN401 - checked by what decodes it
+    started_at = time.monotonic()
+    set_name("sr-capture")
+    from saferun.captures.run import run_request
+    from saferun.captures.wire import request_from
+
+    run_request(request_from(value), _write, started_at)
+
+
+def _dump(value: Any) -> NoReturn:  # noqa: ANN401
+    """py-spy's own words about one process, which it only reads and does not stop."""
+    tool = held_tool("py-spy")
+    os.dup2(0, 2)
+    os.execve(tool.path, ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(int(value))], os.environ)
+
+
+_KINDS: dict[str, Callable[[Any], None]] = {"capture": _capture, "dump": _dump}
