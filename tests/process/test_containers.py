@@ -1,0 +1,158 @@
+"""What containers and batch systems leave out: places to write, a home, a name for the user, an init process.
+
+Each launch has a mount namespace of its own (a pid or user namespace where that is what is missing). One rank fails,
+and the report has the other one's stack: error files, the hook and the capture all have found a place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.process.launching import END_AS_TOLD, running
+
+# Where nothing had been taken away, the tests would promise nothing.
+PROGRAM = (
+    """
+import os
+for path in filter(None, os.environ["LACKING"].split(":")):
+    assert not os.access(path, os.W_OK), path
+assert "no name" != os.environ["LACKING_NAME"] or os.getuid() == 54321
+assert "no init" != os.environ["LACKING_NAME"] or os.getppid() == 1
+"""
+    + END_AS_TOLD
+)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+# As root, or as root of a user namespace of one's own.
+_MOUNTS = ("unshare", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")), "--mount")
+
+
+class Lack(NamedTuple):
+    """What is missing.
+
+    Attributes:
+        read_only: directories that cannot be written.
+        environ: changes of the environment.
+        command: a command before saferun.
+        keeps_files: whether a run directory can be made.
+    """
+
+    read_only: tuple[str, ...] = ()
+    environ: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...] = ()
+    keeps_files: bool = True
+
+
+_ALL_TMP = ("/tmp", "/var/tmp")
+LACKS = {
+    "no TMPDIR": Lack(environ=(("TMPDIR", "/nonexistent/tmp"),)),
+    "a long TMPDIR": Lack(environ=(("TMPDIR", "FOLDER/" + "long" * 30),)),
+    "a read-only TMPDIR": Lack(("/opt", *_ALL_TMP), (("TMPDIR", "/opt"),)),
+    "no /tmp": Lack(_ALL_TMP, (("TMPDIR", ""),)),
+    "no /tmp and no /dev/shm": Lack((*_ALL_TMP, "/dev/shm"), (("TMPDIR", ""),)),
+    "no /dev/shm": Lack(("/dev/shm",)),
+    "a read-only directory": Lack(("FOLDER/job",), keeps_files=False),
+    "a read-only directory and no /tmp": Lack(("FOLDER/job", *_ALL_TMP), (("TMPDIR", ""),), keeps_files=False),
+    "no home": Lack(environ=(("HOME", "/nonexistent/home"), ("XDG_CACHE_HOME", ""), ("XDG_RUNTIME_DIR", ""))),
+    "no name": Lack(command=("unshare", "--map-user=54321", "--map-group=54321")),
+    "no init": Lack(command=("unshare", "--pid", "--fork", "--mount-proc")),
+}
+# Each promise has a fast test; the rest differs little from it.
+FAST = ("a long TMPDIR", "no /tmp and no /dev/shm", "a read-only directory and no /tmp", "no name", "no init")
+
+
+def before(lack: Lack, folder: Path) -> list[str]:
+    """The command that takes it away and becomes the rest of its arguments."""
+    # What the test itself needs stays writable: its folder is a mount of its own.
+    lines = ["set -e", f"mount --bind {shlex.quote(str(folder))} {shlex.quote(str(folder))}"]
+    for path in _paths(lack.read_only, folder):
+        inner = str(folder) if str(folder).startswith(f"{path}/") else ""
+        if inner:
+            lines += [f"mount --rbind {path} {path}"]
+        else:
+            lines += [f"mount --bind {path} {path}"]
+        lines += [f"mount -o remount,bind,ro {path}"]
+    lines += [f"cd {shlex.quote(str(folder / 'job'))}", 'exec "$@"']
+    return [*_MOUNTS, "sh", "-c", "\n".join(lines), "sh", *lack.command]
+
+
+def _paths(paths: Sequence[str], folder: Path) -> list[str]:
+    return [path.replace("FOLDER", str(folder)) for path in paths]
+
+
+def environ(lack: Lack, folder: Path, name: str = "") -> dict[str, str]:
+    """The changes of the environment."""
+    changes = {name: value.replace("FOLDER", str(folder)) for name, value in lack.environ}
+    changes |= {"LACKING": ":".join(_paths(lack.read_only, folder)), "LACKING_NAME": name}
+    if changes.get("TMPDIR", "").startswith(str(folder)):
+        os.makedirs(changes["TMPDIR"])
+    return changes
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in LACKS])
+def test_a_failure_is_told_whatever_the_machine_lacks(tmp_path: Path, name: str) -> None:
+    lack = LACKS[name]
+    with running(
+        tmp_path / "run",
+        PROGRAM,
+        nproc=2,
+        arguments=["stay", "7"],
+        store=False,
+        before=before(lack, tmp_path / "run"),
+        environ=environ(lack, tmp_path / "run", name),
+    ) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == 1
+        assert "rank 1 (" in job.err
+        assert "exit code 7" in job.err
+        assert "stopped because of it: rank 0" in job.err
+        assert ("cannot" in job.err) <= (not lack.keeps_files), job.err
+        if lack.keeps_files:
+            report = json.loads((job.run_dir / "report.json").read_text(encoding="utf-8"))
+            assert "train.py" in json.dumps(report), "the stack of the rank that was still there"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in LACKS if name != "a read-only directory and no /tmp"])
+def test_torchrun_runs_there_as_well(tmp_path: Path, name: str) -> None:
+    """Where it ends with a traceback, for want of a temporary directory, saferun need not run, but does."""
+    lack = LACKS[name]
+    with running(
+        tmp_path / "run",
+        PROGRAM,
+        nproc=2,
+        arguments=["stay", "7"],
+        launcher=TORCHRUN,
+        before=before(lack, tmp_path / "run"),
+        environ=environ(lack, tmp_path / "run", name),
+        sweeps=False,
+    ) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait(120) == 1
+
+
+def test_where_nothing_can_be_written_it_is_said_in_two_lines(tmp_path: Path) -> None:
+    """As with torchrun, error files need a place; unlike there, it is no traceback."""
+    folder = tmp_path / "run"
+    lack = Lack(("FOLDER/job", *_ALL_TMP, "/dev/shm", "/run"), (("TMPDIR", ""), ("XDG_RUNTIME_DIR", "")))
+    with running(
+        folder,
+        END_AS_TOLD,
+        nproc=1,
+        arguments=["0"],
+        store=False,
+        before=before(lack, folder),
+        environ=environ(lack, folder),
+    ) as job:
+        assert job.wait() != 0
+        assert "log files cannot be made" in job.err
+        assert "Traceback" not in job.err
