@@ -311,9 +311,9 @@ class Job:
         for folder, _, names in os.walk(self.folder / "tmp"):
             left += [f"file {folder}/{name}" for name in names]
             left += [f"folder {folder}"] if Path(folder) != self.folder / "tmp" else []
-        return left + [f"folder {path}" for path in self._scratch_folders()]
+        return left + [f"folder {path}" for path in self.scratch_folders()]
 
-    def _scratch_folders(self) -> list[Path]:
+    def scratch_folders(self) -> list[Path]:
         """Where saferun puts private directories for sockets, and for files while ``TMPDIR`` cannot be used."""
         found = []
         for path in (self.folder / "job" / "saferun_runs").glob("*/run.json"):
@@ -347,7 +347,7 @@ class Job:
             time.sleep(_LOOK_AGAIN_S)
         self.process.wait()
         os.close(self._words_fd)
-        for path in self._scratch_folders():
+        for path in self.scratch_folders():
             shutil.rmtree(path, ignore_errors=True)
 
 

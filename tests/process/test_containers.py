@@ -6,9 +6,12 @@ and the report has the other one's stack: error files, the hook and the capture 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
+import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, running
+from tests.process.launching import END_AS_TOLD, STAY, running
 
 # Where nothing had been taken away, the tests would promise nothing.
 PROGRAM = (
@@ -156,3 +159,43 @@ def test_where_nothing_can_be_written_it_is_said_in_two_lines(tmp_path: Path) ->
         assert job.wait() != 0
         assert "log files cannot be made" in job.err
         assert "Traceback" not in job.err
+
+
+# ------------------------------------------------------------------------------------ cleaners of temporary directories
+
+FAIL_FIRST = """
+from rank import *
+tell("ready")
+await_release(f"end.{ATTEMPT}")
+sys.exit(3 if ATTEMPT == 0 else 0)
+"""
+
+
+def test_a_deleted_temporary_directory_is_there_again_in_the_next_attempt(tmp_path: Path) -> None:
+    """Those who clean up /tmp delete what is ten days old; a job may be older, and its restart needs the hook."""
+    options = ("--max-restarts", "1")
+    with running(tmp_path, FAIL_FIRST, *options, nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        (folder,) = job.scratch_folders()
+        shutil.rmtree(folder)
+        job.release("end.0")
+        job.hear("ready", 2)
+        assert folder.is_dir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        job.release("end.1")
+        assert job.wait() == 0
+
+
+def test_the_temporary_directory_is_locked_while_the_job_runs(tmp_path: Path) -> None:
+    """systemd-tmpfiles leaves alone what somebody has locked."""
+    with running(tmp_path, STAY, nproc=1, store=False) as job:
+        job.hear("ready")
+        (folder,) = job.scratch_folders()
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(fd)
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1
