@@ -1,6 +1,6 @@
 """Runs a command without what some kernels, containers and Pythons lack.
 
-    python tests/without.py kernel COMMAND...         # pidfds, memfd_create, eventfd, close_range: as on old kernels
+    python tests/without.py kernel COMMAND...         # pidfds, memfd_create, close_range: as on old kernels
     python tests/without.py python COMMAND...         # os.pidfd_open and the like: as in Pythons of conda and uv
     python tests/without.py kernel,prctl COMMAND...   # and no orphans handed over, no death with the parent
 
@@ -27,10 +27,9 @@ _EPERM, _ENOSYS = 1, 38
 # Offsets in struct seccomp_data; the lower half of the first argument on little-endian machines.
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# close, prctl, and those of old kernels: memfd_create, eventfd, eventfd2.
 _CLOSE = {"x86_64": 3, "aarch64": 57}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
-_OLDER = {"x86_64": (319, 284, 290), "aarch64": (279, 19)}
+_MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
 # The same everywhere: pidfd_send_signal, pidfd_open, close_range, pidfd_getfd.
 _NEWER = (424, 434, 436, 438)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -46,12 +45,12 @@ def _filter(features: Sequence[str]) -> bytes:
         (_LOAD, 0, 0, _NUMBER),
     ]
     if "kernel" in features:
-        for number in (*_NEWER, *_OLDER[machine]):
+        for number in (*_NEWER, _MEMFD_CREATE[machine]):
             steps += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
         steps += [
             (_JUMP_IF_EQUAL, 0, 5, _CLOSE[machine]),
             (_LOAD, 0, 0, _FIRST_ARGUMENT),
-            (_JUMP_IF_GREATER, 1, 0, _HIGHEST_INT),  # a negative number
+            (_JUMP_IF_GREATER, 2, 0, _HIGHEST_INT),  # a negative number
             (_JUMP_IF_GREATER, 0, 1, _HIGHEST_DESCRIPTOR),
             (_RETURN, 0, 0, _KILL_PROCESS),
             (_RETURN, 0, 0, _ALLOW),
