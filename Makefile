@@ -11,17 +11,26 @@ STAMP := $(VENV)/complete
 
 .PHONY: test test-all demo lint bench clean
 
+# Most tests wait most of the time, so three files run at once on two cores. Files, not tests: one file shares fixtures.
+# The hosts of tests/cluster share what a machine has only once (the ARP table, Slurm's ports).
+SIDE_BY_SIDE := -n 3 --dist loadfile
+WAITING := tests/unit tests/process $(wildcard tests/test_*.py)
+
 # tests/cluster needs Debian packages; what cannot be installed is said in one line, and what cannot run in another.
 test: lint
 	@$(PY) -m tests.cluster install
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow" $(SIDE_BY_SIDE) $(WAITING)
+	$(PY) -m pytest -m "not slow" $(SIDE_BY_SIDE) tests/torch
+	$(PY) -m pytest -m "not slow" tests/cluster
 
 # Everything: what `make test` leaves out for its time as well; real processes once more on a machine that lacks what old
 # kernels lack; and every release of torch and Python that can be had here.
 test-all: lint
 	@$(PY) -m tests.cluster install
-	$(PY) -m pytest
-	$(PY) tests/without.py kernel $(PY) -m pytest tests/process
+	$(PY) -m pytest $(SIDE_BY_SIDE) $(WAITING)
+	$(PY) -m pytest $(SIDE_BY_SIDE) tests/torch
+	$(PY) -m pytest tests/cluster
+	$(PY) tests/without.py kernel $(PY) -m pytest $(SIDE_BY_SIDE) tests/process
 	$(PY) tests/matrix.py
 
 demo: $(STAMP)

@@ -61,11 +61,20 @@ def over(interface: str) -> str:
 
 
 def reason(outcomes: Sequence[Outcome], guilty: Sequence[Member]) -> str:
-    """What the members said, in brackets: the guilty ones first, words before none, an error before a time-out."""
+    """What the members said, in brackets: the guilty ones first, words before none, an error before a time-out.
+
+    Of errors a crash comes first: its peers may have told of their lost connections before the kernel told of its end.
+    """
     bad = [outcome for outcome in outcomes if outcome.kind != "ok"]
     if not bad:
         return ""
-    outcome = min(bad, key=lambda outcome: (outcome.member not in guilty, not outcome.words, outcome.kind != "error"))
+    outcome = min(
+        bad,
+        key=lambda outcome: (
+            *(outcome.member not in guilty, not outcome.words, outcome.kind != "error"),
+            not outcome.words.startswith("killed by "),
+        ),
+    )
     kind = {"timeout": "time-out", "error": "error"}.get(outcome.kind, outcome.kind)
     place = f" {outcome.where}" if outcome.where else ""
     said = f": {outcome.words}" if outcome.words else ""
