@@ -105,6 +105,8 @@ def _run(
     screen = Screen(
         1,
         2,
+        raw=output.prefix is None and output.legacy_template is None,
+        carries=True,
         skipping=False,  # until there are files that keep all of it
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )

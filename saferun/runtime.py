@@ -89,6 +89,8 @@ _LINT_DELAY_S = 0.25
 _EXAMINER_DELAY_S = 0.1
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
+# How often the end looks whether a file has taken something.
+_CONSOLE_S = 0.1
 
 
 class Runtime:
@@ -362,7 +364,7 @@ class Runtime:
     def _reap(self) -> None:
         for pid, status in reap():
             now = time.monotonic()
-            if any(part.on_exit(pid, status) for part in self._parts):
+            if any(part.on_exit(pid, status) for part in self._parts) or self._screen.on_exit(pid):
                 continue
             rank = self._group.by_pid.get(pid) if self._group is not None else None
             if self._group is None or rank is None:
@@ -803,7 +805,7 @@ class Runtime:
 
     def _own_pids(self) -> set[int]:
         """Processes of saferun's own, and ranks that were given up: they are in an uninterruptible sleep."""
-        pids: set[int] = set().union(*(part.pids for part in self._parts))
+        pids: set[int] = set().union(self._screen.pids, *(part.pids for part in self._parts))
         return pids.union(self._group.by_pid) if self._group is not None else pids
 
     def _end_attempt(self, now: float) -> None:
@@ -938,28 +940,46 @@ class Runtime:
         return True
 
     def _drain_console(self) -> None:
-        """Wait for a slow reader: while it reads, and a while longer where files keep everything."""
-        patience_s = _DRAIN_S if self._run_dir.path is not None else None
+        """Wait for a slow reader: while it reads, and a while longer where files keep everything.
+
+        A file that takes nothing (its disk is full, its file system hangs) is given that while as well: it may take
+        the verdict yet.
+        """
+        self._screen.release()
+        give_up_at = time.monotonic() + _DRAIN_S
+        unwritten_bytes = 0
+        while True:
+            before, unwritten_bytes = unwritten_bytes, self._screen.unwritten_bytes
+            if self._screen.flush() or unwritten_bytes != before:
+                give_up_at = time.monotonic() + _DRAIN_S
+            if self._screen.is_empty:
+                self._screen.finish()
+                if self._screen.is_finished:
+                    break
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0 and (self._run_dir.path is not None or self._screen.is_stuck):
+                break
+            if self._wait_for_console(max(left_s, _CONSOLE_S)):
+                break
+        self._screen.close()
+
+    def _wait_for_console(self, timeout_s: float) -> bool:
+        """Wait until the console can be written. Returns whether somebody does not want that any more."""
         poll = select.poll()
         poll.register(self._wake_read, select.POLLIN)
-        give_up_at = time.monotonic() + _DRAIN_S
-        while True:
-            if self._screen.flush():
-                give_up_at = time.monotonic() + _DRAIN_S
-            left_s = give_up_at - time.monotonic()
-            if self._screen.is_empty or (patience_s is not None and left_s <= 0):
-                return
-            for pane in self._screen.panes:
-                if pane.target.is_empty:
-                    with suppress(KeyError):
-                        poll.unregister(pane.target.fd)
-                else:
-                    poll.register(pane.target.fd, select.POLLOUT)
-            ready = poll.poll(None if patience_s is None else left_s * 1000)
-            if any(fd == self._wake_read for fd, _ in ready) and any(
-                signum in self._config.signals for signum in os.read(self._wake_read, 4096)
-            ):
-                return
+        waits_for_time = False
+        for pane in self._screen.panes:
+            if not pane.target.is_empty and pane.target.can_wait:
+                poll.register(pane.target.fd, select.POLLOUT)
+            if pane.target.file is not None:
+                waits_for_time = True
+                if pane.target.file.end_fd >= 0:
+                    poll.register(pane.target.file.end_fd, select.POLLIN)
+            waits_for_time = waits_for_time or pane.target.retry_at is not None
+        ready = poll.poll((min(timeout_s, _CONSOLE_S) if waits_for_time else timeout_s) * 1000)
+        return any(fd == self._wake_read for fd, _ in ready) and any(
+            signum in self._config.signals for signum in os.read(self._wake_read, 4096)
+        )
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401

@@ -13,6 +13,11 @@ _TERMINAL_REFRESH_S = 0.1
 _PIPE_REFRESH_S = 1.0
 # No more rows of bars than this stand at the bottom of a terminal.
 _MOST_ROWS = 16
+# Where bytes pass unchanged, others wait for a rank's open line: until the rank has been silent for so long, until they
+# have waited for so long, or until so much waits.
+_OPEN_LINE_S = 5.0
+_LONGEST_HOLD_S = 10.0
+_MOST_HELD_BYTES = 8 << 20
 
 
 class Screen:
@@ -23,23 +28,41 @@ class Screen:
             of one never lands within a line of the other.
         skipping: whether lines may be skipped for a slow reader (they are kept in files).
         where: tells where skipped lines can be read.
+        raw: whether the ranks' bytes pass unchanged, where they do not go to a terminal (``--prefix none``).
+        carries: whether regular files are written by processes of their own.
     """
 
-    def __init__(self, stdout: int, stderr: int, *, skipping: bool, where: Callable[[], str]) -> None:
-        self.out = _Pane(Target(stdout, skipping=skipping, where=where))
+    def __init__(
+        self,
+        stdout: int,
+        stderr: int,
+        *,
+        skipping: bool,
+        where: Callable[[], str],
+        raw: bool = False,
+        carries: bool = False,
+    ) -> None:
+        self._raw = raw
+
+        def pane(fd: int) -> _Pane:
+            target = Target(fd, skipping=skipping and not raw, where=where, carries=carries)
+            return RawPane(target) if raw and not target.is_terminal else _Pane(target)
+
+        self.out = pane(stdout)
         out_stat, err_stat = os.fstat(stdout), os.fstat(stderr)
         same = (out_stat.st_dev, out_stat.st_ino, out_stat.st_rdev) == (
             err_stat.st_dev,
             err_stat.st_ino,
             err_stat.st_rdev,
         )
-        self.err = self.out if same else _Pane(Target(stderr, skipping=skipping, where=where))
+        self.err = self.out if same else pane(stderr)
         self.panes = (self.out,) if same else (self.out, self.err)
 
     def allow_skipping(self, allowed: bool) -> None:  # noqa: FBT001 - it is what the name says
         """Whether from now on lines may be skipped for a slow reader: only while files keep all of them."""
         for pane in self.panes:
-            pane.target.skipping = allowed
+            # What passes unchanged has no holes; its ranks wait for the reader, as they would without a launcher.
+            pane.target.skipping = allowed and not self._raw
 
     def say(self, text: str) -> None:
         """One or more lines of saferun's own on stderr."""
@@ -47,8 +70,8 @@ class Screen:
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
-        dues = [pane.due for pane in self.panes if pane.due is not None]
-        return min(dues) if dues else None
+        dues = (due for pane in self.panes for due in (pane.due, pane.target.retry_at))
+        return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> None:
         """Show unfinished lines that have waited long enough."""
@@ -65,8 +88,54 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything has been written."""
+        """Whether everything has been written, or given to who writes it."""
         return all(pane.target.is_empty for pane in self.panes)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes that write files for it."""
+        return frozenset(pane.target.file.pid for pane in self.panes if pane.target.file is not None)
+
+    def on_exit(self, pid: int) -> bool:
+        """A child has been reaped. Whether it was one that writes a file; another one takes its place."""
+        for pane in self.panes:
+            file = pane.target.file
+            if file is not None and file.pid == pid:
+                file.keep_alive()
+                return True
+        return False
+
+    def release(self) -> None:
+        """Nothing will come any more for which a line could wait."""
+        for pane in self.panes:
+            if isinstance(pane, RawPane):
+                pane.release()
+
+    def finish(self) -> None:
+        """Everything has been given to those who write; they end when they have written it."""
+        for pane in self.panes:
+            pane.target.finish()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything is where it was to go."""
+        return all(pane.target.is_finished for pane in self.panes)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it is a file that takes nothing, rather than a reader who may come back."""
+        pending = (pane.target for pane in self.panes if not (pane.target.is_empty and pane.target.is_finished))
+        return all(target.is_file for target in pending)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What those who write files have not written."""
+        return sum(pane.target.unwritten_bytes for pane in self.panes)
+
+    def close(self) -> None:
+        """What has not been written by now will not be."""
+        for pane in self.panes:
+            pane.target.close()
 
 
 class _Pane:
@@ -144,6 +213,94 @@ class _Pane:
         return b"\x1b[?7l" + b"\n".join(shown) + b"\x1b[?7h"
 
 
+class RawPane(_Pane):
+    """A target that gets the ranks' bytes as they are: no prefix, no line feed added, nothing left out.
+
+    A line that a rank writes in several pieces stays one line: while it is open, the others' bytes wait. That ends
+    when the line does, when its rank has been silent for a while, or when too much waits; then the next bytes stand
+    behind the open line, as they would without a launcher. Nothing waits for a bar, which never ends.
+    """
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._owner: object = None  # whose line is open
+        self._spoke_at = 0.0
+        self._held: dict[object, bytearray] = {}
+        self._held_bytes = 0
+        self._held_since = 0.0
+        self._ends_open = False
+
+    def pass_on(self, stream: object, chunk: bytes, now: float) -> None:
+        """Bytes of a rank."""
+        if self._owner is None or self._owner is stream:
+            self._emit(stream, chunk, now)
+            return
+        self._hold(stream, chunk, now)
+        if self._held_bytes > _MOST_HELD_BYTES:
+            self._release(now)
+
+    def _hold(self, stream: object, content: bytes, now: float) -> None:
+        if not self._held:
+            self._held_since = now
+        self._held.setdefault(stream, bytearray()).extend(content)
+        self._held_bytes += len(content)
+        self.due = min(self._spoke_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
+
+    def _emit(self, stream: object, chunk: bytes, now: float) -> None:
+        tail = b""
+        if self._held:
+            # Others have waited for this line to end.
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                chunk, tail = chunk[:end], chunk[end:]
+        self._put_raw(chunk)
+        self._spoke_at = now
+        # A line that overwrites itself is a bar, and no line that others could wait for.
+        self._owner = stream if self._ends_open and b"\r" not in chunk[chunk.rfind(b"\n") + 1 :] else None
+        if self._held and self._owner is None:
+            self._release(now)
+        if tail:
+            self.pass_on(stream, tail, now)
+        if self._held:
+            self.due = min(self._spoke_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
+
+    def _put_raw(self, chunk: bytes) -> None:
+        self._ends_open = not chunk.endswith(b"\n")
+        self.target.put(chunk)
+
+    def _release(self, now: float) -> None:
+        """Nobody's line is open any more, or it has been for too long."""
+        self._owner = None
+        held, self._held, self._held_bytes = self._held, {}, 0
+        self.due = None
+        for stream, content in held.items():
+            if stream is self:
+                self.say(bytes(content))
+            else:
+                self.pass_on(stream, bytes(content), now)
+
+    def show_unfinished(self, now: float) -> None:
+        """The open line has been silent for too long."""
+        self._release(now)
+
+    def say(self, text: bytes) -> None:
+        """Lines of saferun's own: they begin a line, and wait for one that is open."""
+        if self._owner is not None and self._held_bytes <= _MOST_HELD_BYTES:
+            self._hold(self, text, self._spoke_at)
+            return
+        self._put_raw(b"\n" + text if self._ends_open else text)
+
+    def ended(self, stream: object) -> None:
+        """A rank's stream has ended; what it has left open stays so."""
+        if self._owner is stream:
+            self._release(self._spoke_at)
+
+    def release(self) -> None:
+        """Nothing waits for a line any more."""
+        while self._held:
+            self._release(self._spoke_at)
+
+
 class ConsoleStream:
     """One stream of one rank on the console."""
 
@@ -175,6 +332,9 @@ class ConsoleStream:
 
     def feed(self, chunk: bytes, now: float) -> None:
         """More bytes from the rank."""
+        if isinstance(self._pane, RawPane):
+            self._pane.pass_on(self, chunk, now)
+            return
         text = self._lines.feed(chunk)
         if text:
             if self._noted:
@@ -186,7 +346,10 @@ class ConsoleStream:
             self._noted = True
 
     def close(self) -> None:
-        """The stream has ended; what is unfinished becomes a line."""
+        """The stream has ended; what is unfinished becomes a line, unless bytes pass unchanged."""
+        if isinstance(self._pane, RawPane):
+            self._pane.ended(self)
+            return
         if self._noted:
             self._noted = False
             self._pane.forget(self)

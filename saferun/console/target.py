@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import time
 from collections import deque
 from collections.abc import Callable
+
+from saferun.console.console_file import ConsoleFile
 
 # What may wait for a slow reader; beyond it whole lines are skipped (they stand in the run directory) or, where no
 # files are kept, the ranks' streams are not read for a while.
@@ -14,6 +18,11 @@ _ONE_WRITE_BYTES = 256 << 10
 _PIPE_BUF = 4096
 # What says so, or says nothing, knows neither colours nor cursor movements (terminfo(5)): it is written like a file.
 _DUMB = frozenset({None, "", "dumb"})
+# A reader that is gone stays gone; a file that takes nothing now may take something later.
+_GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EINVAL})
+_AGAIN_S = 1.0
+# No file is slow as a reader may be: one that takes nothing for so long has no room, or its file system hangs.
+_STALLED_S = 5.0
 
 
 class Target:
@@ -23,9 +32,15 @@ class Target:
         fd: the descriptor; left as it is, since others share its open file.
         skipping: whether lines may be skipped when the reader is too slow.
         where: tells where skipped lines can be read, for the note about them.
+        carries: whether a regular file is written by a process of its own, so that nothing here can hang on it.
+
+    Attributes:
+        file: that process.
+        is_file: whether it is a regular file.
+        retry_at: when a file that took nothing is tried again, in monotonic seconds.
     """
 
-    def __init__(self, fd: int, *, skipping: bool, where: Callable[[], str]) -> None:
+    def __init__(self, fd: int, *, skipping: bool, where: Callable[[], str], carries: bool = False) -> None:
         mode = os.fstat(fd).st_mode
         self.is_terminal = os.isatty(fd) and os.environ.get("TERM") not in _DUMB and _is_own_terminal(fd)
         self.is_broken = False
@@ -38,12 +53,16 @@ class Target:
         # Brings a note of skipped lines into the form in which it is queued.
         self.shape_note: Callable[[bytes], bytes] = bytes
         self._write: Callable[[bytes], int]
-        if stat.S_ISREG(mode):
-            self.can_wait = False
-            self._write = self._write_plainly
-        else:
-            self.can_wait = True
+        self.file: ConsoleFile | None = None
+        self.retry_at: float | None = None
+        self.is_file = stat.S_ISREG(mode)
+        self._moved_at = 0.0  # when a file last took something, or nothing waited for it
+        self._write = self._write_plainly
+        self.can_wait = not self.is_file
+        if not self.is_file:
             self._write = self._choose(mode)
+        elif carries:
+            self._carry()
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -54,9 +73,10 @@ class Target:
         """
         if self.is_broken:
             return False
-        if self._skipped_lines and (not self.skipping or self._waiting_bytes < MOST_WAITING_BYTES // 2):
+        may_skip = self._may_skip
+        if self._skipped_lines and (not may_skip or self._waiting_bytes < MOST_WAITING_BYTES // 2):
             self._queue_note()
-        if not self.skipping:
+        if not may_skip:
             return True
         # However large, a chunk finds room where nothing waits: then the reader has not been slow.
         return not self._waiting or (not self._skipped_lines and self._waiting_bytes + size_bytes <= MOST_WAITING_BYTES)
@@ -64,6 +84,8 @@ class Target:
     def put(self, text: bytes) -> None:
         """Queue bytes, whether there is room or not. Nothing is written before ``flush``."""
         if text and not self.is_broken:
+            if self.is_file and not self._waiting:
+                self._moved_at = time.monotonic()
             self._waiting.append(text)
             self._waiting_bytes += len(text)
 
@@ -75,7 +97,21 @@ class Target:
     @property
     def is_full(self) -> bool:
         """Whether the streams that lead here should not be read for now."""
-        return not self.skipping and not self.is_broken and self._waiting_bytes > MOST_WAITING_BYTES
+        if self.is_broken or self._waiting_bytes <= MOST_WAITING_BYTES:
+            return False
+        return not self._may_skip or self._waiting_bytes > 2 * MOST_WAITING_BYTES
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether a line for which there is no room is left out, rather than that its rank waits."""
+        return self.skipping or (self.is_file and self.stalled_s >= _STALLED_S)
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long a file has taken nothing of what waits for it."""
+        if not self.is_file or not self._waiting:
+            return 0.0
+        return time.monotonic() - self._moved_at
 
     @property
     def is_empty(self) -> bool:
@@ -85,6 +121,10 @@ class Target:
     def flush(self) -> bool:
         """Write as much as goes without waiting. Returns whether something was written."""
         wrote = False
+        if self.retry_at is not None:
+            if time.monotonic() < self.retry_at:
+                return False
+            self.retry_at = None
         while not self.is_broken:
             if not self._waiting:
                 if not self._skipped_lines:
@@ -93,21 +133,33 @@ class Target:
             block = self._next_block()
             try:
                 count = self._write(block)
-            except BlockingIOError:
-                self._put_back(block)
-                break
-            except OSError:
-                # The reader is gone, or the terminal is. The ranks do not care; the files go on.
-                self.is_broken = True
-                self._waiting.clear()
-                self._waiting_bytes = 0
-                self._skipped_lines = 0
+            except OSError as error:
+                self._on_error(error, block)
                 break
             wrote = wrote or count > 0
             self._waiting_bytes -= count
+            if self.is_file:
+                self._moved_at = time.monotonic()
             if count < len(block):
                 self._waiting.appendleft(block[count:])
         return wrote
+
+    def _on_error(self, error: OSError, block: bytes) -> None:
+        """A block could not be written now, or cannot be written at all."""
+        if isinstance(error, BlockingIOError):
+            self._waiting.appendleft(block)
+            if self.file is not None and not self.file.keep_alive():
+                self._stop_carrying()
+        elif self.is_file and error.errno not in _GONE:
+            # No room, no quota, an error of the device: everything is kept, and tried again.
+            self._waiting.appendleft(block)
+            self.retry_at = time.monotonic() + _AGAIN_S
+        else:
+            # The reader is gone, or the terminal is. The ranks do not care; the files go on.
+            self.is_broken = True
+            self._waiting.clear()
+            self._waiting_bytes = 0
+            self._skipped_lines = 0
 
     def _next_block(self) -> bytes:
         block = self._waiting.popleft()
@@ -120,15 +172,50 @@ class Target:
             size += len(parts[-1])
         return b"".join(parts)
 
-    def _put_back(self, block: bytes) -> None:
-        self._waiting.appendleft(block)
-
     def _queue_note(self) -> None:
         count, self._skipped_lines = self._skipped_lines, 0
-        note = f"saferun: this output is read too slowly: {count} lines skipped here; {self._where()}\n"
+        why = "this file could not be written for a while" if self.is_file else "this output is read too slowly"
+        note = f"saferun: {why}: {count} lines skipped here; {self._where()}\n"
         self.put(self.shape_note(note.encode(errors="backslashreplace")))
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def _carry(self) -> None:
+        """Have another process write the file. Without one it is written from here."""
+        try:
+            self.file = ConsoleFile(self.fd)
+        except OSError:
+            return
+        self._file_fd, self.fd, self.can_wait = self.fd, self.file.fd, True
+
+    def _stop_carrying(self) -> None:
+        """Nobody can be had who writes the file; what is in the pipe is lost, and the rest is written from here."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+            self.fd, self.can_wait = self._file_fd, False
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What another process has been given to write and has not written."""
+        return self.file.waiting_bytes if self.file is not None else 0
+
+    def finish(self) -> None:
+        """Nothing will come any more. Where another process writes, it ends when it has written everything."""
+        if self.file is not None:
+            self.file.finish()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nobody is writing any more."""
+        file = self.file
+        return file is None or not (file.is_alive or (file.waiting_bytes and file.keep_alive()))
+
+    def close(self) -> None:
+        """Nothing that has not been written will be."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
     def _choose(self, mode: int) -> Callable[[bytes], int]:
         """A way to write that returns instead of waiting.
