@@ -144,7 +144,7 @@ def _note(values: Any, environ: Mapping[str, str], around: Allocation | None) ->
 
     odd = odd_values(environ)
     if odd:
-        return f"{', '.join(odd)}: no number that makes sense, and ignored"
+        return f"ignored, as the value is not a valid number: {', '.join(odd)}"
     if around is not None or "SLURM_JOB_ID" not in environ or values.hosts or values.hostfile:
         return ""
     from saferun.schedulers.slurm import hosts_of_job

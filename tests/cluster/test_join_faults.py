@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.faulted import END_S, GLOO, HANG_TIMEOUT_S, FaultedJob, end_all
-from tests.cluster.jobs import PORT, Job, by_hand
+from tests.cluster.jobs import PORT, TRAIN, Job, by_hand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -249,3 +249,25 @@ def test_the_port_of_the_ranks_store_is_all_that_has_to_be_open(make_cluster: Ma
     for name, job in jobs.items():
         assert job.finish() == [0, 0, 0], job.story(name)
         assert len(job.saferun_said(r"saferun: rank 1 \(node2, .*exit code 3")) == 3, job.story(name)
+
+
+SERVICE = "10.96.0.1"
+
+
+@pytest.mark.slow
+def test_a_master_behind_the_address_of_a_service_is_reached_by_ranks_and_messages(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    """The address has one port, and the hosts reach each other at their own: what Kubernetes does for a job's pods."""
+    cluster = make_cluster(3)
+    to_first = f"ip daddr {SERVICE} tcp dport {PORT} dnat to {cluster.hosts[0].management}:{PORT}"
+    for host in cluster.hosts:
+        host.in_network("ip", "route", "add", f"{SERVICE}/32", "dev", "eth0")
+        lines = ["table ip service {", "chain out {", "type nat hook output priority -100", to_first, "}", "}", ""]
+        host.in_network("nft", "-f", "-", stdin="\n".join(lines))
+    program = f"def after_step_2(): pass\n{TRAIN}"
+    options = ("--master-addr", SERVICE, "--start-timeout", "60")
+    job = by_hand(cluster, tmp_path, program, *options, hosts=cluster.hosts, env={"OMP_NUM_THREADS": "1"})
+    job.hear("trained", 3)
+    assert job.finish() == [0, 0, 0], job.story("failed")
+    assert job.saferun_said("saferun: ") == []

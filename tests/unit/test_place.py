@@ -480,7 +480,7 @@ def test_values_that_make_no_sense_are_one_warning() -> None:
     environ = {**SLURM_TASK_A_HOST, "SLURM_NODEID": "abc", "SLURM_STEP_NUM_NODES": "9" * 40}
     config = config_of(environ=environ)
     assert not config.hosts.together
-    assert config.hosts.note == "SLURM_STEP_NUM_NODES, SLURM_NODEID: no number that makes sense, and ignored"
+    assert config.hosts.note == "ignored, as the value is not a valid number: SLURM_STEP_NUM_NODES, SLURM_NODEID"
     assert config_of("--nnodes", "1", environ=environ).hosts.note == ""
     assert config_of("--scheduler", "none", environ=environ).hosts.note == ""
 
