@@ -16,7 +16,7 @@ from saferun.linux.helper import Helper
 from saferun.model import ExitStatus, JsonObject
 
 if TYPE_CHECKING:
-    from saferun.captures.wire import CaptureReader, CoreRequest, Request
+    from saferun.captures.wire import CaptureReader, CoreRequest, CoresFound, Request
 
 _READ_BYTES = 1 << 18
 _REPLACED_AT_MOST = 5
@@ -232,6 +232,7 @@ class CaptureRun:
         poller: the loop's.
         deadline: monotonic seconds after which what has come must do; the owner calls ``expire`` then.
         on_done: takes what was seen, and in one line why that is not all (empty: it is).
+        on_cores_found: told at once of cores that are about to be read.
     """
 
     def __init__(
@@ -242,6 +243,7 @@ class CaptureRun:
         *,
         deadline: float,
         on_done: Callable[[CaptureReader, str], None],
+        on_cores_found: Callable[[CoresFound], None] | None = None,
     ) -> None:
         from saferun.captures.wire import CaptureReader, request_value
 
@@ -250,6 +252,7 @@ class CaptureRun:
         self._poller = poller
         self._on_done = on_done
         self._reader = CaptureReader()
+        self._reader.on_cores_found = on_cores_found
         self._fd = -1
         self._number = 0
         self._failure = ""

@@ -124,7 +124,7 @@ def _resolve(
         logs=_logs(values, task.local_world_size if task is not None else nproc_per_node),
         output=_output(values, environ, settings),
         environ=_environ(values),
-        watch=_watch(values),
+        watch=_watch(values, settings),
         max_restarts=values.max_restarts,
         shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ),
         signals=_signals(values.signals_to_handle),
@@ -167,7 +167,7 @@ def _environ(values: argparse.Namespace) -> EnvironConfig:
     )
 
 
-def _watch(values: argparse.Namespace) -> WatchConfig:
+def _watch(values: argparse.Namespace, settings: Mapping[str, Setting]) -> WatchConfig:
     for name in ("hang_timeout", "capture_budget"):
         value = getattr(values, name)
         if not 0 <= value < _LONGEST_S:
@@ -191,6 +191,7 @@ def _watch(values: argparse.Namespace) -> WatchConfig:
         keep_cores=values.keep_cores,
         gdb=values.gdb,
         inject=not values.no_inject,
+        cores_asked=settings["cores"].origin != "default" and values.cores != "off",
     )
 
 

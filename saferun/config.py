@@ -150,6 +150,7 @@ class WatchConfig(Value):
     keep_cores: int
     gdb: bool
     inject: bool
+    cores_asked: bool = False  # the user said that cores are wanted
 
 
 class ChecksConfig(Value):

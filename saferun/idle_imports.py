@@ -40,6 +40,7 @@ MODULES = (
     "saferun.policy.facts",
     # To tell it
     "saferun.report.text",
+    "saferun.report.redaction",
     "saferun.report.report_json",
     "saferun.report.report_text",
     "saferun.report.preflight_json",

@@ -301,8 +301,14 @@ class Investigation:
         return partial(prepare_rank, plan) if plan is not None else None
 
     def _plan_preparation(self, plan: Callable[..., RankPreparation]) -> RankPreparation:
-        cores = self._watching.cores != "off"
-        return plan(current_directory(), self._config.nproc_per_node, cores=cores, tracer_pid=os.getpid())
+        watching = self._watching
+        return plan(
+            current_directory(),
+            self._config.nproc_per_node,
+            cores=watching.cores != "off",
+            tracer_pid=os.getpid(),
+            asked=watching.cores_asked,
+        )
 
     def ranks_started(self, group: RankGroup, now: float) -> None:
         """The ranks of an attempt run."""
@@ -688,6 +694,7 @@ class Investigation:
             self._poller,
             deadline=time.monotonic() + CORE_BUDGET_S,
             on_done=lambda reader, failure: self._conclude(action, reader, failure),
+            on_cores_found=lambda found: self._say(f"saferun: {found.words}"),
         )
         self._run.begin()
 

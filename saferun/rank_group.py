@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from errno import EMFILE
 from functools import partial
 from signal import SIGCONT
 from time import localtime, strftime
@@ -16,12 +15,13 @@ from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import FileSink, LineFilter, RankStream
 from saferun.console.screen import ConsoleStream, Screen
 from saferun.errors import SaferunError
-from saferun.host.children import Child, SpawnError, signal_group, spawn
+from saferun.host.children import Child, SpawnError, await_report, begin_spawn, signal_group
 from saferun.host.error_files import read_error_file
 from saferun.host.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.host.procfs import read_stat
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
+from saferun.linux.program_start import Waiting, start_error
 from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace, Value
 from saferun.topology import rank_environ, substitute_local_rank
 
@@ -112,18 +112,32 @@ class RankGroup:
         self.ranks: list[Rank] = []
         self.by_pid: dict[int, Rank] = {}
 
-    def start(self) -> None:
-        """Start every rank in order of local rank.
+    def start(self) -> tuple[list[Waiting], SaferunError | None]:
+        """Begin to start every rank in order of local rank. No program's file is waited for.
 
-        Raises:
-            SaferunError: one could not be started; those before it run.
+        Returns:
+            The ranks that have been forked, and why there is not one more (None: those are all).
         """
+        forked: list[Waiting] = []
         for place in self.plan.placement.ranks:
-            self._start(place)
+            try:
+                forked.append(self._start(place))
+            except SaferunError as error:
+                return forked, error
+        return forked, None
+
+    def drop(self, rank: Rank) -> None:
+        """It never became its program: it is no rank."""
+        del self.by_pid[rank.child.pid]
+        self.ranks.remove(rank)
+        if rank.child.pidfd >= 0:
+            os.close(rank.child.pidfd)
+        for stream in rank.streams:
+            stream.close()
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _start(self, place: RankPlace) -> None:
+    def _start(self, place: RankPlace) -> Waiting:
         i = self.plan.position(place)
         environ = self.plan.environs[i]
         argv = [*self.plan.command_prefixes[i], *self._argv(place.local_rank)]
@@ -142,16 +156,11 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
-            child = _modest(spawn(argv, environ, stdout=targets[0], stderr=targets[1], prepare=self._prepare))
+            child, report = _modest(
+                *begin_spawn(argv, environ, stdout=targets[0], stderr=targets[1], prepare=self._prepare)
+            )
         except SpawnError as error:
-            raise SaferunError(
-                f"rank {place.rank} cannot be started: {argv[0]}: {error}",
-                "check that the program exists and may be executed"
-                if error.where == "exec"
-                else "look at the limits on open files (ulimit -n)"
-                if error.errno == EMFILE
-                else "look at the limits on processes (ulimit -u) and memory",
-            ) from None
+            raise start_error(error, place.rank, argv, environ) from None
         except OSError as error:
             raise SaferunError(
                 f"rank {place.rank} cannot be started: {error}", "look at the limits on open files (ulimit -n)"
@@ -165,6 +174,7 @@ class RankGroup:
         rank = Rank(place, child, streams, stderr_path)
         self.ranks.append(rank)
         self.by_pid[child.pid] = rank
+        return Waiting(place.local_rank, place.rank, child.pid, report, argv, environ)
 
     def _argv(self, local_rank: int) -> list[str]:
         command = self._config.command
@@ -345,12 +355,14 @@ class RankGroup:
         )
 
 
-def _modest(child: Child) -> Child:
-    """A child without its pidfd where the limit on open files leaves no room for it: SIGCHLD tells of its end, too."""
-    if child.pidfd < 0 or has_room_for_files():
-        return child
-    os.close(child.pidfd)
-    return child._replace(pidfd=-1)
+def _modest(child: Child, report: int) -> tuple[Child, int]:
+    """A child without its descriptors where the limit on open files leaves no room: SIGCHLD tells of its end, too."""
+    if has_room_for_files():
+        return child, report
+    if child.pidfd >= 0:
+        os.close(child.pidfd)
+        child = child._replace(pidfd=-1)
+    return child, await_report(child, report)
 
 
 def _last_lines(rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:

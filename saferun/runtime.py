@@ -26,6 +26,7 @@ from saferun.events import (
     DeadlineExpired,
     Diagnose,
     Event,
+    EvidenceCaptured,
     Finish,
     HostsJoined,
     JobTrouble,
@@ -63,6 +64,7 @@ from saferun.host.run_dir import RunDirectory
 from saferun.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.investigation import Investigation
 from saferun.launch.passed_signals import PassedSignals
+from saferun.launch.rank_start import RankStart
 from saferun.leftovers import Leftovers
 from saferun.lint_run import Lint, worth_a_look
 from saferun.linux.scratch import current_directory
@@ -204,10 +206,13 @@ class Runtime:
             say=lambda text: screen.say(f"saferun: {text}"),
             warn=self._warn,
         )
+        self._rank_start = RankStart(
+            self._poller, on_started=self._on_ranks_started, on_failed=self._on_ranks_failed, warn=self._warn
+        )
         self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
         # In this order they are woken, asked whose child has ended, and closed.
         beside = (
-            *(self._passed, self._investigation, self._preflight, self._store, self._job, self._lint),
+            *(self._rank_start, self._passed, self._investigation, self._preflight, self._store, self._job, self._lint),
             self._segments,
         )
         self._parts: tuple[Part, ...] = (
@@ -364,6 +369,13 @@ class Runtime:
     def _reap(self) -> None:
         for pid, status in reap():
             now = time.monotonic()
+            if self._group is not None and self._rank_start.failed(pid):
+                dropped = self._group.by_pid[pid]
+                for fd in (dropped.child.pidfd, *(stream.fd for stream in dropped.streams)):
+                    self._poller.unwatch(fd)
+                self._group.drop(dropped)
+                self._reaper.note_ended(pid)
+                continue
             if any(part.on_exit(pid, status) for part in self._parts) or self._screen.on_exit(pid):
                 continue
             rank = self._group.by_pid.get(pid) if self._group is not None else None
@@ -639,7 +651,7 @@ class Runtime:
     # ----------------------------------------------------------------------------------------------------------------
     # The ranks
 
-    def _start_ranks(self, action: StartRanks) -> None:
+    def _start_ranks(self, _action: StartRanks) -> None:
         assert self._plan is not None  # noqa: S101 - JOINING has set it
         self._started_at = time.monotonic()
         self._leftovers.begin_attempt()
@@ -652,11 +664,7 @@ class Runtime:
             warn=self._warn,
             prepare=self._investigation.prepare(),
         )
-        failure: SaferunError | None = None
-        try:
-            self._group.start()
-        except SaferunError as error:
-            failure = error
+        forked, failure = self._group.start()
         self._investigation.ranks_started(self._group, self._started_at)
         for rank in self._group.ranks:
             started = self._leftovers.note_rank(rank.child.pid, rank.place.rank)
@@ -665,15 +673,28 @@ class Runtime:
                 self._poller.watch(rank.child.pidfd, self._reap)
             for stream in rank.streams:
                 self._watch_stream(stream)
-            self._handover.hand_on(rank, self._plan, "START", self._supervisor.attempt)
-        if failure is not None:
-            self._start_failed(action.attempt, failure, tuple(rank.place.local_rank for rank in self._group.ranks))
-        else:
-            pids = tuple(rank.child.pid for rank in self._group.ranks)
-            self._events.append(RanksStarted(time.monotonic(), action.attempt, pids))
-            self._examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
-            if self._config.environ.lint and action.attempt == 0 and worth_a_look(self._environ, self._config.environ):
-                self._lint_soon(self._plan)
+        self._rank_start.begin(forked, failure)
+        self._examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
+
+    def _on_ranks_started(self) -> None:
+        """Every rank has become its program."""
+        assert self._group is not None  # noqa: S101 - it has been started
+        self._hand_on_starts(self._group)
+        pids = tuple(rank.child.pid for rank in self._group.ranks)
+        attempt = self._supervisor.attempt
+        self._events.append(RanksStarted(time.monotonic(), attempt, pids))
+        if self._config.environ.lint and attempt == 0 and worth_a_look(self._environ, self._config.environ):
+            self._lint_soon(self._group.plan)
+
+    def _hand_on_starts(self, group: RankGroup) -> None:
+        for rank in group.ranks:
+            self._handover.hand_on(rank, group.plan, "START", self._supervisor.attempt)
+
+    def _on_ranks_failed(self, error: SaferunError, running: tuple[int, ...]) -> None:
+        """A rank did not become its program; these do run, or may come to."""
+        assert self._group is not None  # noqa: S101 - it has been started
+        self._hand_on_starts(self._group)
+        self._start_failed(self._supervisor.attempt, error, running)
 
     def _watch_stream(self, stream: RankStream) -> None:
         def on_readable() -> None:
@@ -697,7 +718,12 @@ class Runtime:
     def _capture(self, action: CaptureEvidence) -> None:
         if action.verdict is None:
             self._note_segments()
-        self._investigation.capture(action)
+        # What has not become its program is still saferun itself: there is nothing to be seen in it.
+        ranks = tuple(rank for rank in action.local_ranks if rank not in self._rank_start.waiting)
+        if not ranks:
+            self._events.append(EvidenceCaptured(time.monotonic(), action.attempt))
+            return
+        self._investigation.capture(action._replace(local_ranks=ranks))
 
     def _note_segments(self) -> None:
         """The ranks are about to be ended."""
@@ -811,6 +837,7 @@ class Runtime:
     def _end_attempt(self, now: float) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""
         self._leftovers.end()
+        self._rank_start.close()
         self._investigation.attempt_ended()
         self._paused.clear()
         self._store.deadline = None

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from saferun.host.children import JOB_SIGNALS, Child, SpawnError, spawn
+from saferun.host.children import JOB_SIGNALS, Child, SpawnError, spawn_unawaited
 from saferun.host.poller import Poller
 from saferun.isolation import Group, Member, Outcome, Trial
 from saferun.linux.json_lines import JsonLines
@@ -160,7 +160,7 @@ class TrialRun:
         self._is_ready = False
         self._broken = ""
         try:
-            self._child = spawn(
+            self._child = spawn_unawaited(
                 argv, self._environ, stdin=null, stdout=null, stderr=null, keep=keep, ignored=JOB_SIGNALS
             )
         except BaseException:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
 from saferun.captures.tools import Steps, Tool, find_tool, run_steps
-from saferun.captures.wire import CoreRequest, DeadProcess
+from saferun.captures.wire import CoreRequest, CoresFound, DeadProcess
 from saferun.evidence import CoreLook, OomKill
 from saferun.host.cgroups import parse_oom_lines
 from saferun.host.core_files import (
@@ -73,7 +73,7 @@ class _Find(Value):
     executable: str
 
 
-def examine_cores(request: CoreRequest) -> Iterator[CoreLook | OomKill | str]:
+def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomKill | str]:
     """What is known of ranks that a signal killed: lines of the kernel log, the OOM killer's work, their cores.
 
     A rank whose signal makes no core, or that was killed by none, is looked at for the cores of its family alone, data
@@ -98,6 +98,8 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreLook | OomKill | str]:
         groups: set[tuple[object, ...]] = set()
         for start in range(0, len(finds), _BATCH):
             batch = finds[start : start + _BATCH]
+            ranks = sorted({find.rank for find in batch})
+            yield CoresFound(tuple(ranks), sum(find.notes.size_bytes for find in batch))
             jobs = [CoreJob(find.path, find.notes, find.notes.executable or find.executable) for find in batch]
             for find, reading in zip(batch, read_cores(jobs, deadline, gdb=request.gdb), strict=True):
                 yield _conclude(request, find, reading, groups)

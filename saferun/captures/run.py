@@ -19,7 +19,7 @@ from saferun.captures import CAPTURES, CaptureStep
 from saferun.captures.process_state import family_of
 from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.waiting import Ends
-from saferun.captures.wire import NOT_READY, CoreRequest, Done, Request, encode
+from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Request, encode
 from saferun.evidence import CaptureNote, CoreLook, OomKill
 from saferun.host.children import reset_signals
 from saferun.host.prctl import die_with_parent
@@ -99,6 +99,8 @@ def _examine(request: CoreRequest, emit: Emit) -> None:
     for found in examine_cores(request):
         if isinstance(found, CoreLook):
             emit("core", found)
+        elif isinstance(found, CoresFound):
+            emit("cores_found", found)
         elif isinstance(found, OomKill):
             emit("oom", found)
         else:

@@ -8,6 +8,7 @@ not fit is dropped.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from saferun.evidence import (
@@ -156,6 +157,20 @@ class Begun(Value):
     pid: int
 
 
+class CoresFound(Value):
+    """Cores that are about to be read, which takes a while: whose, and how large they are together."""
+
+    ranks: tuple[int, ...]
+    size_bytes: int
+
+    @property
+    def words(self) -> str:
+        """``reading the core of rank 1 (245 MiB) …``."""
+        numbers = ", ".join(map(str, self.ranks))
+        whose = f"cores of ranks {numbers}" if len(self.ranks) > 1 else f"core of rank {numbers}"
+        return f"reading the {whose} ({self.size_bytes / (1 << 20):.0f} MiB) …"
+
+
 class Done(Value):
     """The last message."""
 
@@ -170,6 +185,7 @@ _SHAPES: dict[str, type] = {
     "kernel_line": str,
     "begun": Begun,
     "note": CaptureNote,
+    "cores_found": CoresFound,
     "core": CoreLook,
     "oom": OomKill,
     "link": StuckLink,
@@ -188,10 +204,12 @@ class CaptureReader:
 
     Attributes:
         is_done: whether the process has said that it is done.
+        on_cores_found: told at once of cores that are about to be read.
     """
 
     def __init__(self) -> None:
         self.is_done = False
+        self.on_cores_found: Callable[[CoresFound], None] | None = None
         self._rest = b""
         self._skipping = False
         self._values: dict[str, list[Any]] = {kind: [] for kind in _SHAPES}
@@ -264,6 +282,8 @@ class CaptureReader:
             return
         if kind == "done":
             self.is_done = True
+        elif kind == "cores_found" and self.on_cores_found is not None:
+            self.on_cores_found(value)
         if len(kept) < (_LINES_LIMIT if _SHAPES[kind] is str else _VALUES_LIMIT):
             kept.append(value)
 

@@ -7,6 +7,7 @@ reaps, and it must not pay for the import.
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _ALL_SIGNALS = signal.valid_signals()
+_AWAITED_MS = 1000
 # Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -63,7 +65,60 @@ def spawn(
     ignored: Sequence[int] = (),
     prepare: Callable[[], None] | None = None,
 ) -> Child:
-    """Start a program as leader of a session of its own that does not outlive the calling thread.
+    """Start a program, and wait until it has been started. Where the loop cannot wait: :func:`begin_spawn`.
+
+    The program leads a session of its own and does not outlive the calling thread. For the arguments see
+    :func:`begin_spawn`.
+
+    Raises:
+        SpawnError: the program cannot be started; no process is left.
+    """
+    child, report = begin_spawn(
+        argv, environ, stdin=stdin, stdout=stdout, stderr=stderr, keep=keep, ignored=ignored, prepare=prepare
+    )
+    os.set_blocking(report, True)
+    error = spawn_error(report)
+    if error is None:
+        return child
+    _bury(child)
+    raise error
+
+
+def spawn_unawaited(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    keep: Sequence[int] = (),
+    ignored: Sequence[int] = (),
+) -> Child:
+    """Start a program of saferun's own, and do not wait for it: a file system may never answer.
+
+    Where it cannot be started the process ends with exit code 127, which its owner sees at its end of the pipes. For
+    the arguments see :func:`begin_spawn`.
+
+    Raises:
+        SpawnError: no process can be made.
+    """
+    child, report = begin_spawn(argv, environ, stdin=stdin, stdout=stdout, stderr=stderr, keep=keep, ignored=ignored)
+    os.close(report)
+    return child
+
+
+def begin_spawn(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    stdin: int = 0,
+    stdout: int = 1,
+    stderr: int = 2,
+    keep: Sequence[int] = (),
+    ignored: Sequence[int] = (),
+    prepare: Callable[[], None] | None = None,
+) -> tuple[Child, int]:
+    """Begin to start a program as leader of a session of its own that does not outlive the calling thread.
 
     Args:
         argv: the program (looked up in the PATH of ``environ`` unless it holds a slash) and its arguments.
@@ -75,8 +130,12 @@ def spawn(
         ignored: signals that it ignores from its first moment on, as do the programs that it starts in turn.
         prepare: called in the child before the program starts; may raise OSError.
 
+    Returns:
+        The process, and a descriptor that becomes readable when the program has been started or cannot be:
+        :func:`spawn_error` tells which. That may take for ever where the program's file system does not answer.
+
     Raises:
-        SpawnError: the program cannot be started; no process is left.
+        SpawnError: no process can be made.
     """
     error_read, error_write = os.pipe()
     parent_pid = os.getpid()
@@ -94,15 +153,51 @@ def spawn(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(error_write)
-    try:
-        report = os.read(error_read, 64)
-    finally:
-        os.close(error_read)
-    if report:
-        os.waitpid(pid, 0)
-        errno, _, where = report.decode().partition(" ")
-        raise SpawnError(int(errno), where)
-    return Child(pid, open_pidfd(pid))
+    os.set_blocking(error_read, False)
+    return Child(pid, open_pidfd(pid)), error_read
+
+
+def await_report(child: Child, report: int) -> int:
+    """Wait for the answer of :func:`begin_spawn`, though not for ever, so that it takes no descriptor any more.
+
+    Returns:
+        The descriptor, where there is no answer yet; -1: the program has been started.
+
+    Raises:
+        SpawnError: it cannot be; no process is left.
+    """
+    poll = select.poll()
+    poll.register(report, select.POLLIN)
+    if not poll.poll(_AWAITED_MS):
+        return report
+    error = spawn_error(report)
+    if error is None:
+        return -1
+    _bury(child)
+    raise error
+
+
+def _bury(child: Child) -> None:
+    if child.pidfd >= 0:
+        os.close(child.pidfd)
+    os.waitpid(child.pid, 0)
+
+
+def spawn_error(report: int) -> SpawnError | None:
+    """Why a process did not become its program, which has been found out by now; None: it did.
+
+    Args:
+        report: the descriptor of :func:`begin_spawn`. It is closed.
+
+    Raises:
+        BlockingIOError: it has not been found out yet; the descriptor stays open.
+    """
+    text = os.read(report, 64)
+    os.close(report)
+    if not text:
+        return None
+    errno, _, where = text.decode().partition(" ")
+    return SpawnError(int(errno), where)
 
 
 def _become(
@@ -138,11 +233,17 @@ def _become(
         where = "exec"
         os.execvpe(argv[0], list(argv), environ)
     except OSError as error:
-        os.write(error_write, f"{error.errno} {where}".encode())
+        _report(error_write, f"{error.errno} {where}")
     except BaseException:
-        os.write(error_write, f"22 {where}".encode())
+        _report(error_write, f"22 {where}")
     finally:
         os._exit(127)
+
+
+def _report(fd: int, text: str) -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it may be that nobody reads
+    with suppress(OSError):
+        os.write(fd, text.encode())
 
 
 def reset_signals(mask: set[int | signal.Signals]) -> None:
@@ -190,8 +291,12 @@ def signal_group(child: Child, signum: int) -> None:
 
     Call it only while the child has not been reaped: until then its number can belong to nobody else.
     """
-    with suppress(ProcessLookupError, PermissionError):
+    try:
         os.killpg(child.pid, signum)
+    except ProcessLookupError:
+        signal_child(child, signum)  # it has been forked only just now, and has no group of its own yet
+    except PermissionError:
+        pass
 
 
 def reap() -> list[tuple[int, ExitStatus]]:

@@ -9,7 +9,7 @@ import struct
 import sys
 from collections.abc import Mapping
 
-from saferun.host.children import JOB_SIGNALS, Child, spawn
+from saferun.host.children import JOB_SIGNALS, Child, spawn_unawaited
 from saferun.host.poller import Poller
 from saferun.linux.json_lines import JsonLines
 from saferun.model import JsonObject
@@ -75,7 +75,7 @@ class CoordinatorLink:
             argv.append(json.dumps(dict(more_fds)))
             keep.extend(more_fds.values())
         try:
-            self.child: Child = spawn(
+            self.child: Child = spawn_unawaited(
                 argv, environ, stdin=null, stdout=null, stderr=error_write, keep=keep, ignored=JOB_SIGNALS
             )
         except BaseException:

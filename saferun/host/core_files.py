@@ -198,7 +198,7 @@ def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Se
     reason = room_for_core(directory, 0)
     if reason:
         return f"no core: {reason}"
-    soft = " (the soft limit is 0, and is raised only where the disk has room)" if limits[0] == 0 else ""
+    soft = " (the soft limit is 0; --cores backtrace raises it where the disk has room)" if limits[0] == 0 else ""
     elsewhere = " or below it; the process may have gone elsewhere" if pattern.is_relative else ""
     return f"no core in {directory}{elsewhere}{soft}"
 

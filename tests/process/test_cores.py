@@ -75,6 +75,7 @@ class Crew:
         self.files = directory / "files"
         self.files.mkdir()
         self.pids: list[int] = []
+        self.told: list[str] = []  # what was said while cores were read
         self.ends: dict[int, ExitStatus] = {}
         self._children: list[Child] = []
         self._read_end, self._write_end = os.pipe()
@@ -93,7 +94,7 @@ class Crew:
         where = cwd or self.directory
         plan = preparation or plan_preparation(str(where), 1, cores=True, tracer_pid=os.getpid())
         # What a rank may come to need is asked of the disk elsewhere; these are small.
-        plan = plan._replace(raise_core_limit=limit is None)
+        plan = plan._replace(raise_core_limit=limit is None, core_directory="")
 
         def prepare() -> None:
             os.chdir(where)
@@ -168,8 +169,11 @@ class Crew:
             check=True,
         )
         reader = CaptureReader()
+        told: list[str] = []
+        reader.on_cores_found = lambda found: told.append(found.words)
         reader.feed(done.stdout)
         assert reader.is_done, done.stderr
+        self.told = told
         return list(reader.cores)
 
     def cores(self) -> list[str]:
@@ -211,6 +215,7 @@ def test_a_segmentation_fault_shows_the_crashed_thread_in_both_languages(
     assert ("in_thread" in others) is (how == "in_thread")
     text = (crew.files / "rank_0.core.txt").read_text()
     assert "SIGSEGV" in text
+    assert crew.told == [f"reading the core of rank 0 ({look.size_bytes / (1 << 20):.0f} MiB) …"]
     assert "read_nothing" in text
 
 

@@ -1,0 +1,174 @@
+"""From the fork of the ranks to the last one's exec, without waiting for any of them.
+
+The exec of a program on a file system that does not answer may last for ever, and nothing ends it. So all ranks are
+forked first, and the kernel's answers are taken in as they come.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from saferun.errors import SaferunError
+from saferun.host.children import spawn_error
+from saferun.host.poller import Poller
+from saferun.host.procfs import read_stat
+from saferun.linux.program_start import Waiting, start_error
+from saferun.model import ExitStatus
+
+# Ranks whose programs are read from a slow file system take their time; it is said after so long, and given up.
+_WARN_AFTER_S = 5.0
+_PATIENCE_S = 90.0
+# One that failed is told of when the others have answered, or after so long.
+_OTHERS_S = 1.0
+
+
+class RankStart:
+    """The ranks of one attempt that have been forked and have not become their programs yet. A part of the loop.
+
+    Args:
+        poller: the loop's.
+        on_started: told once, when every rank has been started.
+        on_failed: told once why one could not be started, and the local ranks that run or may come to.
+        warn: takes one line.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        *,
+        on_started: Callable[[], None],
+        on_failed: Callable[[SaferunError, tuple[int, ...]], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.deadline: float | None = None  # when ``tick`` is due, in monotonic seconds
+        self._poller = poller
+        self._on_started = on_started
+        self._on_failed = on_failed
+        self._warn = warn
+        self._waiting: dict[int, Waiting] = {}  # pid -> what is known of it
+        self._failures: dict[int, SaferunError] = {}  # local rank -> why
+        self._never: set[int] = set()  # pids of those that failed and have not been reaped
+        self._running: set[int] = set()  # local ranks
+        self._give_up_at = 0.0
+        self._is_told = True
+
+    def begin(self, started: Sequence[Waiting], failure: SaferunError | None) -> None:
+        """Take the ranks of a new attempt.
+
+        Args:
+            started: those that were forked.
+            failure: why there is not one more.
+        """
+        self.close()
+        now = time.monotonic()
+        self._failures = {-1: failure} if failure is not None else {}
+        self._running = {one.local_rank for one in started}
+        self._is_told = False
+        self._give_up_at = now + _PATIENCE_S
+        self.deadline = now + (_OTHERS_S if failure is not None else _WARN_AFTER_S)
+        for one in started:
+            if one.report >= 0:
+                self._waiting[one.pid] = one
+                self._poller.watch(one.report, partial(self._take_in, one))
+        self._conclude()
+
+    @property
+    def waiting(self) -> set[int]:
+        """The local ranks that have not become their programs."""
+        return {one.local_rank for one in self._waiting.values()}
+
+    def _take_in(self, one: Waiting) -> None:
+        self._poller.unwatch(one.report)
+        try:
+            error = spawn_error(one.report)
+        except BlockingIOError:
+            self._poller.watch(one.report, partial(self._take_in, one))
+            return
+        del self._waiting[one.pid]
+        if error is not None and not self._is_told:
+            self._never.add(one.pid)
+            self._running.discard(one.local_rank)
+            self._failures[one.local_rank] = start_error(error, one.rank, one.argv, one.environ)
+            if self.deadline is not None:
+                self.deadline = min(self.deadline, time.monotonic() + _OTHERS_S)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Tell what has become of all, once nothing more is to be found out."""
+        if not self._waiting and not self._is_told:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._is_told = True
+        self.deadline = None
+        if self._failures:
+            self._on_failed(self._failures[min(self._failures)], tuple(sorted(self._running)))
+        else:
+            self._on_started()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The loop's side
+
+    def tick(self, now: float) -> None:
+        """Say who is waited for, and give up in the end."""
+        if self.deadline is None or now < self.deadline or self._is_told:
+            return
+        if self._failures:
+            self._tell()
+            return
+        one = next(iter(self._waiting.values()), None)
+        if one is None:
+            self.deadline = None
+        elif now < self._give_up_at:
+            self.deadline = self._give_up_at
+            self._warn(f"rank {one.rank} has not been started for {_WARN_AFTER_S:g} s: {_exec_words(one)}")
+        else:
+            self._failures[-1] = SaferunError(
+                f"rank {one.rank} cannot be started: {_exec_words(one)} for {_PATIENCE_S:g} s",
+                "look at the file system that the program is on",
+            )
+            self._tell()
+
+    @property
+    def pids(self) -> set[int]:
+        """None: they are the ranks'."""
+        return set()
+
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. The ranks' own ends are the group's; see ``failed``."""
+        return False
+
+    def failed(self, pid: int) -> bool:
+        """A child has been reaped. Whether it was a rank that never became its program."""
+        if pid in self._never:
+            self._never.discard(pid)
+            return True
+        one = self._waiting.get(pid)
+        if one is None:
+            return False
+        self._take_in(one)
+        if pid in self._never:
+            self._never.discard(pid)
+            return True
+        return False
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self.deadline = None
+        self._is_told = True
+        self._never.clear()
+        for one in self._waiting.values():
+            self._poller.unwatch(one.report)
+            with suppress(OSError):
+                os.close(one.report)
+        self._waiting.clear()
+
+
+def _exec_words(one: Waiting) -> str:
+    stat = read_stat(one.pid)
+    state = f", state {stat.state}" if stat is not None else ""
+    return f"exec of {one.argv[0]} has not returned (pid {one.pid}{state})"

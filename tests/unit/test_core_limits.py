@@ -1,0 +1,149 @@
+"""When ranks may leave cores: where all of them have room together, and nowhere where they harm others."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from saferun.host import core_limits
+from saferun.host.core_limits import RankPreparation, plan_preparation, prepare_rank, why_no_cores
+from saferun.host.core_pattern import CorePattern
+from saferun.linux.container import INITIAL_PID_NAMESPACE, in_container
+from saferun.linux.file_systems import kind_of
+
+HERE = CorePattern("core.%p")
+GB = 10**9
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A host with 100 GB of memory, a disk of 1 TB, no limits and no container; tests change it."""
+    host = SimpleNamespace(memory=100 * GB, free=1000 * GB, limits=(-1, -1), container=False, kind="")
+    monkeypatch.setattr(core_limits, "memory_limit_bytes", lambda: host.memory)
+    monkeypatch.setattr(core_limits, "in_container", lambda _: host.container)
+    monkeypatch.setattr(core_limits, "kind_of", lambda _: host.kind)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: host.limits)
+    sizes = SimpleNamespace(f_frsize=1, f_blocks=1000 * GB)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=host.free, **vars(sizes)))
+    return host
+
+
+def test_the_cores_of_all_ranks_have_room_together(host: SimpleNamespace) -> None:
+    """NCCL's watchdog aborts all ranks at once; room for one core is none."""
+    assert why_no_cores("/", 8, HERE) == ""
+    host.free = 110 * GB
+    assert "/ has 110.0 GB free, and the cores of all ranks may take 100.0 GB" in why_no_cores("/", 8, HERE)
+
+
+def test_something_is_left_free_in_any_case(host: SimpleNamespace) -> None:
+    """Checkpoints go there too."""
+    host.free, host.memory = 51 * GB, 2 * GB
+    assert "GB free" in why_no_cores("/", 8, HERE)
+    host.free = 53 * GB
+    assert why_no_cores("/", 8, HERE) == ""
+
+
+def test_a_hard_limit_bounds_what_each_rank_writes(host: SimpleNamespace) -> None:
+    host.free, host.limits = 60 * GB, (0, GB)
+    assert why_no_cores("/", 8, HERE) == ""
+    assert why_no_cores("/", 16, HERE) != ""
+
+
+@pytest.mark.parametrize("kind", ["overlayfs", "NFS", "Lustre", "FUSE"])
+def test_there_are_none_on_what_others_use_too(host: SimpleNamespace, kind: str) -> None:
+    """A pod that fills its layers is evicted, and a full quota fails the next checkpoint."""
+    host.kind = kind
+    assert why_no_cores("/", 1, HERE, asked=True) == f"/ is on {kind}"
+
+
+def test_in_a_container_that_wants_no_cores_there_are_none_unless_asked_for(host: SimpleNamespace) -> None:
+    host.container, host.limits = True, (0, -1)
+    assert "in this container the limit on cores is 0" in why_no_cores("/", 1, HERE)
+    assert why_no_cores("/", 1, HERE, asked=True) == ""
+    host.limits = (-1, -1)
+    assert why_no_cores("/", 1, HERE) == ""
+    host.container, host.limits = False, (0, -1)
+    assert why_no_cores("/", 1, HERE) == ""
+
+
+def test_the_supervisor_does_not_look_at_the_file_system_of_the_ranks(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not answer. The process of the rank looks, before its program starts."""
+    host.limits = (0, -1)
+    monkeypatch.setattr(core_limits, "read_core_pattern", lambda: HERE)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", lambda _: pytest.fail("looked at"))
+        patched.setattr(core_limits, "kind_of", lambda _: pytest.fail("looked at"))
+        plan = plan_preparation("/", 4, cores=True, tracer_pid=0)
+    assert plan.raise_core_limit
+    assert (plan.core_directory, plan.cores_bytes) == ("/", 100 * GB)
+
+
+@pytest.mark.parametrize("free", [100 * GB, 200 * GB])
+def test_the_rank_raises_its_limit_where_there_is_room(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    host.free = free
+    limits: list[object] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    prepare_rank(
+        RankPreparation(
+            raise_core_limit=True, drop_shared_memory=False, tracer_pid=0, core_directory="/", cores_bytes=100 * GB
+        )
+    )
+    assert limits == ([(-1, -1)] if free > 150 * GB else [])
+
+
+def test_memory_is_no_place_for_cores() -> None:
+    assert kind_of("/dev/shm") in {"tmpfs", ""}
+    assert kind_of("/no/such/directory") == ""
+    assert kind_of("/proc") == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
+def test_a_containers_layers_are_known(tmp_path: Path) -> None:
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    source = "from saferun.linux.file_systems import kind_of; import sys; print(kind_of(sys.argv[1]))"
+    options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    script = f'mount -t overlay -o {options} none "{tmp_path}/merged" && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", source, f"{tmp_path}/merged"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unknown filesystem" in done.stderr:
+        pytest.skip("this kernel has no overlayfs")
+    assert (done.stdout.strip(), done.stderr) == ("overlayfs", "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "path", "content"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "", ""),
+        ({"container": "podman"}, "", ""),
+        ({}, ".dockerenv", ""),
+        ({}, "run/.containerenv", ""),
+        ({}, "proc/self/cgroup", "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope\n"),
+    ],
+)
+def test_signs_of_a_container_are_known(tmp_path: Path, environ: dict[str, str], path: str, content: str) -> None:
+    root = f"{tmp_path}/"
+    for folder in ("run", "proc/self/ns"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "proc/self/ns/pid").symlink_to(INITIAL_PID_NAMESPACE)
+    (tmp_path / "proc/self/cgroup").write_text("0::/user.slice/user-0.slice\n")
+    assert not in_container({}, root)
+    if path:
+        (tmp_path / path).write_text(content)
+    assert in_container(environ, root)
+
+
+def test_another_pid_namespace_is_a_container(tmp_path: Path) -> None:
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026532000]")
+    assert in_container({}, f"{tmp_path}/")
