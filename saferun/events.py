@@ -201,6 +201,24 @@ class HostsDone(Value):
     attempt: int
 
 
+class HostsUnheard(Value):
+    """Hosts are not heard of, and the job goes on all the same.
+
+    Where this host leads, those are the only ones that have not ended well.
+    """
+
+    at: float
+    attempt: int
+    words: str
+
+
+class HostsHeard(Value):
+    """They are heard of again."""
+
+    at: float
+    attempt: int
+
+
 class JobLost(Value):
     """The other hosts cannot be reached any more: this one is on its own.
 
@@ -266,6 +284,8 @@ Event = (
     | JobTrouble
     | JobDecided
     | HostsDone
+    | HostsUnheard
+    | HostsHeard
     | JobLost
     | CoreDumpSeen
     | LeftoversGone

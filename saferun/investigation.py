@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from saferun.job import Job
     from saferun.model import ExitStatus, JsonObject
     from saferun.policy import Decision, FailureFacts
-    from saferun.watch_run import Watch
+    from saferun.watch_run import Watch, WatchedRank
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 # What takes longer than that to be imported is on a file system that is slow, or does not answer.
@@ -357,7 +357,7 @@ class Investigation:
             run.close()
 
     def _begin_watch(self, now: float) -> None:
-        from saferun.watch_run import Watch, WatchedRank
+        from saferun.watch_run import Watch
 
         self._log.write_preflight()
         assert self._group is not None  # noqa: S101 - ranks run
@@ -368,22 +368,24 @@ class Investigation:
             on_recovery=self._on_recovery,
             examiner=self._examiner,
         )
+        self._watch.begin(now, self.watched_ranks())
+
+    def watched_ranks(self) -> list[WatchedRank]:
+        """The ranks that run."""
+        from saferun.watch_run import WatchedRank
+
         attempt = self._attempt()
-        self._watch.begin(
-            now,
-            [
-                WatchedRank(
-                    rank.place.local_rank,
-                    rank.place.rank,
-                    rank.child.pid,
-                    rank.output_bytes,
-                    self.hook_prefix(attempt, rank.place.rank),
-                    f"{self.hook_prefix(attempt, rank.place.rank)}.heartbeat",
-                )
-                for rank in self._group.ranks
-                if rank.end is None
-            ],
-        )
+        return [
+            WatchedRank(
+                rank.place.local_rank,
+                rank.place.rank,
+                rank.child.pid,
+                rank.output_bytes,
+                self.hook_prefix(attempt, rank.place.rank),
+                f"{self.hook_prefix(attempt, rank.place.rank)}.heartbeat",
+            )
+            for rank in self._living()
+        ]
 
     def _on_verdict(self, verdict: HangVerdict) -> None:
         now = time.monotonic()

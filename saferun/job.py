@@ -6,12 +6,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from saferun.cluster.control import Control
 from saferun.config import LaunchConfig
 from saferun.events import (
     Event,
     HostsDone,
+    HostsHeard,
+    HostsUnheard,
     JobDecided,
     JobLost,
     JobTrouble,
@@ -26,6 +29,7 @@ from saferun.job_line import JobLine, split_endpoint
 from saferun.model import ExitStatus, JsonObject, Placement, RankPlace, Value
 
 if TYPE_CHECKING:
+    from saferun.cluster.progress import WatchedRank
     from saferun.evidence import HangVerdict
 
 # What another host wrote may be anything.
@@ -45,6 +49,9 @@ _SKEW_S = 1.5
 # After the loss of a store, how long hosts that think the start not to be over wait for those that may think otherwise.
 _AGAIN_S = 60.0
 _GONE = ("gone", "unreachable")
+# Of other hosts' addresses: to so many the interfaces are looked up that lead there.
+_MOST_WAYS = 8
+_LOOK_THERE = "look at that host: what saferun said there last, and dmesg"
 # Of --host-timeout, how long a host is silent before it is knocked at; that takes the rest, at most six seconds.
 _SILENT_SHARE = 0.8
 
@@ -138,6 +145,7 @@ class Job:
         on_preflight: told what the host that leads says of the checks.
         say: takes a line for the user.
         on_words: gets whole lines that torch's event handlers write to stderr.
+        ranks: tells the ranks of this process that run.
     """
 
     def __init__(
@@ -156,6 +164,7 @@ class Job:
         on_preflight: Callable[[JsonObject], None],
         say: Callable[[str], None],
         on_words: Callable[[bytes], None],
+        ranks: Callable[[], Sequence[WatchedRank]] = lambda: (),
     ) -> None:
         self._config = config
         self._run_dir = run_dir
@@ -172,6 +181,18 @@ class Job:
         self.line = JobLine(
             config, environ, poller, on_message=self._on_message, on_lost=self._on_line_lost, on_words=on_words
         )
+        self.control = Control(
+            poller,
+            host_timeout_s=config.hosts.host_timeout_s * _SILENT_SHARE,
+            hang_timeout_s=config.watch.hang_timeout_s,
+            ranks=ranks,
+            say=say,
+            on_lost=self._on_silent,
+            on_notice=self._tell_way,
+            on_unheard=self._on_unheard,
+        )
+        self._way = ""  # what became of this host's way to the one that leads
+        self._is_waiting_for_unheard = False
         self.hands_on_events = config.event_log_handler != "null"
         self._needs_preparing = (
             config.numa_binding is not None
@@ -199,6 +220,9 @@ class Job:
         self._collection: _Collection | None = None
         self._states: dict[str, JsonObject] = {}
         self._own_state: JsonObject = {"s": "run"}
+        self._way = ""
+        self._is_waiting_for_unheard = False
+        self.control.forget()
         self._is_told = False
         self.start_stage: JsonObject | None = None  # how far the ranks have come, as their store showed it
         self._lost_tasks: set[tuple[int, int]] = set()
@@ -212,7 +236,7 @@ class Job:
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
         collection = self._collection
-        moments = [self.line.deadline]
+        moments = [self.line.deadline, self.control.deadline]
         if collection is not None:
             moments += [collection.deadline, collection.knock_at]
         return min((moment for moment in moments if moment is not None), default=None)
@@ -221,6 +245,8 @@ class Job:
         """Do what is due."""
         if self.line.deadline is not None and self.line.deadline <= now:
             self.line.tick(now)
+        if self.control.deadline is not None and self.control.deadline <= now:
+            self._guarded(self.control.tick, now)
         collection = self._collection
         if collection is None:
             return
@@ -376,6 +402,17 @@ class Job:
         )
         if self.leads and self._config.hosts.detected and place.number == 0:
             self._say(f"saferun: {self._meeting_words(placement)}, from {self._config.hosts.detected} ({_OFF})")
+        if self.host == 0:
+            addresses = [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
+        else:
+            addresses = [str(address) for address in message.get("leader_addresses") or ()]
+        self.control.begin(
+            placement.host,
+            self.leader,
+            addresses[:_MOST_WAYS],
+            leads=self.host == 0,
+            speaks=self.line.is_head,
+        )
         self._on_place(place)
 
     def _meeting_words(self, placement: Placement) -> str:
@@ -457,7 +494,16 @@ class Job:
         """How the ranks of this process do, for the host that decides."""
         if state != self._own_state:
             self._own_state = state
-            self.line.send({"op": "state", "attempt": self._attempt(), "state": state})
+            self._send_state()
+
+    def _send_state(self) -> None:
+        way = {"way": self._way} if self._way else {}
+        self.line.send({"op": "state", "attempt": self._attempt(), "state": {**self._own_state, **way}})
+
+    def _tell_way(self, words: str) -> None:
+        """Have the user of the host that leads told what became of this host's way to it."""
+        self._way = words
+        self._send_state()
 
     def acknowledge(self) -> None:
         """The decision has been taken in."""
@@ -513,6 +559,7 @@ class Job:
             for host, task in collection.expected
             if (collection.name, host, task) not in self._pieces
             and host not in self.lost
+            and host not in self.control.missing
             and (host, task) not in self._lost_tasks
         }
 
@@ -551,6 +598,8 @@ class Job:
                 self._fail(str(message["what"]), str(message["hint"]))
             case "waiting":
                 self._say(f"saferun: {str(message['words'])[:_LONGEST_WORDS]}")
+            case "warn" if message["attempt"] == self._number:
+                self._warn(message["words"])
             case "prepared" if self._preparing:
                 self._preparing = False
                 self._on_prepared(message)
@@ -575,7 +624,11 @@ class Job:
                 self.trouble = Trouble("store_lost", self.leader, words, None, str(message.get("why") or "unknown"))
                 # Somebody there holds the port: its saferun, which can serve another store.
                 class_name = "store_lost" if message.get("again") is True else ""
-                self._on_line_lost(words, "look at that host: what saferun said there last, and dmesg", class_name)
+                self._on_line_lost(words, _LOOK_THERE, class_name)
+            case "doubt" | "unheard" | "heard" if message["attempt"] == self._number and not self._is_told:
+                self._guarded(self.control.hear, message)
+                if self.leads:
+                    self._look_at_end()
             case "start_stage" if message["attempt"] == self._number:
                 self.start_stage = message
             case "task_lost":
@@ -585,6 +638,18 @@ class Job:
                 self._look_at_collection()
             case "membership" if self.leads and not self._is_told:
                 self.tell_trouble("membership", str(message.get("words") or "another host wants to join"))
+
+    def _guarded(self, call: Callable[[Any], None], argument: object) -> None:
+        """Where nothing can be made of silence, the job goes on."""
+        try:
+            call(argument)
+        except Exception as error:
+            self.control.end()
+            self._warn(f"cannot judge whether other hosts are there: {type(error).__name__}: {error}")
+
+    def _warn(self, words: object) -> None:
+        if self.line.is_head:
+            self._say(f"saferun: warning: {str(words)[:_LONGEST_WORDS]}")
 
     def _fail(self, what: str, hint: str) -> None:
         hosts = self._config.hosts
@@ -603,12 +668,14 @@ class Job:
         self._after_loss = bool(class_name)
         self._post(JobLost(time.monotonic(), self._attempt(), what, hint, class_name))
 
-    def _on_told(self, attempt: int, message: JsonObject, received: object) -> None:
+    def _on_told(self, attempt: int, message: JsonObject, received: object) -> None:  # noqa: C901 - a flat table
         del received
         now = time.monotonic()
         match message["kind"]:
             case "trouble":
-                self._is_told = self._is_told or attempt == self._attempt()
+                if attempt == self._attempt():
+                    self._is_told = True
+                    self.control.end()
                 if isinstance(message.get("lost_task"), int):
                     self._lost_tasks.add((int(message["host"]), message["lost_task"]))
                 if attempt == self._attempt():
@@ -636,6 +703,9 @@ class Job:
                     self._on_hang(verdict, int(message["n"]))
             case "preflight" if attempt == self._number:
                 self._on_preflight(message)
+            case "notice" if attempt == self._number and self.host == 1:
+                # The leader cannot say it itself, and one of the others is enough.
+                self._warn(message["words"])
             case "decision":
                 words = tuple(str(line)[:_LONGEST_WORDS] for line in (message.get("words") or ())[:_MOST_LINES])
                 restart = message["next"] == "restart"
@@ -656,13 +726,18 @@ class Job:
         for key, state in changed.items():
             host, _, task = key.partition("/")
             if isinstance(state, dict):
-                self._states[key] = state
+                self._states[key] = {name: value for name, value in state.items() if name != "way"}
+                peer = self.peers.get(int(host))
+                if peer is not None and isinstance(way := state.get("way"), str):
+                    self.control.note(peer.label, way)
                 if state.get("s") == "gone":
                     self._lost_tasks.add((int(host), int(task)))
         self._look_at_collection()
-        self._on_states(self._states)
-        if len(self._states) >= self._tasks() and all(state.get("s") == "done" for state in self._states.values()):
-            self._post(HostsDone(time.monotonic(), self._attempt()))
+        missing = self.control.missing
+        # Whether the job hangs is for those to say that can be heard.
+        heard = {key: {"s": "done"} if int(key.partition("/")[0]) in missing else s for key, s in self._states.items()}
+        self._on_states(heard)
+        self._look_at_end()
 
     def _tasks(self) -> int:
         if self._config.hosts.task is None:
@@ -686,6 +761,30 @@ class Job:
             evidence=str(content["evidence"]),
         )
         self._look_at_collection()
+
+    def _on_silent(self, host: int, why: str, words: str) -> None:
+        """A host of which nothing is heard is given up: the ranks stand still, or it is certain that it is gone."""
+        if self.leads:
+            self._on_lost({"host": host, "why": why, "words": words})
+        elif not self._is_told:
+            self.trouble = Trouble("store_lost", self.leader, words, None, why)
+            self._on_line_lost(words, _LOOK_THERE)
+
+    def _on_unheard(self, words: str) -> None:
+        """The host that leads is not heard of, and the job goes on; empty: it is heard again."""
+        now = time.monotonic()
+        self._post(HostsUnheard(now, self._attempt(), words) if words else HostsHeard(now, self._attempt()))
+
+    def _look_at_end(self) -> None:
+        """Whether every rank of the job has ended well, or every one that is heard of."""
+        living = {int(key.partition("/")[0]) for key, state in self._states.items() if state.get("s") != "done"}
+        if len(self._states) >= self._tasks() and not living:
+            self._post(HostsDone(time.monotonic(), self._attempt()))
+            return
+        waits = bool(living) and living <= self.control.missing
+        if waits != self._is_waiting_for_unheard:
+            self._is_waiting_for_unheard = waits
+            self._on_unheard(self.control.missing_words() if waits else "")
 
     def _on_lost(self, message: JsonObject) -> None:
         host = int(message["host"])

@@ -130,7 +130,9 @@ def _run(
         # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
-        limits = limits._replace(capture_s=limits.capture_s + _OTHERS_S, join_s=join_s + _JOIN_BACKSTOP_S)
+        limits = limits._replace(
+            capture_s=limits.capture_s + _OTHERS_S, join_s=join_s + _JOIN_BACKSTOP_S, unheard_s=hosts.host_timeout_s
+        )
     try:
         return Runtime(
             config,

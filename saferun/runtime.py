@@ -755,6 +755,7 @@ class Runtime:
             on_preflight=self._on_preflight,
             say=self._screen.say,
             on_words=self._screen.err.say,
+            ranks=lambda: self._investigation.watched_ranks(),  # noqa: PLW0108 - the same
         )
 
     def _on_place(self, place: Place) -> None:

@@ -23,7 +23,9 @@ from saferun.events import (
     Finish,
     HangSuspected,
     HostsDone,
+    HostsHeard,
     HostsJoined,
+    HostsUnheard,
     JobDecided,
     JobLost,
     JobTrouble,
@@ -101,7 +103,7 @@ _LOOK_AGAIN_S = 0.2
 
 
 class Limits(Value):
-    """How long each phase may last, in seconds. RUNNING alone lasts as long as its ranks."""
+    """How long each phase may last, in seconds. RUNNING lasts as long as its ranks, WAITING as other hosts' do."""
 
     checks_s: float = 60.0
     join_s: float = 600.0
@@ -115,6 +117,7 @@ class Limits(Value):
     leftovers_s: float = 600.0  # what works on after ranks that ended well
     dump_s: float = 60.0  # by how much a core dump in progress may put SIGKILL off
     diagnose_s: float = 30.0
+    unheard_s: float = 30.0  # for how long a host whose ranks ended well waits for hosts of which nothing is heard
 
 
 class Supervisor:
@@ -179,6 +182,7 @@ class Supervisor:
         self._leaves = False  # this one is not among them
         self._job_stopped = False  # somebody stopped the job on another host
         self._alone = False  # the others cannot be reached
+        self._unheard = ""  # hosts that are not heard of while the job goes on
         self._decision: JobDecided | None = None
         self._own_diagnosis: Diagnosis | None = None
 
@@ -231,6 +235,11 @@ class Supervisor:
             case HostsDone() if self.state is State.WAITING and self._leads:
                 # WAITING -> DONE: every rank of the job ended with exit code 0.
                 return [TellDecision(self.attempt, "finish", 0), *self._finish(0)]
+            case HostsUnheard() | HostsHeard():
+                self._unheard = event.words if isinstance(event, HostsUnheard) else ""
+                if self.state is State.WAITING:
+                    self._wait_for_others(event.at)
+                return []
             case HangSuspected() if self.state is State.RUNNING:
                 return self._capture(event.at, event.verdict)
             case EvidenceCaptured() if self.state is State.CAPTURING:
@@ -424,11 +433,15 @@ class Supervisor:
                 # STOPPING -> DONE: every rank ended with exit code 0.
                 return self._finish(0)
             # STOPPING -> WAITING: and others' have not yet.
-            self._enter(State.WAITING, None)
+            self._wait_for_others(at)
             if self._decision is not None:
                 return self._follow(self._decision, at)
             return [TellDone(self.attempt)]
         return self._diagnose(at)
+
+    def _wait_for_others(self, at: float) -> None:
+        """Without end, unless they cannot be heard."""
+        self._enter(State.WAITING, at + self._limits.unheard_s if self._unheard else None)
 
     def _diagnose(self, at: float) -> list[Action]:
         # STOPPING | WAITING -> DIAGNOSING
@@ -452,6 +465,9 @@ class Supervisor:
         ]
 
     def _on_diagnosed(self, event: Diagnosed) -> list[Action]:
+        if self._unheard and not self._leads and self._decision is None:
+            # No decision can come.
+            self._alone = self._is_final = True
         if self._job.together and not self._leads and not self._alone and not self._leaves:
             self._own_diagnosis = event.diagnosis
             return self._follow(self._decision, event.at) if self._decision is not None else []
@@ -714,6 +730,10 @@ class Supervisor:
             case State.CAPTURING:
                 # CAPTURING -> STOPPING | RUNNING: whatever is not there by now is not waited for.
                 return self._after_capture(event.at, ())
+            case State.WAITING:
+                # WAITING -> DONE: the others' ranks are at work, or have ended well, as far as anybody knows.
+                say = Say(f"{self._unheard} for {self._limits.unheard_s:g} s; all ranks that are known of ended well")
+                return [say, *([TellDecision(self.attempt, "finish", 0)] if self._leads else []), *self._finish(0)]
             case State.STOPPING:
                 return self._on_stopping_deadline(event.at)
             case State.DIAGNOSING if self._own_diagnosis is not None:

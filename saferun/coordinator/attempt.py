@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from saferun.coordinator.heartbeats import Beats, Monitor, stuck_processes
+from saferun.coordinator.heartbeats import Beats, Monitor, stall_words, stuck_processes, waiting_places
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding, knock
+from saferun.coordinator.knock import CUT, FROM_FAR, FROZEN, GONE, REACHED, UNREACHABLE, Finding, knock
 from saferun.coordinator.line import Line
 from saferun.coordinator.meeting import Meeting, Met
 from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.static import JOB_KEY
-from saferun.coordinator.store_client import StoreBrokenError
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.tasks import Tasks
 
 _BEATS_PER_TIMEOUT = 6
@@ -32,9 +34,18 @@ class Attempt:
         meeting: how this host joined it.
         own: this host's record.
         tasks: the connections to its tasks.
+        on_moved: takes a connection to the control store at another address, where it cannot be reached any more at
+            the one where the hosts met.
     """
 
-    def __init__(self, met: Met, meeting: Meeting, own: HostRecord, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        met: Met,
+        meeting: Meeting,
+        own: HostRecord,
+        tasks: Tasks,
+        on_moved: Callable[[StoreClient], None] = lambda _: None,
+    ) -> None:
         self.place = met.place
         self.number = met.place.attempt
         self.is_leader = met.place.host == 0
@@ -58,7 +69,11 @@ class Attempt:
             meeting.host_timeout_s,
             start=self._start_line,
             on_lost=self._on_line_lost,
+            on_doubt=self._on_doubt,
+            on_searching=self._on_searching,
+            on_moved=self._on_line_moved,
         )
+        self._on_moved = on_moved
         self.log = JobLog(self._line, self.prefix, place.host, self._on_told)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
         interval_s = meeting.host_timeout_s / _BEATS_PER_TIMEOUT
@@ -67,7 +82,8 @@ class Attempt:
         self._reader: PartReader | None = None
         self._supervisors = pids
         self._seen_in_d: set[int] = set()
-        self._own_stuck_s = 0.0
+        self._own_stopped_s = 0.0
+        self._own_waiting_s = 0.0
         self._interval_s = interval_s
         self._since_look_s = 0.0
 
@@ -96,6 +112,9 @@ class Attempt:
                 on_states=self._on_states,
                 on_part=self._reader.announce,
                 on_silent=self._on_silent,
+                on_doubt=self._on_doubt,
+                on_heard=self._on_heard,
+                on_waiting=self._on_waiting,
             )
         except StoreBrokenError:
             return
@@ -199,6 +218,11 @@ class Attempt:
         addresses = [a for a in record.addresses if a not in self._own.addresses] or list(record.addresses)
         return knock(self._labels[host], addresses, record.port, way=None)
 
+    def _on_waiting(self, host: int, task: int, place: str) -> None:
+        tasks = self._records[host].tasks
+        pid = tasks[task].pid if task < len(tasks) else tasks[0].pid
+        self._send_head("warn", words=stall_words(self._labels[host], pid, place))
+
     def _on_silent(self, host: int, stuck: str) -> None:
         threading.Thread(target=self._find_out, args=(host, stuck), daemon=True).start()
 
@@ -220,9 +244,32 @@ class Attempt:
             if monitor.beats_of(host) != beat:
                 monitor.reset(host)
                 return
-        monitor.lose(host)
+        if finding.why in FROM_FAR or monitor.is_missed(host):
+            # Only the way to it may be gone. Whether the job goes on is for those to say who see its ranks.
+            monitor.miss(host)
+            op = "unheard"
+        else:
+            monitor.lose(host)
+            op = "lost"
         if not self.log.has("decision"):
-            self._send_head("lost", host=host, label=label, why=finding.why, words=finding.words)
+            self._send_head(op, host=host, label=label, why=finding.why, words=finding.words)
+
+    def _on_heard(self, host: int) -> None:
+        self._send_head("heard", host=host)
+
+    def _on_doubt(self) -> None:
+        """Somebody has been silent for a while: how the ranks do from now on may decide what is made of that."""
+        self._tasks.send_all({"op": "doubt", "attempt": self.number})
+
+    def _on_searching(self, finding: Finding) -> None:
+        if not self._closed and not self.log.has("decision"):
+            told = {"host": 0, "label": self.place.leader_name, "why": finding.why, "words": finding.words}
+            self._tasks.send_all({"op": "unheard", "attempt": self.number, **told})
+
+    def _on_line_moved(self, was: str, now: str) -> None:
+        self._tasks.send_all({"op": "heard", "attempt": self.number, "host": 0, "was": was, "now": now})
+        with suppress(StoreBrokenError):
+            self._on_moved(self._line.client.another())
 
     def _on_line_lost(self, finding: Finding, may_come_again: bool) -> None:  # noqa: FBT001 - by the line
         if not self._closed and not self.log.has("decision"):
@@ -242,14 +289,24 @@ class Attempt:
         self._since_look_s += seconds
         if self._since_look_s < self._interval_s:
             return
-        # Nobody looks at the leader's beats; so it says itself when its supervisor can decide nothing any more.
+        self._look_at_own_supervisor()
+
+    def _look_at_own_supervisor(self) -> None:
+        """Nobody looks at the leader's beats: that its supervisor can decide nothing any more it says itself."""
         stuck = stuck_processes({0: self._supervisors[0]}, self._seen_in_d) if 0 in self._supervisors else {}
-        before = self._own_stuck_s
-        self._own_stuck_s = before + self._since_look_s if stuck else 0.0
+        letter = stuck.get("0", "")
+        stopped_s, waiting_s = self._own_stopped_s, self._own_waiting_s
+        self._own_stopped_s = stopped_s + self._since_look_s if letter == "T" else 0.0
+        self._own_waiting_s = waiting_s + self._since_look_s if letter == "D" else 0.0
         self._since_look_s = 0.0
-        if before < self._host_timeout_s <= self._own_stuck_s:
-            words = f"saferun on {self.place.leader_name} (pid {self._supervisors[0]}) has been stopped"
+        name = self.place.leader_name
+        if stopped_s < self._host_timeout_s <= self._own_stopped_s:
+            words = f"saferun on {name} (pid {self._supervisors[0]}) has been stopped"
             self.log.tell({"kind": "leader_stuck", "words": words})
+        if waiting_s < self._host_timeout_s / 2 <= self._own_waiting_s:
+            # It cannot say so; one of the others does, and all wait for it where a decision is due, within bounds.
+            place = waiting_places(stuck, self._supervisors).get("0", "")
+            self.log.tell({"kind": "notice", "words": stall_words(name, self._supervisors[0], place)})
 
     def wait_acked(self) -> None:
         """Where a decision has been told: wait until it has been taken in, here and, on the leader, everywhere."""

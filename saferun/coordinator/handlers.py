@@ -100,6 +100,9 @@ class HandlerRendezvous:
                 f"a store broke while the hosts of the job met: {error}", "see what saferun says on the other hosts"
             ) from error
 
+    def move(self, client: StoreClient) -> None:
+        """Each meeting has a control store of its own."""
+
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
         """Tell, once, of hosts that wait to join; None: stop watching."""
         self._on_waiting = on_waiting

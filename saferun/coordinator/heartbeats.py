@@ -17,11 +17,13 @@ from typing import Any
 
 from saferun.coordinator.line import Line
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.waiting_place import waiting_place
 from saferun.model import Value
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
 _LONGEST_TASK_STATE_BYTES = 4 << 10
+_LONGEST_PLACE = 200
 _MOST_PARTS = 1000
 _LOOK_EVERY_S = 1.0
 _LONGEST_TICK_S = 2.0
@@ -54,6 +56,7 @@ class Beats:
         self._tasks: dict[str, Any] = {str(task): {"s": "run"} for task in supervisors}
         self._parts: list[tuple[int, str]] = []
         self._stuck: dict[str, str] = {}
+        self._places: dict[str, str] = {}  # where those in state D wait
         self._seen_in_d: set[int] = set()
         self._acked = False
 
@@ -117,13 +120,14 @@ class Beats:
 
     def _text(self) -> str:
         state = {"t": self._tasks, "p": self._parts[-_MOST_PARTS:], "x": self._stuck, "a": self._acked}
-        return json.dumps(state)
+        return json.dumps({**state, "w": self._places})
 
     def _look_at_supervisors(self) -> None:
         stuck = stuck_processes(self._supervisors, self._seen_in_d)
         if stuck != self._stuck:
+            places = waiting_places(stuck, self._supervisors)
             with self._changed:
-                self._stuck = stuck
+                self._stuck, self._places = stuck, places
                 self._is_dirty = True
 
 
@@ -139,6 +143,18 @@ def stuck_processes(pids: dict[int, int], seen_in_d: set[int]) -> dict[str, str]
         else:
             seen_in_d.discard(task)
     return stuck
+
+
+def waiting_places(stuck: dict[str, str], pids: dict[int, int]) -> dict[str, str]:
+    """The file systems that processes in state D wait for, by task, where they can be found."""
+    found = {task: waiting_place(pids[int(task)]) for task, letter in stuck.items() if letter == "D"}
+    return {task: place[:_LONGEST_PLACE] for task, place in found.items() if place}
+
+
+def stall_words(label: str, pid: int, place: str) -> str:
+    """What is said of a supervisor in state D."""
+    where = f" on {place}" if place else ""
+    return f"saferun on {label} (pid {pid}) waits for I/O{where} (state D); the job goes on"
 
 
 def _state_of(pid: int) -> str:
@@ -161,6 +177,7 @@ class HostState(Value):
     parts: list[tuple[int, str]]
     stuck: dict[str, str]
     acked: bool
+    places: dict[str, str]
 
 
 def read_state(text: bytes) -> HostState | None:
@@ -169,8 +186,10 @@ def read_state(text: bytes) -> HostState | None:
         return None
     try:
         found = json.loads(text)
-        tasks, parts, stuck = found["t"], found["p"], found["x"]
-        if not (isinstance(tasks, dict) and isinstance(parts, list) and isinstance(stuck, dict)):
+        tasks, parts, stuck, places = found["t"], found["p"], found["x"], found.get("w", {})
+        if not (isinstance(tasks, dict) and isinstance(parts, list)):
+            return None
+        if not (isinstance(stuck, dict) and isinstance(places, dict)):
             return None
         if not all(key.isdigit() and isinstance(state, dict) for key, state in tasks.items()):
             return None
@@ -179,6 +198,7 @@ def read_state(text: bytes) -> HostState | None:
             parts=[(int(task), str(name)) for task, name in parts[:_MOST_PARTS]],
             stuck={str(task): str(letter)[:1] for task, letter in stuck.items()},
             acked=found["a"] is True,
+            places={str(task): str(place)[:_LONGEST_PLACE] for task, place in places.items()},
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -191,10 +211,14 @@ class Seen:
         self.beat = b"0"
         self.changes = 0
         self.silent_s = 0.0
-        self.stuck_s = 0.0
-        self.state = HostState({}, [], {}, acked=False)
+        self.stopped_s = 0.0
+        self.waiting_s = 0.0
+        self.is_told_waiting = False
+        self.state = HostState({}, [], {}, acked=False, places={})
         self.is_lost = False
         self.is_asked = False  # somebody knocks there right now
+        self.is_doubted = False  # it has been silent for half of the time
+        self.is_unheard = False  # it has been reported that nothing is heard of it
 
 
 class Monitor:
@@ -207,8 +231,12 @@ class Monitor:
         host_timeout_s: for how long a host may be silent.
         on_states: gets the changed states of tasks: {"host/task": state}.
         on_part: told host, task and name of a part that lies in the store.
-        on_silent: told a host that has not been heard of, or whose supervisor is stuck (then with words), for too long.
-            Called once; ``reset`` makes it count anew, ``lose`` ends it.
+        on_silent: told a host that has not been heard of, or whose supervisor is stopped (then with words), for too
+            long. Called once; ``reset`` makes it count anew, ``lose`` ends it.
+        on_doubt: called when a host has been silent for half of that time.
+        on_heard: told a host that was ``missed`` and beats again.
+        on_waiting: told, once each time, a host whose supervisor sleeps uninterruptibly, the task, and where it waits.
+            A file system that stalls is no reason to give a host up: its coordinator beats.
     """
 
     def __init__(
@@ -221,6 +249,9 @@ class Monitor:
         on_states: Callable[[dict[str, Any]], None],
         on_part: Callable[[int, int, str], None],
         on_silent: Callable[[int, str], None],
+        on_doubt: Callable[[], None],
+        on_heard: Callable[[int], None],
+        on_waiting: Callable[[int, int, str], None],
     ) -> None:
         self._client = client
         self._prefix = prefix
@@ -228,6 +259,9 @@ class Monitor:
         self._on_states = on_states
         self._on_part = on_part
         self._on_silent = on_silent
+        self._on_doubt = on_doubt
+        self._on_heard = on_heard
+        self._on_waiting = on_waiting
         self._seen = {host: Seen() for host in range(1, hosts)}
         self._changed = threading.Condition()
         self._closed = False
@@ -259,15 +293,28 @@ class Monitor:
     def reset(self, host: int) -> None:
         """It lives after all: count anew."""
         seen = self._seen[host]
-        seen.silent_s = seen.stuck_s = 0.0
+        seen.silent_s = seen.stopped_s = 0.0
         seen.is_asked = False
 
+    def miss(self, host: int) -> bool:
+        """Nothing is heard of it for now, and it is not given up: count anew. Whether that is news."""
+        seen = self._seen[host]
+        is_news, seen.is_unheard = not seen.is_unheard, True
+        self.reset(host)
+        return is_news
+
+    def is_missed(self, host: int) -> bool:
+        """Whether it has been reported that nothing is heard of it."""
+        return self._seen[host].is_unheard
+
     def wait_acked(self, timeout_s: float) -> None:
-        """Wait until every living host has taken in the decision."""
+        """Wait until every host that can be heard has taken in the decision."""
+
+        def all_acked() -> bool:
+            return all(seen.state.acked or seen.is_lost or seen.is_unheard for seen in self._seen.values())
+
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or all(seen.state.acked or seen.is_lost for seen in self._seen.values()), timeout_s
-            )
+            self._changed.wait_for(lambda: self._closed or all_acked(), timeout_s)
 
     def _run(self) -> None:
         looked_at = time.monotonic()
@@ -298,13 +345,19 @@ class Monitor:
             if beat != seen.beat:
                 seen.beat = beat
                 seen.silent_s = 0.0
+                seen.is_doubted = False
+                if seen.is_unheard:
+                    seen.is_unheard = False
+                    self._on_heard(host)
                 changes = int(beat) // CHANGE if beat.isdigit() and len(beat) < 20 else seen.changes  # noqa: PLR2004
                 if changes != seen.changes:
                     seen.changes = changes
                     changed.append(host)
             else:
                 seen.silent_s += elapsed_s
-            seen.stuck_s = seen.stuck_s + elapsed_s if seen.state.stuck else 0.0
+            letters = seen.state.stuck.values()
+            seen.stopped_s = seen.stopped_s + elapsed_s if "T" in letters else 0.0
+            seen.waiting_s = seen.waiting_s + elapsed_s if "D" in letters else 0.0
         if changed:
             self._read_states(changed)
         for host in hosts:
@@ -334,11 +387,18 @@ class Monitor:
     def _judge(self, host: int, seen: Seen) -> None:
         if seen.is_asked or seen.is_lost:
             return
+        if not seen.is_doubted and seen.silent_s >= self._host_timeout_s / 2:
+            seen.is_doubted = True
+            self._on_doubt()
         if seen.silent_s >= self._host_timeout_s:
             seen.is_asked = True
             self._on_silent(host, "")
-        elif seen.stuck_s >= self._host_timeout_s:
+        elif seen.stopped_s >= self._host_timeout_s:
             seen.is_asked = True
-            letters = set(seen.state.stuck.values())
-            how = "is stopped (state T)" if "T" in letters else "sleeps uninterruptibly (state D)"
-            self._on_silent(host, how)
+            self._on_silent(host, "is stopped (state T)")
+        elif seen.waiting_s < self._host_timeout_s / 2:
+            seen.is_told_waiting = seen.is_told_waiting and seen.waiting_s > 0
+        elif not seen.is_told_waiting:
+            seen.is_told_waiting = True
+            task = next((int(task) for task, letter in seen.state.stuck.items() if letter == "D"), 0)
+            self._on_waiting(host, task, seen.state.places.get(str(task), ""))

@@ -2,8 +2,8 @@
 
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``tell``, ``state``, ``part``,
 ``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``,
-``join_failed``, ``told``, ``task_lost``, ``store_lost``, ``start_stage``, and to the leader ``states``, ``parts``,
-``probed``, ``membership``, ``lost``.
+``join_failed``, ``told``, ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``start_stage``, and to the
+leader ``states``, ``parts``, ``warn``, ``probed``, ``membership``, ``lost``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from saferun.coordinator.attempt import Attempt
 from saferun.coordinator.meeting import CancelledError, JoinFailedError, Meeting, Met
-from saferun.coordinator.store_client import TRAFFIC
+from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
 
@@ -29,6 +29,9 @@ class Rendezvous(Protocol):
 
     def meet(self, meeting: Meeting) -> Met:
         """Meet the others."""
+
+    def move(self, client: StoreClient) -> None:
+        """The control store is reached by this connection from now on."""
 
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
         """Tell, once, of hosts that wait to join; None: stop watching."""
@@ -163,7 +166,7 @@ class Host:
 
     def _begin(self, meeting: Meeting, met: Met, rendezvous: Rendezvous) -> None:
         own = meeting.wait_for_tasks()
-        attempt = Attempt(met, meeting, own, self._tasks)
+        attempt = Attempt(met, meeting, own, self._tasks, rendezvous.move)
         self._close_attempt()
         with self._lock:
             if meeting.is_over:
@@ -193,6 +196,7 @@ class Host:
                     "master_port": met.master_port,
                     "leader": is_leader,
                     "leader_name": place.leader_name,
+                    "leader_addresses": place.leader_addresses,
                     "label": place.label,
                     "files": place.files,
                     "part_limit_bytes": place.part_limit_bytes,

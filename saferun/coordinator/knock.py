@@ -27,6 +27,8 @@ CUT = "cut"
 FROZEN = "frozen"
 UNREACHABLE = "unreachable"
 UNKNOWN = "unknown"
+# From here it cannot be told whether it is the host that is dead or the way to it.
+FROM_FAR = frozenset({CUT, UNREACHABLE, UNKNOWN})
 
 
 class Sight(Value):
@@ -39,10 +41,11 @@ class Sight(Value):
 
 
 class Finding(Value):
-    """Why a host is silent, as one word and in words for people."""
+    """Why a host is silent, as one word and in words for people; ``address``: where it answers, if anywhere."""
 
     why: str
     words: str
+    address: str = ""
 
 
 def knock(
@@ -122,11 +125,13 @@ def judge(name: str, sights: Sequence[Sight], way: str | None) -> Finding:
     answering = [sight for sight in sights if sight.answered]
     if answering:
         if way is None:
-            return Finding(CUT, f"{name} answers at {answering[0].address}, but its messages do not arrive")
+            words = f"{name} answers at {answering[0].address}, but its messages do not arrive"
+            return Finding(CUT, words, answering[0].address)
         if any(sight.address == way for sight in answering):
-            return Finding(REACHED, f"{name} answers")
+            return Finding(REACHED, f"{name} answers", way)
         blocked = next((sight.words for sight in sights if sight.address == way), f"{way} does not answer")
-        return Finding(CUT, f"{name} answers at {answering[0].address}, but not where its messages go: {blocked}")
+        words = f"{name} answers at {answering[0].address}, but not where its messages go: {blocked}"
+        return Finding(CUT, words, answering[0].address)
     accepting = [sight for sight in sights if sight.kind == CONNECTED]
     if accepting:
         return Finding(FROZEN, f"{name} accepts connections, but saferun says nothing there")

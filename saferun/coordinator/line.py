@@ -1,9 +1,10 @@
 """A host's line to the control store during an attempt: its connections, whether they live, and why they broke.
 
 A line has two connections: one on which somebody waits all the time, one for everything else. When one breaks, or the
-store answers nothing for too long, the leader is knocked at: if it turns out that the way to it is there after all
-(something in between has forgotten a connection), both are made anew; else the line is lost for good, and that is told
-once.
+store answers nothing for too long, the leader is knocked at, at every address that it has published. Where its store
+answers at any of them, both connections are made again there. Where saferun is not running there any more, or does not
+answer although connections are accepted, the line is lost. Where nothing answers at all, nobody knows from here whether
+that host is dead or only the way to it: that is reported, and the search goes on until the line is closed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from saferun.coordinator.knock import FROZEN, REACHED, Finding, knock
+from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNKNOWN, Finding, knock
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0
+# Parts of the host timeout: when a store that does not answer is first looked after, and how often it is searched for.
+_EARLY_SHARE = 1 / 3
+_SEARCH_SHARE = 1 / 6
+_LEAST_SEARCH_S = 0.5
 # A process that was stopped itself may not blame others for the time.
 _LONGEST_TICK_S = 2.0
 
@@ -32,6 +37,9 @@ class Line:
         start: starts whoever uses the line, each time that it is made (anew); they end when ``is_current`` says so.
         on_lost: told once why there is no line any more, and whether its other end may come again: the connection was
             closed, and yet somebody holds the port.
+        on_doubt: called when the store has not answered for a while.
+        on_searching: told, each time that it changes, why there is no line for the time being.
+        on_moved: told the address that the line led to and the one that it leads to now; equal: it is there again.
     """
 
     def __init__(
@@ -45,18 +53,26 @@ class Line:
         *,
         start: Callable[[], None],
         on_lost: Callable[[Finding, bool], None],
+        on_doubt: Callable[[], None] = lambda: None,
+        on_searching: Callable[[Finding], None] = lambda _: None,
+        on_moved: Callable[[str, str], None] = lambda _was, _is: None,
     ) -> None:
         self.client = client
         self.watching = client
         self._job = job
         self._job_key = job_key
         self._leader = leader
-        self._addresses = list(addresses)
+        self._addresses = list(dict.fromkeys([client.address[0], *addresses]))
         self._host_timeout_s = host_timeout_s
         self._start = start
         self._on_lost = on_lost
+        self._on_doubt = on_doubt
+        self._on_searching = on_searching
+        self._on_moved = on_moved
         self._lock = threading.Lock()
+        self._woken = threading.Condition()
         self._repairing = False
+        self._early = False  # the store was looked after since it answered last
         self._closed = False
         self._answers = -1
         self._silent_s = 0.0
@@ -68,8 +84,9 @@ class Line:
         except StoreBrokenError:
             threading.Thread(target=self.repair, args=(self.client,), daemon=True).start()
 
-    def _make(self) -> None:
-        client, watching = self.client.another(), self.client.another()
+    def _make(self, client: StoreClient | None = None) -> None:
+        first = self.client if client is None else client
+        client, watching = first.another(), first.another()
         with self._lock:
             self.client, self.watching = client, watching
             self._silent_s = 0.0
@@ -90,6 +107,8 @@ class Line:
         """Whatever happens to the store from now on is nobody's business any more."""
         with self._lock:
             self._closed = True
+        with self._woken:
+            self._woken.notify_all()
 
     def tick(self, seconds: float) -> None:
         """Time has passed; looks whether the store has answered anything meanwhile."""
@@ -98,40 +117,93 @@ class Line:
             if answers != self._answers:
                 self._answers = answers
                 self._silent_s = 0.0
+                self._early = False
                 return
             self._silent_s += min(seconds, _LONGEST_TICK_S)
-            if self._silent_s < self._host_timeout_s or self._repairing or self._closed:
+            if self._repairing or self._closed:
                 return
-        threading.Thread(target=self.repair, args=(self.client,), kwargs={"is_silent": True}, daemon=True).start()
+            is_early = self._silent_s < self._host_timeout_s
+            if is_early and (self._early or self._silent_s < self._host_timeout_s * _EARLY_SHARE):
+                return
+            self._early = True
+            client = self.client
+        if is_early:
+            self._on_doubt()
+        threading.Thread(
+            target=self.repair, args=(client,), kwargs={"is_silent": True, "is_early": is_early}, daemon=True
+        ).start()
 
-    def repair(self, broken: StoreClient, *, is_silent: bool = False) -> None:
-        """Find out about a connection that broke or fell silent, and make the line anew if that can be."""
+    def repair(self, broken: StoreClient, *, is_silent: bool = False, is_early: bool = False) -> None:
+        """Find out about a connection that broke or fell silent, and make the line again if that can be.
+
+        Args:
+            broken: the connection.
+            is_silent: it is there, and nothing is answered.
+            is_early: that has not lasted long: only a line whose way is cut, and to which there is another, is made.
+        """
         with self._lock:
             if self._closed or self._repairing or broken not in {self.client, self.watching}:
                 return
             self._repairing = True
         try:
             finding = self._ask_leader(broken)
-            if finding.why == REACHED:
-                try:
-                    self._make()
-                    return
-                except StoreBrokenError as error:
-                    finding = Finding("unknown", f"the control store on {self._leader} breaks connections ({error})")
-            with self._lock:
-                was_closed, self._closed = self._closed, True
-            if not was_closed:
-                self._on_lost(finding, finding.why == FROZEN and not is_silent)
+            if is_early and finding.why != CUT:
+                return
+            if self._is_made(finding, broken.address[0]) or is_early:
+                return
+            if finding.why in {GONE, FROZEN}:
+                self._lose(finding, may_come_again=finding.why == FROZEN and not is_silent)
+            else:
+                self._search(finding, broken)
         finally:
             with self._lock:
                 self._repairing = False
+
+    def _is_made(self, finding: Finding, way: str) -> bool:
+        """Make the line again where the store answers; whether it is there."""
+        if finding.why not in {REACHED, CUT} or not finding.address:
+            return False
+        try:
+            client = StoreClient.connect(self.client.store_class, (finding.address, self.client.address[1]))
+            self._make(client)
+        except StoreBrokenError:
+            return False
+        if finding.address != way:
+            self._on_moved(way, finding.address)
+        return True
+
+    def _lose(self, finding: Finding, *, may_come_again: bool) -> None:
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+        if not was_closed:
+            self._on_lost(finding, may_come_again)
+
+    def _search(self, finding: Finding, broken: StoreClient) -> None:
+        """Try all addresses again and again, until there is a line or nobody wants one."""
+        way = broken.address[0]
+        pause_s = max(_LEAST_SEARCH_S, self._host_timeout_s * _SEARCH_SHARE)
+        told = ""
+        while True:
+            if finding.why != told:
+                told = finding.why
+                if told == REACHED:
+                    finding = Finding(UNKNOWN, f"the control store on {self._leader} breaks connections")
+                self._on_searching(finding)
+            with self._woken:
+                if self._woken.wait_for(lambda: self.is_closed, pause_s):
+                    return
+            finding = self._ask_leader(broken)
+            if self._is_made(finding, way):
+                if finding.address == way:
+                    self._on_moved(way, way)
+                return
 
     def _ask_leader(self, broken: StoreClient) -> Finding:
         way, port = broken.address
 
         def answers(address: str) -> bool:
             try:
-                client = StoreClient.connect(broken.store_class, (address, port))
+                client = StoreClient.connect(broken.store_class, (address, port), dialled=True)
                 return client.get(self._job_key, _JOB_TIMEOUT_S) == self._job.encode()
             except StoreBrokenError:
                 return False

@@ -18,7 +18,7 @@ from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
 _MOST_TASKS = 4096
-_TRIES = 3
+_TRY_FOR_S = 60.0
 _TRY_AGAIN_S = 1.0
 _READ_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
@@ -38,14 +38,15 @@ def hand_in(line: Line, key: str, text: str, on_done: Callable[[], None]) -> Non
     """Write a part to the store in the background; ``on_done`` is called when it is there."""
 
     def write() -> None:
-        for _ in range(_TRIES):
+        give_up_at = time.monotonic() + _TRY_FOR_S
+        while not line.is_closed and time.monotonic() < give_up_at:
             try:
                 client = line.client.another()
                 client.set(key, text)
                 # The server's answer to this means that it has the text.
                 client.check(key)
             except StoreBrokenError:
-                # Perhaps the line is being made anew.
+                # Perhaps the line is being made again, over another network.
                 time.sleep(_TRY_AGAIN_S)
                 continue
             on_done()

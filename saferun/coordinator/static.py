@@ -89,6 +89,11 @@ class StaticRendezvous:
                     where = shown(meeting.master_addr, self._port)
                     raise JoinFailedError(*_unreachable(f"{where} closed the connection", meeting)) from None
 
+    def move(self, client: StoreClient) -> None:
+        """The control store is reached by this connection from now on."""
+        if self._client is not None:
+            self._client = client
+
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
         """A static job has no hosts that come later."""
 

@@ -155,7 +155,7 @@ def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
             )
             return Told(Cause("parent_gone", what, (), "", advice), what)
         case "store_lost":
-            return _store_lost(told, label)
+            return _store_lost(told, label, evidence.host)
         case "task_lost":
             what = f"a saferun process of {label} is gone" + (f": {words}" if words else "")
             return Told(Cause("host_lost", what, _ranks(told), "", _LOSSES["gone"].advice.format(host=label)), what)
@@ -189,7 +189,11 @@ def _signal(evidence: Evidence, hosts: Hosts) -> Told:
     return Told(Cause("stopped_by_signal", words, (), "", advice), words)
 
 
-def _store_lost(told: ToldTrouble, label: str) -> Told:
+def _store_lost(told: ToldTrouble, label: str, host: str) -> Told:
+    if told.why == "nic":
+        words = f"{host}: {shortened(told.words)}: it does not reach {label}, which has the job's store, any more"
+        advice = f"look at the network of {host}: interface, cable, switch port"
+        return Told(Cause("network_cut", words, _ranks(told), "", advice), words)
     loss = _LOSSES.get(told.why, _LOSSES["unknown"])
     words = f"{label}, which had the job's store, is lost: {loss.words}"
     advice = loss.advice.format(host=label, leader="this host")

@@ -76,6 +76,27 @@ for step in range(1 << 30):
     time.sleep(0.02)
 """
 
+# The same until the test releases "end"; what a rank does between two steps can be seen.
+GLOO_UNTIL_RELEASED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+ones = torch.ones(300, 300)
+step = 0
+while True:
+    over = torch.tensor([float(RANK == 0 and os.path.exists(f"{FOLDER}/release.end"))])
+    dist.all_reduce(over)
+    if over.item():
+        break
+    for _ in range(20):
+        ones = torch.tanh(ones @ ones)
+    step += 1
+    if step == 3:
+        tell("steps")
+    time.sleep(0.02)
+"""
+
 
 class FaultedJob:
     """One saferun a host, started by hand.

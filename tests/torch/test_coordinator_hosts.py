@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -9,9 +10,10 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,6 +29,9 @@ from tests.torch.coordinating import (
     port_of,
     until,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def ranks_store(joined: Message) -> Any:
@@ -433,6 +438,55 @@ def test_a_stopped_supervisor_of_the_leader_is_told_to_the_others() -> None:
             assert str(supervisor.pid) in lost["words"]
         finally:
             supervisor.kill()
+
+
+# A process that sleeps uninterruptibly until its standard input is closed: the parent of a vfork without an exec.
+_IN_STATE_D = """
+import ctypes, os
+if not ctypes.CDLL(None).syscall({"x86_64": 56, "aarch64": 220}[os.uname().machine], 0x4000 | 17, 0, 0, 0, 0):
+    os.read(0, 1)
+    os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def in_state_d() -> Iterator[int]:
+    """A process in state D."""
+    with subprocess.Popen([sys.executable, "-c", _IN_STATE_D], stdin=subprocess.PIPE) as process:
+        try:
+            until(lambda: process_state(process.pid) == "D", "state D")
+            yield process.pid
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def process_state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("stalled", [0, 1])
+def test_a_supervisor_that_waits_for_a_file_system_is_a_warning(stalled: int) -> None:
+    """Its coordinator beats, and its ranks need no supervisor: nobody is lost, however long it takes."""
+    with in_state_d() as pid, hosts("node1", "node2") as job:
+        master = ["127.0.0.1", [port_of(job[0].ranks)]]
+        for rank, host in enumerate(job):
+            record = {"pid": pid if rank == stalled else os.getpid()}
+            host.join(node_rank=rank, most=2, master=master, host_timeout_s=0.6, record=record)
+        for host in job:
+            host.expect("joined")
+        if stalled:
+            words = job[0].expect("warn")["words"]
+        else:
+            job[0].expect("told")
+            message = job[1].expect("told")["message"]
+            assert message["kind"] == "notice"
+            words = message["words"]
+        assert words == f"saferun on node{stalled + 1} (pid {pid}) waits for I/O (state D); the job goes on"
+        before = count_operations(job[1])
+        until(lambda: count_operations(job[1]) > before + 40, "forty beats")
+        again = [message["op"] for host in job for message in host.read_all() if message["op"] != "states"]
+        assert not again
 
 
 def test_a_healthy_host_is_not_lost() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from saferun.coordinator import attempt
 from saferun.coordinator.attempt import Attempt
-from saferun.coordinator.knock import CUT, FROZEN, Finding
+from saferun.coordinator.knock import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, Finding
 
 INTERVAL_S = 0.1
 
@@ -23,6 +23,7 @@ class Silent:
         self._looks = itertools.count()
         self.was_reset = False
         self.was_lost = False
+        self.is_known = False
 
     def beats_of(self, _host: int) -> bytes:
         look = next(self._looks)
@@ -33,6 +34,13 @@ class Silent:
 
     def lose(self, _host: int) -> None:
         self.was_lost = True
+
+    def miss(self, _host: int) -> bool:
+        is_news, self.is_known = not self.is_known, True
+        return is_news
+
+    def is_missed(self, _host: int) -> bool:
+        return self.is_known
 
 
 def find_out(monkeypatch: pytest.MonkeyPatch, monitor: Silent, why: str) -> list[dict[str, Any]]:
@@ -65,11 +73,21 @@ def test_a_host_that_answers_and_beats_again_a_moment_later_is_not_lost(monkeypa
     assert (monitor.was_reset, monitor.was_lost) == (True, False)
 
 
-@pytest.mark.parametrize("why", [CUT, FROZEN])
-def test_a_host_that_does_not_beat_again_is_lost(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """Whatever it answers."""
+@pytest.mark.parametrize("why", [GONE, FROZEN])
+def test_a_host_whose_saferun_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Its coordinator is gone, or silent though connections to it are accepted."""
     monitor = Silent(beats_again_after=None)
     assert [(told["op"], told["host"], told["why"]) for told in find_out(monkeypatch, monitor, why)] == [
         ("lost", 1, why)
     ]
     assert (monitor.was_reset, monitor.was_lost) == (False, True)
+
+
+@pytest.mark.parametrize("why", [CUT, UNREACHABLE, UNKNOWN])
+def test_a_host_to_which_only_the_way_may_be_cut_is_not_given_up(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Those who see the ranks decide; and once it is missed, whatever is found later is no proof of its death."""
+    monitor = Silent(beats_again_after=None)
+    for found in (why, GONE):
+        told = find_out(monkeypatch, monitor, found)
+        assert [(message["op"], message["host"], message["why"]) for message in told] == [("unheard", 1, found)]
+    assert not monitor.was_lost

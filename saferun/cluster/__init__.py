@@ -1,0 +1,1 @@
+"""Several hosts of one job."""

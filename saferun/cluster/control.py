@@ -1,0 +1,241 @@
+"""The control path between the hosts of a job, as a supervisor sees it: who is heard, and what is made of silence.
+
+The coordinator reports what it finds; here it is decided, by how the ranks of this host do (``silence``). On the host
+that leads this is about all others, on each other host about the one that leads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from saferun.cluster.progress import ProgressWatch, WatchedRank
+from saferun.cluster.silence import GO_ON, LOST, Unheard, judge
+from saferun.host.nics import route_to
+from saferun.host.poller import Poller
+from saferun.linux.nic_state import nic_state, working_nics
+from saferun.model import JsonObject
+
+_LONGEST_WORDS = 300
+_SHOWN = 4
+# What several hosts report at once is one line.
+_TOGETHER_S = 1.0
+# Of the host timeout, for how long ranks are watched where somebody was in doubt and nothing came of it.
+_DOUBT = 2.0
+
+
+class Control:
+    """The control path.
+
+    Args:
+        poller: the loop's.
+        host_timeout_s: for how long a host may be silent.
+        hang_timeout_s: for how long nothing may move; 0: nobody looks.
+        ranks: tells the ranks of this host that run.
+        say: takes a line for the user.
+        on_lost: told a host that is lost: its number, why, and in which words.
+        on_notice: takes what the host that leads is to tell its user of this one's way to it.
+        on_unheard: told, in words, that the host that leads is not heard of and the job goes on; empty: it is again.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        *,
+        host_timeout_s: float,
+        hang_timeout_s: float,
+        ranks: Callable[[], Sequence[WatchedRank]],
+        say: Callable[[str], None],
+        on_lost: Callable[[int, str, str], None],
+        on_notice: Callable[[str], None],
+        on_unheard: Callable[[str], None],
+    ) -> None:
+        self._host_timeout_s = host_timeout_s
+        self._hang_timeout_s = hang_timeout_s
+        self._ranks = ranks
+        self._say = say
+        self._on_lost = on_lost
+        self._on_notice = on_notice
+        self._on_unheard = on_unheard
+        self._watch = ProgressWatch(host_timeout_s / 2, poller)
+        self.begin("", "", (), leads=False, speaks=False)
+
+    def begin(self, label: str, leader: str, addresses: Iterable[str], *, leads: bool, speaks: bool) -> None:
+        """The hosts have met.
+
+        Args:
+            label: this host's name.
+            leader: the name of the one that decides.
+            addresses: of other hosts, in numbers.
+            leads: whether this host decides.
+            speaks: whether this process tells the user; others of the host do not.
+        """
+        self._label = label
+        self._leader = leader
+        self._leads = leads
+        self._speaks = speaks
+        self._unheard: dict[int, Unheard] = {}
+        self._notices: dict[str, str] = {}  # by host
+        self._unsaid: list[str] = []  # hosts with notices
+        self._flush_at: float | None = None
+        self._watch_until = 0.0
+        self._own_told = ""
+        ways = {_nic_to(address) for address in dict.fromkeys(addresses)}
+        self._nics = [name for name in working_nics() if name in ways] if ways else []
+        self._watch.end()
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return min((at for at in (self._watch.deadline, self._flush_at) if at is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._watch.deadline is not None and self._watch.deadline <= now:
+            self._watch.tick(now, self._ranks())
+            self._judge(now)
+        if self._flush_at is not None and self._flush_at <= now:
+            self._flush()
+
+    def end(self) -> None:
+        """The attempt ends: nothing is to be decided any more by who is heard."""
+        self._watch.end()
+        self._flush_at = None
+
+    def forget(self) -> None:
+        """Another attempt begins."""
+        self.end()
+        self._unheard.clear()
+
+    @property
+    def missing(self) -> set[int]:
+        """Hosts of which nothing is heard while the job goes on."""
+        return {host for host, unheard in self._unheard.items() if unheard.goes_on}
+
+    def missing_words(self) -> str:
+        """The same in words."""
+        labels = [unheard.label for unheard in self._unheard.values() if unheard.goes_on]
+        return f"nothing has been heard of {_names(labels)}"
+
+    # ---------------------------------------------------------------------------------------------------- what is heard
+
+    def hear(self, message: JsonObject) -> None:
+        """The coordinator has a doubt (``doubt``), does not hear of a host (``unheard``), or does again (``heard``)."""
+        now = time.monotonic()
+        match message["op"]:
+            case "doubt":
+                self._watch.begin(now)
+                self._watch_until = now + _DOUBT * self._host_timeout_s
+            case "unheard":
+                host = int(message["host"])
+                known = self._unheard.get(host)
+                words, why = _clean(message.get("words")), str(message.get("why"))
+                self._unheard[host] = Unheard(
+                    host,
+                    _clean(message.get("label")),
+                    why,
+                    words,
+                    known.since if known is not None else now,
+                    goes_on=known is not None and known.goes_on,
+                )
+                self._watch.begin(now)
+                self._judge(now)
+            case "heard":
+                self._hear_again(int(message["host"]), now)
+                was, to = str(message.get("was") or ""), str(message.get("now") or "")
+                if was != to and self._speaks:
+                    self._on_notice(self._moved_words(_clean(was), to))
+
+    def _hear_again(self, host: int, now: float) -> None:
+        unheard = self._unheard.pop(host, None)
+        if unheard is None or not unheard.goes_on:
+            return
+        self._tell(f"{unheard.label} is heard again after {now - unheard.since:.0f} s")
+        if not self._leads:
+            self._on_unheard("")
+
+    def note(self, label: str, words: str) -> None:
+        """Another host reports what became of its way to this one."""
+        if words and self._notices.get(label) != words:
+            self._notices[label] = _clean(words)
+            self._unsaid.append(label)
+            self._flush_at = self._flush_at or time.monotonic() + _TOGETHER_S
+
+    # ---------------------------------------------------------------------------------------------------- what it means
+
+    def _judge(self, now: float) -> None:
+        progress = self._watch.progress(now, runs=bool(self._ranks()))
+        going_on = []
+        for unheard in list(self._unheard.values()):
+            verdict = judge(unheard, progress, self._host_timeout_s, self._hang_timeout_s)
+            if verdict == LOST:
+                del self._unheard[unheard.host]
+                own = "" if self._leads else self._own_words()
+                self._on_lost(unheard.host, "nic" if own else unheard.why, own or unheard.words)
+            elif verdict == GO_ON and not unheard.goes_on:
+                self._unheard[unheard.host] = unheard._replace(goes_on=True)
+                going_on.append(unheard)
+        if going_on:
+            self._go_on(going_on)
+        if not self._unheard and now >= self._watch_until:
+            self._watch.end()
+
+    def _go_on(self, hosts: Sequence[Unheard]) -> None:
+        own = self._own_words()
+        cause = f"{own}; " if own else ""
+        why = "" if own else f" ({hosts[0].words})"
+        names = _names([host.label for host in hosts])
+        what = f"nothing is heard of {names}" if self._leads else f"{names} cannot be reached"
+        where = f"{self._label}: " if own or not self._leads else ""
+        self._tell(f"warning: {where}{cause}{what}{why}; the ranks make progress, so the job goes on")
+        if not self._leads:
+            self._on_unheard(what)
+
+    def _own_words(self) -> str:
+        """What is amiss with the interfaces that led to other hosts when the hosts met."""
+        amiss = [(name, nic_state(name)) for name in self._nics]
+        return ", ".join(f"{name} {state}" for name, state in amiss if state)
+
+    def _moved_words(self, was: str, now: str) -> str:
+        nic = _nic_to(now)
+        to = f"over {nic} ({now})" if nic else f"to {now}"
+        cause = self._own_words() or f"{was} does not answer any more"
+        return f"{cause}; messages to {self._leader} go {to} now"
+
+    def _flush(self) -> None:
+        """Tell what other hosts report, those with the same words together."""
+        self._flush_at = None
+        unsaid, self._unsaid = list(dict.fromkeys(self._unsaid)), []
+        own = self._own_words()
+        if own:
+            # They lost their way because of this host's own.
+            if own != self._own_told:
+                self._own_told = own
+                self._tell(f"warning: {self._label}: {own}; other hosts reach it over another network; the job goes on")
+            return
+        for words in dict.fromkeys(self._notices[label] for label in unsaid):
+            labels = [label for label in unsaid if self._notices[label] == words]
+            self._tell(f"warning: {_names(labels)}: {words}; the job goes on")
+
+    def _tell(self, words: str) -> None:
+        if self._speaks:
+            self._say(f"saferun: {words}")
+
+
+def _names(labels: Iterable[str]) -> str:
+    shown = list(labels)
+    if len(shown) <= _SHOWN:
+        return ", ".join(shown)
+    return f"{', '.join(shown[: _SHOWN - 1])} and {len(shown) - _SHOWN + 1} more hosts"
+
+
+def _nic_to(address: str) -> str:
+    try:
+        return route_to(address).nic
+    except (OSError, ValueError):
+        return ""
+
+
+def _clean(words: object) -> str:
+    """What somebody else wrote, fit for a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in str(words or "")[:_LONGEST_WORDS])

@@ -1,0 +1,158 @@
+"""Whether the ranks of this host get on, watched while it is in doubt whether another host lives. Never waits.
+
+A rank that uses its processor all the time may be at work or wait for a dead host, as NCCL does. Its sequence numbers
+tell the two apart: it waits where a collective is under way and none is begun or completed. Where it has no numbers, it
+is taken to be at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from saferun.cluster.silence import Progress
+from saferun.host.poller import Poller
+from saferun.host.progress import FamilyReader, newest_pid
+from saferun.host.sequence_numbers import NumbersQuery
+from saferun.watchdog.samples import Numbers, RankSample
+from saferun.watchdog.signs import RankSigns
+
+_SAMPLES = 8
+_LEAST_INTERVAL_S = 0.2
+_LONGEST_INTERVAL_S = 2.0
+# A rank is asked for its sequence numbers after so many samples: the answer costs it up to 40 ms.
+_ASK_EVERY = 2
+_QUERY_DEADLINE_S = 2.0
+
+
+class WatchedRank(Protocol):
+    """A rank that runs: as ``saferun.watch_run`` has it."""
+
+    @property
+    def local_rank(self) -> int:
+        """Its number on this host."""
+
+    @property
+    def rank(self) -> int:
+        """Its number in the job."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    @property
+    def hook_prefix(self) -> str:
+        """Its ``SAFERUN_HOOK``; empty where there is no hook."""
+
+    def output_bytes(self) -> int:
+        """How much it has written to stdout and stderr."""
+
+
+class ProgressWatch:
+    """Samples of the ranks, for as long as somebody wants to know.
+
+    Args:
+        span_s: the time in which some rank is expected to move.
+        poller: the loop's.
+    """
+
+    def __init__(self, span_s: float, poller: Poller) -> None:
+        self._interval_s = min(max(span_s / _SAMPLES, _LEAST_INTERVAL_S), _LONGEST_INTERVAL_S)
+        self._span_s = span_s
+        self._poller = poller
+        self.deadline: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._began = self._moved = self._active = self._sampled = 0.0
+        self._samples = 0
+        self._families: dict[int, FamilyReader] = {}
+        self._signs: dict[int, RankSigns] = {}
+        self._numbers: dict[int, Numbers | None] = {}  # the last answers, by pid; None: it has no numbers
+        self._queries: dict[int, NumbersQuery] = {}
+
+    def begin(self, now: float) -> None:
+        """Watch from now on, if that is not done already."""
+        if self.deadline is None:
+            self._forget()
+            self._began = self._moved = self._active = self._sampled = now
+            self.deadline = now
+
+    def end(self) -> None:
+        """Nobody wants to know any more."""
+        self.deadline = None
+        for query in self._queries.values():
+            query.give_up()
+        self._queries.clear()
+
+    def tick(self, now: float, ranks: Sequence[WatchedRank]) -> None:
+        """Take a sample where it is due."""
+        if self.deadline is None or now < self.deadline:
+            return
+        self.deadline = now + self._interval_s
+        interval_s, self._sampled = max(now - self._sampled, 0.01), now
+        for pid, query in list(self._queries.items()):
+            if query.deadline <= now:
+                query.give_up()
+                self._answered(pid, query)
+        asks = self._samples % _ASK_EVERY == 0
+        self._samples += 1
+        newest = newest_pid()
+        for rank in ranks:
+            pid = self._sample(rank, now, interval_s, newest)
+            if asks and pid and pid not in self._queries:
+                self._ask(rank, pid, now)
+
+    def _sample(self, rank: WatchedRank, now: float, interval_s: float, newest: int) -> int:
+        """Look at a rank; returns the process that does its work, 0 where there is none."""
+        family = self._families.get(rank.pid)
+        if family is None:
+            family = self._families[rank.pid] = FamilyReader(rank.pid)
+        family.walk(now, newest, self._span_s)
+        found = family.read(below=True)
+        if found is None:
+            return 0
+        principal, others = found
+        sample = RankSample(
+            rank.local_rank, rank.rank, principal, others, family.is_wrapper, rank.output_bytes(), heartbeat_ns=0
+        )
+        signs = self._signs.setdefault(rank.pid, RankSigns(self._span_s))
+        # Whether it has been asked for its numbers since the last sample, which is work as well.
+        disturbed = bool(self._queries) or self._samples % _ASK_EVERY == 0
+        seen = signs.take(sample, interval_s, disturbed=disturbed, patience_s=self._span_s)
+        if seen.moved or (seen.burners and self._works(principal.pid)):
+            self._moved = now
+        if seen.moved or seen.burners:
+            self._active = now
+        return principal.pid
+
+    def _works(self, pid: int) -> bool:
+        """Whether a process that uses its processor all the time waits for no collective, as far as is known."""
+        if pid not in self._numbers:
+            return False
+        numbers = self._numbers[pid]
+        return numbers is None or all(enqueued <= completed for enqueued, completed in numbers.values())
+
+    def _ask(self, rank: WatchedRank, pid: int, now: float) -> None:
+        if not rank.hook_prefix:
+            self._numbers[pid] = None
+            return
+        query = NumbersQuery(f"{rank.hook_prefix}.{pid}.sock", self._poller, now + _QUERY_DEADLINE_S)
+        self._queries[pid] = query
+        query.begin(lambda: self._answered(pid, query))
+
+    def _answered(self, pid: int, query: NumbersQuery) -> None:
+        if self._queries.get(pid) is not query:
+            return
+        del self._queries[pid]
+        before = self._numbers.get(pid)
+        if query.numbers is None and before is not None:
+            return  # it has some, and does not answer now
+        self._numbers[pid] = query.numbers
+        if before is not None and query.numbers != before:
+            # A collective has been begun or completed since.
+            self._moved = self._active = max(self._moved, self._sampled)
+
+    def progress(self, now: float, *, runs: bool) -> Progress:
+        """What has been seen. ``runs``: whether there are any ranks."""
+        return Progress(runs, now - self._began, now - self._moved, now - self._active)

@@ -1,0 +1,80 @@
+"""What follows where nothing is heard of another host: is it lost, or only the way to it? Pure.
+
+A host whose control path is cut trains on over its other network, and so does the job. A host that is dead stops it:
+whoever waits for its ranks stands still. So the ranks of this host tell the two apart. Where they make progress the job
+goes on, and a verdict is due only when they stop.
+"""
+
+from __future__ import annotations
+
+from saferun.model import Value
+
+__all__ = ["GO_ON", "LOST", "WAIT", "Progress", "Unheard", "judge"]
+
+WAIT = "wait"
+GO_ON = "go on"
+LOST = "lost"
+
+# What was found leaves no doubt: its saferun does not run there, or does not answer though connections are accepted.
+_CERTAIN = frozenset({"gone", "frozen"})
+# Of the host timeout: for how long ranks must have stood still for a silent host to be the reason.
+_STILL_SHARE = 0.5
+
+
+class Unheard(Value):
+    """A host of which nothing is heard.
+
+    ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``. ``since``: when that was found, in monotonic
+    seconds. ``goes_on``: the job has gone on without hearing of it.
+    """
+
+    host: int
+    label: str
+    why: str
+    words: str
+    since: float
+    goes_on: bool = False
+
+
+class Progress(Value):
+    """How the ranks of this host do.
+
+    Attributes:
+        runs: whether there are any.
+        watched_s: for how long they have been watched for this.
+        still_s: for how long none of them has moved: output, reading, work in bursts. A loop that waits does not count.
+        quiet_s: for how long none has moved or used its processor.
+    """
+
+    runs: bool
+    watched_s: float
+    still_s: float
+    quiet_s: float
+
+
+def judge(unheard: Unheard, progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:
+    """What to do about a host of which nothing is heard: ``WAIT`` a moment, ``GO_ON`` without it, or it is ``LOST``.
+
+    Args:
+        unheard: what is known of it.
+        progress: of the ranks of this host.
+        host_timeout_s: for how long a host may be silent.
+        hang_timeout_s: for how long nothing may move; 0: nobody looks.
+    """
+    if unheard.goes_on:
+        if not progress.runs or progress.quiet_s < host_timeout_s:
+            return _while_it_goes_on(progress, host_timeout_s, hang_timeout_s)
+        return LOST
+    if unheard.why in _CERTAIN:
+        return LOST
+    enough_s = host_timeout_s * _STILL_SHARE
+    # A host that answers somewhere is alive, so that ranks that are at work are enough.
+    still_s = progress.quiet_s if unheard.why == "cut" else progress.still_s
+    if still_s < min(enough_s, progress.watched_s):
+        return GO_ON
+    return LOST if progress.watched_s >= enough_s or not progress.runs else WAIT
+
+
+def _while_it_goes_on(progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:
+    longest_s = max(host_timeout_s, hang_timeout_s)
+    return LOST if progress.runs and hang_timeout_s > 0 and progress.still_s >= longest_s else GO_ON

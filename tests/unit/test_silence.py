@@ -1,0 +1,69 @@
+"""What is made of a host of which nothing is heard, by how the ranks that can be seen do."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.cluster.silence import GO_ON, LOST, WAIT, Progress, Unheard, judge
+
+HOST_TIMEOUT_S, HANG_TIMEOUT_S = 24.0, 300.0
+
+
+def verdict(why: str, progress: Progress, *, goes_on: bool = False, hang_timeout_s: float = HANG_TIMEOUT_S) -> str:
+    return judge(Unheard(2, "node3", why, "words", 0.0, goes_on), progress, HOST_TIMEOUT_S, hang_timeout_s)
+
+
+@pytest.mark.parametrize("why", ["gone", "frozen"])
+def test_what_is_certain_needs_no_ranks(why: str) -> None:
+    """Its saferun has been seen not to run, or not to answer."""
+    assert verdict(why, Progress(runs=True, watched_s=20.0, still_s=0.0, quiet_s=0.0)) == LOST
+
+
+@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown"])
+def test_ranks_that_move_let_the_job_go_on(why: str) -> None:
+    """They could not, without the ranks of that host."""
+    assert verdict(why, Progress(runs=True, watched_s=15.0, still_s=1.0, quiet_s=0.0)) == GO_ON
+
+
+@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown"])
+def test_ranks_that_stand_still_show_that_a_host_is_lost(why: str) -> None:
+    """Within the time in which a dead host is named."""
+    assert verdict(why, Progress(runs=True, watched_s=15.0, still_s=15.0, quiet_s=15.0)) == LOST
+
+
+def test_no_verdict_before_the_ranks_have_been_watched() -> None:
+    """A connection that breaks is found out about at once."""
+    assert verdict("unreachable", Progress(runs=True, watched_s=3.0, still_s=3.0, quiet_s=3.0)) == WAIT
+
+
+def test_a_loop_that_waits_is_no_progress_unless_the_host_is_known_to_live() -> None:
+    """NCCL waits for a dead host with all of a processor."""
+    burning = Progress(runs=True, watched_s=15.0, still_s=15.0, quiet_s=0.0)
+    assert verdict("unreachable", burning) == LOST
+    assert verdict("cut", burning) == GO_ON
+
+
+def test_a_job_that_goes_on_without_hearing_of_a_host_ends_when_it_stands_still() -> None:
+    """At once it does not: a step may take its time."""
+    at_rest = Progress(runs=True, watched_s=100.0, still_s=20.0, quiet_s=20.0)
+    assert verdict("unreachable", at_rest, goes_on=True) == GO_ON
+    assert verdict("unreachable", at_rest._replace(still_s=24.0, quiet_s=24.0), goes_on=True) == LOST
+    burning = at_rest._replace(still_s=299.0, quiet_s=0.0)
+    assert verdict("unreachable", burning, goes_on=True) == GO_ON
+    assert verdict("unreachable", burning._replace(still_s=300.0), goes_on=True) == LOST
+    assert verdict("unreachable", burning._replace(still_s=3000.0), goes_on=True, hang_timeout_s=0.0) == GO_ON
+
+
+def test_whatever_is_found_later_a_job_that_goes_on_is_judged_by_its_ranks() -> None:
+    """The first host ends in good order while another one still writes its checkpoint, and cannot tell it so."""
+    working = Progress(runs=True, watched_s=50.0, still_s=0.0, quiet_s=0.0)
+    assert verdict("gone", working, goes_on=True) == GO_ON
+
+
+def test_where_no_ranks_run_they_are_asked_for_what_they_have_shown() -> None:
+    """Ranks that ended a moment ago had got on; of those that ended before anybody was in doubt nothing is known."""
+    assert verdict("unreachable", Progress(runs=False, watched_s=15.0, still_s=2.0, quiet_s=2.0)) == GO_ON
+    assert verdict("unreachable", Progress(runs=False, watched_s=3.0, still_s=3.0, quiet_s=3.0)) == LOST
+    assert (
+        verdict("unreachable", Progress(runs=False, watched_s=99.0, still_s=99.0, quiet_s=99.0), goes_on=True) == GO_ON
+    )
