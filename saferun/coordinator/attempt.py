@@ -10,11 +10,12 @@ from typing import Any
 
 from saferun.coordinator.heartbeats import Beats, Monitor, stall_words, stuck_processes, waiting_places
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.knock import CUT, FROM_FAR, FROZEN, GONE, REACHED, UNREACHABLE, Finding, knock
+from saferun.coordinator.knock import CUT, FROM_FAR, FROZEN, GONE, REACHED, UNKNOWN, UNREACHABLE, Finding, knock
 from saferun.coordinator.line import Line
 from saferun.coordinator.meeting import Meeting, Met
 from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
 from saferun.coordinator.places import HostRecord
+from saferun.coordinator.shared_store import SharedStore
 from saferun.coordinator.static import JOB_KEY
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.tasks import Tasks
@@ -74,6 +75,7 @@ class Attempt:
             on_moved=self._on_line_moved,
         )
         self._on_moved = on_moved
+        self._has_one_port = issubclass(met.client.store_class, SharedStore)
         self.log = JobLog(self._line, self.prefix, place.host, self._on_told)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
         interval_s = meeting.host_timeout_s / _BEATS_PER_TIMEOUT
@@ -244,6 +246,9 @@ class Attempt:
             if monitor.beats_of(host) != beat:
                 monitor.reset(host)
                 return
+        if finding.why == GONE and self._has_one_port:
+            # Something before that host may refuse every port but one.
+            finding = Finding(UNKNOWN, finding.words)
         if finding.why in FROM_FAR or monitor.is_missed(host):
             # Only the way to it may be gone. Whether the job goes on is for those to say who see its ranks.
             monitor.miss(host)

@@ -17,7 +17,9 @@ from saferun.events import (
     Finish,
     HangSuspected,
     HostsDone,
+    HostsHeard,
     HostsJoined,
+    HostsUnheard,
     JobDecided,
     JobLost,
     JobTrouble,
@@ -64,6 +66,7 @@ class Host:
         self.actions: list[Action] = []
         self.arrived: JoinHosts | None = None
         self.is_dead = False  # power off
+        self.is_unheard = False  # nothing is heard of others, as far as it was told
         self.handed_in = False
         self.probed = -1  # the attempt
         self.waits_for_pieces: Diagnose | None = None
@@ -79,7 +82,9 @@ class Host:
 
     def deliver(self, event: Event) -> None:
         actions = self.supervisor.handle(event)
-        without = {State.NEW, State.RUNNING, State.WAITING, State.DONE}
+        if isinstance(event, HostsUnheard | HostsHeard):
+            self.is_unheard = isinstance(event, HostsUnheard)
+        without = {State.NEW, State.RUNNING, State.DONE} | (set() if self.is_unheard else {State.WAITING})
         assert (self.supervisor.deadline is None) == (self.state in without), self.state
         for action in actions:
             self._do(action)

@@ -55,6 +55,7 @@ def find_out(monkeypatch: pytest.MonkeyPatch, monitor: Silent, why: str) -> list
         "_own": SimpleNamespace(addresses=("10.0.0.1",)),
         "_interval_s": INTERVAL_S,
         "_closed": False,
+        "_has_one_port": False,
         "_tasks": SimpleNamespace(head=SimpleNamespace(send=told.append)),
         "log": SimpleNamespace(has=lambda _kind: False),
         "number": 0,

@@ -15,7 +15,9 @@ from saferun.events import (
     DeadlineExpired,
     Diagnose,
     Finish,
+    HostsHeard,
     HostsJoined,
+    HostsUnheard,
     JobDecided,
     JobTrouble,
     LaunchRequested,
@@ -23,6 +25,7 @@ from saferun.events import (
     RanksStarted,
     ReportDecision,
     ReportFailure,
+    Say,
     SignalRanks,
     SignalReceived,
     StartRanks,
@@ -32,7 +35,7 @@ from saferun.events import (
 from saferun.model import Placement, RankPlace
 from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
 from saferun.supervisor import Limits, State, Supervisor
-from tests.unit.fake_job import FAILED, KILLED, OK, Host, Job
+from tests.unit.fake_job import FAILED, KILLED, LIMITS, OK, Host, Job
 
 
 def codes(job: Job) -> list[int | None]:
@@ -216,6 +219,41 @@ def test_a_hang_is_captured_on_all_hosts_and_acted_upon_by_all(on_hang: str, res
         return
     job.next_attempt()
     assert job.number == 1
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_ranks_that_ended_well_end_a_host_well_where_the_others_cannot_be_heard(which: int) -> None:
+    """After a bounded wait, in which they may be heard again."""
+    job = started(2)
+    host = job.hosts[which]
+    host.deliver(HostsUnheard(job.now, 0, "nothing has been heard of node9"))
+    host.exit(OK)
+    host.exit(OK)
+    while host.inbox:
+        host.take()
+    assert host.state is State.WAITING
+    assert host.supervisor.deadline == job.now + LIMITS.unheard_s
+    host.deliver(HostsHeard(job.now, 0))
+    assert host.supervisor.deadline is None
+    host.deliver(HostsUnheard(job.now, 0, "nothing has been heard of node9"))
+    actions = host.supervisor.handle(DeadlineExpired(job.now + LIMITS.unheard_s, 0))
+    say, *told, finish = actions
+    assert say == Say("nothing has been heard of node9 for 30 s; all ranks that are known of ended well")
+    assert [type(action) for action in told] == [TellDecision] * (which == 0)
+    assert finish == Finish(0)
+
+
+def test_a_host_that_cannot_be_heard_waits_for_no_decision() -> None:
+    """Its rank has failed: it says why, and ends."""
+    job = started(2)
+    host = job.hosts[1]
+    host.deliver(HostsUnheard(job.now, 0, "node1 cannot be reached"))
+    host.exit(FAILED)
+    while host.finish is None and host.inbox:
+        host.take()
+    assert host.finish is not None
+    assert host.finish.exit_code == 1
+    assert any(isinstance(action, ReportFailure) for action in host.actions)
 
 
 def test_nobody_tells_twice() -> None:

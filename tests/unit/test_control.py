@@ -1,0 +1,183 @@
+"""The control path as a supervisor sees it: what it says, tells and decides. The ranks are what the test says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from saferun.cluster import control as control_module
+from saferun.cluster.control import Control
+from saferun.cluster.silence import Progress
+from saferun.host.poller import Poller
+
+TIMEOUT_S = 10.0
+GOES_ON = "the ranks make progress, so the job goes on"
+
+
+class Ranks:
+    """Stands in for what is seen of the ranks."""
+
+    def __init__(self, _span_s: float, _poller: Poller) -> None:
+        self.deadline: float | None = None
+        self.seen = Progress(runs=True, watched_s=0.0, still_s=0.0, quiet_s=0.0)
+
+    def begin(self, now: float) -> None:
+        if self.deadline is None:
+            self.deadline = now
+
+    def end(self) -> None:
+        self.deadline = None
+
+    def tick(self, now: float, _ranks: object) -> None:
+        assert self.deadline is not None
+        self.deadline = now + 1.0
+
+    def progress(self, _now: float, *, runs: bool) -> Progress:
+        return self.seen._replace(runs=runs)
+
+
+class World:
+    """One host's view."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leads: bool) -> None:
+        self.now = 1000.0
+        self.said: list[str] = []
+        self.lost: list[tuple[int, str, str]] = []
+        self.notices: list[str] = []
+        self.unheard: list[str] = []
+        self.nics: dict[str, str] = {"eth0": "", "eth1": ""}
+        monkeypatch.setattr(control_module, "ProgressWatch", Ranks)
+        monkeypatch.setattr(control_module, "working_nics", lambda: list(self.nics))
+        monkeypatch.setattr(control_module, "nic_state", lambda name: self.nics[name])
+        monkeypatch.setattr(
+            control_module, "_nic_to", lambda address: "eth1" if address.startswith("10.78") else "eth0"
+        )
+        monkeypatch.setattr(control_module.time, "monotonic", lambda: self.now)
+        self.control = Control(
+            Poller(),
+            host_timeout_s=TIMEOUT_S,
+            hang_timeout_s=0.0,
+            ranks=lambda: [object()],  # type: ignore[list-item]
+            say=self.said.append,
+            on_lost=lambda *lost: self.lost.append(lost),
+            on_notice=self.notices.append,
+            on_unheard=self.unheard.append,
+        )
+        self.control.begin("node3", "node1", ["10.77.0.1", "10.78.0.1"], leads=leads, speaks=True)
+
+    @property
+    def ranks(self) -> Ranks:
+        watch: Any = self.control._watch
+        return watch  # type: ignore[no-any-return]
+
+    def hear(self, op: str, **fields: Any) -> None:
+        self.control.hear({"op": op, **fields})
+
+    def miss(self, host: int, why: str = "unreachable") -> None:
+        self.hear("unheard", host=host, label=f"node{host + 1}", why=why, words="no address answers")
+
+    def see(self, *, watched_s: float, still_s: float) -> None:
+        """What is seen of the ranks from now on."""
+        self.ranks.seen = Progress(runs=True, watched_s=watched_s, still_s=still_s, quiet_s=still_s)
+        self.now += 1.0
+        self.control.tick(self.now)
+
+
+def test_a_doubt_that_comes_to_nothing_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are watched for a while, and then no more."""
+    world = World(monkeypatch, leads=True)
+    assert world.control.deadline is None
+    world.hear("doubt")
+    assert world.control.deadline == world.now
+    world.see(watched_s=1.0, still_s=0.0)
+    assert world.control.deadline is not None
+    world.now += 3 * TIMEOUT_S
+    world.see(watched_s=31.0, still_s=0.0)
+    assert world.control.deadline is None
+    assert not world.said
+
+
+def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often the coordinator looks again."""
+    world = World(monkeypatch, leads=True)
+    world.hear("doubt")
+    for host in (1, 2):
+        world.miss(host)
+    assert not world.said
+    world.see(watched_s=3.0, still_s=0.0)
+    for host in (1, 2):
+        world.miss(host)
+    world.see(watched_s=9.0, still_s=0.0)
+    assert world.said == ["saferun: warning: nothing is heard of node2, node3 (no address answers); " + GOES_ON]
+    assert world.control.missing == {1, 2}
+    assert not world.lost
+    world.hear("heard", host=1)
+    assert world.said[1:] == ["saferun: node2 is heard again after 2 s"]
+    assert world.control.missing == {2}
+
+
+def test_ranks_that_stand_still_are_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the words of what was found."""
+    world = World(monkeypatch, leads=True)
+    world.hear("doubt")
+    world.see(watched_s=5.0, still_s=5.0)
+    world.miss(2)
+    assert world.lost == [(2, "unreachable", "no address answers")]
+    assert not world.said
+
+
+def test_a_host_whose_own_interface_is_cut_does_not_blame_the_first_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows that its own has no carrier; while it goes on, and where it ends."""
+    world = World(monkeypatch, leads=False)
+    world.hear("doubt")
+    world.nics["eth0"] = "has no carrier"
+    world.miss(0)
+    world.see(watched_s=3.0, still_s=0.0)
+    assert world.said == ["saferun: warning: node3: eth0 has no carrier; node1 cannot be reached; " + GOES_ON]
+    assert world.unheard == ["node1 cannot be reached"]
+    world.see(watched_s=30.0, still_s=TIMEOUT_S)
+    assert world.lost == [(0, "nic", "eth0 has no carrier")]
+
+
+def test_a_way_that_has_moved_is_reported_with_the_interface_that_is_amiss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host that leads tells its user; this one says nothing itself."""
+    world = World(monkeypatch, leads=False)
+    world.nics["eth0"] = "has no carrier"
+    world.hear("heard", host=0, was="node1", now="10.78.0.1")
+    assert world.notices == ["eth0 has no carrier; messages to node1 go over eth1 (10.78.0.1) now"]
+    assert not world.said
+
+
+def test_a_line_that_is_there_again_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leads to where it led before."""
+    world = World(monkeypatch, leads=False)
+    world.hear("heard", host=0, was="node1", now="node1")
+    assert [*world.notices, *world.said, *world.unheard] == []
+
+
+def test_what_several_hosts_report_alike_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what one of them wrote cannot do anything to a terminal."""
+    world = World(monkeypatch, leads=True)
+    for number in range(2, 9):
+        world.control.note(f"node{number}", "node1 does not answer any more\x1b[2J")
+    world.see(watched_s=0.0, still_s=0.0)
+    world.see(watched_s=0.0, still_s=0.0)
+    assert world.said == [
+        "saferun: warning: node2, node3, node4 and 4 more hosts: node1 does not answer any more?[2J; the job goes on"
+    ]
+
+
+def test_where_its_own_interface_is_cut_the_first_host_says_that_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others have lost their way to it, and none of them can know why."""
+    world = World(monkeypatch, leads=True)
+    world.nics["eth0"] = "is down"
+    for number in (2, 3):
+        world.control.note(f"node{number}", "node1 does not answer any more")
+        world.see(watched_s=0.0, still_s=0.0)
+        world.see(watched_s=0.0, still_s=0.0)
+    assert world.said == [
+        "saferun: warning: node3: eth0 is down; other hosts reach it over another network; the job goes on"
+    ]
