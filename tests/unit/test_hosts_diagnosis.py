@@ -258,6 +258,17 @@ def test_the_hosts_that_are_left_say_that_the_stores_is_lost(why: str, class_nam
     assert cause_of(found).proof == "no answer for 30 s"
 
 
+def test_a_host_whose_own_interface_is_cut_names_itself() -> None:
+    """Not the first host, which is well."""
+    told = ToldTrouble("store_lost", "node1", "eth0 has no carrier", None, "nic")
+    evidence = lost_peer(1, 0)._replace(trouble="eth0 has no carrier", job_trouble=told)
+    found = diagnose(evidence)
+    own = f"{evidence.host}: eth0 has no carrier: it does not reach node1, which has the job's store, any more"
+    assert found.headline == own
+    assert cause_of(found).class_name == "network_cut"
+    assert evidence.host in cause_of(found).advice
+
+
 def test_a_host_that_is_stopped_by_a_signal_is_named() -> None:
     """A scheduler sends its signal to one host first."""
     found = diagnose(job({host: stopped(host) for host in range(4)}, trouble=ToldTrouble("signal", "node2", "SIGTERM")))

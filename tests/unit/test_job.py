@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from saferun import job as job_module
 from saferun.config import HostsConfig
-from saferun.events import Event, HostsDone, JobDecided, JobLost, JobTrouble, JoinHosts, StartFailed
+from saferun.events import (
+    Event,
+    HostsDone,
+    HostsHeard,
+    HostsUnheard,
+    JobDecided,
+    JobLost,
+    JobTrouble,
+    JoinHosts,
+    StartFailed,
+)
 from saferun.host.poller import Poller
 from saferun.host.run_dir import RunDirectory
 from saferun.job import Job, Piece, Place
@@ -49,6 +59,7 @@ class Listening:
         self.events: list[Event] = []
         self.places: list[Place] = []
         self.said: list[str] = []
+        self.states: list[dict[str, Any]] = []
         self.hangs: list[int] = []
         self.told: list[dict[str, Any]] = []  # of the checks
         config = CONFIG._replace(hosts=HostsConfig(2, 2, 0))
@@ -62,7 +73,7 @@ class Listening:
             on_place=self.places.append,
             on_prepared=lambda _: None,
             on_hang=lambda _, number: self.hangs.append(number),
-            on_states=lambda _: None,
+            on_states=lambda states: self.states.append(dict(states)),
             on_preflight=self.told.append,
             say=self.said.append,
             on_words=lambda _: None,
@@ -185,6 +196,52 @@ def test_the_job_is_done_when_every_task_of_every_host_is(listening: Listening) 
     assert isinstance(listening.events[0], HostsDone)
 
 
+def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(listening: Listening) -> None:
+    """Neither for its ranks' end nor for its evidence; whether the job hangs is for the others to say."""
+    listening.join()
+    listening.hear(op="states", attempt=0, changed={"0/0": {"s": "run"}, "1/0": {"s": "run"}})
+    watch = listening.job.control._watch
+    watch.begin(time.monotonic() - 1.0)
+    watch._moved = time.monotonic()
+    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
+    (warning,) = listening.said
+    assert "nothing is heard of node1" in warning
+    assert not listening.job.lost
+    listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
+    (unheard,) = listening.events
+    assert isinstance(unheard, HostsUnheard)
+    assert unheard.words == "nothing has been heard of node1"
+    assert listening.states[-1] == {"0/0": {"s": "done"}, "1/0": {"s": "done"}}
+    got: list[list[Piece]] = []
+    listening.job.collect("end", 60.0, got.append)
+    assert got == [[]]
+    listening.hear(op="heard", attempt=0, host=1)
+    assert isinstance(listening.events[1], HostsHeard)
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})
+    assert isinstance(listening.events[2], HostsDone)
+
+
+def test_what_cannot_be_judged_ends_nothing(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on as if nobody had looked, and that is said."""
+    listening.join()
+
+    def fail(_message: object) -> None:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(listening.job.control, "hear", fail)
+    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
+    assert listening.events == []
+    assert listening.said == ["saferun: warning: cannot judge whether other hosts are there: RuntimeError: no idea"]
+
+
+def test_a_warning_of_the_coordinators_is_told(listening: Listening) -> None:
+    """Nothing follows from it."""
+    listening.join()
+    listening.hear(op="warn", attempt=0, words="saferun on node1 (pid 7) waits for I/O (state D); the job goes on")
+    assert listening.said == ["saferun: warning: saferun on node1 (pid 7) waits for I/O (state D); the job goes on"]
+    assert listening.events == []
+
+
 def test_a_meeting_that_fails_is_a_start_that_failed_and_a_store_that_is_lost_later_leaves_this_host_alone(
     listening: Listening,
 ) -> None:
@@ -205,7 +262,7 @@ JSON = st.recursive(
 OPS = st.sampled_from(
     [
         *("joined", "join_failed", "waiting", "told", "states", "parts", "probed", "lost", "store_lost", "task_lost"),
-        *("membership", "prepared", "failed", "nonsense"),
+        *("membership", "prepared", "failed", "nonsense", "doubt", "unheard", "heard", "warn"),
     ]
 )
 KNOWN = st.sampled_from(
@@ -223,7 +280,7 @@ def test_nothing_that_another_host_says_can_break_this_one(op: str, fields: Json
         listening = Listening(monkeypatch)
         listening.join()
         listening.job.collect("end", 60.0, lambda _: None)
-        kinds = ("trouble", "hang", "decision")
+        kinds = ("trouble", "hang", "decision", "notice")
         for message in (
             {**fields, "op": op},
             *({"op": "told", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),

@@ -1,0 +1,66 @@
+"""Whether ranks get on, told from real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from saferun.cluster.progress import ProgressWatch
+from saferun.host.poller import Poller
+from saferun.watch_run import WatchedRank
+from tests.process.launching import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+READS = "data = open('/dev/zero', 'rb', 0)\nwhile True: data.read(65536); time.sleep(0.01)"
+WAITS = "sys.stdin.read()"
+BURNS = "while True: pass"
+SPAN_S = 4.0
+
+
+def watched(program: str, is_seen: Callable[[ProgressWatch, float], bool]) -> None:
+    """Watch a process until something is seen."""
+    command = [sys.executable, "-S", "-c", f"import sys, time\nprint('ready', flush=True)\n{program}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            rank = WatchedRank(0, 0, process.pid, lambda: 0, "", "")
+            watch = ProgressWatch(SPAN_S, Poller())
+            watch.begin(time.monotonic())
+
+            def look() -> bool:
+                now = time.monotonic()
+                watch.tick(now, [rank])
+                return is_seen(watch, now)
+
+            until(look, "what the process does")
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("program", [READS, BURNS])
+def test_a_rank_that_works_gets_on(program: str) -> None:
+    """One that only uses its processor too, where it has no sequence numbers that say that it waits."""
+    watched(
+        program, lambda watch, now: watch.progress(now, runs=True).still_s < watch.progress(now, runs=True).watched_s
+    )
+
+
+def test_a_rank_that_waits_stands_still() -> None:
+    """However often it is looked at."""
+    looks = []
+
+    def is_seen(watch: ProgressWatch, now: float) -> bool:
+        progress = watch.progress(now, runs=True)
+        # What it did before it began to wait falls into the first samples.
+        looks.append(progress.watched_s - progress.quiet_s)
+        return progress.quiet_s > SPAN_S / 2
+
+    watched(WAITS, is_seen)
+    assert looks[-1] < SPAN_S

@@ -1,0 +1,157 @@
+"""A host's line to the control store: where it leads when the way that it had is cut. Nobody is connected to."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from saferun.coordinator import line as line_module
+from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding
+from saferun.coordinator.line import Line
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+
+DEADLINE_S = 30.0
+TIMEOUT_S = 6.0
+
+
+class Client:
+    """Stands in for a connection."""
+
+    def __init__(self, address: str) -> None:
+        self.address = (address, 4711)
+        self.answers = 0
+        self.store_class = Client
+
+    def another(self) -> Client:
+        return Client(self.address[0])
+
+
+class World:
+    """A line, what is found at its other end, and what it says of that."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
+        self.findings = list(findings)
+        self.asked: list[list[str]] = []
+        self.said: list[tuple[str, Any]] = []
+        self.changed = threading.Condition()
+        self.broken: set[str] = set()
+        monkeypatch.setattr(line_module, "knock", self._knock)
+        monkeypatch.setattr(line_module, "_LEAST_SEARCH_S", 0.01)
+        monkeypatch.setattr(line_module, "_SEARCH_SHARE", 0.0)
+        monkeypatch.setattr(StoreClient, "connect", self._connect)
+        self.line = Line(
+            Client("node1"),  # type: ignore[arg-type]
+            "job",
+            "key",
+            "node1",
+            ["10.0.0.1", "10.1.0.1"],
+            TIMEOUT_S,
+            start=lambda: self._say("started", self.line.client.address[0]),
+            on_lost=lambda finding, again: self._say("lost", (finding.why, again)),
+            on_doubt=lambda: self._say("doubt", None),
+            on_searching=lambda finding: self._say("searching", finding.why),
+            on_moved=lambda was, now: self._say("moved", (was, now)),
+        )
+        self.line.open()
+
+    def _knock(self, _name: str, addresses: list[str], _port: int, **_: Any) -> Finding:
+        self.asked.append(addresses)
+        return self.findings.pop(0) if len(self.findings) > 1 else self.findings[0]
+
+    def _connect(self, _store_class: object, address: tuple[str, int]) -> Client:
+        if address[0] in self.broken:
+            raise StoreBrokenError("no")
+        return Client(address[0])
+
+    def _say(self, word: str, value: Any) -> None:
+        with self.changed:
+            self.said.append((word, value))
+            self.changed.notify_all()
+
+    def wait_said(self, *words: str) -> None:
+        """Wait until this and nothing else has been said."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: [word for word, _ in self.said] == list(words), DEADLINE_S), self.said
+
+    def repair(self, **how: bool) -> None:
+        self.line.repair(self.line.client, **how)
+
+
+def test_where_the_store_answers_at_another_address_the_line_leads_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the first host has published are tried, and the one where the hosts met."""
+    world = World(monkeypatch, Finding(CUT, "words", "10.1.0.1"))
+    world.repair(is_silent=True)
+    assert world.said == [("started", "node1"), ("started", "10.1.0.1"), ("moved", ("node1", "10.1.0.1"))]
+    assert world.asked == [["node1", "10.0.0.1", "10.1.0.1"]]
+    assert world.line.watching.address[0] == "10.1.0.1"
+
+
+def test_a_connection_that_was_forgotten_is_made_again_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way works."""
+    world = World(monkeypatch, Finding(REACHED, "words", "node1"))
+    world.repair()
+    assert world.said == [("started", "node1"), ("started", "node1")]
+
+
+def test_a_store_that_does_not_answer_is_looked_after_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and only another way is taken then; what else is found is left for the end of the time."""
+    world = World(monkeypatch, Finding(GONE, "words"), Finding(CUT, "words", "10.1.0.1"))
+    for _ in range(3):
+        world.line.tick(1.0)
+    world.wait_said("started", "doubt")
+    while world.line._repairing:
+        pass
+    world.line.client.answers += 1
+    for _ in range(3):
+        world.line.tick(1.0)
+    world.wait_said("started", "doubt", "doubt", "started", "moved")
+
+
+@pytest.mark.parametrize(
+    ("why", "is_silent", "again"), [(GONE, True, False), (FROZEN, True, False), (FROZEN, False, True)]
+)
+def test_what_is_certain_is_the_end_of_the_line(
+    monkeypatch: pytest.MonkeyPatch, why: str, is_silent: bool, again: bool
+) -> None:
+    """Its saferun is gone, or accepts connections and says nothing."""
+    world = World(monkeypatch, Finding(why, "words"))
+    world.repair(is_silent=is_silent)
+    assert world.said[1:] == [("lost", (why, again))]
+    assert world.line.is_closed
+
+
+def test_where_nothing_answers_it_is_searched_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is found meanwhile is reported when it changes, and is no end."""
+    far = Finding(UNREACHABLE, "words")
+    world = World(monkeypatch, far, far, Finding(GONE, "words"), far, Finding(REACHED, "words", "node1"))
+    world.repair(is_silent=True)
+    assert world.said[1:] == [
+        ("searching", UNREACHABLE),
+        ("searching", GONE),
+        ("searching", UNREACHABLE),
+        ("started", "node1"),
+        ("moved", ("node1", "node1")),
+    ]
+    assert not world.line.is_closed
+
+
+def test_a_search_ends_with_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody wants the line any more."""
+    world = World(monkeypatch, Finding(UNREACHABLE, "words"))
+    thread = threading.Thread(target=world.repair, daemon=True)
+    thread.start()
+    world.wait_said("started", "searching")
+    world.line.close()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+
+
+def test_a_way_that_answers_and_cannot_be_used_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is searched for further."""
+    world = World(monkeypatch, Finding(CUT, "words", "10.1.0.1"), Finding(CUT, "words", "10.0.0.1"))
+    world.broken = {"10.1.0.1"}
+    world.repair(is_silent=True)
+    assert [word for word, _ in world.said] == ["started", "searching", "started", "moved"]
+    assert world.line.client.address[0] == "10.0.0.1"
