@@ -728,7 +728,8 @@ class Runtime:
     def _note_segments(self) -> None:
         """The ranks are about to be ended."""
         if self._group is not None:
-            self._segments.note([rank.child.pid for rank in self._group.ranks if rank.end is None])
+            since = time.time() - (time.monotonic() - self._started_at)
+            self._segments.note([rank.child.pid for rank in self._group.ranks if rank.end is None], since)
 
     def _signal_ranks(self, action: SignalRanks) -> None:
         self._note_segments()

@@ -39,8 +39,13 @@ class Segments:
         """The helper, which is no leftover of the ranks."""
         return {self._pid} if self._pid is not None else set()
 
-    def note(self, pids: Sequence[int]) -> None:
-        """Look what these ranks, and all that came from them, have mapped now; once an attempt."""
+    def note(self, pids: Sequence[int], since: float) -> None:
+        """Look what these ranks, and all that came from them, have mapped now; once an attempt.
+
+        Args:
+            pids: the ranks.
+            since: when they were started, in seconds since the epoch.
+        """
         if self._pid is not None or not pids:
             return
         parent_pid = os.getpid()
@@ -56,7 +61,7 @@ class Segments:
             paths = segments_of(family)
             # The end of the pipe says that they are gone.
             if os.read(0, 1) == b"x":
-                remove_orphans(paths, family)
+                remove_orphans(paths, family, since=since)
 
         try:
             self._pid = fork(look_and_remove)

@@ -34,6 +34,8 @@ _WITH_PID = (
     ("__KMP_REGISTERED_LIB_", 10, "_"),
     (f"cuda.shm.{os.getuid():x}.", 16, "."),
 )
+# The kernel's clock for files is a tick behind: 10 ms at most.
+_CLOCK_S = 0.02
 _DELETED = " (deleted)"
 # The number of the pid namespace that the kernel starts with: include/linux/proc_ns.h, PROC_PID_INIT_INO.
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
@@ -59,16 +61,19 @@ def segments_of(pids: Iterable[int], *, shm: str = SHM, deadline_s: float = 2.0)
 
 
 def remove_orphans(
-    paths: Iterable[str], dead_pids: Iterable[int], *, shm: str = SHM, deadline_s: float = 5.0
+    paths: Iterable[str], dead_pids: Iterable[int], *, since: float = 0.0, shm: str = SHM, deadline_s: float = 5.0
 ) -> tuple[str, ...]:
     """Remove what the ranks of an attempt left in /dev/shm: those of these paths, and what carries a dead rank's pid.
 
     A file is removed only if its name is one that libraries give to what lives no longer than its processes, it
-    belongs to this user, and no living process of this user maps it or has it open. Nothing is raised.
+    belongs to this user, it is no older than the attempt, and no living process of this user maps it or has it open.
+    Nothing is raised.
 
     Args:
         paths: what :func:`segments_of` told of the ranks while they lived.
         dead_pids: the ranks, and what descended from them. Names with the pid of one that lives (again) stay.
+        since: when the ranks were started, in seconds since the epoch. What was last changed before was there before
+            them: a cache that they only read, or what a rank of an earlier job with the same pid has left.
         shm: where shared memory is.
         deadline_s: how long all processes may take to be looked at; beyond it nothing is removed.
 
@@ -80,7 +85,7 @@ def remove_orphans(
     # Containers may share /dev/shm and not their pids: there, a name with a dead rank's pid can be a stranger's.
     if _is_initial_pid_namespace():
         candidates.update(_named_after({pid for pid in dead_pids if not os.path.exists(f"/proc/{pid}")}, shm))
-    files = {path: key for path in candidates if (key := _own_file(path)) is not None}
+    files = {path: key for path in candidates if (key := _own_file(path, since)) is not None}
     if not files:
         return ()
     used = _files_in_use(shm, set(files.values()), deadline)
@@ -122,13 +127,13 @@ def _named_after(pids: set[int], shm: str) -> Iterator[str]:
                     yield f"{shm}/{name}"
 
 
-def _own_file(path: str) -> tuple[int, int] | None:
-    """Device and number of a regular file of this user's; None where it is anything else."""
+def _own_file(path: str, since: float = 0.0) -> tuple[int, int] | None:
+    """Device and number of a regular file of this user's, changed since then; None where it is anything else."""
     try:
         status = os.lstat(path)
     except OSError:
         return None
-    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_ctime >= since - _CLOCK_S
     return (status.st_dev, status.st_ino) if is_own else None
 
 

@@ -106,6 +106,19 @@ def test_what_a_living_process_holds_stays(start: Start, name: Callable[[str], s
     assert remove_orphans(held, [rank.pid]) == (path,)
 
 
+def test_what_was_there_before_the_ranks_stays(start: Start, name: Callable[[str], str]) -> None:
+    """A cache of an earlier job that they only read; or that of a rank of it which had the same pid."""
+    path = name("psm_")
+    rank = start(path)
+    held = segments_of([rank.pid])
+    changed = os.stat(path).st_ctime
+    gone = kill(rank)
+    mine = name(f"torch_{gone}_")
+    Path(mine).touch()
+    assert remove_orphans(held, [gone], since=max(changed, os.stat(mine).st_ctime) + 1.0) == ()
+    assert remove_orphans(held, [gone], since=changed - 1.0) == tuple(sorted((path, mine)))
+
+
 def test_a_data_set_that_the_ranks_only_read_stays(start: Start, name: Callable[[str], str]) -> None:
     """Copied to /dev/shm for speed, it is the user's, and costs an hour to copy again."""
     path = name("train-shard-")
