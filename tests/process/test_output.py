@@ -432,7 +432,8 @@ if os.fork() == 0:
 await_release("end")
 print("last words")
 """
-    with running(tmp_path, program, nproc=2, store=False) as job:
+    # Idle processes that ranks leave behind have the shutdown timeout.
+    with running(tmp_path, program, "--shutdown-timeout", "1", nproc=2, store=False) as job:
         job.hear("holding", 2)
         job.release("end")
         assert job.wait() == 0
