@@ -73,6 +73,8 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
     run_id = os.urandom(8).hex()
     # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
     older = frozenset(children_of(os.getpid())) - ({checks.pid} if checks is not None else set())
+    # Some daemons start their children with it blocked; where there are no pidfds it alone tells the end of a process.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     become_subreaper()
     keep_freed_memory(_KEPT_BYTES)
     reaper = Reaper(run_id)

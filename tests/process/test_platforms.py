@@ -90,6 +90,16 @@ def test_a_stop_ends_a_stubborn_rank(tmp_path: Path) -> None:
         assert job.wait() == 1
 
 
+def test_ends_are_seen_although_sigchld_was_blocked(tmp_path: Path) -> None:
+    """Some daemons start their children so, and without pidfds nothing else tells of an end."""
+    blocked = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})"
+    before = [*without("kernel"), sys.executable, "-c", f"{blocked}; os.execv(sys.argv[1], sys.argv[1:])"]
+    with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["stay", "3"], before=before, store=False) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == 1
+
+
 def test_the_end_of_what_started_saferun_is_noticed(tmp_path: Path) -> None:
     """``--stop-with-parent``, which is on under schedulers: where there are no pidfds, /proc is asked each second."""
     starter = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
