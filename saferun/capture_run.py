@@ -34,6 +34,7 @@ class Examiner:
         warn: takes one line about what could not be done.
         wanted: modules that the supervisor will want.
         on_loaded: told, once, that these can be read; takes their names, with those of the modules that they import.
+        on_ready: told when it needs no file any more.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Examiner:
         warn: Callable[[str], None],
         wanted: Sequence[str] = (),
         on_loaded: Callable[[list[str]], None] | None = None,
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._begin_at: float | None = None
         self._environ = dict(environ)
@@ -51,6 +53,7 @@ class Examiner:
         self._warn = warn
         self._wanted = tuple(wanted)
         self._on_loaded = on_loaded
+        self._on_ready = on_ready
         self._helper: Helper | None = None
         self._lost: list[Helper] = []  # ended, not reaped yet; in an uninterruptible sleep perhaps
         self._replaced = 0
@@ -134,7 +137,10 @@ class Examiner:
             self._waiting.pop(message["began"], None)
             self._sent(message["began"])
             return
-        self._take_loaded(message["loaded"], message["tools"])
+        if "loaded" in message:
+            self._take_loaded(message["loaded"], message["tools"])
+        elif "ready" in message:
+            self._on_ready()
 
     def _take_loaded(self, names: list[str], tools: list[str]) -> None:
         first = self.tools is None

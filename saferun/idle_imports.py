@@ -45,6 +45,7 @@ MODULES = (
     "saferun.report.report_text",
     "saferun.report.preflight_json",
     "saferun.report.preflight_text",
+    "textwrap",
     "saferun.lint.findings",
 )
 """In the order in which they are wanted."""

@@ -493,6 +493,7 @@ class Investigation:
 
         self._drop_run()
         capture = reader.capture if reader is not None else Capture()
+        self._warn_of_file_systems(capture)
         if failure and reader is not None:
             from saferun.captures.wire import EVERYTHING
 
@@ -509,6 +510,14 @@ class Investigation:
             blamed = cause.ranks if cause is not None else ()
             culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
         self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, self._has_moved(action.verdict)))
+
+    def _warn_of_file_systems(self, capture: Capture) -> None:
+        """What does not answer is a warning about this host, and no reason to end anything."""
+        from saferun.captures.wire import DEAD_FILE_SYSTEM
+
+        for failure in dict.fromkeys(note.failure for note in capture.notes):
+            if failure.startswith(DEAD_FILE_SYSTEM):
+                self._warn(f"{failure}: the stacks are those that the ranks write themselves")
 
     def _share_hang(self, action: CaptureEvidence, verdict: HangVerdict) -> None:
         assert self._exchange is not None  # noqa: S101 - there are other hosts

@@ -146,7 +146,7 @@ class Runtime:
         own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
         self._imports = IdleImports(
             environ.get("PYTHONPATH", ""),
-            lambda: self._investigation.imported(),  # noqa: PLW0108 - made after this
+            self._on_imported,
         )
         self._examiner = Examiner(
             own_environ,
@@ -154,6 +154,7 @@ class Runtime:
             warn=self._warn,
             wanted=MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ()),
             on_loaded=self._imports.begin,
+            on_ready=lambda: self._note("ExaminerReady"),
         )
         self._lint = Lint(self._examiner, self._poller, screen.say)
         self._job = self._open_job(own_environ) if config.hosts.together else None
@@ -923,6 +924,16 @@ class Runtime:
         if before is not after:
             entry["state"] = after.value
         self._run_dir.write_event(entry)
+
+    def _on_imported(self) -> None:
+        """No file is opened by this process any more."""
+        self._note("ModulesImported")
+        self._investigation.imported()
+
+    def _note(self, name: str) -> None:
+        """One line of the story that no decision follows from."""
+        now = time.monotonic()
+        self._run_dir.write_event({"event": name, "time": time.time(), "at": now, "attempt": self._supervisor.attempt})
 
     def _write_run_json(self, torch_version: str | None) -> None:
         self._run_dir.write_json(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from saferun.captures.tools import find_tool, remember_tool
+from saferun.captures.tools import find_tool, has_module, remember_tool
 from saferun.linux.memory_file import memory_file
 from saferun.model import Value
 
@@ -36,6 +36,7 @@ def hold_tools() -> list[str]:
             remember_tool(name, tool.path)
         else:
             remember_tool(name, "")
+    remember_tool("pystack", "pystack" if has_module("pystack") else "")
     found = list(_tools)
     for name in _FOUND:
         path = find_tool(name)

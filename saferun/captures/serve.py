@@ -7,8 +7,8 @@ that one that hangs costs its own answer only.
 
 A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ...,
 "value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early. What the examiner says: ``{"loaded": [names],
-"tools": [names]}`` when the modules that the supervisor needs have been imported once, and ``{"began": number, "pid":
-pid}`` for each request.
+"tools": [names]}`` when the modules that the supervisor needs have been imported once, ``{"ready": true}`` when
+all is in memory, and ``{"began": number, "pid": pid}`` for each request.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class _Warming:
             self._load(self._own.pop(0))
         else:
             self.is_over = True
+            _say(self._connection, {"ready": True})
             import gc
 
             gc.freeze()  # pages that no child's collector touches stay shared

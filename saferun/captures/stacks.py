@@ -7,20 +7,21 @@ the others.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
+from contextlib import suppress
 
 from saferun.captures import py_spy
 from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
 from saferun.captures.process_state import read_thread_states
 from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
-from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
-from saferun.captures.wire import NOT_READY
+from saferun.captures.tools import Steps, Tool, ToolEnd, answers, find_tool, has_module, run_steps
+from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
 from saferun.captures.worker_server import dump_by_worker_server
 from saferun.evidence import StackDump, ThreadStack
+from saferun.linux.stuck import mount_of, mounts_of
 
 _AT_ONCE = 4
 _TIMEOUT_S = 3.0
@@ -33,7 +34,9 @@ _NATIVE_RANKS_AUTO = 16
 _NATIVE_REPRESENTATIVES = 3
 _NATIVE_LEAST_S = 2.0
 _UNLIKELY_TRIED = 16
-_STUCK = "py-spy waits for the file system with the rank's program, which does not answer"
+_PROGRAMS_TRIED = 4
+_ANSWER_S = 1.5
+"""A file system that takes longer to tell of a program would keep py-spy for too long."""
 _SILENT_SERVERS = 3
 _PYSTACK_LIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pystack_live.py")
 # Where a Python stack that ends in one of these says all that there is to be said.
@@ -65,7 +68,7 @@ class _Stacks:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._py_spy = find_tool("py-spy")
-        self._is_stuck = False  # whoever reads the ranks' programs waits for a file system that does not answer
+        self._stuck = ""  # which file system does not answer, with the programs of the ranks
         self._dumps: dict[int, StackDump] = {}
         self._left: dict[int, str] = {}
         self._by_pid = {process.pid: process for process in scene.processes}
@@ -76,7 +79,10 @@ class _Stacks:
         unlikely = [process for process in self._scene.processes if process.pid not in likely_pids][:_UNLIKELY_TRIED]
         for process in likely:
             self._scene.begin("py_spy", process.place)
-        if self._py_spy:
+        for path in self._programs(likely):
+            if not self._stuck and not answers(path, _ANSWER_S):
+                self._stuck = _stuck_words(path)
+        if self._py_spy or self._stuck:
             work = [self._ask_py_spy(process, self._py_spy) for process in likely]
             # Interpreters embedded in programs of other names; of the others nobody wants to hear.
             work += [self._ask_py_spy(process, self._py_spy, silent=True) for process in unlikely]
@@ -90,6 +96,14 @@ class _Stacks:
             self._scene.emit("stack", StackDump(process.rank, pid, process.is_rank, process.look.name, "", (), failure))
         self._take_native()
 
+    @staticmethod
+    def _programs(processes: list[Process]) -> list[str]:
+        """What these processes run, and what runs pystack."""
+        programs = dict.fromkeys([sys.executable])
+        for process in processes:
+            programs[_program_of(process.pid)] = None
+        return [path for path in programs if path.startswith("/")][:_PROGRAMS_TRIED]
+
     # ------------------------------------------------------------------------------------------------------- py-spy
 
     def _ask_py_spy(self, process: Process, program: str, *, silent: bool = False) -> Steps:
@@ -99,8 +113,8 @@ class _Stacks:
         was_killed = False
         for attempt in range(_ATTEMPTS):
             states = read_thread_states(process.pid)
-            if self._is_stuck or not states or set(states.values()) <= {"Z", "X"}:
-                failure = _STUCK if self._is_stuck else "the process has ended"
+            if self._stuck or not states or set(states.values()) <= {"Z", "X"}:
+                failure = self._stuck or "the process has ended"
                 break
             held = bool(UNPTRACEABLE_STATES & set(states.values()))
             flags = ("--nonblocking",) if held or was_killed or attempt == _ATTEMPTS - 1 else ()
@@ -113,7 +127,7 @@ class _Stacks:
                 self._keep("py_spy", process, "py-spy", threads, started_at, end.stdout)
                 return
             if end.is_stuck:
-                self._is_stuck = True
+                self._stuck = _stuck_words(_program_of(process.pid))
             if why := self._why_no_other_try(end, process):
                 failure = why
                 break
@@ -125,8 +139,8 @@ class _Stacks:
     def _why_no_other_try(self, end: ToolEnd, process: Process) -> str:
         if not self._scene.left_s:
             return NOT_READY
-        if self._is_stuck:
-            return _STUCK
+        if self._stuck:
+            return self._stuck
         if py_spy.is_denied(end):
             return ptrace_denial(process.pid)
         return f"{process.look.name} is no Python process" if py_spy.is_no_python(end) else ""
@@ -164,7 +178,7 @@ class _Stacks:
             if not failure.endswith((" is no Python process", "has ended", NOT_READY))
             and not failure.startswith("ptrace is denied")
         ]
-        if may_help and not self._is_stuck and importlib.util.find_spec("pystack") is not None:
+        if may_help and not self._stuck and has_module("pystack"):
             work = (self._ask_pystack(process) for process in may_help)
             run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
 
@@ -191,7 +205,7 @@ class _Stacks:
 
     def _take_native(self) -> None:
         chosen = [process for process in self._native_candidates() if self._can_bear_native(process)]
-        if not self._py_spy or not chosen or self._is_stuck or self._scene.left_s < _NATIVE_LEAST_S:
+        if not self._py_spy or not chosen or self._stuck or self._scene.left_s < _NATIVE_LEAST_S:
             return
         work = (self._ask_native(process, self._py_spy) for process in chosen)
         run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
@@ -269,6 +283,16 @@ def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
         return py_spy.threads_from_json(end.stdout, pid), ""
     except ValueError as error:
         return (), f"what it says cannot be read: {error}"
+
+
+def _program_of(pid: int) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/exe")
+    return ""
+
+
+def _stuck_words(path: str) -> str:
+    return f"{DEAD_FILE_SYSTEM}{mount_of(path, mounts_of(os.getpid())) or path} does not answer"
 
 
 def _looks_like_python(process: Process) -> bool:

@@ -14,7 +14,9 @@ from collections.abc import Generator, Iterable
 from contextlib import suppress
 
 from saferun.host.children import Child, SpawnError, spawn
+from saferun.host.prctl import die_with_parent
 from saferun.host.procfs import read_stat
+from saferun.linux.descriptors import close_all_but
 from saferun.model import Value
 
 _OUTPUT_LIMIT_BYTES = 8 << 20
@@ -58,6 +60,42 @@ _remembered: dict[str, str] = {}
 def remember_tool(name: str, path: str) -> None:
     """Where a program is (empty: nowhere), so that no file system need be asked when it is wanted."""
     _remembered[name] = path
+
+
+def has_module(name: str) -> bool:
+    """Whether this interpreter has a package; asked once where ``remember_tool`` was called for it before."""
+    if name in _remembered:
+        return bool(_remembered[name])
+    import importlib.util
+
+    return importlib.util.find_spec(name) is not None
+
+
+def answers(path: str, patience_s: float) -> bool:
+    """Whether the file system of a path answers in time. A path that does not exist is an answer."""
+    me = os.getpid()
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if not pid:
+        # A process and no thread: nothing else ends a wait for a file system.
+        try:
+            die_with_parent(me)
+            # It may outlive this process: nobody waits for the end of what it would hold open.
+            close_all_but(write_end, low=0)
+            with suppress(OSError):
+                os.stat(path)
+            os.write(write_end, b"\n")
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    poll = select.poll()
+    poll.register(read_end, select.POLLIN)
+    answered = bool(poll.poll(patience_s * 1000))
+    os.close(read_end)
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0 if answered else os.WNOHANG)
+    return answered
 
 
 def name_of(path: str) -> str:

@@ -28,6 +28,8 @@ LINE_LIMIT_BYTES = 4 << 20
 """A longer line is dropped whole."""
 NOT_READY = "not ready in time"
 """The failure of a capture that the budget did not suffice for."""
+DEAD_FILE_SYSTEM = "the file system at "
+"""How the failure begins of a capture that a file system kept from its work."""
 EVERYTHING = "everything"
 """What is unfinished where nothing has come at all."""
 _VALUES_LIMIT = 16384

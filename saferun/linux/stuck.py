@@ -31,7 +31,7 @@ def stuck_words(pid: int) -> str:
 
 def stuck_mount(pid: int) -> str:
     """The mount point of the file system that a process waits for; empty where that cannot be told."""
-    mounts = _mounts(pid)
+    mounts = mounts_of(pid)
     call = read_syscall(pid)
     fd = descriptor_of(call) if call is not None else None
     if fd is not None:
@@ -55,7 +55,7 @@ def mount_of(path: str, mounts: list[tuple[str, str]]) -> str:
     return max(points, key=len, default="")
 
 
-def _mounts(pid: int) -> list[tuple[str, str]]:
+def mounts_of(pid: int) -> list[tuple[str, str]]:
     """Mount points with the types of their file systems, as a process sees them.
 
     Source: proc_pid_mountinfo(5).

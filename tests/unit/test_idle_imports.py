@@ -1,0 +1,139 @@
+"""What the supervisor imports once the ranks run is imported at a quiet moment, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from saferun.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Imported within functions, and yet not needed once the ranks run, or not by this process; each with its reason.
+BEFORE_THE_RANKS = {
+    "difflib": "a misspelt option, profile or interface",
+    "importlib.util": "which torch is installed: the checks",
+    "saferun.captures.serve": "in the examiner, after its fork",
+    "saferun.host.core_limits": "before the ranks are started",
+    "saferun.host.gpus": "settings of the ranks, and the checks",
+    "saferun.host.nics": "--nic, and what the checks chose",
+    "saferun.host.starters": "when the loop begins",
+    "saferun.job": "when the loop is made",
+    "saferun.job_line": "with the job",
+    "saferun.lint.__main__": "in a child of the examiner",
+    "saferun.nic_options": "--nic, and what the checks chose",
+    "saferun.plan_text": "--dry-run",
+    "saferun.preflight.interfaces": "--nic, and what the checks chose",
+    "saferun.preflight.judge": "the checks",
+    "saferun.preflight.wire": "the checks",
+    "saferun.preflight_run": "the checks",
+    "saferun.profiles.builtin": "env profiles",
+    "saferun.profiles.validation": "env profiles",
+    "saferun.profiles.words": "env profiles",
+    "saferun.profiles.yaml_nodes": "env profiles",
+    "saferun.trial_run": "saferunctl doctor --collective",
+    "saferun.trials": "saferunctl doctor --collective",
+    "shlex": "env profiles",
+    "tenacity": "another attempt, whose ranks need the file system in any case",
+    "tenacity.wait": "the same",
+    "yaml": "env profiles",
+}
+# What the interpreter has without a file.
+BUILT_IN = frozenset(sys.builtin_module_names)
+
+
+def path_of(module: str) -> Path | None:
+    """The source of a module of saferun's; None: it is none."""
+    path = ROOT / module.replace(".", "/")
+    candidates = (path / "__init__.py", path.with_suffix(".py"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    """What a source imports, and whether it does within a function; what only types need is left out."""
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    while waiting:
+        node, within = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, within) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, within
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((name, within) for name in names if path_of(name))
+        within = within or isinstance(node, ast.FunctionDef | ast.Lambda)
+        waiting += [(child, within) for child in ast.iter_child_nodes(node)]
+
+
+def with_all_that_they_import(modules: Iterable[str]) -> set[str]:
+    """These modules, and what is imported when they are."""
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module in found:
+            continue
+        found.add(module)
+        waiting += [module.rpartition(".")[0]] if "." in module else []
+        path = path_of(module)
+        if path is not None:
+            waiting += [name for name, within in imports_of(path) if not within]
+    return found
+
+
+def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> None:
+    """A loop that opens a file hangs with the file system of that file."""
+    loaded = with_all_that_they_import(["saferun.launcher", *MODULES, *FOR_SEVERAL_HOSTS])
+    apart = with_all_that_they_import(BEFORE_THE_RANKS)
+    forgotten = {
+        f"{module} imports {name}"
+        for module in loaded
+        if (path := path_of(module)) is not None
+        for name, within in imports_of(path)
+        if within and name not in loaded | apart | BUILT_IN | START_ONLY
+    }
+    assert not forgotten
+
+
+# The standard library's that saferun has at its start in any case, by other ways.
+START_ONLY = frozenset({"array", "fcntl", "gc", "hashlib", "json", "select", "socket", "struct", "string", "termios"})
+
+
+@pytest.mark.parametrize("name", [*MODULES, *FOR_SEVERAL_HOSTS])
+def test_every_module_that_is_named_is_there(name: str) -> None:
+    """One that cannot be imported is passed over in silence."""
+    assert path_of(name) is not None or name in sys.stdlib_module_names
+
+
+def test_each_module_is_imported_and_then_it_is_said() -> None:
+    """One at a time; what cannot be imported does not keep the others from it."""
+    program = """
+import sys
+from saferun.idle_imports import IdleImports
+told = []
+imports = IdleImports("", lambda: told.append(True))
+imports.begin(["saferun.errors", "no_such_module", "textwrap"])
+turns = 0
+while imports.deadline is not None:
+    before = len(told)
+    imports.tick(float("inf"))
+    turns += 1
+print(turns, told, "textwrap" in sys.modules)
+"""
+    out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out == "4 [True] True\n"
+
+
+def test_what_is_there_is_not_imported_again() -> None:
+    told: list[bool] = []
+    imports = IdleImports("", lambda: told.append(True))
+    imports.begin(["ast", "sys"])
+    imports.tick(1.0)
+    assert told == [True]
+    assert imports.deadline is None
