@@ -205,7 +205,9 @@ def restart(inner: Path, folder: Path) -> None:
 def unit(inner: Path, folder: Path) -> None:
     """The unit tests pass with this Python."""
     del folder
-    ended = run([str(inner), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit"], cwd=ROOT, timeout_s=600)
+    ended = run(
+        [str(inner), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit"], cwd=ROOT, timeout_s=_BUILD_S
+    )
     _need(ended.code == 0, "unit tests fail", ended)
 
 
