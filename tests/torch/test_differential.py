@@ -23,6 +23,7 @@ from tests.torch.differential import (
     read_consoles,
 )
 from tests.torch.observation import with_names
+from tests.unit.recorded_launchers import PLAIN, slurm_step
 
 SUBJECT = os.environ.get("SAFERUN_PARITY_SUBJECT", "saferun")
 
@@ -52,6 +53,8 @@ CPUS = min(2, len(os.sched_getaffinity(0)))
 TWO = ("--nproc-per-node", "2")
 LOGS = ("--log-dir", "@job@/logs")
 REPORT = {"TORCHELASTIC_ERROR_FILE": "@job@/report.json"}
+OF_SLURM = slurm_step(0, 1, 1, nodes="node1", hosts=1, tasks=2, tasks_by_host="2", gtids="0,1")
+OF_SLURM = {name: value for name, value in OF_SLURM.items() if name not in PLAIN}
 C10D = ("--nnodes=2", "--rdzv-backend=c10d")
 PEERS_WAIT = {"0": ["wait"], "2": ["wait"]}
 
@@ -145,6 +148,22 @@ CASES = (
         (*C10D, "--rdzv-endpoint=127.0.0.1:@port@", "--rdzv-conf=is_host=0,read_timeout=2"),
         ranks=0,
         exit_code=1,
+    ),
+    # A task of a step of two, which is none of torchrun's business, nor saferun's where the user says anything of it.
+    Case("one_job_a_process_under_a_scheduler", ("--nnodes=1", "--nproc-per-node=1"), env=OF_SLURM),
+    Case(
+        "c10d_on_a_free_port_under_a_scheduler",
+        ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=7", *TWO),
+        env=OF_SLURM,
+        ranks=2,
+    ),
+    Case(
+        "two_agents_on_a_host_under_a_scheduler",
+        ("--nnodes=2", "--master-addr=127.0.0.1", "--master-port=@port@", *TWO),
+        nodes=(("--node-rank=0",), ("--node-rank=1",)),
+        env=OF_SLURM,
+        does={"*": ["connect"]},
+        ranks=4,
     ),
     Case("process_group", ("--standalone", *TWO), does={"*": ["reduce"]}, ranks=2),
     # -------------------------------------------------------------------------------------------- what a rank is told
