@@ -26,21 +26,27 @@ if TYPE_CHECKING:
 
 # Beyond what any check may take, its patience at a retry included.
 _GIVE_UP_S = 45.0
+_IDLE_NICE = 19
 
 
 class CheckProcess:
     """A check process that has been forked and is told later what to check.
 
+    Args:
+        beside: whether ranks are running, from which it takes no time that they want.
+
     Raises:
         OSError: it cannot be forked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, beside: bool = False) -> None:
         ours, theirs = socket.socketpair()
         parent_pid = os.getpid()
 
         def serve() -> None:
             die_with_parent(parent_pid)
+            if beside:
+                os.nice(_IDLE_NICE)
             fd = theirs.detach()
             _keep_only(fd)
             from saferun.checks.serve import answer
@@ -78,6 +84,7 @@ class CheckRun:
         on_message: takes what the process says: ``result``, ``ready``, ``probes``.
         on_lost: told, once, that nothing more will come.
         process: one that has been forked already.
+        beside: whether ranks are running meanwhile.
     """
 
     def __init__(
@@ -89,6 +96,7 @@ class CheckRun:
         on_message: Callable[[JsonObject], None],
         on_lost: Callable[[str], None],
         process: CheckProcess | None = None,
+        beside: bool = False,
     ) -> None:
         self._context = context
         self._poller = poller
@@ -96,6 +104,7 @@ class CheckRun:
         self._on_message = on_message
         self._on_lost = on_lost
         self._process = process
+        self._beside = beside
         self._lines: JsonLines | None = None
         self.pid: int | None = None
         self.deadline: float | None = None
@@ -106,7 +115,7 @@ class CheckRun:
         Raises:
             OSError: it cannot be forked.
         """
-        process = self._process or CheckProcess()
+        process = self._process or CheckProcess(beside=self._beside)
         process.is_used = True
         self.pid = process.pid
         self._lines = JsonLines(process.connection, self._poller)
@@ -122,6 +131,10 @@ class CheckRun:
         """Ask the process for something."""
         if self._lines is not None:
             self._lines.send(message)
+
+    def take_in(self) -> None:
+        """Read what it has said by now."""
+        self._on_readable()
 
     def expire(self) -> None:
         """It has taken longer than it may."""

@@ -66,8 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
-    """The check process, which has much to import: it does so while this one imports the rest of saferun."""
+    """The check process, where the ranks wait for it: it imports what it needs while this one imports the rest."""
     if not config.checks_here or config.show_config or config.dry_run:
+        return None
+    from saferun.launch.checks import ranks_wait
+
+    if not ranks_wait(config, os.environ):
         return None
     from saferun.check_run import CheckProcess
     from saferun.host.streams import ensure_standard_descriptors

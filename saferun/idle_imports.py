@@ -38,6 +38,8 @@ MODULES = (
     "saferun.diagnosis.start",
     "saferun.findings",
     "saferun.policy.facts",
+    # To check this host beside the ranks
+    "saferun.preflight_run",
     # To tell it
     "saferun.report.text",
     "saferun.report.redaction",

@@ -97,6 +97,7 @@ class PreflightRun:
         self._waits_for_others = False
         self._verdict: JsonObject | None = None
         self._is_over = False
+        self._beside = False
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -150,11 +151,18 @@ class PreflightRun:
     # ----------------------------------------------------------------------------------------------------------------
     # This host
 
-    def check(self, context: CheckContext, on_checked: Callable[[Outcome], None]) -> None:
-        """Check this host; ``on_checked`` follows, with what it came to here."""
+    def check(self, context: CheckContext, on_checked: Callable[[Outcome], None], *, beside: bool = False) -> None:
+        """Check this host; ``on_checked`` follows, with what it came to here.
+
+        Args:
+            context: the launch.
+            on_checked: takes what it came to.
+            beside: whether the ranks have been started: whatever is found is a warning then.
+        """
         process, self._process = self._process, None
         self.close()
         self._begin()
+        self._beside = beside
         self._on_checked = on_checked
         run = CheckRun(
             context,
@@ -163,6 +171,7 @@ class PreflightRun:
             on_message=self._on_message,
             on_lost=self._on_lost,
             process=process,
+            beside=beside,
         )
         try:
             run.start()
@@ -170,6 +179,16 @@ class PreflightRun:
             self._on_lost(f"the check process cannot be started: {error.strerror}")
             return
         self._run = run
+
+    def settle(self) -> None:
+        """The launch is over: what has been found so far counts, where that is not known yet."""
+        if not self._beside or self._on_checked is None:
+            return
+        if self._run is not None:
+            self._run.take_in()
+        if self._on_checked is not None:
+            self._results.append(CheckResult("others", "skipped", "the launch was over before the other checks were"))
+            self._checked()
 
     def _on_message(self, message: JsonObject) -> None:
         try:
@@ -468,7 +487,7 @@ class PreflightRun:
     def _shown(self, results: Sequence[CheckResult]) -> list[CheckResult]:
         """What is to be told, in the terms of --preflight."""
         shown = [result for result in results if result.verdict in {"warn", "fail"}]
-        if self._config.checks.preflight == "warn":
+        if self._beside or self._config.checks.preflight == "warn":
             shown = [result._replace(verdict="warn") for result in shown]
         return shown
 
@@ -491,7 +510,7 @@ def _alike(first: CheckResult, failing: Sequence[CheckResult]) -> list[CheckResu
 def context_of(
     config: LaunchConfig, environ: Mapping[str, str], *, bound: Sequence[int], attempt: int, old_pids: Sequence[int]
 ) -> CheckContext:
-    """What the checks of a launch are given.
+    """What the checks of a launch are given. What only files tell the check process finds out by itself.
 
     Args:
         config: the launch.
@@ -506,13 +525,13 @@ def context_of(
     python = os.path.basename(argv[0]) if argv else ""
     is_python = config.command.run_path or python.startswith("python") or "PYTHON_EXEC" in environ
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
-    serves = hosts.node_rank == 0
-    if rendezvous.backend != "static":
+    serves = not hosts.together or hosts.node_rank == 0
+    if hosts.together and rendezvous.backend != "static":
         from saferun.host.net import is_this_host
         from saferun.job_line import split_endpoint
 
         master = split_endpoint(rendezvous.endpoint)[0]
-        serves = not hosts.together or is_this_host(master)
+        serves = is_this_host(master)
     return CheckContext(
         nproc=task.local_world_size if task is not None else config.nproc_per_node,
         environ=environ,
@@ -525,10 +544,10 @@ def context_of(
         serves=serves,
         nics=config.checks.nics,
         run_dir=(config.output.run_dir or os.curdir) if config.output.keep_files else "",
-        script=config.command.name if is_python and os.path.isfile(config.command.name) else "",
+        script=config.command.name if is_python else "",
         script_args=argv[argv.index(config.command.name) + 1 :] if config.command.name in argv else (),
         python=argv[0] if is_python and not config.command.run_path else "",
-        vendor=_vendor(config.environ.vendor),
+        vendor=config.environ.vendor,
         attempt=attempt,
         old_pids=tuple(old_pids),
     )

@@ -56,13 +56,13 @@ from saferun.handover import Handover
 from saferun.host.children import reap
 from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
 from saferun.host.log_files import LogDirectory
-from saferun.host.net import address_for_ranks
 from saferun.host.poller import Poller
 from saferun.host.procfs import is_core_dumping
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.investigation import Investigation
+from saferun.launch.checks import Checks, ranks_wait
 from saferun.launch.passed_signals import PassedSignals
 from saferun.launch.rank_start import RankStart
 from saferun.leftovers import Leftovers
@@ -80,6 +80,7 @@ from saferun.supervisor import State, Supervisor
 
 if TYPE_CHECKING:
     from saferun.check_run import CheckProcess
+    from saferun.checks.context import CheckContext
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.job import Job, Place
     from saferun.launch.part import Part
@@ -89,6 +90,8 @@ if TYPE_CHECKING:
 _LINT_DELAY_S = 0.25
 # So does the examiner, which is forked at once where something is to be looked at before.
 _EXAMINER_DELAY_S = 0.1
+# The checks that no rank waits for leave the ranks the processors until they run.
+_CHECKS_DELAY_S = 0.1
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
 # How often the end looks whether a file has taken something.
@@ -194,10 +197,11 @@ class Runtime:
         self._started_at = 0.0
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
-        self._preflight = self._open_preflight(checks)
+        self._checks = self._open_checks(checks)
         self._place: Place | None = None
         self._segments = Segments()
         self._is_bound = False
+        self._waits_for_checks = True
         self._is_probed = False  # the host that leads has found nothing that keeps the ranks from being started
         self._leftovers = Leftovers(
             run_id,
@@ -213,7 +217,7 @@ class Runtime:
         self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
         # In this order they are woken, asked whose child has ended, and closed.
         beside = (
-            *(self._rank_start, self._passed, self._investigation, self._preflight, self._store, self._job, self._lint),
+            *(self._rank_start, self._passed, self._investigation, self._checks, self._store, self._job, self._lint),
             self._segments,
         )
         self._parts: tuple[Part, ...] = (
@@ -396,21 +400,28 @@ class Runtime:
     # ----------------------------------------------------------------------------------------------------------------
     # Before the ranks
 
-    def _open_preflight(self, process: CheckProcess | None) -> PreflightRun | None:
+    def _open_checks(self, process: CheckProcess | None) -> Checks | None:
         """The checks, where they are wanted and this process is the one of its host that makes them."""
         if not self._config.checks_here:
             return None
-        from saferun.preflight_run import PreflightRun
 
-        return PreflightRun(
-            self._config,
-            self._poller,
-            job=self._job,
-            environ=self._environ,
-            say=self._screen.say,
-            warn=self._warn,
-            process=process,
-        )
+        def open_run() -> PreflightRun:
+            from saferun.preflight_run import PreflightRun
+
+            return PreflightRun(
+                self._config,
+                self._poller,
+                job=self._job,
+                environ=self._environ,
+                say=self._screen.say,
+                warn=self._warn,
+                process=process,
+            )
+
+        checks = Checks(open_run)
+        if process is not None:
+            checks.opened()  # which ends the process, whatever comes
+        return checks
 
     def _run_checks(self, action: RunChecks) -> None:
         try:
@@ -422,23 +433,46 @@ class Runtime:
             return
         if self._job is not None:
             self._job.line.open()  # it has torch to import meanwhile
-        if self._preflight is None:
+        if self._checks is None:
             self._events.append(ChecksPassed(time.monotonic(), action.attempt))
             return
-        from saferun.preflight_run import context_of
-
         # As the ranks will have it, but for what differs between them.
         environ = dict(self._environ)
         first = RankPlace(0, 0, 0)
         apply(self._resolution, environ, first, host=self._host, world_size=1, run_dir=None, rank_dir=None)
-        context = context_of(
-            self._config,
-            environ,
-            bound=self._bound_ports(),
-            attempt=action.attempt,
-            old_pids=[rank.child.pid for rank in self._finished],
-        )
-        self._preflight.check(context, lambda outcome: self._on_checked(action.attempt, outcome))
+        self._waits_for_checks = ranks_wait(self._config, environ, action.attempt)
+        if not self._waits_for_checks:
+            self._events.append(ChecksPassed(time.monotonic(), action.attempt))
+            return
+        context = self._check_context(environ, action.attempt)
+        self._checks.opened().check(context, lambda outcome: self._on_checked(action.attempt, outcome))
+
+    def _on_imported(self) -> None:
+        """What may be needed while ranks run is there: no file has to be opened for it any more."""
+        self._investigation.imported()
+        if self._checks is not None:
+            self._checks.imported()
+
+    def _check_context(self, environ: Mapping[str, str], attempt: int) -> CheckContext:
+        from saferun.preflight_run import context_of
+
+        old_pids = [rank.child.pid for rank in self._finished]
+        return context_of(self._config, environ, bound=self._bound_ports(), attempt=attempt, old_pids=old_pids)
+
+    def _check_beside(self, plan: AttemptPlan) -> None:
+        """Check this host while the ranks, which are being started, do not need it."""
+        if self._checks is None or self._waits_for_checks:
+            return
+
+        def begin(run: PreflightRun) -> None:
+            run.check(self._check_context(plan.environs[0], plan.attempt), on_checked, beside=True)
+
+        def on_checked(outcome: Outcome) -> None:
+            self._investigation.note_preflight(outcome.preflight, outcome.cards)
+            if self._checks is not None:
+                self._checks.opened().tell_own()
+
+        self._checks.begin_at(time.monotonic() + _CHECKS_DELAY_S, begin)
 
     def _bind(self) -> None:
         """Bind every port of this host, before anything else starts.
@@ -453,7 +487,7 @@ class Runtime:
         port = self._store.bind()
         self._placement = topology.single_host(
             self._config.nproc_per_node,
-            rendezvous.master_addr or rendezvous.local_addr or address_for_ranks(),
+            rendezvous.master_addr or rendezvous.local_addr or "localhost",
             port,
             rendezvous.run_id,
         )
@@ -471,19 +505,19 @@ class Runtime:
             self._events.append(ChecksPassed(now, attempt))
             return
         self._investigation.note_preflight(outcome.preflight, outcome.cards)
-        assert self._preflight is not None  # noqa: S101 - it says so
+        assert self._checks is not None  # noqa: S101 - they say so
         if self._config.checks.preflight == "only":
             self._events.append(ChecksOver(now, attempt, self._show_checks(outcome)))
             return
-        self._preflight.tell_own()
+        self._checks.opened().tell_own()
         if outcome.failure is not None:
             self._events.append(_start_failure(now, attempt, outcome.failure))
         else:
             self._events.append(ChecksPassed(now, attempt))
 
     def _probe_hosts(self, action: ProbeHosts) -> None:
-        if self._preflight is not None and self._place is not None:
-            self._preflight.probe(self._place, lambda outcome: self._on_probed(action.attempt, outcome))
+        if self._checks is not None and self._place is not None:
+            self._checks.opened().probe(self._place, lambda outcome: self._on_probed(action.attempt, outcome))
         elif self._is_probed:
             self._events.append(ProbesPassed(time.monotonic(), action.attempt))
 
@@ -515,8 +549,8 @@ class Runtime:
 
     def _on_preflight(self, message: JsonObject) -> None:
         """The host that leads has said something of the checks."""
-        if self._preflight is not None:
-            self._preflight.hear(message)
+        if self._checks is not None:
+            self._checks.opened().hear(message)
         elif message.get("ok"):
             self._is_probed = True
             self._events.append(ProbesPassed(time.monotonic(), self._supervisor.attempt))
@@ -532,7 +566,8 @@ class Runtime:
     def _join_hosts(self, action: JoinHosts) -> None:
         self._number = action.attempt
         if self._job is not None:
-            card, door = (self._preflight.card, self._preflight.door) if self._preflight is not None else ("", "")
+            run = self._checks.opened() if self._checks is not None else None
+            card, door = (run.card, run.door) if run is not None else ("", "")
             self._job.join(action, card, door)
         else:
             assert self._placement is not None  # noqa: S101 - CHECKING has set it
@@ -683,6 +718,7 @@ class Runtime:
         self._hand_on_starts(self._group)
         pids = tuple(rank.child.pid for rank in self._group.ranks)
         attempt = self._supervisor.attempt
+        self._check_beside(self._group.plan)
         self._events.append(RanksStarted(time.monotonic(), attempt, pids))
         if self._config.environ.lint and attempt == 0 and worth_a_look(self._environ, self._config.environ):
             self._lint_soon(self._group.plan)
@@ -910,6 +946,8 @@ class Runtime:
             self._handover.end(self._finished, self._plan, self._supervisor.attempt, stopped=stopped)
         if self._job is not None:
             self._job.leaves = action.leaves
+        if self._checks is not None:
+            self._checks.settle()
         self._investigation.finish(action.exit_code, stopped=stopped)
         self._finish = action
 

@@ -7,6 +7,7 @@ It says, in JSON lines: ``result`` for each check, ``ready`` with the host's car
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -73,7 +74,18 @@ def answer(connection: socket.socket) -> None:
         order = json.loads(line)
         told: dict[str, Any] = order["context"]
         fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
-        serve(connection, CheckContext(**fields), opens_door=order["opens_door"])
+        serve(connection, _completed(CheckContext(**fields)), opens_door=order["opens_door"])
+
+
+def _completed(context: CheckContext) -> CheckContext:
+    """The launch with what the supervisor, which opens no file while ranks run, has left to this process."""
+    if not os.path.isfile(context.script):
+        context = context._replace(script="")
+    if context.vendor == "auto":
+        from saferun.host.gpus import gpu_vendor
+
+        context = context._replace(vendor=gpu_vendor() or "none")
+    return context
 
 
 class _HostSide:

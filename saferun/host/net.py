@@ -92,21 +92,6 @@ def short_host_name() -> str:
     return socket.gethostname().split(".", 1)[0] or "localhost"
 
 
-def address_for_ranks() -> str:
-    """The name under which ranks find this host's store: torchrun's ``getfqdn()``, where that can be resolved.
-
-    A name service that is not in order gives names that lead nowhere (an address in ``ip6.arpa``, a host name that
-    nobody can resolve). On one host the loopback address always leads home.
-    """
-    name = socket.getfqdn()
-    try:
-        # As bytes: text would import the IDNA codec.
-        infos = socket.getaddrinfo(name.encode(), None, proto=socket.IPPROTO_TCP)
-    except (OSError, UnicodeError):
-        return "127.0.0.1"
-    return name if any(_is_own(family, str(address[0])) for family, _, _, _, address in infos) else "127.0.0.1"
-
-
 def _is_own(family: int, address: str) -> bool:
     """Whether an address belongs to this host: only then can a socket be bound to it."""
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +13,12 @@ import pytest
 from saferun.check_run import CheckProcess
 from saferun.cli import read_config
 from saferun.host.poller import Poller
+from saferun.launch.checks import ranks_wait
+from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus
 from saferun.preflight_run import PreflightRun, context_of
 from tests.process.launching import running, until
+from tests.unit.host_roots import Root
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     from saferun.preflight_run import Outcome
 
 RAN = "from rank import *\ntell('ran')"
+RAN_AND_WAITS = f"{RAN}\nawait_release('end')"
 NO_SUCH_NIC = ("--nic", "nosuch0")
 
 
@@ -92,12 +98,46 @@ def test_a_limit_on_open_files_that_torchrun_lives_with_stops_nobody(tmp_path: P
 
 def test_a_healthy_host_says_nothing_of_its_checks(tmp_path: Path) -> None:
     """They are for when something is wrong; what they found is in a file."""
-    with running(tmp_path, RAN, nproc=2) as job:
+    with running(tmp_path, RAN_AND_WAITS, nproc=2) as job:
+        until((job.run_dir / "preflight.json").exists, "the checks are made beside the ranks")
+        job.release("end")
         assert job.wait() == 0
         assert job.err == ""
         found = json.loads((job.run_dir / "preflight.json").read_text())
         assert {result["verdict"] for result in found["results"]} <= {"ok", "skipped"}
         assert {"open_files", "shared_memory", "disk"} <= {result["check"] for result in found["results"]}
+
+
+def test_what_is_found_while_the_ranks_run_is_told_while_they_run(tmp_path: Path) -> None:
+    """On one host they do not wait for what can be no more than a warning."""
+    with running(tmp_path, RAN_AND_WAITS, nproc=2, before=("prlimit", "--nofile=100:100", "--")) as job:
+        job.hear("ran", 2)
+        until(lambda: "saferun: warning: a process may open 100 files" in job.err, "the warning is told")
+        job.release("end")
+        assert job.wait() == 0
+
+
+def broken(how: str) -> tuple[str, ...]:
+    """A saferun whose check process breaks, and is given up soon."""
+    patch = f"import os, time, saferun.check_run, saferun.checks.serve as s; s.answer = lambda _: {how}"
+    run = "saferun.check_run._GIVE_UP_S = 0.5; from saferun.cli import main; main()"
+    return sys.executable, "-c", f"{patch}; {run}"
+
+
+BREAKS = {"hangs": "time.sleep(600)", "dies": "os._exit(3)", "raises": "1 / 0", "is killed": "os.kill(os.getpid(), 9)"}
+
+
+@pytest.mark.parametrize("how", BREAKS.values(), ids=list(BREAKS))
+@pytest.mark.parametrize("options", [(), ("--nic", "lo")], ids=["beside the ranks", "before the ranks"])
+def test_a_check_process_that_breaks_holds_up_nobody_for_long(
+    tmp_path: Path, how: str, options: tuple[str, ...]
+) -> None:
+    """It fails by being absent, with one line; ranks that wait for it are started when its time is over."""
+    with running(tmp_path, RAN_AND_WAITS, *options, nproc=2, launcher=broken(how)) as job:
+        job.hear("ran", 2)
+        until(lambda: "saferun: checks before the start: the check" in job.err, "it is told")
+        job.release("end")
+        assert job.wait() == 0
 
 
 def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
@@ -120,3 +160,61 @@ def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
     assert checks.on_exit(process.pid, ExitStatus(0, None))
     assert not checks.pids
     assert len(outcomes[0].preflight.results) > 10
+
+
+def test_a_launch_that_is_over_before_its_checks_keeps_what_they_have_found() -> None:
+    """And does not wait for the rest; what was not checked is no failure."""
+    config = read_config(["--run-dir", "none", "--no-python", "true"], {**os.environ})
+    poller = Poller()
+    outcomes: list[Outcome] = []
+    process = CheckProcess()
+    os.kill(process.pid, signal.SIGSTOP)
+    checks = PreflightRun(config, poller, job=None, environ={}, say=print, warn=pytest.fail, process=process)
+    checks.check(context_of(config, {}, bound=(), attempt=0, old_pids=()), outcomes.append, beside=True)
+    checks.settle()
+    assert [(one.name, one.verdict) for one in outcomes[0].preflight.results] == [("others", "skipped")]
+    assert outcomes[0].failure is None
+    checks.settle()
+    checks.close()
+    assert len(outcomes) == 1
+    os.waitpid(process.pid, 0)
+
+
+ONE_HOST = ("--no-python", "true")
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "waits"),
+    [
+        ((), {}, False),
+        ((), {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "ib0"}, False),
+        ((), {"GLOO_SOCKET_IFNAME": "nosuch0"}, True),
+        ((), {"GLOO_SOCKET_IFNAME": "lo,nosuch0"}, True),
+        (("--nic", "lo"), {}, True),
+        (("--preflight", "only"), {}, True),
+        (("--nnodes", "2", "--node-rank", "0", "--master-addr", "node1"), {}, True),
+    ],
+)
+def test_ranks_wait_for_the_checks_only_where_one_may_refuse_them(
+    options: tuple[str, ...], environ: dict[str, str], waits: bool
+) -> None:
+    """Everybody pays for what ranks wait for."""
+    config = read_config([*options, *ONE_HOST], environ)
+    assert ranks_wait(config, environ) is waits
+
+
+def test_few_processes_that_are_left_are_seen_at_once(tmp_path: Path) -> None:
+    """By a control group's limit, the process's own or one above it."""
+    root = Root(tmp_path)
+    assert not may_be_short_of_processes(8, str(tmp_path)), "what cannot be read is no limit"
+    root.write("proc/self/cgroup", "0::/pod/job\n")
+    for name, maximum, current in (("pod/job", "max", "90"), ("pod", "1024", "100")):
+        root.write(f"sys/fs/cgroup/{name}/pids.max", f"{maximum}\n")
+        root.write(f"sys/fs/cgroup/{name}/pids.current", f"{current}\n")
+    assert not may_be_short_of_processes(8, str(tmp_path))
+    assert may_be_short_of_processes(16, str(tmp_path))
+    root.write("proc/self/cgroup", "7:memory:/a\n5:pids:/b\n")
+    root.write("sys/fs/cgroup/pids/b/pids.max", "64\n")
+    assert may_be_short_of_processes(2, str(tmp_path))
+    root.write("proc/self/cgroup", b"\xff::\n:::::\n0\n")
+    assert not may_be_short_of_processes(2, str(tmp_path))

@@ -1,0 +1,62 @@
+"""Whether the user or the control group may be short of processes: a quick look, at every start.
+
+Sources: getrlimit(2), RLIMIT_NPROC; Linux, Documentation/admin-guide/cgroup-v1/pids.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+# As many threads as a rank may start, with room to spare; the checks look closer.
+_ROOM_PER_RANK = 64
+_MANY_PROCESSES = 32768
+_MOST_LEVELS = 16
+_MOUNT = "/sys/fs/cgroup"
+
+
+def may_be_short_of_processes(ranks: int, root: str = "") -> bool:
+    """Whether it is not certain at once that this many ranks can be started. Where nothing can be read it is no.
+
+    Args:
+        ranks: of this process.
+        root: where /proc and /sys are looked for.
+    """
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and soft < _MANY_PROCESSES and os.geteuid() != 0:
+        return True
+    wanted = ranks * _ROOM_PER_RANK
+    for line in _read(f"{root}/proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(b":")
+        controllers, _, path = rest.partition(b":")
+        if controllers and b"pids" not in controllers.split(b","):
+            continue
+        mount = f"{root}{_MOUNT}/pids" if controllers else f"{root}{_MOUNT}"
+        if _is_short(mount, os.fsdecode(path), wanted):
+            return True
+    return False
+
+
+def _is_short(mount: str, path: str, wanted: int) -> bool:
+    # In a container the path may begin at the host's root, of which only the own part is mounted.
+    directory = f"{mount}{path}".rstrip("/")
+    if not os.path.isdir(directory):
+        directory = mount
+    for _ in range(_MOST_LEVELS):
+        maximum = _read(f"{directory}/pids.max").strip()
+        if maximum.isdigit():
+            current = _read(f"{directory}/pids.current").strip()
+            if int(maximum) - (int(current) if current.isdigit() else 0) < wanted:
+                return True
+        if directory == mount or not directory.startswith(mount):
+            return False
+        directory = os.path.dirname(directory)
+    return False
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(65536)
+    except OSError:
+        return b""
