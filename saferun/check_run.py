@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 # Beyond what any check may take, its patience at a retry included.
 _GIVE_UP_S = 45.0
-_IDLE_NICE = 19
+# Less than the ranks get, and enough to be done soon where other programs take all processors.
+_IDLE_NICE = 5
 
 
 class CheckProcess:

@@ -910,6 +910,10 @@ class Investigation:
         """What the checks before the start found."""
         self._guarded("note what the checks found", self._log.set_preflight, preflight, cards)
 
+    def write_preflight(self) -> None:
+        """Write what the checks found, if it is not written yet."""
+        self._guarded("write what the checks found", self._log.write_preflight)
+
     def joined(self, host: str) -> None:
         """The hosts of the job have met; ``host``: the name that they know this one by."""
         self._host = host

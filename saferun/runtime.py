@@ -469,6 +469,7 @@ class Runtime:
 
         def on_checked(outcome: Outcome) -> None:
             self._investigation.note_preflight(outcome.preflight, outcome.cards)
+            self._investigation.write_preflight()
             if self._checks is not None:
                 self._checks.opened().tell_own()
 

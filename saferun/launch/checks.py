@@ -21,7 +21,7 @@ _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
 def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 0) -> bool:
     """Whether the ranks are not to be started before the checks have reported.
 
-    On one host next to nothing can be found that would keep the ranks from being started: saferun binds the port itself,
+    On one host next to nothing can be found that would keep the ranks from being started: saferun binds the port,
     and needs no names. Whether anything else may be found is known beforehand from the settings and from /proc. So
     the ranks of most launches wait for nothing, and the checks are made beside them.
 
