@@ -267,6 +267,17 @@ class DeadlineExpired(Value):
     attempt: int
 
 
+class LoopStalled(Value):
+    """The phase's time is over, and the loop did not run when it ended: it was stopped, suspended, or held up.
+
+    ``left_s``: what was left of the time when it last ran.
+    """
+
+    at: float
+    attempt: int
+    left_s: float
+
+
 Event = (
     LaunchRequested
     | ChecksPassed
@@ -291,6 +302,7 @@ Event = (
     | LeftoversGone
     | Diagnosed
     | DeadlineExpired
+    | LoopStalled
 )
 
 # --------------------------------------------------------------------------------------------------------------------

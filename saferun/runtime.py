@@ -33,6 +33,7 @@ from saferun.events import (
     JoinHosts,
     LaunchRequested,
     LeftoversGone,
+    LoopStalled,
     ProbeHosts,
     ProbesPassed,
     RankExited,
@@ -92,6 +93,8 @@ _LINT_DELAY_S = 0.25
 _EXAMINER_DELAY_S = 0.1
 # The checks that no rank waits for leave the ranks the processors until they run.
 _CHECKS_DELAY_S = 0.1
+# So late a busy machine is not: who wakes up this long after a deadline was stopped, suspended or held up.
+_STALL_S = 1.0
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
 # How often the end looks whether a file has taken something.
@@ -195,6 +198,7 @@ class Runtime:
         self._paused: list[RankStream] = []
         self._handover = Handover(config, self._job or self._store)
         self._started_at = 0.0
+        self._alive_at = 0.0
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
         self._checks = self._open_checks(checks)
@@ -289,15 +293,27 @@ class Runtime:
         now = time.monotonic()
         moments = [self._supervisor.deadline, self._screen.deadline(), *(part.deadline for part in self._parts)]
         due = min((moment for moment in moments if moment is not None), default=None)
+        # The last moment before the deadline at which this loop is known to have run.
+        deadline = self._supervisor.deadline
+        alive_at = now if deadline is None or now < deadline else self._alive_at
         self._poller.wait(None if due is None else max(due - now, 0.0))
         now = time.monotonic()
         self._screen.tick(now)
         for part in self._parts:
             part.tick(now)
         deadline = self._supervisor.deadline
-        if deadline is not None and deadline <= now and not self._events:
-            expiry = CoreDumpSeen if self._dumps_core() else DeadlineExpired
-            self._events.append(expiry(now, self._supervisor.attempt))
+        if deadline is not None and deadline <= now and self._events:
+            self._alive_at = alive_at  # what has happened comes first
+            return
+        self._alive_at = now
+        if deadline is not None and deadline <= now:
+            attempt = self._supervisor.attempt
+            if self._dumps_core():
+                self._events.append(CoreDumpSeen(now, attempt))
+            elif now - deadline > _STALL_S and alive_at < deadline:
+                self._events.append(LoopStalled(now, attempt, deadline - alive_at))
+            else:
+                self._events.append(DeadlineExpired(now, attempt))
 
     def _dumps_core(self) -> bool:
         """Whether the kernel is writing the core of a rank that is being stopped."""

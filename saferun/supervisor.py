@@ -32,6 +32,7 @@ from saferun.events import (
     JoinHosts,
     LaunchRequested,
     LeftoversGone,
+    LoopStalled,
     ProbeHosts,
     ProbesPassed,
     RankExited,
@@ -98,6 +99,10 @@ _LATE_LOOK_SHARE = 0.8
 _HEARD = frozenset({"membership", "lost", "task_lost"})
 # Where the other hosts know of this attempt, and it is not on its way out yet.
 _TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
+# Where somebody's answer is waited for. The ranks' grace and the wait before a restart go by the clock alone.
+_LASTS_ANEW = frozenset(
+    {State.CHECKING, State.JOINING, State.PROBING, State.STARTING, State.CAPTURING, State.DIAGNOSING}
+)
 # How soon a rank that is being dumped is looked at again.
 _LOOK_AGAIN_S = 0.2
 
@@ -199,6 +204,8 @@ class Supervisor:
                 return self._on_rank_exited(event)
             case DeadlineExpired():
                 return self._on_deadline(event)
+            case LoopStalled():
+                return self._on_stall(event)
             case StartFailed():
                 return self._on_start_failed(event)
             case LaunchRequested() if self.state is State.NEW:
@@ -711,6 +718,15 @@ class Supervisor:
         if self._stage is Stage.SWEEPING and self.state is State.STOPPING:
             return [SweepLeftovers(self.attempt, 0.0)]
         return [Say(f"SIGINT: killing {_ranks(len(self._running))}"), *self._kill(at)]
+
+    def _on_stall(self, event: LoopStalled) -> list[Action]:
+        """What could not be done in time because this process did not run has its time again; a grace has not."""
+        if self.deadline is None or event.at < self.deadline:
+            return []
+        if self.state in _LASTS_ANEW:
+            self.deadline = event.at + event.left_s
+            return []
+        return self._on_deadline(DeadlineExpired(event.at, event.attempt))
 
     def _on_deadline(self, event: DeadlineExpired) -> list[Action]:
         if self.deadline is None or event.at < self.deadline:

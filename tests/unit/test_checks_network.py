@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,14 +188,13 @@ def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch
 
     def hang(host: bytes, _port: None, **_: Any) -> list[Any]:
         if host == b"slow":
-            never.wait(60)
+            assert never.wait(600)
         return [(2, 1, 6, "", ("10.0.0.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    began_at = time.monotonic()
     assert look_up(("slow", "fast"), 0.05) == (Lookup("slow", error="late"), Lookup("fast", ("10.0.0.1",)))
     assert resolve("slow", 0.01) == []
-    assert time.monotonic() - began_at < 30
+    assert not never.is_set(), "nobody has waited for the answer"
     never.set()
 
 
@@ -335,10 +333,8 @@ def test_the_first_answer_is_enough() -> None:
         full.listen(0)
         silent, port = full.getsockname()[1], listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", silent), timeout=5):
-            began_at = time.monotonic()
-            found = knock([("127.0.0.1", silent), ("127.0.0.1", port)], 20)
-            assert time.monotonic() - began_at < 10
-            assert found["127.0.0.1", port] == "connected"
+            found = knock([("127.0.0.1", silent), ("127.0.0.1", port)], 600)
+            assert found == {("127.0.0.1", silent): "silent", ("127.0.0.1", port): "connected"}
             assert knock([("127.0.0.1", silent)], 0.05) == {("127.0.0.1", silent): "silent"}
 
 

@@ -143,11 +143,9 @@ def test_whatever_answers_otherwise_is_told_in_one_line(
 ) -> None:
     """The socket's other end is the user's process: it may be anything, and may be stopped."""
     with answering(tmp_path, answers) as target:
-        before = time.monotonic()
         collectives, content = capture(target, 0.5)
     assert collectives == RankCollectives(3, (), failure)
     assert content == b""
-    assert time.monotonic() - before < 5
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"3", b'"x"', b'{"entries": 3, "pg_status": [], "pg_config": 1}'])

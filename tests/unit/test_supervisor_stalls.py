@@ -1,0 +1,32 @@
+"""What a supervisor that was stopped, suspended or held up itself owes to those that it waits for."""
+
+from __future__ import annotations
+
+import pytest
+
+from saferun.events import ChecksPassed, LaunchRequested, LoopStalled
+from saferun.policy import AttemptPolicy
+from saferun.supervisor import Limits, State, Supervisor
+
+
+def started() -> Supervisor:
+    supervisor = Supervisor(AttemptPolicy(0, 0, 1.0), Limits())
+    supervisor.handle(LaunchRequested(100.0, 0))
+    return supervisor
+
+
+def test_a_phase_that_ended_while_the_loop_did_not_run_has_its_time_again() -> None:
+    """Ctrl-Z and fg, a laptop that was closed, a container that was frozen: nobody has failed."""
+    supervisor = started()
+    assert supervisor.deadline == 160.0
+    assert supervisor.handle(LoopStalled(5000.0, 0, 57.0)) == []
+    assert (supervisor.state, supervisor.deadline) == (State.CHECKING, 5057.0)
+    supervisor.handle(ChecksPassed(5001.0, 0))
+    assert supervisor.state is State.JOINING
+
+
+@pytest.mark.parametrize("at", [0.0, 159.0])
+def test_a_stall_before_the_deadline_changes_nothing(at: float) -> None:
+    supervisor = started()
+    assert supervisor.handle(LoopStalled(at, 0, 57.0)) == []
+    assert supervisor.deadline == 160.0
