@@ -463,12 +463,6 @@ class Runtime:
         context = self._check_context(environ, action.attempt)
         self._checks.opened().check(context, lambda outcome: self._on_checked(action.attempt, outcome))
 
-    def _on_imported(self) -> None:
-        """What may be needed while ranks run is there: no file has to be opened for it any more."""
-        self._investigation.imported()
-        if self._checks is not None:
-            self._checks.imported()
-
     def _check_context(self, environ: Mapping[str, str], attempt: int) -> CheckContext:
         from saferun.preflight_run import context_of
 
@@ -984,6 +978,8 @@ class Runtime:
         """No file is opened by this process any more."""
         self._note("ModulesImported")
         self._investigation.imported()
+        if self._checks is not None:
+            self._checks.imported()
 
     def _note(self, name: str) -> None:
         """One line of the story that no decision follows from."""
