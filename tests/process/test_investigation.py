@@ -177,6 +177,21 @@ def test_a_capture_that_cannot_be_started_is_said(tmp_path: Path) -> None:
         assert [incident["followed"] for incident in incidents(job)] == ["stopped", "ended"]
 
 
+def test_an_examiner_that_is_lost_is_replaced(tmp_path: Path) -> None:
+    """The out-of-memory killer may take any process; the job goes on, and its hang is looked into."""
+    program = "from rank import *\ntell('ready')\nawait_release('hang')\ntime.sleep(1000)\n"
+    options = ("--env-profile", "minimal", "--hang-timeout", "3", "--on-hang", "stop", "--shutdown-timeout", "5")
+    with running(tmp_path, program, *options, nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        lost = until(lambda: process_called("sr-examiner", job), "the examiner")
+        kill(lost, signal.SIGKILL)
+        until(lambda: process_called("sr-examiner", job) not in {0, lost}, "another one")
+        job.release("hang")
+        assert job.wait() == 1
+        assert job.err.count("saferun: the examiner has ended; another one takes its place") == 1
+        assert incidents(job)[0]["cause"]["place"] == "train.py:4", job.err
+
+
 def test_each_attempt_has_one_diagnosis_where_cores_cannot_be_read(tmp_path: Path) -> None:
     """A second one would be that of the attempt that follows."""
     environ = customized(tmp_path, in_saferun(NO_EXAMINER))
