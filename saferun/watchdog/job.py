@@ -37,7 +37,7 @@ def combine(
     verdicts: list[HangVerdict] = []
     at_work = False
     for who, state in states.items():
-        if isinstance(state, Mapping) and state.get("s") in {"done", "leftovers"}:
+        if isinstance(state, Mapping) and state.get("s") in ("done", "leftovers"):
             continue
         verdict = _verdict(state, now, ranks_of.get(who, ()) if ranks_of is not None else None)
         if verdict is None:

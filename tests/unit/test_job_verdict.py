@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saferun.evidence import HangVerdict
@@ -87,6 +87,7 @@ HOSTILE = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["s", "kind", "quiet_s", "since", "ranks", "busy", "certain"]), HOSTILE))
+@example({"s": []})
 def test_whatever_a_host_says_is_no_exception(state: dict[str, Any]) -> None:
     """States come from other hosts."""
     for said in (state, {**state, "s": "quiet"}, {**state, "s": "quiet", "kind": "stopped"}):
