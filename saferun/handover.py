@@ -8,7 +8,6 @@ import time
 from typing import Protocol
 
 from saferun.config import LaunchConfig
-from saferun.host.error_files import read_error_file
 from saferun.model import JsonObject, Placement
 from saferun.rank_group import AttemptPlan, Rank
 from saferun.report.torchrun_events import agent_event, common_fields, missing_error, rank_event
@@ -43,9 +42,8 @@ class Handover:
         failed = rank.end if state == "FAILED" else None
         error = None
         if failed is not None:
-            path = plan.destinations.error_files[plan.position(rank.place)]
-            recorded = read_error_file(path) if path else None
-            error = json.dumps(recorded.content if recorded else missing_error(failed.status.returncode))
+            content = rank.recorded["content"] if rank.recorded is not None else missing_error(failed.status.returncode)
+            error = json.dumps(content)
         self._receiver.hand_on(
             rank_event(state, self._fields(restarts), plan.placement, rank.place, rank.child.pid, failed, error)
         )

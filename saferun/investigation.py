@@ -480,11 +480,7 @@ class Investigation:
             return ""
         self._captures += 1
         path = os.path.join(self._run_dir.host_path, f"attempt_{self._attempt()}", f"{reason}_{self._captures}")
-        try:
-            os.makedirs(path, exist_ok=True)
-        except OSError as error:
-            self._run_dir.lost(path, error)
-            return ""
+        self._run_dir.make_directory(path)
         self._capture_directory = path
         return path
 

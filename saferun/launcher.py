@@ -13,6 +13,7 @@ from saferun.config import HostsConfig, LaunchConfig
 from saferun.console.screen import Screen
 from saferun.errors import SaferunError
 from saferun.events import Finish
+from saferun.files.writer import Writer
 from saferun.host.net import short_host_name
 from saferun.host.prctl import become_subreaper, keep_freed_memory
 from saferun.host.procfs import children_of
@@ -103,7 +104,8 @@ def _run(
     def warn(text: str) -> None:
         screen.say(f"saferun: {text}")
 
-    run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn)
+    writer = Writer(warn)
+    run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
     screen = Screen(
         1,
         2,
@@ -168,6 +170,7 @@ def _run(
             reaper=reaper,
             peers_s=peers_s,
             checks=checks,
+            writer=writer,
         ).run()
     finally:
         run_dir.close()

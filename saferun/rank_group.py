@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from saferun.config import LaunchConfig
 from saferun.console.prefix import colored, render_legacy, render_template
-from saferun.console.rank_stream import FileSink, LineFilter, RankStream
+from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.console.screen import ConsoleStream, Screen
 from saferun.errors import SaferunError
+from saferun.files.streams import FRESH, LAZY, FileStream
 from saferun.host.children import Child, SpawnError, await_report, begin_spawn, signal_group
-from saferun.host.error_files import read_error_file
 from saferun.host.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.host.procfs import read_stat
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.linux.program_start import Waiting, start_error
-from saferun.model import ExitStatus, LogDestinations, Placement, RankEnd, RankPlace, Value
+from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankEnd, RankPlace, Value
 from saferun.topology import rank_environ, substitute_local_rank
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class AttemptPlan(Value):
 class Rank:
     """A started rank."""
 
-    __slots__ = ("child", "end", "place", "signals", "stderr_path", "streams")
+    __slots__ = ("child", "end", "place", "recorded", "signals", "stderr_path", "streams")
 
     def __init__(self, place: RankPlace, child: Child, streams: list[RankStream], stderr_path: str) -> None:
         self.place = place
@@ -65,6 +65,7 @@ class Rank:
         self.stderr_path = stderr_path
         self.signals: set[int] = set()  # that saferun sent to it
         self.end: RankEnd | None = None
+        self.recorded: JsonObject | None = None  # what its error file says: message, time, content
 
     def output_bytes(self) -> int:
         """How many bytes it has written to its streams, as far as they come through saferun."""
@@ -108,7 +109,9 @@ class RankGroup:
             prepares.append(partial(restore_files, limits))
         self._prepare = partial(_call_all, prepares) if prepares else None
         self.is_closed = False
-        self._outputs: tuple[RankOutput, ...] = ()
+        self._last_lines: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by rank; once all is closed
+        self._unread = 0  # error files that have been asked for
+        self._on_read: Callable[[], None] | None = None
         self.ranks: list[Rank] = []
         self.by_pid: dict[int, Rank] = {}
 
@@ -190,9 +193,9 @@ class RankGroup:
         teed = i in (destinations.tee_stderrs if is_stderr else destinations.tee_stdouts)
         on_console = teed or path == ""
         paths = [path] if path not in {"", os.devnull} else []
-        if self._run_dir.host_path is not None:
-            name = "stderr.log" if is_stderr else "stdout.log"
-            own = os.path.join(self._run_dir.rank_path(self.plan.attempt, place.rank), name)
+        own_path = self._run_dir.rank_path(self.plan.attempt, place.rank)
+        if own_path is not None:
+            own = os.path.join(own_path, "stderr.log" if is_stderr else "stdout.log")
             if own not in paths:
                 paths.append(own)
         shown_path = shorter_path(paths[-1]) if paths else ""
@@ -205,7 +208,9 @@ class RankGroup:
             self._warn(_NO_ROOM)
             return None, 2 if is_stderr else 1, ""
         read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
-        files = tuple(FileSink(path, self._run_dir.lost) for path in paths)
+        # torchrun makes the files of --log-dir at once; the others are made when a rank says something.
+        at_once = self._config.logs.log_dir is not None
+        files = tuple(self._run_dir.files.open(path, FRESH if at_once else LAZY) for path in paths)
         console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
         line_filter = None
         if teed and (shared := self._filters[is_stderr]) is not None:
@@ -266,13 +271,15 @@ class RankGroup:
             prefix = colored(prefix, place.rank)
         return ConsoleStream(pane, prefix.encode(errors="backslashreplace"))
 
-    def _open_filters(self) -> tuple[tuple[tuple[str, ...], FileSink] | None, tuple[tuple[str, ...], FileSink] | None]:
+    def _open_filters(
+        self,
+    ) -> tuple[tuple[tuple[str, ...], FileStream] | None, tuple[tuple[str, ...], FileStream] | None]:
         logs, destinations = self._config.logs, self.plan.destinations
         out = err = None
         if logs.duplicate_stdout_filters:
-            out = (logs.duplicate_stdout_filters, FileSink(destinations.filtered_stdout, self._run_dir.lost))
+            out = (logs.duplicate_stdout_filters, self._run_dir.files.open(destinations.filtered_stdout, FRESH))
         if logs.duplicate_stderr_filters:
-            err = (logs.duplicate_stderr_filters, FileSink(destinations.filtered_stderr, self._run_dir.lost))
+            err = (logs.duplicate_stderr_filters, self._run_dir.files.open(destinations.filtered_stderr, FRESH))
         return out, err
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -312,6 +319,27 @@ class RankGroup:
             stopped_by_us=bool(rank.signals) and (status.signum is None or status.signum in rank.signals),
             clock=strftime("%H:%M:%S", localtime(time)),
         )
+        path = self.plan.destinations.error_files[self.plan.position(place)]
+        if path and not status.ok:
+            self._read_error(rank, path)
+
+    def _read_error(self, rank: Rank, path: str) -> None:
+        def on_answer(answer: JsonObject | None) -> None:
+            self._unread -= 1
+            rank.recorded = answer.get("value") if answer is not None else None
+            if self._on_read is not None and not self._unread:
+                on_read, self._on_read = self._on_read, None
+                on_read()
+
+        self._unread += 1
+        self._run_dir.files.ask("read_error", [path], on_answer)
+
+    def when_read(self, call: Callable[[], None]) -> None:
+        """Call when the error files of all ranks that failed have been read, or have not come in time."""
+        if self._unread:
+            self._on_read = call
+        else:
+            call()
 
     def close(self, at: float) -> None:
         """The attempt is over: take in what is left in the pipes and close everything.
@@ -323,8 +351,8 @@ class RankGroup:
         failed = any(rank.end is None or not rank.end.status.ok for rank in self.ranks)
         for rank in self.ranks:
             _take_in(rank, at)
-        if failed:
-            self._outputs = self._read_outputs()
+            if failed:
+                self._last_lines[rank.place.rank] = _all_last_lines(rank)
         for rank in self.ranks:
             for stream in rank.streams:
                 stream.close()
@@ -335,24 +363,18 @@ class RankGroup:
 
     def outputs(self) -> tuple[RankOutput, ...]:
         """What each rank has written last, in order of local rank."""
-        return self._outputs if self.is_closed else self._read_outputs()
-
-    def _read_outputs(self) -> tuple[RankOutput, ...]:
-        return tuple(self._output_of(rank) for rank in self.ranks)
-
-    def _output_of(self, rank: Rank) -> RankOutput:
         from saferun.evidence import RankOutput
 
-        path = self.plan.destinations.error_files[self.plan.position(rank.place)]
-        recorded = read_error_file(path) if path and rank.end is not None and not rank.end.status.ok else None
-        return RankOutput(
-            rank.place.local_rank,
-            _last_lines(rank, is_stderr=True),
-            rank.stderr_path,
-            recorded.message if recorded else "",
-            recorded.time if recorded else 0.0,
-            _last_lines(rank, is_stderr=False),
-        )
+        outputs = []
+        for rank in self.ranks:
+            out, err = self._last_lines.get(rank.place.rank, ((), ())) if self.is_closed else _all_last_lines(rank)
+            said = rank.recorded or {"message": "", "time": 0.0}
+            outputs.append(RankOutput(rank.place.local_rank, err, rank.stderr_path, said["message"], said["time"], out))
+        return tuple(outputs)
+
+
+def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return _last_lines(rank, is_stderr=False), _last_lines(rank, is_stderr=True)
 
 
 def _modest(child: Child, report: int) -> tuple[Child, int]:
@@ -379,7 +401,7 @@ def _take_in(rank: Rank, at: float) -> None:
     """Read what a rank's pipes hold by now."""
     for stream in rank.streams:
         for _ in range(_MOST_CHUNKS_AT_EXIT):
-            if stream.read(at) <= 0:
+            if stream.read(at, is_last=True) <= 0:
                 break
 
 

@@ -55,7 +55,6 @@ from saferun.events import (
 )
 from saferun.handover import Handover
 from saferun.host.children import reap
-from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
 from saferun.host.log_files import LogDirectory
 from saferun.host.poller import Poller
 from saferun.host.procfs import is_core_dumping
@@ -83,6 +82,7 @@ if TYPE_CHECKING:
     from saferun.check_run import CheckProcess
     from saferun.checks.context import CheckContext
     from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.files.writer import Writer
     from saferun.job import Job, Place
     from saferun.launch.part import Part
     from saferun.preflight_run import Failure, Outcome, PreflightRun
@@ -118,6 +118,7 @@ class Runtime:
         peers_s: how long other hosts' evidence is waited for after a failure.
         checks: the check process, where it has been forked already.
         witness: the process that gets the signals that the ranks get, and the pipe on which it says which.
+        writer: the process that writes the files; None: nobody does.
     """
 
     def __init__(
@@ -136,9 +137,11 @@ class Runtime:
         peers_s: float = 0.0,
         checks: CheckProcess | None = None,
         witness: tuple[int, int] = (0, -1),
+        writer: Writer | None = None,
     ) -> None:
         self._config = config
         self._environ = environ
+        self._writer = writer
         self._supervisor = supervisor
         self._screen = screen
         self._run_dir = run_dir
@@ -220,8 +223,11 @@ class Runtime:
         )
         self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
         # In this order they are woken, asked whose child has ended, and closed.
+        if writer is not None:
+            writer.attach(self._poller)
         beside = (
-            *(self._rank_start, self._passed, self._investigation, self._checks, self._store, self._job, self._lint),
+            *(writer, self._rank_start, self._passed, self._investigation, self._checks, self._store, self._job),
+            self._lint,
             self._segments,
         )
         self._parts: tuple[Part, ...] = (
@@ -611,22 +617,40 @@ class Runtime:
         """Everything is known that the ranks are started with. ``answer``: what only torch could tell."""
         placement, attempt = self._placement, self._number
         assert placement is not None  # noqa: S101 - CHECKING has set it
-        changed: list[dict[str, str]] = []
         try:
             environs = plan_environs(self._config, placement, self._environ)
-            if "logs" not in answer:
-                destinations = self._logs.destinations(placement, attempt)
-            else:
-                destinations, changed = _destinations_from(answer)
         except SaferunError as error:
             self._start_failed(attempt, error)
             return
-        except OSError as error:
-            what = f"log files cannot be made: {error.filename or ''}: {error.strerror}"
-            self._start_failed(attempt, SaferunError(what, "pass another --log-dir, or make room there"))
+        if "logs" in answer:
+            destinations, changed = _destinations_from(answer)
+            self._run_dir.open(
+                lambda: self._on_destinations(attempt, placement, environs, destinations, answer, changed)
+            )
             return
+
+        def on_ready(found: LogDestinations | OSError) -> None:
+            if self._number != attempt or self._supervisor.state is not State.JOINING:
+                return  # the launch has been ended meanwhile
+            if isinstance(found, OSError):
+                what = f"log files cannot be made: {found.filename or ''}: {found.strerror}"
+                self._start_failed(attempt, SaferunError(what, "pass another --log-dir, or make room there"))
+            else:
+                self._on_destinations(attempt, placement, environs, found, answer, [])
+
+        self._logs.destinations(placement, attempt, on_ready)
+
+    def _on_destinations(
+        self,
+        attempt: int,
+        placement: Placement,
+        environs: tuple[dict[str, str], ...],
+        destinations: LogDestinations,
+        answer: JsonObject,
+        changed: Sequence[Mapping[str, str]],
+    ) -> None:
+        """The directories of the attempt are there, as far as they are going to be."""
         # Nothing that is asked for is impossible: from here on the launch leaves files.
-        self._run_dir.open()
         if self._plan is None:
             self._write_run_json(None)
         own = self._own_environ()
@@ -909,7 +933,11 @@ class Runtime:
     def _diagnose(self, action: Diagnose) -> None:
         self._stop_signum = action.stop_signum
         self._end_attempt(time.monotonic())
-        self._investigation.diagnose(action)
+        group = self._group
+        if group is None:
+            self._investigation.diagnose(action)
+        else:
+            group.when_read(lambda: self._investigation.diagnose(action) if self._group is group else None)
 
     def _report_failure(self, action: ReportFailure) -> None:
         self._investigation.report_failure(action)
@@ -931,23 +959,23 @@ class Runtime:
         if not path:
             return
         first = diagnosis.first
-        try:
-            if self._stop_signum is not None:
-                # The words of torchrun's exception, which programs that read this file may know.
-                write_launcher_error(f"SignalException: Process {os.getpid()} got signal: {self._stop_signum}", path)
-                return
-            if first is None or self._plan is None:
-                write_launcher_error(diagnosis.headline, path)
-                return
+        message, source, returncode = diagnosis.headline, "", 0
+        if self._stop_signum is not None:
+            # The words of torchrun's exception, which programs that read this file may know.
+            message = f"SignalException: Process {os.getpid()} got signal: {self._stop_signum}"
+        elif first is not None and self._plan is not None:
             own = next((place for place in self._plan.placement.ranks if place.rank == first.rank), None)
-            if own is None:
-                write_launcher_error(diagnosis.headline, path)
-                return
-            recorded = read_error_file(self._plan.destinations.error_files[self._plan.position(own)])
-            if recorded is not None:
-                copy_root_cause(recorded, first.status.returncode, path)
-        except OSError as error:
-            self._warn(f"TORCHELASTIC_ERROR_FILE {path}: {error.strerror}")
+            if own is not None:
+                source = self._plan.destinations.error_files[self._plan.position(own)]
+                returncode = first.status.returncode
+
+        def on_answer(answer: JsonObject | None) -> None:
+            if answer is None:
+                self._warn(f"TORCHELASTIC_ERROR_FILE {path}: the file system does not answer")
+            elif "error" in answer:
+                self._warn(f"TORCHELASTIC_ERROR_FILE {path}: {answer['error'][1]}")
+
+        self._run_dir.files.ask("write_error", [path, message, source, returncode], on_answer)
 
     def _on_finish(self, action: Finish) -> None:
         # By a signal to this host, or to another one of the job.
@@ -1016,6 +1044,7 @@ class Runtime:
             has_failed |= not self._is_done(name, step)
         # With processes that are to be left there is nothing that the reaper may end.
         self._reaper.is_needed = has_failed and not self._leftovers.is_left
+        self._is_done("the files", self._finish_files)
         self._is_done("the console", self._drain_console)
         self._is_done("signals", lambda: signal.set_wakeup_fd(-1))
         self._is_done("the poller", self._poller.close)
@@ -1029,6 +1058,16 @@ class Runtime:
                 self._screen.say(f"saferun: the end of the run: {name}: {type(error).__name__}: {error}")
             return False
         return True
+
+    def _finish_files(self) -> None:
+        """Have everything written; a file system that does not answer is left to itself."""
+        self._run_dir.close()
+        if self._writer is not None:
+            self._events.clear()
+            self._writer.finish(self._poller, self._is_hurried, self._screen.flush)
+
+    def _is_hurried(self) -> bool:
+        return any(isinstance(event, SignalReceived) for event in self._events)
 
     def _drain_console(self) -> None:
         """Wait for a slow reader: while it reads, and a while longer where files keep everything.
@@ -1050,7 +1089,7 @@ class Runtime:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0 and (self._run_dir.path is not None or self._screen.is_stuck):
                 break
-            if self._wait_for_console(max(left_s, _CONSOLE_S)):
+            if self._is_hurried() or self._wait_for_console(max(left_s, _CONSOLE_S)):
                 break
         self._screen.close()
 

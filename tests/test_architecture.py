@@ -24,7 +24,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("events", "config", "options"),
     ("diagnosis", "topology", "schedulers", "watchdog", "preflight", "isolation"),
     ("supervisor",),
-    ("host",),  # and ``linux``, see below
+    ("host",),  # with ``linux`` and ``files``, see below
     ("captures", "checks", "console", "report", "profiles", "lint"),
     ("capture_run", "idle_imports"),
     (
@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 )
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 # Rooms that are on their way into one: a file of the one may import files of the other.
-ONE_ROOM = {"linux": "host"}
+ONE_ROOM = {"linux": "host", "files": "host"}
 # These need no place in the order: the package itself holds the version, the coordinator is a process of its own, the
 # hook runs in the ranks and imports nothing of ours.
 APART = {"__init__", "coordinator", "inject"}

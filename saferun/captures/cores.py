@@ -86,6 +86,8 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomK
     limits = resource.getrlimit(resource.RLIMIT_CORE)
     yield from _from_kernel_log(request)
     pattern = read_core_pattern()
+    if request.directory:
+        os.makedirs(request.directory, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="saferun-cores-", dir=request.directory or None) as unpacked:
         finds, others = _find(request, pattern, limits, deadline, unpacked)
         found = {find.notes.pid for find in finds}

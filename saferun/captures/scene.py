@@ -70,7 +70,12 @@ class Scene(Value):
             name = f"rank_{process.rank}.{'' if process.is_rank else f'pid_{process.pid}.'}{name}"
         path = os.path.join(self.request.directory, name)
         try:
-            with open(path, "wb", opener=_private) as file:
+            try:
+                file = open(path, "wb", opener=_private)  # noqa: SIM115 - closed below
+            except FileNotFoundError:  # whoever makes the directory has not come to it yet
+                os.makedirs(self.request.directory, exist_ok=True)
+                file = open(path, "wb", opener=_private)  # noqa: SIM115
+            with file:
                 file.write(content)
         except OSError:
             return ""

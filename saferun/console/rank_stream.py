@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.screen import ConsoleStream
+from saferun.files.streams import FileStream
 
 READ_BYTES = 64 << 10
 # Kept in memory for the diagnosis. C++ stacks alone can take half of it.
@@ -16,47 +16,10 @@ _LAST_BYTES = 64 << 10
 _SMALL_BYTES = 4 << 10
 
 
-class FileSink:
-    """A file that gets a copy of a stream. A file that cannot be written any more is given up, with one warning.
-
-    Args:
-        path: the file; made anew.
-        lost: told why, once, when writing fails.
-    """
-
-    def __init__(self, path: str, lost: Callable[[str, OSError], None]) -> None:
-        self.path = path
-        self._lost = lost
-        self._fd = -1
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | os.O_TRUNC, 0o666)
-        except OSError as error:
-            lost(path, error)
-
-    def write(self, chunk: bytes) -> None:
-        """Write it all, or give the file up."""
-        if self._fd < 0:
-            return
-        try:
-            written = os.write(self._fd, chunk)
-            while written < len(chunk):
-                chunk = chunk[written:]
-                written = os.write(self._fd, chunk)
-        except OSError as error:
-            self._lost(self.path, error)
-            self.close()
-
-    def close(self) -> None:
-        """Close the file; writing to it afterwards does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
 class LineFilter:
     """Copies the lines that hold one of some texts to a file (torchrun's ``--duplicate-*-filters``)."""
 
-    def __init__(self, sink: FileSink, needles: tuple[str, ...], header: str) -> None:
+    def __init__(self, sink: FileStream, needles: tuple[str, ...], header: str) -> None:
         self._sink = sink
         self._needles = tuple(needle.encode() for needle in needles)
         self._header = header.encode()
@@ -101,7 +64,7 @@ class RankStream:
         local_rank: int,
         *,
         is_stderr: bool,
-        files: tuple[FileSink, ...],
+        files: tuple[FileStream, ...],
         console: ConsoleStream | None,
         line_filter: LineFilter | None,
     ) -> None:
@@ -117,11 +80,17 @@ class RankStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should not be read for now, because its console is slow and no file keeps a copy."""
-        return self._console is not None and self._console.is_full
+        """Whether it should not be read for now: its console is slow and no file has a copy, or its files are slow."""
+        if self._console is not None and self._console.is_full:
+            return True
+        return bool(self._files) and self._files[0].is_full
 
-    def read(self, now: float) -> int:
+    def read(self, now: float, *, is_last: bool = False) -> int:
         """Take one chunk and pass it on.
+
+        Args:
+            now: monotonic seconds.
+            is_last: whether this is the last chance to do so: then files find room for it.
 
         Returns:
             How many bytes it was; 0 at the end of the stream, -1 when there is nothing to be read now.
@@ -136,7 +105,7 @@ class RankStream:
         if not chunk:
             return 0
         for file in self._files:
-            file.write(chunk)
+            file.write(chunk, must=is_last)
         if self._console is not None:
             self._console.feed(chunk, now)
         if self._line_filter is not None:

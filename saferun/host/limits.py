@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 
 # A rank takes two streams, two files, a pidfd, and while it is started the other ends of its streams.
 _FILES_PER_RANK = 8
@@ -47,3 +48,10 @@ def has_room_for_files() -> bool:
 def restore_files(limits: tuple[int, int]) -> None:
     """In a forked child: the limits that it would have had."""
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def raise_files() -> None:
+    """Have as many open files as this process may have: for a process that starts no others."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

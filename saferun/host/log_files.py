@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Callable
 
 from saferun.config import LogConfig
 from saferun.host.run_dir import RunDirectory
-from saferun.model import LogDestinations, Placement
+from saferun.model import JsonObject, LogDestinations, Placement
 
 _OUT, _ERR = 1, 2
+_ERROR_FILE = "error.json"
 
 
 class LogDirectory:
@@ -17,61 +18,109 @@ class LogDirectory:
 
     Without ``--log-dir`` the run directory takes its place: its files of each rank are what torchrun would have
     written to a directory in /tmp.
-
-    Raises:
-        OSError: a directory or file that the user asked for cannot be made.
     """
 
     def __init__(self, config: LogConfig, run_dir: RunDirectory) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._job_path: str | None = None
+        self._job_name: str | None = None
 
-    def destinations(self, placement: Placement, attempt: int) -> LogDestinations:
-        """Make the directories of an attempt and say where each stream goes."""
+    def destinations(
+        self, placement: Placement, attempt: int, on_ready: Callable[[LogDestinations | OSError], None]
+    ) -> None:
+        """Have the directories of an attempt made, and say where each stream goes.
+
+        Args:
+            placement: the ranks.
+            attempt: its number.
+            on_ready: takes the answer: an OSError where a directory that the user asked for cannot be made. Where a
+                file system does not answer, the ranks are not kept from their start: files follow when it does.
+        """
         base = self._config.log_dir
-        count = len(placement.ranks)
         if base == os.devnull:
             # Nothing is written; streams that are not teed still reach the console.
-            return LogDestinations(
-                ("",) * count, ("",) * count, frozenset(), frozenset(), ("",) * count, os.devnull, os.devnull
-            )
-        if base:
-            attempt_path = os.path.join(self._make_job_path(base, placement.run_id), f"attempt_{attempt}")
-            os.makedirs(attempt_path)
-            rank_paths = [os.path.join(attempt_path, str(place.local_rank)) for place in placement.ranks]
-            for path in rank_paths:
-                os.mkdir(path)
+            nowhere = ("",) * len(placement.ranks)
+            none = frozenset[int]()
+            answer = LogDestinations(nowhere, nowhere, none, none, nowhere, os.devnull, os.devnull)
+            self._run_dir.open(lambda: on_ready(answer))
+        elif base:
+            self._below(base, placement, attempt, on_ready)
         else:
-            rank_paths = [self._run_dir.rank_path(attempt, place.rank) for place in placement.ranks]
-            attempt_path = os.path.dirname(rank_paths[0])
-        error_files = [os.path.join(path, "error.json") for path in rank_paths]
-        for path in error_files:
-            # A run directory that is used again must not show the errors of the run before.
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-        return LogDestinations(
-            stdouts=self._paths(placement, rank_paths, _OUT, "stdout.log"),
-            stderrs=self._paths(placement, rank_paths, _ERR, "stderr.log"),
-            tee_stdouts=self._teed(placement, _OUT),
-            tee_stderrs=self._teed(placement, _ERR),
-            error_files=tuple(error_files),
-            filtered_stdout=os.path.join(attempt_path, "filtered_stdout.log"),
-            filtered_stderr=os.path.join(attempt_path, "filtered_stderr.log"),
-        )
+            self._run_dir.open(lambda: self._in_run_directory(placement, attempt, on_ready))
 
-    def _make_job_path(self, base: str, run_id: str) -> str:
-        if self._job_path is None:
-            os.makedirs(base, exist_ok=True)
-            while True:
-                path = os.path.join(base, f"{run_id}_{os.urandom(4).hex()}")
-                try:
-                    os.mkdir(path, 0o700)
-                except FileExistsError:
-                    continue
-                self._job_path = path
-                break
-        return self._job_path
+    def _below(
+        self, base: str, placement: Placement, attempt: int, on_ready: Callable[[LogDestinations | OSError], None]
+    ) -> None:
+        name = self._job_name or f"{placement.run_id}_{os.urandom(4).hex()}"
+        names = [str(place.local_rank) for place in placement.ranks]
+
+        def on_answer(answer: JsonObject | None) -> None:
+            if answer is not None and "error" in answer:
+                errno, words, path = answer["error"]
+                on_ready(OSError(errno, words, path or base))
+                return
+            self._job_name = answer["value"] if answer is not None else name
+            path = os.path.join(base, str(self._job_name), f"attempt_{attempt}")
+            paths = [os.path.join(path, rank) for rank in names]
+
+            def on_open() -> None:
+                self._ready(placement, attempt, paths, on_ready, answers=answer is not None)
+
+            self._run_dir.open(on_open)
+
+        arguments: list[object] = [base, name, attempt, names, int(self._job_name is not None)]
+        self._run_dir.files.ask("make_log_directories", arguments, on_answer)
+
+    def _in_run_directory(
+        self, placement: Placement, attempt: int, on_ready: Callable[[LogDestinations | OSError], None]
+    ) -> None:
+        paths = [
+            path for place in placement.ranks if (path := self._run_dir.rank_path(attempt, place.rank)) is not None
+        ]
+        if not paths:
+            self._ready(placement, attempt, paths, on_ready, answers=False)
+            return
+
+        def on_answer(answer: JsonObject | None) -> None:
+            if answer is not None and "error" in answer:
+                errno, words, path = answer["error"]
+                self._run_dir.lost(path, OSError(errno, words))
+            answers = answer is not None and "error" not in answer
+            self._ready(placement, attempt, paths, on_ready, answers=answers)
+
+        outdated = [os.path.join(path, _ERROR_FILE) for path in paths]
+        self._run_dir.files.ask("make_directories", [paths, outdated], on_answer)
+
+    def _ready(
+        self,
+        placement: Placement,
+        attempt: int,
+        rank_paths: list[str],
+        on_ready: Callable[[LogDestinations | OSError], None],
+        *,
+        answers: bool,
+    ) -> None:
+        """Say where all goes. ``answers``: whether a rank may write its error file in its directory."""
+        error_paths = rank_paths
+        try:
+            if not answers:
+                error_paths = [self._run_dir.scratch_rank_path(attempt, place.rank) for place in placement.ranks]
+        except OSError as error:
+            on_ready(error)
+            return
+        paths = rank_paths or error_paths
+        attempt_path = os.path.dirname(paths[0])
+        on_ready(
+            LogDestinations(
+                stdouts=self._paths(placement, paths, _OUT, "stdout.log"),
+                stderrs=self._paths(placement, paths, _ERR, "stderr.log"),
+                tee_stdouts=self._teed(placement, _OUT),
+                tee_stderrs=self._teed(placement, _ERR),
+                error_files=tuple(os.path.join(path, _ERROR_FILE) for path in error_paths),
+                filtered_stdout=os.path.join(attempt_path, "filtered_stdout.log"),
+                filtered_stderr=os.path.join(attempt_path, "filtered_stderr.log"),
+            )
+        )
 
     def _shown(self, local_rank: int) -> bool:
         return not self._config.local_ranks_filter or local_rank in self._config.local_ranks_filter

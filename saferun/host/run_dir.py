@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from saferun.files.streams import APPENDED, WHOLE, DirectFiles, Files, FileStream
+from saferun.host.children import fork
 from saferun.linux.scratch import Scratch
 from saferun.model import JsonObject
 
@@ -27,17 +29,34 @@ class RunDirectory:
         host: name of this host's sub-directory.
         run_id: distinguishes runs that start in the same second.
         warn: told, in one line, what could not be written.
+        files: writes them; None: this process.
     """
 
-    def __init__(self, path: str | None, *, wanted: bool, host: str, run_id: str, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        wanted: bool,
+        host: str,
+        run_id: str,
+        warn: Callable[[str], None],
+        files: Files | None = None,
+    ) -> None:
         self._chosen = path
         self._wanted = wanted
         self._host = host
         self.scratch = Scratch(run_id)
         self._warn = warn
+        self.files: Files = files or DirectFiles()
+        self.files.on_failed = self._on_failed
+        self.files.on_written = self._on_written
+        self._failing: set[str] = set()
+        self._missing_bytes = 0
         self._has_warned = False
+        self._has_recovered = False
         self._is_open = False
-        self._events_fd = -1
+        self._waiting: list[Callable[[], None]] | None = None  # for the directory to be made
+        self._event_file: FileStream | None = None
         self._events: list[JsonObject] = []
         self._is_part = False
         self._part = ""
@@ -62,33 +81,71 @@ class RunDirectory:
         self.name = _file_name(name) or self.name
         self._part = f".task_{task}" if task else ""
 
-    def open(self) -> None:
-        """Make the directory. Until now nothing has been written, and events were kept in memory."""
+    def open(self, on_open: Callable[[], None] | None = None) -> None:
+        """Make the directory. Until now nothing has been written, and events were kept in memory.
+
+        Args:
+            on_open: called when it is there, or it is known that there is to be none (``path`` is None then).
+        """
         if self._is_open:
+            if self._waiting is not None and on_open is not None:
+                self._waiting.append(on_open)
+            elif on_open is not None:
+                on_open()
             return
         self._is_open = True
-        events, self._events = self._events, []
-        if not self._wanted:
+        chosen = self._chosen or os.path.join(BASE, self.name)
+        path = self._absolute(chosen) if self._wanted else ""
+        if not path:
+            self._events.clear()
+            if on_open is not None:
+                on_open()
             return
         ours = self._chosen is None
-        chosen = self._chosen or os.path.join(BASE, self.name)
-        try:
-            self._make(chosen, ours=ours)
-            path = os.path.abspath(chosen)
-            host_path = _made(os.path.join(path, self._host))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._events_fd = os.open(os.path.join(host_path, f"events{self._part}.jsonl"), flags, 0o666)
-        except OSError as error:
-            self.lost(f"no run directory: {error.filename or chosen}", error)
-            return
+        host_path = os.path.join(path, self._host)
+        top = os.path.dirname(path)
+        latest = [os.path.join(top, f".latest-{os.getpid()}"), os.path.join(top, "latest")]
         self.path, self.host_path = path, host_path
+        self._waiting = [on_open] if on_open is not None else []
+
+        self.files.place = path
+
+        def on_answer(answer: JsonObject | None) -> None:
+            if answer is not None and "error" in answer:
+                errno, words, failed = answer["error"]
+                self.path = self.host_path = None
+                self.lost(f"no run directory: {failed or chosen}", OSError(errno, words))
+            elif answer is None:
+                self._failing.add(path)  # it may yet be made, and is not relied upon
+            self._begin()
+
+        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else []]
+        self.files.ask("make_run_directory", arguments, on_answer)
+
+    def _absolute(self, path: str) -> str:
+        try:
+            return os.path.abspath(path)
+        except OSError as error:  # the current directory is gone
+            self.lost(f"no run directory: {path}", error)
+            return ""
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        events, self._events = self._events, []
+        if self.host_path is not None:
+            self._event_file = self.files.open(os.path.join(self.host_path, f"events{self._part}.jsonl"), APPENDED)
         for event in events:
             self.write_event(event)
+        for call in waiting:
+            call()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # What cannot be written
 
     @property
     def keeps_all(self) -> bool:
         """Whether whatever the ranks write can be read here."""
-        return self.path is not None and not self._has_warned
+        return self.path is not None and self._waiting is None and not self._failing and not self.files.is_stalled
 
     def lost(self, path: str, error: OSError) -> None:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
@@ -96,49 +153,49 @@ class RunDirectory:
             self._has_warned = True
             self._warn(f"{path}: {error.strerror}; what cannot be written to files still goes to the console")
 
-    @staticmethod
-    def _make(path: str, *, ours: bool) -> None:
-        existed = os.path.isdir(path)
-        os.makedirs(path, exist_ok=True)
-        top = os.path.dirname(path) if ours else path
-        ignore = os.path.join(top, ".gitignore")
-        if (ours or not existed) and not os.path.exists(ignore):
-            with open(ignore, "w", encoding="ascii") as file:
-                file.write("*\n")
-        if ours:
-            link = os.path.join(top, f".latest-{os.getpid()}")
-            with suppress(OSError):
-                os.symlink(os.path.basename(path), link)
-                os.replace(link, os.path.join(top, "latest"))
+    def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files
+        if is_tried_again:
+            self._failing.add(path)
+        self.lost(path, error)
 
-    def rank_path(self, attempt: int, rank: int) -> str:
-        """The directory of one rank's files, made if need be; a private temporary one where there is no run directory.
+    def _on_written(self, path: str, missing_bytes: int) -> None:
+        self._failing.discard(path)
+        self._missing_bytes += missing_bytes
+        if self._failing or self._has_recovered:
+            return
+        self._has_recovered = True
+        missing = (
+            f"{self._missing_bytes} bytes are missing in them, which they note"
+            if self._missing_bytes
+            else ("nothing is missing in them")
+        )
+        self._warn(f"{path}: files are written again; {missing}")
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Files
+
+    def rank_path(self, attempt: int, rank: int) -> str | None:
+        """The directory of one rank's files; None where there is no run directory."""
+        if self.host_path is None:
+            return None
+        return os.path.join(self.host_path, f"attempt_{attempt}", f"rank_{rank}")
+
+    def scratch_rank_path(self, attempt: int, rank: int) -> str:
+        """The same in the private temporary directory, made if need be.
 
         Raises:
             OSError: not even a temporary directory can be made.
         """
-        self.open()
-        below = os.path.join(f"attempt_{attempt}", f"rank_{rank}")
-        if self.host_path is not None:
-            try:
-                return _made(os.path.join(self.host_path, below))
-            except OSError as error:
-                self.lost(str(error.filename), error)
-        return _made(os.path.join(self.scratch.path(), below))
+        path = os.path.join(self.scratch.path(), f"attempt_{attempt}", f"rank_{rank}")
+        os.makedirs(path, exist_ok=True)
+        return path
 
     def write_event(self, event: JsonObject) -> None:
         """Append one line to events.jsonl."""
-        if not self._is_open:
+        if not self._is_open or self._waiting is not None:
             self._events.append(event)
-            return
-        if self._events_fd < 0:
-            return
-        try:
-            os.write(self._events_fd, json.dumps(event, default=str).encode() + b"\n")
-        except OSError as error:
-            self.lost("events.jsonl", error)
-            os.close(self._events_fd)
-            self._events_fd = -1
+        elif self._event_file is not None:
+            self._event_file.write(json.dumps(event, default=str).encode() + b"\n")
 
     def write_json(self, name: str, content: JsonObject) -> None:
         """Write a file of the run directory as a whole, or not at all."""
@@ -146,6 +203,9 @@ class RunDirectory:
 
     def write_text(self, name: str, content: str) -> None:
         """Write a file of the run directory as a whole, or not at all."""
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.write_text(name, content))
+            return
         if self.path is None or self.host_path is None:
             return
         if self._is_part:
@@ -153,27 +213,27 @@ class RunDirectory:
             path = os.path.join(self.host_path, f"{stem}{self._part}{extension}")
         else:
             path = os.path.join(self.path, name)
-        temporary = f"{path}.{os.getpid()}"
-        try:
-            with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except OSError as error:
-            self.lost(path, error)
-            with suppress(OSError):
-                os.unlink(temporary)
+        file = self.files.open(path, WHOLE)
+        file.write(content.encode(errors="backslashreplace"))
+        file.close()
+
+    def make_directory(self, path: str) -> None:
+        """Have a directory of this launch made; whoever writes there makes it where it is not there yet."""
+        self.files.ask("make_directories", [[path], []])
 
     def close(self) -> None:
         """Close the files and remove what was temporary."""
-        if self._events_fd >= 0:
-            os.close(self._events_fd)
-            self._events_fd = -1
-        self.scratch.close()
-
-
-def _made(path: str) -> str:
-    os.makedirs(path, exist_ok=True)
-    return path
+        if self._event_file is not None:
+            self._event_file.close()
+            self._event_file = None
+        paths = self.scratch.paths
+        if paths and self.files.is_stalled:
+            # The place may be as dead as what the writer hangs in, or it may not.
+            with suppress(OSError):
+                fork(self.scratch.close)
+        elif paths:
+            self.files.ask("remove_directories", [paths])
+            self.scratch.forget()
 
 
 def _file_name(text: str) -> str:

@@ -46,9 +46,18 @@ class Scratch:
         bases = sorted(scratch_bases(), key=lambda base: base not in _memory_bases())
         return self._first([base for base in bases if len(os.fsencode(base)) <= _LONGEST_BASE])
 
+    @property
+    def paths(self) -> list[str]:
+        """What has been made."""
+        return list(self._locks)
+
     def close(self) -> None:
         """Remove what was made."""
-        remove_scratch(list(self._locks))
+        remove_scratch(self.paths)
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what was made: somebody else removes it."""
         for fd in self._locks.values():
             with suppress(OSError):
                 os.close(fd)

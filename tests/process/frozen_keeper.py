@@ -37,7 +37,8 @@ def _keep_disk(path: str, image: str) -> None:
         # Not sys.stdin: what it had read ahead would be lost to select.
         for command in iter(lambda: os.read(0, 64), b""):
             frozen = command == b"freeze\n"
-            fcntl.ioctl(root, _FIFREEZE if frozen else _FITHAW, 0)
+            with contextlib.suppress(OSError):  # EINVAL, EBUSY: it is so already
+                fcntl.ioctl(root, _FIFREEZE if frozen else _FITHAW, 0)
             print("done", flush=True)
     finally:
         if frozen:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from saferun.files.streams import Answer, DirectFiles
 from saferun.host.log_files import LogDirectory
 from saferun.host.run_dir import RunDirectory
+from saferun.model import LogDestinations, Placement
 from tests.unit.samples import logs_of, second_host
 
 
@@ -18,9 +20,23 @@ def _run_dir(tmp_path: Path) -> RunDirectory:
     return RunDirectory(str(tmp_path / "run"), wanted=True, host="node3", run_id="ab", warn=print)
 
 
+def destinations_of(logs: LogDirectory, placement: Placement, attempt: int) -> LogDestinations:
+    """Where all goes.
+
+    Raises:
+        OSError: what the user asked for cannot be made.
+    """
+    found: list[LogDestinations | OSError] = []
+    logs.destinations(placement, attempt, found.append)
+    (answer,) = found
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
+
+
 def test_without_options_everything_goes_to_the_console(tmp_path: Path, run_dir: RunDirectory) -> None:
     """And error files to the run directory, by rank."""
-    destinations = LogDirectory(logs_of(), run_dir).destinations(second_host(), 0)
+    destinations = destinations_of(LogDirectory(logs_of(), run_dir), second_host(), 0)
     assert destinations.stdouts == destinations.stderrs == ("", "")
     assert destinations.tee_stdouts == destinations.tee_stderrs == frozenset()
     base = tmp_path / "run" / "node3" / "attempt_0"
@@ -35,7 +51,7 @@ def test_log_dir_has_torchruns_layout(tmp_path: Path, run_dir: RunDirectory) -> 
     logs = LogDirectory(logs_of(str(tmp_path / "logs"), redirects=(3, 3)), run_dir)
     jobs = set()
     for attempt in (0, 1):
-        destinations = logs.destinations(second_host(), attempt)
+        destinations = destinations_of(logs, second_host(), attempt)
         for i in (0, 1):
             out = Path(destinations.stdouts[i])
             assert (out.name, out.parent.name, out.parent.parent.name) == ("stdout.log", str(i), f"attempt_{attempt}")
@@ -53,7 +69,7 @@ def test_log_dir_has_torchruns_layout(tmp_path: Path, run_dir: RunDirectory) -> 
 def test_two_launches_with_one_log_dir_stay_apart(tmp_path: Path, run_dir: RunDirectory) -> None:
     """The random part is for that."""
     for _ in range(2):
-        LogDirectory(logs_of(str(tmp_path / "logs")), run_dir).destinations(second_host(), 0)
+        destinations_of(LogDirectory(logs_of(str(tmp_path / "logs")), run_dir), second_host(), 0)
     assert len(list((tmp_path / "logs").iterdir())) == 2
     run_dir.close()
 
@@ -75,7 +91,7 @@ def test_redirects_and_tees(
     run_dir: RunDirectory,
 ) -> None:
     """Each stream of each rank by itself: ``o`` stdout, ``e`` stderr."""
-    destinations = LogDirectory(logs_of(redirects=redirects, tee=tee), run_dir).destinations(second_host(), 0)
+    destinations = destinations_of(LogDirectory(logs_of(redirects=redirects, tee=tee), run_dir), second_host(), 0)
     for i in (0, 1):
         assert bool(destinations.stdouts[i]) == ("o" in files[i])
         assert bool(destinations.stderrs[i]) == ("e" in files[i])
@@ -87,19 +103,19 @@ def test_redirects_and_tees(
 def test_ranks_that_are_filtered_out_do_not_reach_the_console(run_dir: RunDirectory) -> None:
     """Neither directly nor teed; what goes to files goes there still."""
     logs = LogDirectory(logs_of(redirects=(0, 1), tee=(2, 2), shown=frozenset({0})), run_dir)
-    destinations = logs.destinations(second_host(), 0)
+    destinations = destinations_of(logs, second_host(), 0)
     assert destinations.stdouts[0] == ""
     assert destinations.stdouts[1].endswith("stdout.log")
     assert destinations.stderrs[1].endswith("stderr.log")
     assert destinations.tee_stderrs == {0}
-    plain = LogDirectory(logs_of(shown=frozenset({0})), run_dir).destinations(second_host(), 1)
+    plain = destinations_of(LogDirectory(logs_of(shown=frozenset({0})), run_dir), second_host(), 1)
     assert plain.stdouts == plain.stderrs == ("", os.devnull)
     run_dir.close()
 
 
 def test_a_log_dir_of_dev_null_keeps_nothing(run_dir: RunDirectory) -> None:
     """Torchrun's way to say: no files."""
-    destinations = LogDirectory(logs_of(os.devnull, redirects=(3, 3)), run_dir).destinations(second_host(), 0)
+    destinations = destinations_of(LogDirectory(logs_of(os.devnull, redirects=(3, 3)), run_dir), second_host(), 0)
     assert destinations.stdouts == destinations.error_files == ("", "")
     assert destinations.filtered_stdout == os.devnull
     run_dir.close()
@@ -107,9 +123,11 @@ def test_a_log_dir_of_dev_null_keeps_nothing(run_dir: RunDirectory) -> None:
 
 def test_errors_of_a_run_before_are_not_shown(run_dir: RunDirectory) -> None:
     """A run directory may be used again."""
-    old = Path(run_dir.rank_path(0, 3)) / "error.json"
+    run_dir.open()
+    old = Path(run_dir.rank_path(0, 3) or "") / "error.json"
+    old.parent.mkdir(parents=True)
     old.write_text("{}")
-    LogDirectory(logs_of(), run_dir).destinations(second_host(), 0)
+    destinations_of(LogDirectory(logs_of(), run_dir), second_host(), 0)
     assert not old.exists()
     run_dir.close()
 
@@ -118,14 +136,53 @@ def test_a_log_dir_that_cannot_be_made_is_an_error(tmp_path: Path, run_dir: RunD
     """The user has asked for these files."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        LogDirectory(logs_of(str(tmp_path / "file" / "logs")), run_dir).destinations(second_host(), 0)
+        destinations_of(LogDirectory(logs_of(str(tmp_path / "file" / "logs")), run_dir), second_host(), 0)
     run_dir.close()
 
 
 def test_without_a_run_directory_error_files_are_temporary() -> None:
     """``--run-dir none``."""
     run_dir = RunDirectory(None, wanted=False, host="node3", run_id=os.urandom(8).hex(), warn=print)
-    destinations = LogDirectory(logs_of(), run_dir).destinations(second_host(), 0)
+    destinations = destinations_of(LogDirectory(logs_of(), run_dir), second_host(), 0)
     assert all(os.path.isdir(os.path.dirname(path)) for path in destinations.error_files)
     run_dir.close()
     assert not any(os.path.exists(os.path.dirname(path)) for path in destinations.error_files)
+
+
+def test_error_files_have_a_place_also_when_the_run_directory_has_no_room_left(tmp_path: Path) -> None:
+    """A disk that has filled up must not stop a restart; here a file stands in the way."""
+    warnings: list[str] = []
+    run_dir = RunDirectory(
+        str(tmp_path / "run"), wanted=True, host="node3", run_id=os.urandom(8).hex(), warn=warnings.append
+    )
+    run_dir.open()
+    (tmp_path / "run" / "node3" / "attempt_1").write_text("")
+    destinations = destinations_of(LogDirectory(logs_of(), run_dir), second_host(), 1)
+    assert all(os.path.isdir(os.path.dirname(path)) for path in destinations.error_files)
+    run_dir.close()
+    assert not any(os.path.exists(os.path.dirname(path)) for path in destinations.error_files)
+    assert len(warnings) == 1
+
+
+class Silent(DirectFiles):
+    """A file system that does not answer."""
+
+    def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+        if on_answer is not None and name != "remove_directories":
+            on_answer(None)
+        elif name == "remove_directories":
+            super().ask(name, arguments, on_answer)
+
+
+@pytest.mark.parametrize("log_dir", [None, "logs"])
+def test_a_file_system_that_does_not_answer_keeps_no_rank_from_its_start(tmp_path: Path, log_dir: str | None) -> None:
+    """Its files are named all the same: they follow when it answers. Error files are where ranks can write them."""
+    run_dir = RunDirectory(
+        str(tmp_path / "run"), wanted=True, host="node3", run_id=os.urandom(8).hex(), warn=pytest.fail, files=Silent()
+    )
+    base = str(tmp_path / log_dir) if log_dir else None
+    destinations = destinations_of(LogDirectory(logs_of(base, redirects=(3, 3)), run_dir), second_host(), 0)
+    assert destinations.stdouts[0].startswith(base or str(tmp_path / "run" / "node3"))
+    assert all(os.path.isdir(os.path.dirname(path)) for path in destinations.error_files)
+    assert not run_dir.keeps_all
+    run_dir.close()

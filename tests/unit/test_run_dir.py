@@ -42,10 +42,8 @@ def test_the_layout(tmp_path: Path, warnings: Warnings) -> None:
     run_dir.write_json("run.json", {"a": 1, "odd": Path("x")})
     run_dir.write_event({"event": "A"})
     run_dir.write_event({"event": "B", "odd": {1}})
-    rank_path = run_dir.rank_path(2, 13)
+    assert run_dir.rank_path(2, 13) == str(tmp_path / "runs" / "7" / "node3" / "attempt_2" / "rank_13")
     run_dir.close()
-    assert Path(rank_path) == tmp_path / "runs" / "7" / "node3" / "attempt_2" / "rank_13"
-    assert Path(rank_path).is_dir()
     assert json.loads((tmp_path / "runs" / "7" / "run.json").read_text()) == {"a": 1, "odd": "x"}
     lines = (tmp_path / "runs" / "7" / "node3" / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["A", "B"]
@@ -133,7 +131,8 @@ def test_a_full_disk_is_told_once(tmp_path: Path, warnings: Warnings) -> None:
         run_dir.write_event({"event": "A"})
     run_dir.close()
     assert len(warnings) == 1
-    assert warnings[0].startswith("events.jsonl: No space left on device")
+    assert f"{tmp_path}/run/node3/events.jsonl: No space left on device" in warnings[0]
+    assert not run_dir.keeps_all
 
 
 def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, warnings: Warnings) -> None:
@@ -151,7 +150,8 @@ def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: 
     run_dir = make(None, warnings, wanted=False)
     assert run_dir.path is None
     assert not (tmp_path / BASE).exists()
-    path = Path(run_dir.rank_path(0, 1))
+    assert run_dir.rank_path(0, 1) is None
+    path = Path(run_dir.scratch_rank_path(0, 1))
     assert path.is_dir()
     scratch = Path(run_dir.scratch.path())
     assert scratch in path.parents
@@ -159,14 +159,3 @@ def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: 
     run_dir.close()
     assert not scratch.exists()
     assert warnings == []
-
-
-def test_a_rank_gets_its_directory_also_when_the_run_directory_has_no_room_left(
-    tmp_path: Path, warnings: Warnings
-) -> None:
-    """A disk that has filled up must not stop a restart; here a file stands in the way."""
-    run_dir = make("run", warnings)
-    (tmp_path / "run" / "node3" / "attempt_1").write_text("")
-    path = Path(run_dir.rank_path(1, 0))
-    assert path.is_dir()
-    run_dir.close()

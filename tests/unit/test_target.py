@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.console import target as target_module
-from saferun.console.rank_stream import FileSink, LineFilter, RankStream
+from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.console.screen import ConsoleStream, Screen
 from saferun.console.target import MOST_WAITING_BYTES, Target
+from saferun.files.streams import FRESH, LAZY, DirectFiles
 from tests.unit.reader import Reader
 from tests.unit.terminal_model import Terminal
 
@@ -325,12 +326,14 @@ def test_a_stream_goes_to_files_console_and_filter(tmp_path: Path) -> None:
     os.set_blocking(read_end, False)
     with Reader.pipe() as reader:
         screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
-        sink = FileSink(str(tmp_path / "filtered"), lambda path, _: warnings.append(path))
+        files = DirectFiles()
+        files.on_failed = lambda path, *_: warnings.append(path)
+        sink = files.open(str(tmp_path / "filtered"), FRESH)
         stream = RankStream(
             read_end,
             0,
             is_stderr=True,
-            files=tuple(FileSink(str(tmp_path / name), lambda path, _: warnings.append(path)) for name in "ab"),
+            files=tuple(files.open(str(tmp_path / name), LAZY) for name in "ab"),
             console=ConsoleStream(screen.out, b"[0] "),
             line_filter=LineFilter(sink, ("loss",), "[w0]:"),
         )
@@ -357,7 +360,9 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     warnings: list[str] = []
     path = tmp_path / "stdout.log"
     path.symlink_to("/dev/full")
-    sink = FileSink(str(path), lambda path, error: warnings.append(f"{path}: {error.strerror}"))
+    files = DirectFiles()
+    files.on_failed = lambda path, error, _: warnings.append(f"{path}: {error.strerror}")
+    sink = files.open(str(path), FRESH)
     for _ in range(3):
         sink.write(b"one\n")
     sink.close()
@@ -367,7 +372,10 @@ def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
     """As a full disk."""
     warnings: list[str] = []
-    sink = FileSink(str(tmp_path / "no" / "such"), lambda path, _: warnings.append(path))
+    (tmp_path / "file").touch()
+    files = DirectFiles()
+    files.on_failed = lambda path, *_: warnings.append(path)
+    sink = files.open(str(tmp_path / "file" / "below"), FRESH)
     sink.write(b"one\n")
     sink.close()
     assert len(warnings) == 1

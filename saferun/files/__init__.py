@@ -1,0 +1,1 @@
+"""The files of a launch, and the process that alone writes them."""

@@ -1,0 +1,117 @@
+"""What the writer process does besides appending: directories, and the small files of ranks and launcher.
+
+Each is a function of JSON values whose answer is a JSON value; an OSError is an answer too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
+from saferun.linux.scratch import remove_scratch
+from saferun.model import JsonObject
+
+# Words for people; what is longer is no message.
+_LONGEST_MESSAGE = 64 << 10
+
+
+def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str]) -> None:
+    """Make the directory of a launch and of this host in it.
+
+    Args:
+        path: the run directory.
+        host_path: where this host's files go.
+        ignored: where a .gitignore is put if there is none; empty where it would be an intrusion into what was there
+            before, unless the run directory is new.
+        latest: a temporary name and the name of a link to the run directory; empty where there is to be none.
+    """
+    existed = os.path.isdir(path)
+    os.makedirs(path, exist_ok=True)
+    top = ignored or ("" if existed else path)
+    if top and not os.path.exists(ignore := os.path.join(top, ".gitignore")):
+        with open(ignore, "w", encoding="ascii") as file:
+            file.write("*\n")
+    if latest:
+        with suppress(OSError):
+            os.symlink(os.path.basename(path), latest[0])
+            os.replace(*latest)
+    os.makedirs(host_path, exist_ok=True)
+
+
+def make_directories(paths: list[str], outdated: list[str]) -> None:
+    """Make directories, and remove files: a directory that is used again must not show the errors of the run before."""
+    for path in paths:
+        os.makedirs(path, exist_ok=True)
+    for path in outdated:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def make_log_directories(base: str, name: str, attempt: int, ranks: list[str], known: int) -> str:
+    """Make torchrun's directories of an attempt: ``<base>/<name>/attempt_<N>/<local rank>``.
+
+    Args:
+        base: ``--log-dir``.
+        name: the run's directory in it: the run's id and a random text of eight letters.
+        attempt: the attempt's number.
+        ranks: the names of the ranks' directories.
+        known: 1 where the run's directory has been made for an earlier attempt, else 0.
+
+    Returns:
+        The name, which is another one where somebody else had taken it.
+    """
+    os.makedirs(base, exist_ok=True)
+    while not known:
+        try:
+            os.mkdir(os.path.join(base, name), 0o700)
+        except FileExistsError:
+            name = name[:-8] + os.urandom(4).hex()
+            continue
+        break
+    path = os.path.join(base, name, f"attempt_{attempt}")
+    os.makedirs(path)
+    for rank in ranks:
+        os.mkdir(os.path.join(path, rank))
+    return name
+
+
+def read_error(path: str) -> JsonObject | None:
+    """What a rank's error file says."""
+    error = read_error_file(path)
+    if error is None:
+        return None
+    return {"message": error.message[:_LONGEST_MESSAGE], "time": error.time, "content": error.content}
+
+
+def write_error(path: str, message: str, source: str, returncode: int) -> None:
+    """Write the launcher's own error file.
+
+    Args:
+        path: the file.
+        message: what it says where no rank has said anything.
+        source: the error file of the rank that is the cause; empty: none is.
+        returncode: how that rank ended.
+    """
+    recorded = read_error_file(source) if source else None
+    if recorded is not None:
+        copy_root_cause(recorded, returncode, path)
+    elif not source:
+        write_launcher_error(message, path)
+
+
+def remove_directories(paths: list[str]) -> None:
+    """Remove the run's temporary files."""
+    remove_scratch(paths)
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "make_run_directory": make_run_directory,
+    "make_directories": make_directories,
+    "make_log_directories": make_log_directories,
+    "read_error": read_error,
+    "write_error": write_error,
+    "remove_directories": remove_directories,
+}

@@ -1,0 +1,91 @@
+"""The writer process: takes records from the ring and carries them out, one after the other, until the line ends."""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from saferun.files.ring import DATA, END, Record, Ring
+from saferun.files.server import FileServer
+from saferun.host.limits import raise_files
+from saferun.linux.signals import JOB_SIGNALS
+from saferun.model import JsonObject
+
+_BATCH_BYTES = 1 << 20
+_BELLS_BYTES = 4096
+
+
+def serve(connection: socket.socket, ring: Ring, opened: Sequence[tuple[int, str]] = ()) -> None:
+    """Do all that comes.
+
+    Args:
+        connection: the line to the supervisor. Whatever comes from there is a bell: there is something in the ring.
+        ring: what is to be done.
+        opened: numbers and paths of files that a writer before this one has opened.
+    """
+    # SIGPIPE: it outlives the supervisor, to write what is left. SIGXFSZ: a limit on sizes is an error like others.
+    for signum in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, *JOB_SIGNALS):
+        signal.signal(signum, signal.SIG_IGN)
+    raise_files()
+
+    def send(message: JsonObject) -> None:
+        with suppress(OSError):  # whatever is told when the supervisor is gone
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+    server = FileServer(send)
+    for stream, path in opened:
+        server.reopen(stream, path)
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    has_ended = False
+    while not has_ended:
+        has_ended = _drain(ring, server, send)
+        if has_ended:
+            break
+        due = server.retry_at
+        if poll.poll(None if due is None else max(due - time.monotonic(), 0.0) * 1000):
+            try:
+                is_alone = not connection.recv(_BELLS_BYTES)
+            except OSError:
+                is_alone = True
+            if is_alone:
+                _drain(ring, server, send, everything=True)
+                break
+        server.retry()
+    server.finish()
+
+
+def _drain(ring: Ring, server: FileServer, send: Callable[[JsonObject], None], *, everything: bool = False) -> bool:
+    """Carry out what is in the ring. Returns whether it says that nothing more will come."""
+    while records := ring.take(_BATCH_BYTES, everything=everything):
+        last = records[-1]
+        if last.kind == END:
+            ring.release(last)
+            return True
+        if last.kind == DATA:
+            _write(ring, server, records)
+        else:
+            ring.begin(last.stream)
+            if not last.stream or not ring.is_done(last):
+                server.handle(last.kind, last.stream, last.payload)
+                ring.set_done(last)
+        if ring.release(last):
+            send({"room": True})
+    return False
+
+
+def _write(ring: Ring, server: FileServer, records: list[Record]) -> None:
+    """Append the records of each stream to its file, in one piece."""
+    streams: dict[int, list[Record]] = {}
+    for record in records:
+        if not ring.is_done(record):
+            streams.setdefault(record.stream, []).append(record)
+    for stream, some in streams.items():
+        ring.begin(stream)
+        server.write(stream, [record.payload for record in some])
+        ring.set_done(some[-1])

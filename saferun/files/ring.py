@@ -1,0 +1,153 @@
+"""A queue of records in a piece of memory that two processes share: one puts, the other takes. No system calls.
+
+The first words of the memory are counters. The taker sees what has been *published*; should the process that puts die,
+it takes all that has been put.
+"""
+
+from __future__ import annotations
+
+import struct
+from mmap import mmap
+from typing import NamedTuple
+
+# What a record is about. PAD fills the end of the memory, since a record is always in one piece.
+PAD, OPEN, DATA, GAP, CLOSE, ASK, END = range(7)
+
+_HEAD, _PUBLISHED, _TAIL, _BUSY, _WANTED, _DONE = range(6)
+STREAMS = 16384 - _DONE
+_COUNTERS_BYTES = 16384 * 8
+_RECORD = struct.Struct("=HHI")
+
+
+class Record(NamedTuple):
+    """A record. ``end`` is its place in the order of all bytes; ``payload`` is valid until ``release``."""
+
+    kind: int
+    stream: int
+    payload: memoryview
+    end: int
+
+
+class Ring:
+    """The queue.
+
+    Args:
+        memory: shared by both processes, and zeros at first.
+    """
+
+    def __init__(self, memory: mmap | bytearray) -> None:
+        self._view = memoryview(memory)
+        self._counters = self._view[:_COUNTERS_BYTES].cast("Q")
+        self._size = len(self._view) - _COUNTERS_BYTES
+        self._head = self._counters[_HEAD]
+
+    @staticmethod
+    def memory_bytes(size_bytes: int) -> int:
+        """How much memory a queue of this size needs."""
+        return _COUNTERS_BYTES + size_bytes
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Who puts
+
+    @property
+    def head(self) -> int:
+        """How many bytes have ever been put."""
+        return self._head
+
+    @property
+    def tail(self) -> int:
+        """How many bytes have ever been taken and dealt with."""
+        return self._counters[_TAIL]
+
+    @property
+    def published(self) -> int:
+        """How many bytes the taker has been shown."""
+        return self._counters[_PUBLISHED]
+
+    @property
+    def busy(self) -> int:
+        """The stream that the taker is at."""
+        return self._counters[_BUSY]
+
+    def put(self, kind: int, stream: int, payload: bytes) -> bool:
+        """Put a record. Returns False, and does nothing, where it finds no room."""
+        need = _RECORD.size + len(payload)
+        offset = self._head % self._size
+        to_end = self._size - offset
+        skipped = to_end if need > to_end else 0
+        if self._head + skipped + need - self._counters[_TAIL] > self._size:
+            return False
+        if skipped:
+            if to_end >= _RECORD.size:
+                _RECORD.pack_into(self._view, _COUNTERS_BYTES + offset, PAD, 0, to_end - _RECORD.size)
+            offset = 0
+        at = _COUNTERS_BYTES + offset
+        _RECORD.pack_into(self._view, at, kind, stream, len(payload))
+        at += _RECORD.size
+        self._view[at : at + len(payload)] = payload
+        self._head += skipped + need
+        self._counters[_HEAD] = self._head
+        return True
+
+    def publish(self) -> None:
+        """Show the taker all that has been put."""
+        self._counters[_PUBLISHED] = self._head
+
+    def want_room(self) -> None:
+        """Have the taker say so when it has taken something."""
+        self._counters[_WANTED] = 1
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Who takes
+
+    def take(self, most_bytes: int, *, everything: bool = False) -> list[Record]:
+        """The next records: some of DATA, or one of another kind. They count as taken when they are released.
+
+        Args:
+            most_bytes: about how much is taken at once.
+            everything: also what has not been published; only where nobody puts any more.
+        """
+        position = self._counters[_TAIL]
+        end = self._counters[_HEAD if everything else _PUBLISHED]
+        records: list[Record] = []
+        size = 0
+        while position < end and size < most_bytes:
+            offset = position % self._size
+            to_end = self._size - offset
+            if to_end < _RECORD.size:
+                position += to_end
+                continue
+            at = _COUNTERS_BYTES + offset
+            kind, stream, length = _RECORD.unpack_from(self._view, at)
+            at += _RECORD.size
+            if kind == PAD:
+                position += _RECORD.size + length
+                continue
+            if kind != DATA and records:
+                break
+            position += _RECORD.size + length
+            records.append(Record(kind, stream, self._view[at : at + length], position))
+            size += length
+            if kind != DATA:
+                break
+        return records
+
+    def begin(self, stream: int) -> None:
+        """The taker begins with something that may take long."""
+        self._counters[_BUSY] = stream
+
+    def is_done(self, record: Record) -> bool:
+        """Whether a taker that died had dealt with it."""
+        return record.end <= self._counters[_DONE + record.stream]
+
+    def set_done(self, record: Record) -> None:
+        """The records of this stream up to this one have been dealt with."""
+        self._counters[_DONE + record.stream] = record.end
+
+    def release(self, last: Record) -> bool:
+        """All up to this record have been dealt with. Returns whether whoever puts wants to know."""
+        self._counters[_TAIL] = last.end
+        if self._counters[_WANTED]:
+            self._counters[_WANTED] = 0
+            return True
+        return False

@@ -1,0 +1,117 @@
+"""Carries out what is asked of files: in the writer process, or where there is none, in the one that asks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from saferun.files.operations import OPERATIONS
+from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
+from saferun.files.sinks import Budget, Sink, WholeFile
+from saferun.model import JsonObject
+
+# How a file is opened: made anew at once, made anew at its first byte, appended to, or replaced as a whole.
+FRESH, LAZY, APPENDED, WHOLE = range(4)
+
+
+class FileServer:
+    """The files that are open, by the numbers that whoever asks has given them.
+
+    Args:
+        send: takes what is to be said: ``{"answer": …}``, ``{"failed": …}``, ``{"written": …}``.
+    """
+
+    def __init__(self, send: Callable[[JsonObject], None]) -> None:
+        self._send = send
+        self._budget = Budget()
+        self._sinks: dict[int, Sink | WholeFile] = {}
+        self._unwritten: list[Sink | WholeFile] = []
+
+    def reopen(self, stream: int, path: str) -> None:
+        """Go on with a file that another server has opened."""
+        self._sinks[stream] = Sink(path, fresh=False, budget=self._budget, report=self._report)
+
+    def handle(self, kind: int, stream: int, payload: memoryview) -> None:
+        """Carry out one record, but for DATA."""
+        if kind == ASK:
+            self._answer(*json.loads(bytes(payload)))
+        elif kind == OPEN:
+            path, how = json.loads(bytes(payload))
+            self._open(stream, path, how)
+        elif kind == CLOSE:
+            self._close(stream)
+        elif kind == GAP and stream in self._sinks:
+            self._sinks[stream].note_gap(*json.loads(bytes(payload)))
+        elif kind == DATA:
+            self.write(stream, [payload])
+
+    def write(self, stream: int, blocks: Sequence[memoryview]) -> None:
+        """Append to a file."""
+        sink = self._sinks.get(stream)
+        if sink is not None:
+            sink.write(blocks)
+
+    @property
+    def retry_at(self) -> float | None:
+        """When ``retry`` is due, in monotonic seconds."""
+        moments = (sink.retry_at for sink in (*self._sinks.values(), *self._unwritten))
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def retry(self, *, at_once: bool = False) -> None:
+        """Try again what has failed, as far as it is due."""
+        now = time.monotonic()
+        for sink in (*self._sinks.values(), *self._unwritten):
+            sink.retry(now, at_once=at_once)
+        for sink in self._unwritten:
+            if sink.retry_at is None:
+                sink_closed(sink)
+        self._unwritten = [sink for sink in self._unwritten if sink.retry_at is not None]
+
+    def finish(self) -> None:
+        """Nothing more will come: close everything, and try once more what has failed."""
+        for stream in list(self._sinks):
+            self._close(stream)
+        self.retry(at_once=True)
+
+    def _open(self, stream: int, path: str, how: int) -> None:
+        if how == WHOLE:
+            self._sinks[stream] = WholeFile(path, report=self._report)
+            return
+        sink = Sink(path, fresh=how != APPENDED, budget=self._budget, report=self._report)
+        self._sinks[stream] = sink
+        if how != LAZY:
+            sink.open()
+
+    def _close(self, stream: int) -> None:
+        sink = self._sinks.pop(stream, None)
+        if sink is None:
+            return
+        if isinstance(sink, WholeFile):
+            # What could not be written before is out of date.
+            self._unwritten = [old for old in self._unwritten if old.path != sink.path]
+        sink.close()
+        if sink.retry_at is not None:
+            self._unwritten.append(sink)
+
+    def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
+        try:
+            answer: JsonObject = {"answer": number, "value": OPERATIONS[name](*arguments)}
+        except OSError as error:
+            answer = {"answer": number, "error": [error.errno, error.strerror, str(error.filename or "")]}
+        except Exception as error:
+            answer = {"answer": number, "error": [0, f"{type(error).__name__}: {error}", ""]}
+        self._send(answer)
+
+    def _report(self, path: str, error: OSError | None, missing_bytes: int) -> None:
+        if error is None:
+            self._send({"written": path, "missing": missing_bytes})
+        else:
+            self._send({"failed": path, "errno": error.errno, "words": error.strerror, "once": missing_bytes < 0})
+
+
+def sink_closed(sink: Sink | WholeFile) -> None:
+    """A file that had been closed before it could be written: it is written now, and needs its descriptor no more."""
+    if isinstance(sink, Sink):
+        sink.close()

@@ -1,0 +1,263 @@
+"""Files that are written as well as it goes: what fails is tried again, and what is missing is noted at its place.
+
+Every call of the operating system may fail at any moment, also twice, and none of it is passed on as an exception. A
+descriptor is closed once, whatever ``close`` says.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
+
+# What a file that cannot be written keeps in memory; what comes after it is missing in the end.
+_KEPT_BYTES = 256 << 10
+# The same for all of them together.
+ALL_KEPT_BYTES = 4 << 20
+RETRY_S = 1.0
+_MOST_BLOCKS = 1024  # IOV_MAX
+
+Report = Callable[[str, OSError | None, int], None]
+"""Told that a file cannot be written (path, error, 0), or that it can be again (path, None, missing bytes)."""
+FOR_ONCE = -1
+"""In place of the missing bytes: something has failed that is not tried again."""
+
+
+class Budget:
+    """How much all files together may keep in memory."""
+
+    def __init__(self, size_bytes: int = ALL_KEPT_BYTES) -> None:
+        self.left_bytes = size_bytes
+
+
+def gap_note(missing_bytes: int, reason: str, lasted_s: float) -> bytes:
+    """The line that stands in a file where something is missing."""
+    note = f"[saferun: {missing_bytes} bytes of this stream are missing here: {reason} for {lasted_s:.0f} s]\n"
+    return note.encode(errors="backslashreplace")
+
+
+class Sink:
+    """One file that grows.
+
+    Args:
+        path: the file.
+        fresh: whether what is there from before goes away.
+        budget: shared by all files.
+        report: told when writing fails, and when it works again.
+    """
+
+    def __init__(self, path: str, *, fresh: bool, budget: Budget, report: Report) -> None:
+        self.path = path
+        self.retry_at: float | None = None
+        """When it is tried again, in monotonic seconds; None: nothing has failed."""
+        self.missing_bytes = 0
+        self._fresh = fresh
+        self._budget = budget
+        self._report = report
+        self._fd = -1
+        self._failed_at = 0.0
+        self._reason = ""
+        self._kept: deque[memoryview] = deque()
+        self._kept_bytes = 0
+        self._is_within_line = False
+
+    def open(self) -> None:
+        """Make the file now, and not when there is something to be written."""
+        self._try(deque())
+
+    def write(self, blocks: Iterable[memoryview]) -> None:
+        """Append; what cannot be written now is kept for later, as far as there is room."""
+        if self.retry_at is not None:
+            self._keep(blocks)
+            self.retry(time.monotonic())
+        else:
+            self._try(deque(blocks))
+
+    def note_gap(self, missing_bytes: int, reason: str, lasted_s: float) -> None:
+        """Something is missing here that has never come."""
+        if self.retry_at is not None:
+            self.missing_bytes += missing_bytes
+        else:
+            self._try(deque([memoryview(self._line_end() + gap_note(missing_bytes, reason, lasted_s))]))
+
+    def retry(self, now: float, *, at_once: bool = False) -> None:
+        """Try again, where that is due."""
+        if self.retry_at is None or (now < self.retry_at and not at_once):
+            return
+        blocks, self._kept = self._kept, deque()
+        self._budget.left_bytes += self._kept_bytes
+        self._kept_bytes = 0
+        missing = self.missing_bytes
+        if missing:
+            line_end = b"\n" if (blocks[-1][-1] != 10 if blocks else self._is_within_line) else b""  # noqa: PLR2004
+            blocks.append(memoryview(line_end + gap_note(missing, self._reason, now - self._failed_at)))
+            self.missing_bytes = 0
+        if self._try(blocks):
+            self.retry_at = None
+            self._report(self.path, None, missing)
+        else:
+            if missing and blocks:
+                # The note is made anew the next time.
+                blocks.pop()
+                self.missing_bytes += missing
+            self._keep(blocks)
+
+    def close(self) -> None:
+        """Close the file. One that has failed is tried once more; ``retry`` may still be called."""
+        self.retry(time.monotonic(), at_once=True)
+        self._close()
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What has come and is not in the file."""
+        return self._kept_bytes + self.missing_bytes
+
+    def _line_end(self) -> bytes:
+        return b"\n" if self._is_within_line else b""
+
+    def _try(self, blocks: deque[memoryview]) -> bool:
+        """Write the blocks; those that are left could not be written, and are kept unless this is a retry already."""
+        try:
+            if self._fd < 0:
+                self._fd = self._opened()
+            while blocks:
+                count = os.writev(self._fd, list(islice(blocks, _MOST_BLOCKS)))
+                self._drop(blocks, count)
+        except OSError as error:
+            self._fail(error, blocks)
+            return False
+        return True
+
+    def _opened(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (os.O_TRUNC if self._fresh else 0)
+        try:
+            fd = os.open(self.path, flags, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            fd = os.open(self.path, flags, 0o666)
+        self._fresh = False
+        return fd
+
+    def _drop(self, blocks: deque[memoryview], count: int) -> None:
+        while count:
+            block = blocks[0]
+            written = min(count, len(block))
+            self._is_within_line = block[written - 1] != 10  # noqa: PLR2004 - a line feed
+            count -= written
+            if written == len(block):
+                blocks.popleft()
+            else:
+                blocks[0] = block[written:]
+        while blocks and not blocks[0]:
+            blocks.popleft()
+
+    def _fail(self, error: OSError, blocks: deque[memoryview]) -> None:
+        now = time.monotonic()
+        first = self.retry_at is None
+        self.retry_at = now + RETRY_S
+        self._reason = error.strerror or str(error)
+        # A stale handle stays stale: it is opened again.
+        self._close()
+        if first:
+            self._failed_at = now
+            self._keep(blocks)
+            self._report(self.path, error, 0)
+
+    def _keep(self, blocks: Iterable[memoryview]) -> None:
+        """Copy what cannot be written now; in one piece up to where there is no more room, so that one gap is left."""
+        for block in blocks:
+            room = min(_KEPT_BYTES - self._kept_bytes, self._budget.left_bytes) if not self.missing_bytes else 0
+            kept = memoryview(bytes(block[:room]))
+            if kept:
+                self._kept.append(kept)
+                self._kept_bytes += len(kept)
+                self._budget.left_bytes -= len(kept)
+            self.missing_bytes += len(block) - len(kept)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        try:
+            os.close(fd)
+        except OSError as error:
+            # It is closed all the same. Errors of earlier writes may come only now, on NFS and with quotas.
+            if self.retry_at is None:
+                self._report(self.path, error, FOR_ONCE)
+
+
+class WholeFile:
+    """A file that is there as a whole, or not at all: it replaces the one before once all of it has come.
+
+    Args:
+        path: the file.
+        report: told when it cannot be written, and when it can after all.
+    """
+
+    def __init__(self, path: str, *, report: Report) -> None:
+        self.path = path
+        self.retry_at: float | None = None
+        self._report = report
+        self._pieces: list[bytes] = []
+
+    def write(self, blocks: Iterable[memoryview]) -> None:
+        """More of it."""
+        self._pieces += map(bytes, blocks)
+
+    def note_gap(self, missing_bytes: int, reason: str, lasted_s: float) -> None:
+        """Something is missing here that has never come."""
+        self._pieces.append(gap_note(missing_bytes, reason, lasted_s))
+
+    def open(self) -> None:
+        """There is nothing to be seen before it is whole."""
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What has come and is not in the file."""
+        return sum(map(len, self._pieces)) if self.retry_at is not None else 0
+
+    def close(self) -> None:
+        """All has come."""
+        self._put()
+
+    def retry(self, now: float, *, at_once: bool = False) -> None:
+        """Try again, where that is due."""
+        if self.retry_at is not None and (now >= self.retry_at or at_once):
+            self._put()
+
+    def _put(self) -> None:
+        temporary = f"{self.path}.{os.getpid()}"
+        try:
+            self._write(temporary)
+            os.replace(temporary, self.path)
+        except OSError as error:
+            with suppress(OSError):
+                os.unlink(temporary)
+            first = self.retry_at is None
+            self.retry_at = time.monotonic() + RETRY_S
+            if first:
+                self._report(self.path, error, 0)
+            return
+        if self.retry_at is not None:
+            self.retry_at = None
+            self._report(self.path, None, 0)
+
+    def _write(self, path: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC
+        try:
+            fd = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            fd = os.open(path, flags, 0o666)
+        try:
+            rest = memoryview(b"".join(self._pieces))
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.close(fd)
+            raise
+        os.close(fd)

@@ -1,0 +1,187 @@
+"""What the supervisor has in its hands of a file: bytes go in, and nothing is ever waited for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
+from saferun.files.server import APPENDED, FRESH, LAZY, WHOLE, FileServer
+from saferun.model import JsonObject
+
+__all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "DirectFiles", "FileStream", "Files"]
+
+_PIECE_BYTES = 128 << 10
+_HUNG = "the file system did not answer"
+
+Answer = Callable[[JsonObject | None], None]
+"""Takes ``{"value": …}`` or ``{"error": [errno, words, path]}``; None: no answer came in time."""
+
+
+class Files(Protocol):
+    """Whoever writes files."""
+
+    on_failed: Callable[[str, OSError, bool], None]
+    """Told that a file cannot be written: its path, why, and whether it is tried again."""
+    on_written: Callable[[str, int], None]
+    """Told that it can be again, and how many bytes are missing in it."""
+    place: str
+    """What the files are said to be in: the run directory."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the file system does not answer, so that what comes now may be missing in the end."""
+
+    def open(self, path: str, how: int) -> FileStream:
+        """Open a file: FRESH, LAZY, APPENDED or WHOLE. What fails is told to ``on_failed``."""
+
+    def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+        """Have one of the operations carried out (``saferun.files.operations``)."""
+
+
+class _Queue(Protocol):
+    def put(self, kind: int, stream: int, payload: bytes, *, must: bool) -> bool:
+        """Queue a record. Returns whether it has found room; where it must, it has."""
+
+    def is_slow(self) -> bool:
+        """Whether whoever fills a stream should wait a moment."""
+
+    def give_back(self, number: int) -> None:
+        """A stream's number is free again."""
+
+
+class FileStream:
+    """One open file.
+
+    Args:
+        path: the file.
+        number: the stream's.
+        queue: leads to whoever writes it.
+        must: whether it is never cut short: what is small and matters.
+    """
+
+    def __init__(self, path: str, number: int, queue: _Queue, how: int) -> None:
+        self.path = path
+        self._number = number
+        self._queue = queue
+        self._must = how in {APPENDED, WHOLE}
+        self._lost_bytes = 0
+        self._lost_at = 0.0
+        self._is_open = True
+        queue.put(OPEN, number, json.dumps([path, how]).encode(), must=True)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a rank's output should not be read for now, because its files are slow (and not stalled)."""
+        return self._queue.is_slow()
+
+    def write(self, chunk: bytes, *, must: bool = False) -> None:
+        """Append. What finds no room is counted, and a note will stand in its place.
+
+        Args:
+            chunk: the bytes.
+            must: that it is the last chance to take them: they find room.
+        """
+        must = must or self._must
+        if not self._is_open:
+            return
+        if len(chunk) > _PIECE_BYTES:
+            for start in range(0, len(chunk), _PIECE_BYTES):
+                self.write(chunk[start : start + _PIECE_BYTES], must=must)
+            return
+        if self._lost_bytes and not self._note_gap(must=must):
+            self._lost_bytes += len(chunk)
+            return
+        if not self._queue.put(DATA, self._number, chunk, must=must):
+            self._lost_bytes = len(chunk)
+            self._lost_at = time.monotonic()
+
+    def note_gap(self) -> int:
+        """Note what has been lost so far. Returns how much that was."""
+        lost = self._lost_bytes
+        if lost:
+            self._note_gap(must=True)
+        return lost
+
+    def close(self) -> None:
+        """Nothing more will come. Writing to it afterwards does nothing."""
+        if not self._is_open:
+            return
+        if self._lost_bytes:
+            self._note_gap(must=True)
+        self._is_open = False
+        self._queue.put(CLOSE, self._number, b"", must=True)
+        self._queue.give_back(self._number)
+
+    def _note_gap(self, *, must: bool) -> bool:
+        note = json.dumps([self._lost_bytes, _HUNG, time.monotonic() - self._lost_at]).encode()
+        if not self._queue.put(GAP, self._number, note, must=must):
+            return False
+        self._lost_bytes = 0
+        return True
+
+
+class DirectFiles:
+    """Files that are written by who asks, at once. Not for the supervisor's loop: it would hang with a file system."""
+
+    is_stalled = False
+
+    def __init__(self) -> None:
+        self.place = ""
+        self.on_failed: Callable[[str, OSError, bool], None] = _nothing
+        self.on_written: Callable[[str, int], None] = _nothing
+        self._said: list[JsonObject] = []
+        self._server = FileServer(self._said.append)
+        self._opened = 0
+
+    def open(self, path: str, how: int) -> FileStream:
+        """See Files."""
+        self._opened += 1
+        return FileStream(path, self._opened, self, how)
+
+    def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+        """See Files. The answer comes before this returns."""
+        self._server.handle(ASK, 0, memoryview(json.dumps([0, name, arguments]).encode()))
+        answer = self._said.pop()
+        if on_answer is not None:
+            on_answer(answer)
+
+    def finish(self) -> None:
+        """Close everything, and try once more what has failed."""
+        self._server.finish()
+        self._tell()
+
+    def put(self, kind: int, stream: int, payload: bytes, *, must: bool) -> bool:  # noqa: ARG002 - there is always room
+        """Write it."""
+        self._server.handle(kind, stream, memoryview(payload))
+        self._tell()
+        return True
+
+    def is_slow(self) -> bool:
+        """Whoever calls is as slow."""
+        return False
+
+    def give_back(self, number: int) -> None:
+        """There are enough numbers."""
+
+    def _tell(self) -> None:
+        while self._said:
+            report(self, self._said.pop(0))
+
+
+def report(files: Files, message: JsonObject) -> bool:
+    """Pass on what the file server says of a file. Returns whether it was that."""
+    if "failed" in message:
+        error = OSError(message["errno"], message["words"])
+        files.on_failed(message["failed"], error, not message["once"])
+        return True
+    if "written" in message:
+        files.on_written(message["written"], message["missing"])
+        return True
+    return False
+
+
+def _nothing(*_arguments: object) -> None:
+    """Nobody wants to know."""

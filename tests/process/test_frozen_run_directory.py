@@ -1,0 +1,227 @@
+"""The file system under the run directory stops answering. The job goes on, and so does all that saferun says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.process.frozen import FileSystem, frozen_disk, needs_mounts
+from tests.process.launching import Job, kill, running, state_of, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = needs_mounts
+
+# Each rank says a line whenever the test lets it, and all it has said when it ends.
+TALK = """
+from rank import *
+tell("ready")
+print("first", flush=True)
+await_release("talk")
+for number in range(2000):
+    print(number, "x" * 90, flush=True)
+tell("talked")
+await_release("end")
+print("last", flush=True)
+sys.exit(RANK == 0 and "fail" in sys.argv)
+"""
+LINES = [f"{number} {'x' * 90}" for number in range(2000)]
+
+
+@pytest.fixture(name="disk")
+def _disk(tmp_path: Path) -> Iterator[FileSystem]:
+    with frozen_disk(tmp_path) as disk:
+        yield disk
+
+
+@contextlib.contextmanager
+def launched(tmp_path: Path, disk: FileSystem, program: str, *options: str, **more: Any) -> Iterator[Job]:
+    """A launch whose run directory is on the disk, which is thawed before what is left of the launch is ended."""
+    run = ("--run-dir", f"{disk.path}/run", *options)
+    with running(tmp_path / "t", program, *run, before=disk.before(), store=False, **more) as job:
+        try:
+            yield job
+        finally:
+            disk.thaw()
+
+
+def writer_of(job: Job) -> int:
+    """The pid of the process that writes the files."""
+    return next(pid for pid in job.processes() if Path(f"/proc/{pid}/comm").read_text().strip() == "sr-writer")
+
+
+def freeze(job: Job, disk: FileSystem) -> None:
+    """Freeze the disk while a launch runs whose files are there, and wait until it is known."""
+    path = disk.inside(disk.path / "run")
+    until(
+        lambda: all(b"first" in file.read_bytes() for file in rank_files(path)) and rank_files(path), "files are there"
+    )
+    disk.freeze()
+    job.release("talk")
+    until(lambda: "does not answer" in job.err, "it is said")
+
+
+def rank_files(run_dir: Path) -> list[Path]:
+    return sorted(run_dir.glob("*/attempt_0/rank_*/stdout.log"))
+
+
+def test_a_job_goes_on_without_its_files_which_catch_up(tmp_path: Path, disk: FileSystem) -> None:
+    with launched(tmp_path, disk, TALK, nproc=2) as job:
+        job.hear("ready", 2)
+        freeze(job, disk)
+        assert "does not answer" in job.err
+        assert f" at {disk.path} " in job.err
+        job.hear("talked", 2)
+        until(lambda: job.out.count("x" * 90) == 4000, "the console has everything")
+        assert state_of(writer_of(job)) == "D"
+        disk.thaw()
+        until(lambda: "answers again" in job.err, "that is said, too")
+        job.release("end")
+        assert job.wait() == 0
+        assert "missing" not in job.err
+        for file in rank_files(disk.inside(disk.path / "run")):
+            assert file.read_text().splitlines() == ["first", *LINES, "last"]
+
+
+def test_what_finds_no_room_is_counted_and_noted(tmp_path: Path, disk: FileSystem) -> None:
+    """One rank says far more than what is kept in memory; the other's file is whole."""
+    program = TALK.replace("range(2000)", "range(300000 if RANK == 0 else 2000)")
+    with launched(tmp_path, disk, program, nproc=2) as job:
+        job.hear("ready", 2)
+        freeze(job, disk)
+        job.hear("talked", 2)
+        until(lambda: job.out.count("x") == 302000 * 90, "the console has everything")
+        disk.thaw()
+        until(lambda: "answers again" in job.err, "that is said")
+        assert "bytes of 1 streams are missing" in job.err
+        job.release("end")
+        assert job.wait() == 0
+        loud, quiet = (file.read_text() for file in rank_files(disk.inside(disk.path / "run")))
+        assert quiet.splitlines() == ["first", *LINES, "last"]
+        note = re.search(
+            r"\[saferun: (\d+) bytes of this stream are missing here: the file system did not answer", loud
+        )
+        assert note is not None
+        whole = "".join(["first\n", *(f"{number} {'x' * 90}\n" for number in range(300000)), "last\n"])
+        before, after = loud[: note.start()], loud[loud.index("\n", note.start()) + 1 :]
+        before = before if whole.startswith(before) else before.removesuffix("\n")
+        assert whole.startswith(before)
+        assert whole.endswith(after)
+        assert len(before) + int(note[1]) + len(after) == len(whole)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_launch(tmp_path: Path, disk: FileSystem, signum: signal.Signals) -> None:
+    """What is not written is written by the writer when it wakes."""
+    with launched(tmp_path, disk, TALK, nproc=2, sweeps=False) as job:
+        job.hear("ready", 2)
+        freeze(job, disk)
+        job.hear("talked", 2)
+        writer = writer_of(job)
+        job.send(signum)
+        job.wait()
+        assert re.search(r"\d+ bytes are not written yet", job.err)
+        assert job.processes() == [writer]
+        disk.thaw()
+        job.assert_nothing_left(timeout_s=30)
+        for file in rank_files(disk.inside(disk.path / "run")):
+            assert file.read_text().splitlines() == ["first", *LINES]
+
+
+def test_a_failure_is_told(tmp_path: Path, disk: FileSystem) -> None:
+    """The verdict stands on the console; report and events follow."""
+    with launched(tmp_path, disk, TALK, nproc=2, arguments=["fail"], sweeps=False) as job:
+        job.hear("ready", 2)
+        freeze(job, disk)
+        job.hear("talked", 2)
+        job.release("end")
+        assert job.wait() == 1
+        assert "failed first" in job.err
+        disk.thaw()
+        job.assert_nothing_left(timeout_s=30)
+        run = disk.inside(disk.path / "run")
+        assert "rank 0" in (run / "report.txt").read_text()
+
+
+def test_a_hang_is_told(tmp_path: Path, disk: FileSystem) -> None:
+    program = TALK.replace('tell("talked")', 'tell("talked"); stay()')
+    options = (
+        "--hang-timeout",
+        "2",
+    )
+    with launched(tmp_path, disk, program, *options, nproc=2, sweeps=False) as job:
+        job.hear("ready", 2)
+        freeze(job, disk)
+        job.hear("talked", 2)
+        until(lambda: "the job hangs" in job.err, "the hang is told", timeout_s=60)
+        job.send(signal.SIGINT)
+        job.wait()
+        disk.thaw()
+        job.assert_nothing_left(timeout_s=30)
+
+
+def test_a_restart_does_not_wait_for_the_disk(tmp_path: Path, disk: FileSystem) -> None:
+    """The second attempt's directories cannot be made now, and are made later."""
+    program = TALK.replace('await_release("talk")', 'ATTEMPT or await_release("talk")').replace(
+        "RANK == 0 and", "not ATTEMPT and"
+    )
+    options = (
+        "--max-restarts",
+        "1",
+    )
+    with launched(tmp_path, disk, program, *options, nproc=1, arguments=["fail"]) as job:
+        job.hear("ready")
+        freeze(job, disk)
+        job.hear("talked")
+        job.release("end")
+        assert job.hear("ready")[0].attempt == 1
+        job.hear("talked")
+        disk.thaw()
+        assert job.wait() == 0
+        (file,) = disk.inside(disk.path / "run").glob("*/attempt_1/rank_0/stdout.log")
+        assert file.read_text().splitlines() == ["first", *LINES, "last"]
+
+
+def test_a_disk_that_is_frozen_from_the_start_keeps_no_job_from_running(tmp_path: Path, disk: FileSystem) -> None:
+    disk.freeze()
+    options = (
+        "--preflight",
+        "off",
+    )
+    with launched(tmp_path, disk, TALK, *options, nproc=2) as job:
+        job.hear("ready", 2)
+        job.release("talk")
+        job.hear("talked", 2)
+        disk.thaw()
+        job.release("end")
+        assert job.wait() == 0
+        assert job.out.count("x" * 90) == 4000
+        for file in rank_files(disk.inside(disk.path / "run")):
+            assert file.read_text().splitlines() == ["first", *LINES, "last"]
+
+
+def test_a_writer_that_is_killed_is_replaced_once_and_never_ends_a_job(tmp_path: Path) -> None:
+    with running(tmp_path, TALK, nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: len(rank_files(job.run_dir)) == 2, "files are there")
+        first = writer_of(job)
+        kill(first, signal.SIGKILL)
+        until(lambda: "is replaced" in job.err, "that is said")
+        job.release("talk")
+        job.hear("talked", 2)
+        whole = "\n".join(["first", *LINES, ""])
+        until(lambda: all(file.read_text() == whole for file in rank_files(job.run_dir)), "the other one goes on")
+        kill(writer_of(job), signal.SIGKILL)
+        until(lambda: "console alone" in job.err, "that is said, too")
+        job.release("end")
+        assert job.wait() == 0
+        assert job.out.count("last") == 2
+        assert len([line for line in job.err.splitlines() if line.startswith("saferun:")]) == 2
+        assert os.path.exists(job.run_dir / "run.json")
