@@ -14,6 +14,7 @@ from saferun.model import JsonObject
 __all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "DirectFiles", "FileStream", "Files"]
 
 _PIECE_BYTES = 128 << 10
+_AMPLE_BYTES = 256 << 10
 _HUNG = "the file system did not answer"
 
 Answer = Callable[[JsonObject | None], None]
@@ -44,6 +45,9 @@ class Files(Protocol):
 class _Queue(Protocol):
     def put(self, kind: int, stream: int, payload: bytes, *, must: bool) -> bool:
         """Queue a record. Returns whether it has found room; where it must, it has."""
+
+    def has_room(self, stream: int, size_bytes: int) -> bool:
+        """Whether so much would find room."""
 
     def is_slow(self) -> bool:
         """Whether whoever fills a stream should wait a moment."""
@@ -91,9 +95,12 @@ class FileStream:
             for start in range(0, len(chunk), _PIECE_BYTES):
                 self.write(chunk[start : start + _PIECE_BYTES], must=must)
             return
-        if self._lost_bytes and not self._note_gap(must=must):
+        if self._lost_bytes and not must and not self._queue.has_room(self._number, _AMPLE_BYTES):
+            # Not before there is ample room again: one gap is better than many.
             self._lost_bytes += len(chunk)
             return
+        if self._lost_bytes:
+            self._note_gap(must=True)
         if not self._queue.put(DATA, self._number, chunk, must=must):
             self._lost_bytes = len(chunk)
             self._lost_at = time.monotonic()
@@ -157,6 +164,10 @@ class DirectFiles:
         """Write it."""
         self._server.handle(kind, stream, memoryview(payload))
         self._tell()
+        return True
+
+    def has_room(self, stream: int, size_bytes: int) -> bool:  # noqa: ARG002
+        """There always is."""
         return True
 
     def is_slow(self) -> bool:

@@ -33,6 +33,7 @@ _BELL_S = 0.02
 # ended, events, reports) may come on top of it.
 BACKLOG_BYTES = 8 << 20
 _MUST_BYTES = 64 << 20
+_LEAST_SHARE_BYTES = 512 << 10
 # A writer that sleeps uninterruptibly for so long hangs; one in another state is given more time.
 STALL_S = 3.0
 _STARVED_S = 15.0
@@ -140,10 +141,7 @@ class Writer:
                 self._ring_bell()
             return True
         size = _weight(payload)
-        share = BACKLOG_BYTES // 2 // max(len(self._streams), 1)
-        fits = self._backlog_bytes + size <= BACKLOG_BYTES and self._waiting.get(stream, 0) + size <= max(
-            share, 1 << 18
-        )
+        fits = self._fits(stream, size)
         if not fits and not (must and self._backlog_bytes + size <= _MUST_BYTES):
             return False
         self._ring.want_room()
@@ -152,6 +150,14 @@ class Writer:
         self._backlog_bytes += size
         self._waiting[stream] = self._waiting.get(stream, 0) + size
         return True
+
+    def has_room(self, stream: int, size_bytes: int) -> bool:
+        """Whether so much would find room now."""
+        return not self._given_up and self._fits(stream, size_bytes)
+
+    def _fits(self, stream: int, size_bytes: int) -> bool:
+        share = max(BACKLOG_BYTES // 2 // max(len(self._streams), 1), _LEAST_SHARE_BYTES)
+        return self._backlog_bytes + size_bytes <= BACKLOG_BYTES and self._waiting.get(stream, 0) + size_bytes <= share
 
     def is_slow(self) -> bool:
         """Whether ranks' output should not be read for a moment."""
