@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from saferun.model import Value
 
 from saferun.coordinator.dial import shown
 from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
@@ -337,7 +337,7 @@ def name_hint(option: str) -> str:
     return f"look at this host's name service and /etc/hosts, or pass an address as {option}"
 
 
-class _Control(NamedTuple):
+class _Control(Value):
     """Where the control store is, as the ranks' store says.
 
     ``one_port``: in the ranks' store itself. ``moves``: how often it has become another one.

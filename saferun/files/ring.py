@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from mmap import mmap
-from typing import NamedTuple
+from saferun.model import Value
 
 # What a record is about. PAD fills the end of the memory, since a record is always in one piece.
 PAD, OPEN, DATA, GAP, CLOSE, ASK, END = range(7)
@@ -19,7 +19,7 @@ _COUNTERS_BYTES = 16384 * 8
 _RECORD = struct.Struct("=HHI")
 
 
-class Record(NamedTuple):
+class Record(Value):
     """A record. ``end`` is its place in the order of all bytes; ``payload`` is valid until ``release``."""
 
     kind: int

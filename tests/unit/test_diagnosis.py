@@ -554,7 +554,7 @@ def test_a_root_is_never_a_victim_while_there_is_a_better_one(case: Evidence) ->
     """And whatever ranks say, it is judged without an error, and every rank has one part."""
     found = diagnose(case)
     failed = [end for end in case.ends if not end.status.ok and not end.stopped_by_us]
-    outputs = {output.local_rank: output for output in case.outputs}
+    outputs = case.outputs_by_rank
     standings = {end.rank: standing(cause_of(read_failure(case, end, outputs.get(end.rank)))) for end in failed}
     told = [end for end in (found.first, *found.also_failed) if end is not None]
     assert {end.rank for end in told} == set(standings)
