@@ -16,7 +16,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from saferun.model import Value
 
 from saferun.coordinator.dial import shown
 from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
@@ -25,6 +24,7 @@ from saferun.coordinator.search import Search
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
+from saferun.model import Value
 
 _CONTROL_KEY = "saferun/control"
 JOB_KEY = "saferun/job"

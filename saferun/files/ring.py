@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from mmap import mmap
+
 from saferun.model import Value
 
 # What a record is about. PAD fills the end of the memory, since a record is always in one piece.
