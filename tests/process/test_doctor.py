@@ -15,6 +15,13 @@ from tests.process.launching import REPOSITORY
 
 SCHEMA = REPOSITORY / "saferun" / "report" / "schema" / "preflight.schema.json"
 
+# Until the file is there that the argument names.
+UNTIL_IT_IS_THERE = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
 
 def ask(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -58,9 +65,10 @@ def test_programs_get_the_content_of_preflight_json(folder: Path) -> None:
 
 
 def test_files_are_left_where_they_are_asked_for(folder: Path) -> None:
-    """Of a look at the hosts, and of every launch."""
+    """Of a look at the hosts, and of a launch whose ranks are there until the checks beside them are over."""
+    (folder / "train.py").write_text(f"{(folder / 'train.py').read_text()}{UNTIL_IT_IS_THERE}", encoding="utf-8")
     assert ask(folder, "saferun.ctl", "doctor", "--run-dir", "look", "train.py").returncode == 0
-    assert ask(folder, "saferun", "--run-dir", "run", "train.py").returncode == 0
+    assert ask(folder, "saferun", "--run-dir", "run", "train.py", "run/preflight.json").returncode == 0
     looked, launched = (json.loads((folder / name / "preflight.json").read_text()) for name in ("look", "run"))
     assert [result["check"] for result in looked["results"]] == [result["check"] for result in launched["results"]]
     assert not (folder / "run" / "report.json").exists()

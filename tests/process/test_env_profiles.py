@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.process.launching import REPOSITORY, Job, read_stat, running, two_lines, until
+from tests.process.launching import Job, read_stat, running, two_lines, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -358,17 +359,22 @@ def test_a_name_that_is_wrong_is_told_beside_the_job(folder: Path) -> None:
         assert "TORCH_SHOW_CPP_STACKTRACES" in line
 
 
-# In the place of the lint, by sitecustomize: what stands here happens there, and in no rank.
+# A saferun with another lint in the place of its own: the examiner is a fork of it, and the lint one of the examiner's.
 STAND_IN = """
-import os, sys, time
-if any("saferun.lint" in argument for argument in sys.orig_argv):
+import os, signal, time
+import saferun.lint.__main__ as lint
+def stand_in(arguments):
     fd = os.open(os.environ["LAUNCHING_FOLDER"] + "/words", os.O_WRONLY)
     os.write(fd, f"-1 -1 {os.getpid()} lint\\n".encode())
     os.close(fd)
     HAPPENS
+lint.main = stand_in
+from saferun.cli import main
+main()
 """
 BROKEN = {
     "ends with an error": "os._exit(3)",
+    "raises": "raise ValueError(arguments)",
     "crashes": "os.abort()",
     "says nothing": "os._exit(0)",
     "says no JSON": r"os.write(1, b'\xff{]'); os._exit(0)",
@@ -382,19 +388,16 @@ BROKEN = {
 }
 
 
-def with_stand_in(tmp_path: Path, happens: str) -> tuple[str, ...]:
-    """The option that puts a stand-in where the lint would be."""
-    room = tmp_path / "stand_in"
-    room.mkdir()
-    (room / "sitecustomize.py").write_text(STAND_IN.replace("HAPPENS", happens))
-    return ("--env", f"PYTHONPATH={room}:{REPOSITORY}")
+def with_stand_in(happens: str, *, before: str = "") -> tuple[str, ...]:
+    """The command of a saferun in which this happens where the lint would be, and something else at the start."""
+    return sys.executable, "-c", before + STAND_IN.replace("HAPPENS", happens)
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_lint_that_is_broken_is_worth_no_word(tmp_path: Path, folder: Path, name: str) -> None:
+def test_a_lint_that_is_broken_is_worth_no_word(folder: Path, name: str) -> None:
     """The job does not depend on it."""
-    options = with_stand_in(tmp_path, BROKEN[name])
-    with launch(folder, *options, lint=True, program=STAY_A_WHILE, arguments=("0",), environ=BAD_VALUE) as job:
+    more: dict[str, Any] = {"launcher": with_stand_in(BROKEN[name]), "environ": BAD_VALUE, "arguments": ("0",)}
+    with launch(folder, lint=True, program=STAY_A_WHILE, **more) as job:
         (lint,) = job.hear("lint")
         until(lambda: read_stat(lint.pid) is None, "the end of the lint")
         job.release("end.0")
@@ -402,11 +405,11 @@ def test_a_lint_that_is_broken_is_worth_no_word(tmp_path: Path, folder: Path, na
         assert job.err == ""
 
 
-def test_a_lint_that_hangs_ends_with_the_job(tmp_path: Path, folder: Path) -> None:
+def test_a_lint_that_hangs_ends_with_the_job(folder: Path) -> None:
     """Through a restart, whatever signals it ignores: it is no leftover of a rank, and nobody waits for it."""
-    happens = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    options = (*with_stand_in(tmp_path, happens), "--max-restarts", "1")
-    with launch(folder, *options, lint=True, program=STAY_A_WHILE, arguments=("1", "0"), environ=BAD_VALUE) as job:
+    launcher = with_stand_in("signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
+    more: dict[str, Any] = {"launcher": launcher, "environ": BAD_VALUE, "arguments": ("1", "0")}
+    with launch(folder, "--max-restarts", "1", lint=True, program=STAY_A_WHILE, **more) as job:
         (lint,) = job.hear("lint")
         job.release("end.0")
         job.hear("ready", 2)
@@ -416,11 +419,14 @@ def test_a_lint_that_hangs_ends_with_the_job(tmp_path: Path, folder: Path) -> No
         assert not any(str(lint.pid) in line for line in words_of(job))
 
 
-def test_with_lint_off_there_is_none(tmp_path: Path, folder: Path) -> None:
-    """The rank stays for four times as long as the lint would have waited to begin."""
-    program = "import time\ntime.sleep(1)"
-    options = (*with_stand_in(tmp_path, "pass"), "--lint", "off")
-    with launch(folder, *options, lint=True, program=program, environ=BAD_VALUE) as job:
+def test_with_lint_off_there_is_none(folder: Path) -> None:
+    """The rank stays until the checks beside it are over; the lint would have begun before them."""
+    at_once = "import saferun.runtime\nsaferun.runtime._LINT_DELAY_S = 0.0\n"
+    launcher = with_stand_in("pass", before=at_once)
+    more: dict[str, Any] = {"launcher": launcher, "environ": BAD_VALUE, "arguments": ("0",)}
+    with launch(folder, "--lint", "off", lint=True, program=STAY_A_WHILE, **more) as job:
+        until((job.run_dir / "preflight.json").exists, "the checks are made")
+        job.release("end.0")
         assert job.wait() == 0
         assert job.err == ""
-        assert not job.said()
+        assert [said.word for said in job.said()] == ["ready"]

@@ -18,14 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 BEFORE_THE_RANKS = {
     "difflib": "a misspelt option, profile or interface",
     "importlib.util": "which torch is installed: the checks",
-    "saferun.captures.serve": "in the examiner, after its fork",
     "saferun.host.core_limits": "before the ranks are started",
     "saferun.host.gpus": "settings of the ranks, and the checks",
     "saferun.host.nics": "--nic, and what the checks chose",
     "saferun.host.starters": "when the loop begins",
     "saferun.job": "when the loop is made",
     "saferun.job_line": "with the job",
-    "saferun.lint.__main__": "in a child of the examiner",
     "saferun.nic_options": "--nic, and what the checks chose",
     "saferun.plan_text": "--dry-run",
     "saferun.preflight.interfaces": "--nic, and what the checks chose",
@@ -42,6 +40,13 @@ BEFORE_THE_RANKS = {
     "tenacity": "another attempt, whose ranks need the file system in any case",
     "tenacity.wait": "the same",
     "yaml": "env profiles",
+}
+# Imported by a fork, in its own time: a file that hangs costs that process only. What they import in turn is not there
+# for the supervisor.
+IN_FORKS = {
+    "saferun.captures.serve": "the examiner",
+    "saferun.checks.serve": "the check process",
+    "saferun.lint.__main__": "a child of the examiner",
 }
 # What the interpreter has without a file.
 BUILT_IN = frozenset(sys.builtin_module_names)
@@ -90,7 +95,7 @@ def with_all_that_they_import(modules: Iterable[str]) -> set[str]:
 def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> None:
     """A loop that opens a file hangs with the file system of that file."""
     loaded = with_all_that_they_import(["saferun.launcher", *MODULES, *FOR_SEVERAL_HOSTS])
-    apart = with_all_that_they_import(BEFORE_THE_RANKS)
+    apart = with_all_that_they_import(BEFORE_THE_RANKS) | IN_FORKS.keys()
     forgotten = {
         f"{module} imports {name}"
         for module in loaded
