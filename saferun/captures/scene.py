@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.wire import Begun, Request
 from saferun.evidence import CaptureNote, ProcessLook
 from saferun.model import JsonObject, Value
@@ -62,33 +63,17 @@ class Scene(Value):
         self.emit("note", CaptureNote(capture, *place, path, elapsed_s, one_line(failure)))
 
     def write(self, capture: str, content: bytes, extension: str, process: Process | None = None) -> str:
-        """Write a capture's file; its path, or empty where there is to be none, or none can be written."""
+        """Write a capture's file; its path, or empty where there is to be none, or none can be written in time."""
         if not self.request.directory:
             return ""
         name = f"{capture}.{extension}"
         if process is not None:
             name = f"rank_{process.rank}.{'' if process.is_rank else f'pid_{process.pid}.'}{name}"
-        path = os.path.join(self.request.directory, name)
-        try:
-            try:
-                file = open(path, "wb", opener=_private)  # noqa: SIM115 - closed below
-            except FileNotFoundError:  # whoever makes the directory has not come to it yet
-                os.makedirs(self.request.directory, exist_ok=True)
-                file = open(path, "wb", opener=_private)  # noqa: SIM115
-            with file:
-                file.write(content)
-        except OSError:
-            return ""
-        return path
+        return files_of_this_process(self.deadline).write(os.path.join(self.request.directory, name), content)
 
     def write_json(self, capture: str, content: JsonObject, process: Process | None = None) -> str:
         """As :meth:`write`, for JSON."""
         return self.write(capture, json.dumps(content, indent=1).encode() + b"\n", "json", process)
-
-
-def _private(path: str, flags: int) -> int:
-    # What a process has open and what it is called with is its owner's business alone.
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def one_line(text: str, limit: int = 300) -> str:

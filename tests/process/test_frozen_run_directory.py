@@ -161,6 +161,8 @@ def test_a_hang_is_told(tmp_path: Path, disk: FileSystem) -> None:
         freeze(job, disk)
         job.hear("talked", 2)
         until(lambda: "the job hangs" in job.err, "the hang is told", timeout_s=60)
+        # Where the ranks are: what was seen of them is told, though no file of it can be written.
+        until(lambda: "rank.py:" in job.err, "the stacks are told", timeout_s=60)
         job.send(signal.SIGINT)
         job.wait()
         disk.thaw()

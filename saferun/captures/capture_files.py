@@ -1,0 +1,90 @@
+"""Files of a capture, written so that a file system that does not answer costs the files and not what was seen.
+
+A capture says what it has seen through a pipe. Its files are for later: a thread writes them, the capture waits for it
+for a bounded time, and goes on without the file where the run directory's file system hangs.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+
+# Of what is left of a capture's time, so much may be spent on waiting for files, in all.
+_SHARE = 1 / 3
+_MOST_S = 5.0
+
+
+class CaptureFiles:
+    """The files that one process of a capture writes.
+
+    Args:
+        deadline: when the capture's time is over, in monotonic seconds.
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._patience_s = min(_MOST_S, max(0.0, deadline - time.monotonic()) * _SHARE)
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[_Job] | None = None
+
+    def write(self, path: str, content: bytes) -> str:
+        """Write a file; its path, or empty where it cannot be written, or not in time."""
+        job = _Job(path, content)
+        with self._lock:
+            if self._jobs is None:
+                self._jobs = queue.SimpleQueue()
+                threading.Thread(target=_serve, args=(self._jobs,), daemon=True).start()
+            self._jobs.put(job)
+            patience_s = self._patience_s
+        began_at = time.monotonic()
+        is_done = job.done.wait(patience_s)
+        with self._lock:
+            # What one file took is not left for the next: the first one that does not end takes it all.
+            self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_at))
+        return job.written if is_done else ""
+
+
+class _Job:
+    def __init__(self, path: str, content: bytes) -> None:
+        self.path = path
+        self.content = content
+        self.written = ""
+        self.done = threading.Event()
+
+
+def _serve(jobs: queue.SimpleQueue[_Job]) -> None:
+    while True:
+        job = jobs.get()
+        try:
+            _write(job.path, job.content)
+            job.written = job.path
+        except OSError:
+            pass
+        job.done.set()
+
+
+def _write(path: str, content: bytes) -> None:
+    try:
+        file = open(path, "wb", opener=_private)  # noqa: SIM115 - closed below
+    except FileNotFoundError:  # whoever makes the directory has not come to it yet
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        file = open(path, "wb", opener=_private)  # noqa: SIM115
+    with file:
+        file.write(content)
+
+
+def _private(path: str, flags: int) -> int:
+    # What a process has open and what it is called with is its owner's business alone.
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+_own: tuple[int, CaptureFiles] | None = None
+
+
+def files_of_this_process(deadline: float) -> CaptureFiles:
+    """The files of this process; a fork of another capture's process begins with its own."""
+    global _own  # noqa: PLW0603 - a process has one
+    if _own is None or _own[0] != os.getpid():
+        _own = os.getpid(), CaptureFiles(deadline)
+    return _own[1]
