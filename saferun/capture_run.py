@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from saferun.host.poller import Poller
 from saferun.host.prctl import set_name
@@ -15,7 +14,10 @@ from saferun.host.procfs import read_stat
 from saferun.linux.helper import Helper
 from saferun.model import ExitStatus, JsonObject
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.captures.wire import CaptureReader, CoreRequest, CoresFound, Request
 
 _READ_BYTES = 1 << 18

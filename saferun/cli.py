@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
 
 from saferun.command_line import build_parser, fill_in, tell
 from saferun.config import (
@@ -26,6 +25,7 @@ from saferun.errors import SaferunError, UsageError
 from saferun.options import OPTIONS
 from saferun.place import find_place
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
@@ -166,7 +166,7 @@ def _environ(values: argparse.Namespace) -> EnvironConfig:
         profile_path=tuple(values.env_profile_path),
         env=tuple(pairs),
         unset=tuple(values.unset),
-        vendor=cast("Literal['auto', 'nvidia', 'amd', 'none']", values.vendor),
+        vendor=values.vendor,
         lint=values.lint == "on",
     )
 
@@ -204,7 +204,7 @@ def _checks(values: argparse.Namespace) -> ChecksConfig:
     if any(not name for name in nics) or ("auto" in nics and len(nics) > 1):
         raise UsageError(f"--nic {values.nic} is not a list of interfaces", "write it as eth0 or eth0,eth1, or auto")
     return ChecksConfig(
-        preflight=cast("Literal['on', 'warn', 'off', 'only']", values.preflight),
+        preflight=values.preflight,
         full=values.preflight_full,
         nics=nics,
     )
@@ -348,8 +348,8 @@ def _output(values: argparse.Namespace, environ: Mapping[str, str], settings: Ma
         keep_files=values.run_dir != KEEP_NO_FILES and (values.preflight != "only" or values.run_dir is not None),
         prefix=prefix,
         legacy_template=legacy,
-        pty=cast("Literal['auto', 'on', 'off']", values.pty),
-        color=cast("Literal['auto', 'always', 'never']", values.color),
+        pty=values.pty,
+        color=values.color,
     )
 
 

@@ -7,14 +7,16 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, NoReturn, cast
 
 from saferun import __version__
 from saferun.config import Origin, Setting
-from saferun.errors import UsageError
+from saferun.errors import UsageError, suppress
 from saferun.options import OPTIONS, TORCHRUN_OPTIONS, Option, comma_separated_list
 from saferun.profiles.words import nearest, quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS)
 _LATELY = frozenset({"log_line_prefix_template", "print_completion"})  # torch 2.14 and later
@@ -47,11 +49,11 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         # An abbreviation that torchrun understands must not become ambiguous by an option that torchrun lacks.
-        matches = super()._get_option_tuples(option_string)
+        matches: list[Any] = super()._get_option_tuples(option_string)
         torchruns = [match for match in matches if match[0].dest in _TORCHRUN_DESTS]
         # Nor by one that torchrun has only lately: command lines are older.
         older = [match for match in torchruns if match[0].dest not in _LATELY]
-        return older or torchruns or cast("list[Any]", matches)
+        return older or torchruns or matches
 
 
 class _Store(argparse.Action):

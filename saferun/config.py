@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from saferun.model import Value
 
-Origin = Literal["default", "profile", "file", "environment", "flag"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Origin = Literal["default", "profile", "file", "environment", "flag"]
+else:
+    Origin = str
+
 
 DEFAULT_PREFIX = "[{host}:{rank}] "
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30

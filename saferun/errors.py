@@ -6,6 +6,22 @@ EXIT_USAGE = 2
 """The exit code for bad input, and for what the checks before a start find."""
 
 
+class suppress:  # noqa: N801 - it is contextlib's, whose import every start would pay for
+    """Passes over exceptions of these kinds, as ``contextlib.suppress`` does."""
+
+    __slots__ = ("_kinds",)
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        """Nothing is to be prepared."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
+        """Whether the exception ends here."""
+        return kind is not None and issubclass(kind, self._kinds)
+
+
 class SaferunError(Exception):
     """Something the user can act on.
 

@@ -5,11 +5,12 @@ Every event carries ``at`` (monotonic seconds) and the attempt that it belongs t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 from saferun.model import ExitStatus, Placement, Value
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Literal
+
     # A launch that goes well never makes one, and does not pay for them.
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.policy import Decision, FailureFacts

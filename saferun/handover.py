@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Protocol
 
 from saferun.config import LaunchConfig
 from saferun.model import JsonObject, Placement
 from saferun.rank_group import AttemptPlan, Rank
 from saferun.report.torchrun_events import agent_event, common_fields, missing_error, rank_event
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
 
-class _Receiver(Protocol):
-    """Whoever has the line to torch."""
+    class _Receiver(Protocol):
+        """Whoever has the line to torch."""
 
-    hands_on_events: bool
+        hands_on_events: bool
 
-    def hand_on(self, event: JsonObject) -> None:
-        """Take an event."""
+        def hand_on(self, event: JsonObject) -> None:
+            """Take an event."""
 
 
 class Handover:

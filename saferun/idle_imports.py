@@ -12,8 +12,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.linux.search_path import search_theirs_last
 from saferun.model import ExitStatus
 

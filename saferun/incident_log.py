@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from saferun.config import LaunchConfig
 from saferun.host.run_dir import RunDirectory, shorter_path
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.evidence import Diagnosis, Evidence
     from saferun.findings import DecisionRow, HostCard, Preflight
     from saferun.report.report_json import Incident

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from saferun.capture_run import CaptureRun
 from saferun.config import LaunchConfig
@@ -34,7 +33,10 @@ from saferun.linux.scratch import current_directory
 from saferun.model import Value
 from saferun.rank_group import Rank, RankGroup
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.capture_run import Examiner
     from saferun.captures.wire import CaptureReader
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill

@@ -6,12 +6,10 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from saferun.config import HostsConfig, LaunchConfig
 from saferun.console.screen import Screen
-from saferun.errors import SaferunError
+from saferun.errors import SaferunError, suppress
 from saferun.events import Finish
 from saferun.files.writer import Writer
 from saferun.host.net import short_host_name
@@ -27,6 +25,7 @@ from saferun.rank_environ import resolve_environ
 from saferun.runtime import Runtime
 from saferun.supervisor import Limits, Supervisor
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.check_run import CheckProcess
 

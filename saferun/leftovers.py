@@ -13,8 +13,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.children import reap
 from saferun.host.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
 from saferun.linux.activity import Activity

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from saferun.model import Value
 
-Kind = Literal["str", "int", "float", "flag", "list", "append"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Kind = Literal["str", "int", "float", "flag", "list", "append"]
+else:
+    Kind = str
 
 
 class Option(Value):

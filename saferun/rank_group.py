@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from signal import SIGCONT
 from time import localtime, strftime
-from typing import TYPE_CHECKING
 
 from saferun.config import LaunchConfig
 from saferun.console.prefix import colored, render_legacy, render_template
@@ -25,6 +24,7 @@ from saferun.linux.program_start import Waiting, start_error
 from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankEnd, RankPlace, Value
 from saferun.topology import rank_environ, substitute_local_rank
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import RankOutput
 

@@ -9,15 +9,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
 
 from saferun import topology
 from saferun.capture_run import Examiner
 from saferun.config import LaunchConfig
 from saferun.console.rank_stream import RankStream
 from saferun.console.screen import Screen
-from saferun.errors import EXIT_USAGE, SaferunError
+from saferun.errors import EXIT_USAGE, SaferunError, suppress
 from saferun.events import (
     CaptureEvidence,
     ChecksOver,
@@ -78,7 +76,10 @@ from saferun.segments import Segments
 from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.check_run import CheckProcess
     from saferun.checks.context import CheckContext
     from saferun.evidence import Diagnosis, HangVerdict
@@ -97,6 +98,8 @@ _CHECKS_DELAY_S = 0.1
 _STALL_S = 1.0
 # A reader of the console that does not read is waited for this long at the end, where files keep everything.
 _DRAIN_S = 60.0
+# Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
+_HELPERS_S, _LOOK_AGAIN_S = 0.5, 0.001
 # How often the end looks whether a file has taken something.
 _CONSOLE_S = 0.1
 
@@ -1035,6 +1038,7 @@ class Runtime:
         No step that fails keeps the next ones from being taken. The reaper ends what is left after such a failure.
         """
         self._reaper.is_needed = True
+        helpers: set[int] = set().union(*(part.pids for part in self._parts))
         steps: list[tuple[str, Callable[[], object]]] = [
             ("the last attempt", lambda: self._end_attempt(time.monotonic())),
             *((type(part).__name__, part.close) for part in self._parts),
@@ -1048,6 +1052,7 @@ class Runtime:
         self._is_done("the console", self._drain_console)
         self._is_done("signals", lambda: signal.set_wakeup_fd(-1))
         self._is_done("the poller", self._poller.close)
+        self._is_done("the helper processes", lambda: _await_end(helpers))
 
     def _is_done(self, name: str, step: Callable[[], object]) -> bool:
         """Take one step of the end. Returns whether it could be taken; if not, that is said."""
@@ -1110,6 +1115,22 @@ class Runtime:
         return any(fd == self._wake_read for fd, _ in ready) and any(
             signum in self._config.signals for signum in os.read(self._wake_read, 4096)
         )
+
+
+def _await_end(pids: set[int]) -> None:
+    """Reap helper processes that were ended, so that none is seen after saferun; one that hangs is left to itself."""
+    give_up_at = time.monotonic() + _HELPERS_S
+    while pids:
+        for pid in tuple(pids):
+            try:
+                is_gone = os.waitpid(pid, os.WNOHANG)[0] == pid
+            except ChildProcessError:
+                is_gone = True  # reaped before
+            if is_gone:
+                pids.discard(pid)
+        if not pids or time.monotonic() >= give_up_at:
+            return
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401

@@ -11,8 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.children import fork
 from saferun.host.prctl import die_with_parent
 from saferun.host.procfs import descendants_of

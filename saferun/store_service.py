@@ -7,10 +7,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from saferun.config import LaunchConfig
 from saferun.console.lines import LineAssembler
+from saferun.errors import suppress
 from saferun.events import Event, StartFailed, StoreMissed, StoreServed
 from saferun.host.children import SpawnError
 from saferun.host.coordinator_link import CoordinatorLink

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
 
 from saferun.events import (
     Action,
@@ -56,7 +55,10 @@ from saferun.events import (
 from saferun.model import Value, signal_name
 from saferun.policy import AttemptPolicy, FailureFacts, HangPolicy, JobPolicy
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Literal
+
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.model import Placement
 

@@ -14,8 +14,8 @@ import os
 import select
 import signal
 import time
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.children import fork, open_pidfd
 from saferun.host.prctl import set_name
 from saferun.linux.descriptors import close_all_but

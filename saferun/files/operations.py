@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any
 
+from saferun.errors import suppress
 from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
 from saferun.linux.scratch import remove_scratch
 from saferun.model import JsonObject
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # Words for people; what is longer is no message.
 _LONGEST_MESSAGE = 64 << 10

@@ -8,8 +8,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.files.ring import DATA, END, Record, Ring
 from saferun.files.server import FileServer
 from saferun.host.limits import raise_files

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from saferun.files.operations import OPERATIONS
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
 from saferun.model import JsonObject
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # How a file is opened: made anew at once, made anew at its first byte, appended to, or replaced as a whole.
 FRESH, LAZY, APPENDED, WHOLE = range(4)

@@ -10,8 +10,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import islice
+
+from saferun.errors import suppress
 
 # What a file that cannot be written keeps in memory; what comes after it is missing in the end.
 _KEPT_BYTES = 256 << 10

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.server import APPENDED, FRESH, LAZY, WHOLE, FileServer
 from saferun.model import JsonObject
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    Protocol = object
 
 __all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "DirectFiles", "FileStream", "Files"]
 

@@ -13,8 +13,8 @@ import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.files.process import serve
 from saferun.files.ring import ASK, DATA, END, STREAMS, Ring
 from saferun.files.server import WHOLE

@@ -10,8 +10,8 @@ import os
 import select
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.prctl import die_with_parent
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.pidfd import open_pidfd, send_signal

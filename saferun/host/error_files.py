@@ -6,8 +6,8 @@ import json
 import os
 import stat
 import time
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.model import JsonObject, Value
 
 _LARGEST_BYTES = 4 << 20

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
+
+from saferun.errors import suppress
 
 # A rank takes two streams, two files, a pidfd, and while it is started the other ends of its streams.
 _FILES_PER_RANK = 8

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from contextlib import suppress
 from stat import S_ISDIR
 
-from saferun.errors import SaferunError
+from saferun.errors import SaferunError, suppress
 from saferun.host.procfs import listeners_on, read_cmdline, read_stat
 
 _BACKLOG = 4096

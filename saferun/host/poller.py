@@ -6,8 +6,8 @@ import os
 import select
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.procfs import read_stat
 from saferun.linux.pidfd import open_pidfd
 

@@ -14,8 +14,8 @@ import select
 import signal
 import struct
 import time
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.children import fork
 from saferun.host.prctl import set_name
 from saferun.host.procfs import belongs_to_run, living_processes

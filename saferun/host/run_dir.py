@@ -6,8 +6,8 @@ import json
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.files.streams import APPENDED, WHOLE, DirectFiles, Files, FileStream
 from saferun.host.children import fork
 from saferun.linux.scratch import Scratch

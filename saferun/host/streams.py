@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from contextlib import suppress
+
+from saferun.errors import suppress
 
 _F_SETPIPE_SZ = 1031
 _DEFAULT_PIPE_BYTES = 64 << 10

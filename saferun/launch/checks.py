@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from saferun.config import LaunchConfig
 from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.preflight_run import PreflightRun
 

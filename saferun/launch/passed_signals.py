@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.children import signal_child
 from saferun.host.poller import Poller
 from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
-from saferun.errors import SaferunError
+from saferun.errors import SaferunError, suppress
 from saferun.host.children import spawn_error
 from saferun.host.poller import Poller
 from saferun.host.procfs import read_stat

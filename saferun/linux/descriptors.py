@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.linux.system_call import system_call
 
 _LAST = (1 << 32) - 1

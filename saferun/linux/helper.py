@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.children import fork
 from saferun.host.poller import Poller
 from saferun.host.prctl import die_with_parent, set_name

@@ -8,8 +8,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.poller import Poller
 from saferun.model import JsonObject
 

@@ -12,7 +12,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Sequence
-from contextlib import suppress
+
+from saferun.errors import suppress
 
 # The path of a Unix socket may have 107 bytes in all; 59 are left for the directory's name and the socket's.
 _LONGEST_BASE = 48

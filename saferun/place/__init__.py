@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from saferun.config import HostsConfig, RendezvousConfig, Setting
 from saferun.errors import UsageError
 from saferun.place.ranks import count_ranks
 from saferun.place.rendezvous import one_host
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from saferun.schedulers import Allocation, Surroundings
 
 __all__ = ["find_place"]

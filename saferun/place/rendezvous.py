@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from saferun.config import RendezvousConfig
 from saferun.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # What torch 2.13 brings along; others are registered by entry points.
 _BACKENDS = ("static", "c10d", "etcd", "etcd-v2")

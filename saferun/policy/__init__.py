@@ -8,10 +8,12 @@ What is loaded at every launch stands here and in ``attempts``; ``facts`` is loa
 
 from __future__ import annotations
 
-from typing import Literal
-
 from saferun.model import Value
 from saferun.policy.attempts import AttemptPolicy, Decision, FailureFacts, Fingerprint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
 
 __all__ = ["AttemptPolicy", "Decision", "FailureFacts", "Fingerprint", "HangPolicy", "JobPolicy"]
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from saferun.model import Value
 
-Cost = Literal["none", "light", "moderate", "heavy"]
-Vendor = Literal["nvidia", "amd", "any"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Cost = Literal["none", "light", "moderate", "heavy"]
+    Vendor = Literal["nvidia", "amd", "any"]
+else:
+    Cost = Vendor = str
+
 
 COSTS: tuple[Cost, ...] = ("none", "light", "moderate", "heavy")
 VENDORS: tuple[Vendor, ...] = ("nvidia", "amd", "any")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from saferun.errors import UsageError
 from saferun.model import Value
 from saferun.profiles.words import advice, quoted
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.profiles.model import Profile
 

@@ -6,12 +6,12 @@ Values that the user's own environment sets are never shown: they may be secrets
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from saferun.profiles.model import COSTS, Profile, RankValue, Resolution, Variable, Vendor
 from saferun.profiles.resolution import layered, needs_run_dir, resolve
 from saferun.profiles.words import quoted
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.profiles.search import ProfileSet
 
