@@ -132,6 +132,7 @@ IMPURE_BUILTINS = frozenset({"breakpoint", "compile", "eval", "exec", "input", "
 
 NOT_AT_START = (
     "asyncio",
+    "contextlib",
     "dataclasses",
     "importlib.metadata",
     "inspect",
@@ -164,6 +165,7 @@ NOT_AT_START = (
     "tempfile",
     "tenacity",
     "torch",
+    "typing",
     "yaml",
 )
 

@@ -282,14 +282,21 @@ def test_a_job_is_linted_in_a_process_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text('import os\nprint(os.environ["TORCH_MY_OWN_KNOB"])\n')
     environ["TORCH_MY_OWN_KNOB"] = "1"
-    for _ in range(2):  # the second time from the cache
+    whole = 0
+    for _ in range(20):
         command = [sys.executable, "-m", "saferun.lint", sys.executable, str(script)]
         done = subprocess.run(command, env=environ, capture_output=True, check=True, timeout=120)
         answer = json.loads(done.stdout)
         said = {found["variable"]: found["verdict"] for found in answer["findings"]}
         assert said.get("NCCL_TIMEOUT") == "misconception"
+        if "cannot tell" in said.values():
+            continue  # a busy machine: the search ran out of time, and the next one goes on where it ended
         assert not {"TORCH_LOGS", "TORCH_MY_OWN_KNOB"} & set(said)
         assert "libtorch_cpu.so" in answer["libraries"]
+        whole += 1
+        if whole == 2:
+            return
+    pytest.fail("no search came to its end")
 
 
 def test_another_interpreter_is_asked_where_its_packages_are(tmp_path: Path) -> None:
