@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             checks.end()
         tell(error)
         exit_code = error.exit_code
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        if checks is not None:
+            checks.end()
+        tell(SaferunError(f"cannot go on: {error.strerror}", "raise the limit on open files: ulimit -n 1024"))
+        exit_code = 1
     except KeyboardInterrupt:
         exit_code = 130
     if argv is None:

@@ -178,3 +178,12 @@ def test_questions_are_answered_on_stdout_and_begin_nothing(tmp_path: Path, opti
         assert job.err == ""
         assert "saferun" in job.out
         assert not (tmp_path / "job" / "saferun_runs").exists()
+
+
+@pytest.mark.parametrize("limit", [8, 10, 12])
+def test_too_few_descriptors_for_saferun_itself_are_said_in_two_lines(tmp_path: Path, limit: int) -> None:
+    """Not by a traceback; there is nothing that could be done with so few."""
+    with running(tmp_path, PROGRAM, nproc=4, before=("prlimit", f"--nofile={limit}:{limit}", "--")) as job:
+        assert job.wait() == 1
+        assert "saferun: cannot go on: Too many open files\nhint: raise the limit" in job.err
+        assert "Traceback" not in job.err
