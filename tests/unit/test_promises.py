@@ -1,0 +1,31 @@
+"""docs/do-no-harm.md promises nothing that no test shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "do-no-harm.md"
+
+
+def test_every_test_that_is_named_exists() -> None:
+    """A renamed test takes its promise along, or the page says more than is so."""
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text(encoding="utf-8")))
+    there = {
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert len(named) > 40
+    assert named <= there
+
+
+def test_every_row_names_a_test() -> None:
+    """What nothing shows is no promise."""
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    promises = [row for row in rows if not re.match(r"\| (---|what )", row) or "`test_" in row]
+    assert promises
+    assert [row for row in promises if "`test_" not in row] == []
