@@ -494,8 +494,11 @@ def read_wakeups(pid: int) -> int:
 
 
 def role_of(pid: int, launcher_pid: int) -> str:
-    """The name a launcher process goes by in tables: supervisor, coordinator or helper."""
+    """The name a launcher process goes by in tables: supervisor, coordinator, its own (``sr-writer``) or helper."""
     if pid == launcher_pid:
         return "supervisor"
+    name = Path("/proc", str(pid), "comm").read_text(encoding="utf-8", errors="replace").strip()
+    if name.startswith("sr-"):
+        return name
     arguments = Path("/proc", str(pid), "cmdline").read_bytes()
     return "coordinator" if b"coordinator" in arguments else "helper"

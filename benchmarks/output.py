@@ -287,7 +287,7 @@ def main(options: Options) -> None:
                 measure = functools.partial(measure_cost, scratch, script=bulk, ranks=ranks, lines=lines, slow=slow)
                 values = alternate(options.sides, rounds, measure, warm_up=False)
                 what = f"{ranks} ranks to a {sink}"
-                bars: Bars = {"saferun": (Bar(0.1, "torchrun"),)}
+                bars: Bars = {"saferun": (Bar(0.25, "torchrun"),)}
                 table.add(f"{what}: launcher's CPU for 1 M lines", "s", values["cpu"], bars)
                 table.add(f"{what}: in user mode", "s", values["user"])
                 table.add(f"{what}: ranks' writing of 1 M lines", "s", values["writing"])
@@ -300,7 +300,7 @@ def main(options: Options) -> None:
             measure = functools.partial(measure_latency, scratch, script=trickle, lines=lines)
             values = alternate(options.sides, rounds, measure, warm_up=False)
             table.add("latency of a line at rest, p50", "ms", values["p50"])
-            table.add("latency of a line at rest, p99", "ms", values["p99"], {"saferun": (Bar(10),)})
+            table.add("latency of a line at rest, p99", "ms", values["p99"], {"saferun": (Bar(5),)})
             table.add("latency: lines that came", "%", values["came"], exact)
         if "stopped" in options.only:
             lines, stop_s = (400_000, 10.0) if options.quick else (1_200_000, 30.0)

@@ -31,6 +31,7 @@ from measure import (
 )
 
 SLEEP_S = 3600
+MOST_MB = {"supervisor": 20, "sr-reaper": 12, "sr-writer": 12, "sr-examiner": 30}
 
 
 def measure_rest(scratch: Scratch, side: str, ranks: int, window_s: float) -> dict[str, float]:
@@ -64,6 +65,7 @@ def measure_rest(scratch: Scratch, side: str, ranks: int, window_s: float) -> di
             f"{role}, RSS": sum(each.rss_mib for each in memory),
             f"{role}, PSS": sum(each.pss_mib for each in memory),
         }
+    result["all launcher processes, processor"] = sum(result[f"{role}, processor"] for role in roles)
     result["all launcher processes, PSS"] = sum(result[f"{role}, PSS"] for role in roles)
     result["all launcher processes, count"] = sum(len(pids) for pids in roles.values())
     stop(process)
@@ -86,10 +88,11 @@ def main(options: Options) -> None:
             measure = functools.partial(measure_rest, scratch, ranks=ranks, window_s=window_s)
             for metric, values in sorted(alternate(options.sides, rounds, measure, warm_up=False).items()):
                 bars: Bars = {}
-                if metric == "supervisor, RSS":
-                    bars = {"saferun": (Bar(30e6 / 2**20),)}
-                elif metric == "supervisor, processor" and ranks <= 8:
-                    bars = {"saferun": (Bar(0.1),)}
+                role, _, quantity = metric.rpartition(", ")
+                if quantity == "RSS" and role in MOST_MB:
+                    bars = {"saferun": (Bar(MOST_MB[role] * 1e6 / 2**20),)}
+                elif metric == "all launcher processes, processor" and ranks <= 8:
+                    bars = {"saferun": (Bar(0.05),)}
                 table.add(f"{ranks} ranks asleep: {metric}", UNITS[metric.rpartition(", ")[2]], values, bars)
     table.say()
 

@@ -113,7 +113,7 @@ def main(options: Options) -> None:
             progress(f"empty script, {rounds} rounds")
             script = scratch.script("empty.py", EMPTY)
             values = alternate(options.sides, rounds, lambda side: measure_script(scratch, side, script))
-            bars = {"saferun": (Bar(0.08, "torchrun"), Bar(9, "bare"))}
+            bars = {"saferun": (Bar(0.06, "torchrun"), Bar(7, "bare"))}
             table.add("empty script, first line of the last rank", "ms", values["noted"], bars)
             table.add("empty script, end of the launcher", "ms", values["end"], bars)
             table.add("empty script, processor time of all processes", "ms", values["processor"])
@@ -121,7 +121,7 @@ def main(options: Options) -> None:
             rounds = options.rounds or (7 if options.quick else 21)
             progress(f"--help, {rounds} rounds")
             values = alternate(options.sides, rounds, lambda side: measure_help(scratch, side))
-            table.add("--help", "ms", values["end"], {"saferun": (Bar(0.1, "torchrun"),)})
+            table.add("--help", "ms", values["end"], {"saferun": (Bar(40),)})
         if "init" in options.only:
             rounds = options.rounds or (4 if options.quick else 11)
             progress(f"init_process_group and all_reduce, {rounds} rounds")
