@@ -123,7 +123,9 @@ import sys
 from saferun.idle_imports import IdleImports
 told = []
 imports = IdleImports("", lambda: told.append(True))
-imports.begin(["saferun.errors", "no_such_module", "textwrap"])
+names = ["colorsys", "no_such_module", "textwrap"]
+assert not sys.modules.keys() & set(names)
+imports.begin(names)
 turns = 0
 while imports.deadline is not None:
     before = len(told)
