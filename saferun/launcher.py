@@ -18,12 +18,8 @@ from saferun.host.procfs import children_of
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import ensure_standard_descriptors
-from saferun.investigation import CORE_BUDGET_S
-from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
 from saferun.profiles import Resolution
 from saferun.rank_environ import resolve_environ
-from saferun.runtime import Runtime
-from saferun.supervisor import Limits, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,6 +100,12 @@ def _run(
         screen.say(f"saferun: {text}")
 
     writer = Writer(warn)
+    # Only now: the reaper and the writer, forked before, stay as small as they can be.
+    from saferun.investigation import CORE_BUDGET_S
+    from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
+    from saferun.runtime import Runtime
+    from saferun.supervisor import Limits, Supervisor
+
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
     screen = Screen(
         1,

@@ -349,7 +349,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
 
 def test_a_start_loads_only_what_it_needs() -> None:
     """Every launch pays for what is imported before the ranks run."""
-    program = "import saferun.cli, saferun.launcher, sys; print(*sorted(sys.modules), sep='\\n')"
+    program = "import saferun.cli, saferun.launcher, saferun.runtime, sys; print(*sorted(sys.modules), sep='\\n')"
     done = subprocess.run(
         # Without site, so that what an environment's .pth files load is not blamed on saferun.
         [sys.executable, "-S", "-c", program],
