@@ -94,7 +94,7 @@ def with_all_that_they_import(modules: Iterable[str]) -> set[str]:
 
 def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> None:
     """A loop that opens a file hangs with the file system of that file."""
-    loaded = with_all_that_they_import(["saferun.launcher", *MODULES, *FOR_SEVERAL_HOSTS])
+    loaded = with_all_that_they_import(["saferun.launcher", "saferun.runtime", *MODULES, *FOR_SEVERAL_HOSTS])
     apart = with_all_that_they_import(BEFORE_THE_RANKS) | IN_FORKS.keys()
     forgotten = {
         f"{module} imports {name}"
