@@ -174,6 +174,7 @@ TOLD_AT_ONCE = {
         on_node3(lambda host: host.limit_files(48)),
         fails=False,
         environ={},
+        own="saferun: the limit on open files leaves no room for the output of all ranks: .*",
     ),
 }
 
@@ -346,10 +347,10 @@ def test_doctor_under_slurm_prints_one_table(cluster: Cluster, tmp_path: Path, f
         cluster.hosts[2].cut(DATA_NIC, "down")
     command = (sys.executable, "-m", "saferun.ctl", "doctor")
     done = launchers.srun(cluster, command, cwd=tmp_path, env=ON_DATA_NETWORK)
-    assert done.finish() == int(fault), done.story("another exit code")
+    assert done.finish() == 0, done.story("another exit code")  # no script that is known to need it: a warning
     assert len(re.findall(r"^host +eth", done.out, re.MULTILINE)) == 1, done.story("not one table")
     for host in cluster.hosts:
         assert re.search(rf"^{host.name}  ", done.out, re.MULTILINE), done.story(f"no row of {host.name}")
-    counts = r"\d failed, " if fault else r"\d+ ok$"
+    counts = r"\d warnings?, " if fault else r"\d+ ok$"
     assert re.search(rf"^4 hosts, \d+ checks in .* s: {counts}", done.out, re.MULTILINE), done.story("another sum")
     assert ("names eth1, which is down on this host" in done.out) == fault, done.story("another finding")

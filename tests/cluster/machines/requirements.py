@@ -27,6 +27,7 @@ _PROGRAMS = {
     "mpiexec.hydra": "mpich",
     "etcd": "etcd-server",
     "tcc": "tcc",
+    "tcpdump": "tcpdump",
 }
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLICY = "/usr/sbin/policy-rc.d"
