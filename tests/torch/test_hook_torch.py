@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -75,8 +76,12 @@ x = torch.ones(3)
             children.append(child)
         yield children
     finally:
+        # All stand still before the first one is ended: otherwise the others complain of its lost connections.
+        for child in children:
+            child.send_signal(signal.SIGSTOP)
         for child in children:
             child.kill()
+        for child in children:
             child.wait()
 
 
