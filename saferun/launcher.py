@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from saferun.config import HostsConfig, LaunchConfig
 from saferun.console.screen import Screen
@@ -96,8 +96,11 @@ def _run(
     output = config.output
     host = short_host_name()
 
+    early: list[str] = []  # what is to be said before there is a console
+    say: Callable[[str], None] = early.append
+
     def warn(text: str) -> None:
-        screen.say(f"saferun: {text}")
+        say(f"saferun: {text}")
 
     writer = Writer(warn)
     # Only now: the reaper and the writer, forked before, stay as small as they can be.
@@ -115,6 +118,9 @@ def _run(
         skipping=False,  # until there are files that keep all of it
         where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
     )
+    say = screen.say
+    for text in early:
+        say(text)
     hosts, retry = config.hosts, config.retry
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.say(f"saferun: settings from {config.settings_file}")

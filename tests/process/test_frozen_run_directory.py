@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,3 +229,20 @@ def test_a_writer_that_is_killed_is_replaced_once_and_never_ends_a_job(tmp_path:
         assert job.out.count("last") == 2
         assert len([line for line in job.err.splitlines() if line.startswith("saferun:")]) == 2
         assert os.path.exists(job.run_dir / "run.json")
+
+
+def test_a_writer_that_cannot_be_forked_costs_the_files_alone(tmp_path: Path) -> None:
+    """A host that is short of processes at that moment starts the job all the same, and says so in one line."""
+    program = """
+import errno, saferun.files.writer as writer
+def none(*_arguments, **_options):
+    raise OSError(errno.EAGAIN, "no process")
+writer.Helper = none
+from saferun.cli import main
+main()
+"""
+    command = [sys.executable, "-c", program, "--no-python", "echo", "hello"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "hello" in done.stdout
+    assert "no process that writes files" in done.stderr
