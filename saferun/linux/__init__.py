@@ -9,6 +9,8 @@ the bare system call (``system_call``), then replaced. Nothing else calls ``os.p
     A descriptor that tells the end of a process; else -1: children are told by SIGCHLD all the same, others are looked
     up in /proc each second (``Poller.watch_process``). A signal through it; else ``os.kill``, which is as good for a
     child that has not been reaped.
+``ownership``
+    Whose a file is: directories and files opened, made and removed relative to descriptors whose owner was checked.
 ``descriptors``
     Close all descriptors but a few: ``close_range``; else those that /proc/self/fd lists; else the first 4096.
 ``memory_file``

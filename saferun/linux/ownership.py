@@ -1,0 +1,402 @@
+"""Whose a file is. Everything is opened relative to a directory descriptor and then checked: what is checked is used.
+
+Paths are names, and whoever may write a directory decides what a name in it means. So a path is turned into a
+descriptor once, without following a link at its end; the owner is that of the descriptor; and what lies below is
+opened, made and removed relative to it.
+
+Sources: open(2), path_resolution(7), inode(7), acl(5), user_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from saferun.errors import suppress
+
+# Not O_NONBLOCK alone: a FIFO or a terminal that somebody planted is neither waited for nor taken as ours.
+_CAREFULLY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITABLE_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_ROOT = 0
+_MOST_PARENTS = 4096
+_DEEPEST = 1000
+_ACL = "system.posix_acl_access"
+
+Identity = tuple[int, int]
+"""Device and inode: which file it is, whatever its name."""
+
+
+class NotOursError(PermissionError):
+    """Somebody else owns the file, or may change it. ``strerror`` says who, in words for a message."""
+
+    def __init__(self, words: str, path: str) -> None:
+        super().__init__(errno.EPERM, words, path)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Directories and files of ours
+
+
+def open_directory(path: str, *, dir_fd: int | None = None, or_root: bool = False, private: bool = False) -> int:
+    """A descriptor of a directory that this user owns.
+
+    Args:
+        path: the directory; a link as its last component is not followed.
+        dir_fd: what a relative path is relative to; None: the current directory.
+        or_root: whether it may be root's as well.
+        private: whether group and others may have no access at all.
+
+    Returns:
+        The descriptor. Closing it is the caller's.
+
+    Raises:
+        NotOursError: it belongs to somebody else, or others have access.
+        OSError: it cannot be opened, or is no directory (ENOTDIR, for a link too).
+    """
+    fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
+    try:
+        status = os.fstat(fd)
+        _check_owner(status, path, or_root=or_root)
+        if private:
+            _check_private(status, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700) -> int:
+    """The same of a directory that is made if need be. One that is there keeps its mode.
+
+    Raises:
+        NotOursError: it belongs to somebody else.
+        OSError: as ``open_directory``, and where it cannot be made.
+    """
+    with suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=dir_fd)
+    return open_directory(name, dir_fd=dir_fd)
+
+
+def open_ours(name: str, flags: int, *, dir_fd: int | None = None, mode: int = 0o600, or_root: bool = False) -> int:
+    """A descriptor of a regular file that this user owns.
+
+    Args:
+        name: the file; a link as its last component is not followed.
+        flags: as of ``os.open``. With ``O_TRUNC`` the file is emptied only once it is known whose it is.
+        dir_fd: the directory that it lies in.
+        mode: the permissions of a file that is made.
+        or_root: whether it may be root's as well.
+
+    Raises:
+        NotOursError: it belongs to somebody else.
+        OSError: it cannot be opened (ELOOP: it is a link), is no regular file (EINVAL), or is to be written and has
+            another name (EMLINK): a hard link is a link that somebody may have planted, too.
+    """
+    fd = os.open(name, (flags & ~os.O_TRUNC) | _CAREFULLY, mode, dir_fd=dir_fd)
+    try:
+        status = os.fstat(fd)
+        _check_regular(status, name)
+        _check_owner(status, name, or_root=or_root)
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            _check_only_name(status, name)
+        if flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
+        if not flags & os.O_NONBLOCK:
+            os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_temporary(stem: str, *, dir_fd: int | None = None, mode: int = 0o600) -> tuple[int, str]:
+    """A new file for writing, and its name: ``stem`` and a random text. ``os.replace`` gives it its final name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    while True:
+        name = f"{stem}.{os.urandom(6).hex()}"
+        with suppress(FileExistsError):
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode, dir_fd=dir_fd), name
+
+
+def identity(fd: int) -> Identity:
+    """Which file a descriptor is of. For ``remove_tree``, where another process is to remove what this one made."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Removal
+
+
+def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None = None) -> bool:
+    """Remove a directory of this user with all that is in it, and nothing else.
+
+    Everything is done relative to descriptors: a directory that is exchanged for a link, or moved, meanwhile leads
+    nowhere else. Left alone are directories of other users, other file systems and bind mounts within the tree. Takes
+    as few descriptors for a deep tree as for a flat one.
+
+    Args:
+        name: the directory.
+        dir_fd: what a relative name is relative to; None: the current directory.
+        made: which directory it has to be; None: any of this user's.
+
+    Returns:
+        Whether it is gone. What cannot be removed stays, and raises nothing.
+    """
+    try:
+        top = open_directory(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        which = identity(top)
+        if made is not None and which != made:
+            return False
+        _Removal(top).run()
+    except OSError:
+        return False
+    finally:
+        os.close(top)
+    with suppress(OSError):
+        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        if (status.st_dev, status.st_ino) == which:
+            os.rmdir(name, dir_fd=dir_fd)
+            return True
+    return False
+
+
+class _Removal:
+    """Empties a directory, depth first, with two descriptors at a time: the way up is ``..``, if it leads back."""
+
+    def __init__(self, top: int) -> None:
+        self._device = os.fstat(top).st_dev
+        self._mount = _mount_of(top)
+        self._here = os.dup(top)
+        # The names of the directories on the way down with what is to come back to, and what is left to do in each.
+        self._above: list[tuple[Identity, str, Iterator[str]]] = []
+
+    def run(self) -> None:
+        try:
+            directories = self._empty()
+            while True:
+                name = next(directories, None)
+                if name is not None:
+                    below = self._descend(name, directories)
+                    directories = directories if below is None else below
+                elif self._above:
+                    directories = self._ascend()
+                else:
+                    return
+        finally:
+            os.close(self._here)
+
+    def _empty(self) -> Iterator[str]:
+        """Remove all but the directories, whose names are returned."""
+        directories: list[str] = []
+        with os.scandir(self._here) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.name)
+                    continue
+                with suppress(OSError):
+                    os.unlink(entry.name, dir_fd=self._here)
+        return iter(directories)
+
+    def _descend(self, name: str, rest: Iterator[str]) -> Iterator[str] | None:
+        """Go into a directory, and empty it; None: it is left alone."""
+        if len(self._above) >= _DEEPEST:
+            return None
+        with suppress(OSError):
+            fd = open_directory(name, dir_fd=self._here)
+            if os.fstat(fd).st_dev != self._device or _mount_of(fd) != self._mount:
+                os.close(fd)
+                return None
+            self._above.append((identity(self._here), name, rest))
+            os.close(self._here)
+            self._here = fd
+            return self._empty()
+        return None
+
+    def _ascend(self) -> Iterator[str]:
+        which, name, rest = self._above.pop()
+        fd = os.open("..", _DIRECTORY, dir_fd=self._here)
+        if identity(fd) != which:
+            os.close(fd)
+            raise OSError(errno.ESTALE, "a directory was moved while it was removed")
+        os.close(self._here)
+        self._here = fd
+        with suppress(OSError):
+            os.rmdir(name, dir_fd=fd)
+        return rest
+
+
+def _mount_of(fd: int) -> bytes:
+    """The mount that a descriptor is of, which tells bind mounts of one file system apart; empty: it is not known."""
+    with suppress(OSError):
+        info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            lines = os.read(info, 4096).split(b"\n")
+        finally:
+            os.close(info)
+        return next((line for line in lines if line.startswith(b"mnt_id:")), b"")
+    return b""
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Files that count though nobody named them
+
+
+def open_found(path: str) -> int:
+    """A descriptor, for reading, of a file that was found and not named: only if nobody else can have planted it.
+
+    That is so where the file and its directory belong to this user or root, and nobody else may write the file or,
+    but for a sticky directory, its directory. A link counts where both the link and what it leads to do. The write
+    permission of a group that only this user is in is no one else's. As root all directories above count too (not in
+    a user namespace, where this root is as mighty as any user).
+
+    Raises:
+        NotOursError: somebody else can have planted it; ``strerror`` says how.
+        OSError: it cannot be opened.
+    """
+    shown = path
+    for _ in range(2):
+        parent, name = os.path.split(path)
+        directory = open_found_directory(parent or ".")
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            _check_owner(status, shown, or_root=True)
+            if stat.S_ISLNK(status.st_mode):
+                path = os.path.realpath(path)
+                continue
+            fd = os.open(name, os.O_RDONLY | _CAREFULLY, dir_fd=directory)
+        finally:
+            os.close(directory)
+        try:
+            _check_found(fd, shown, "it", sticky_counts=False)
+            os.set_blocking(fd, True)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown)
+
+
+def open_found_directory(path: str) -> int:
+    """A descriptor of a directory in which nobody else can plant anything; for names in it alone (``O_PATH``).
+
+    Raises:
+        NotOursError: somebody else can plant files there; ``strerror`` says how.
+        OSError: it cannot be opened.
+    """
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check_found(fd, path, "its directory", sticky_counts=True)
+        if _is_root_of_the_machine():
+            _check_parents(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_found(fd: int, path: str, what: str, *, sticky_counts: bool) -> None:
+    status = os.fstat(fd)
+    if what == "it":
+        _check_regular(status, path)
+    if status.st_uid not in (os.geteuid(), _ROOT):
+        raise NotOursError(f"{what} belongs to {owner_words(status.st_uid)}", path)
+    writable = status.st_mode & _WRITABLE_FOR_OTHERS
+    if not writable or (sticky_counts and status.st_mode & stat.S_ISVTX):
+        return
+    if writable & stat.S_IWOTH:
+        raise NotOursError(f"{what} is writable by everyone", path)
+    if not is_private_group(status.st_gid) or _has_acl(fd):
+        raise NotOursError(f"{what} is writable by group {status.st_gid}", path)
+
+
+def _check_parents(fd: int, path: str) -> None:
+    """The directories above one, up to the root directory."""
+    here = os.dup(fd)
+    try:
+        for _ in range(_MOST_PARENTS):
+            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
+            same = os.path.samestat(os.fstat(above), os.fstat(here))
+            os.close(here)
+            here = above
+            if same:
+                return
+            _check_found(here, path, "a directory above it", sticky_counts=True)
+    finally:
+        os.close(here)
+
+
+def is_private_group(gid: int) -> bool:
+    """Whether a group has this user for its only member, as sites with umask 002 give one to each user.
+
+    That is: it is the user's first group, named like the user, and lists nobody else. Root's group is not: who else
+    is in it is for every system to say. Asks the name service.
+    """
+    uid = os.geteuid()
+    if uid == _ROOT:
+        return False
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
+    except (KeyError, OSError):
+        return False
+    return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
+
+
+def _has_acl(fd: int) -> bool:
+    """Whether an access control list gives rights that the mode does not show: its mask stands in the group's bits."""
+    try:
+        os.getxattr(f"/proc/self/fd/{fd}", _ACL)
+    except OSError as error:
+        return error.errno not in {errno.ENODATA, errno.ENOTSUP}
+    return True
+
+
+def _is_root_of_the_machine() -> bool:
+    if os.geteuid() != _ROOT:
+        return False
+    with suppress(OSError, ValueError), open("/proc/self/uid_map", "rb") as file:
+        first, outside, count = file.read(256).split()[:3]
+        return (int(first), int(outside)) == (0, 0) and int(count) >= 1 << 16
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def owner_words(uid: int) -> str:
+    """An owner in words. Without a name: that may take a name service, which is not asked here."""
+    return "root" if uid == _ROOT else f"user {uid}"
+
+
+def _check_owner(status: os.stat_result, path: str, *, or_root: bool) -> None:
+    if status.st_uid != os.geteuid() and not (or_root and status.st_uid == _ROOT):
+        raise NotOursError(f"it belongs to {owner_words(status.st_uid)}", path)
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "no regular file", path)
+
+
+def _check_private(status: os.stat_result, path: str) -> None:
+    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        raise NotOursError("others have access to it", path)
+
+
+def _check_only_name(status: os.stat_result, path: str) -> None:
+    if status.st_nlink > 1:
+        raise OSError(errno.EMLINK, "it has another name elsewhere", path)
