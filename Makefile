@@ -31,7 +31,7 @@ test-all: lint
 	$(PY) -m pytest $(SIDE_BY_SIDE) tests/torch
 	$(PY) -m pytest tests/cluster
 	$(PY) tests/without.py kernel $(PY) -m pytest $(SIDE_BY_SIDE) tests/process
-	$(PY) tests/matrix.py
+	$(PY) -m tests.matrix
 
 demo: $(STAMP)
 	$(VENV)/bin/saferun --nproc_per_node 2 examples/train_ddp.py --epochs 3

@@ -1,7 +1,7 @@
 """saferun with the releases of torch and Python that it works with: a demo, a hang, a crash and a restart with each.
 
-    python tests/matrix.py               # all of it; builds what is missing below .matrix/
-    python tests/matrix.py 2.15          # the rows whose torch or Python starts with one of these
+    python -m tests.matrix               # all of it; builds what is missing below .matrix/
+    python -m tests.matrix 2.15          # the rows whose torch or Python starts with one of these
 
 Each row is a virtual environment of its own, kept below ``.matrix/`` until ``make clean``: a release of torch without
 its optional packages, and saferun from this checkout. A row whose interpreter or wheel this machine cannot have is told
@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests import debian_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".matrix"
@@ -79,7 +81,7 @@ def run(command: Sequence[str], *, timeout_s: float = _RUN_S, cwd: Path | None =
 
 
 def interpreter(version: str) -> str:
-    """An interpreter of this release, wherever people have them.
+    """An interpreter of this release, wherever people have them; else the one of a newer Debian.
 
     Raises:
         UnavailableError: there is none.
@@ -91,7 +93,10 @@ def interpreter(version: str) -> str:
         says = run([path, "-c", "import sys, venv, ctypes, ssl; print('%d.%d' % sys.version_info[:2])"])
         if says == (0, f"{version}\n"):
             return path
-    raise UnavailableError(f"no Python {version} here")
+    try:
+        return str(debian_python.python(version, PLACE / f"debian-python{version}"))
+    except debian_python.NotHadError as error:
+        raise UnavailableError(f"no Python {version} here: {error}") from error
 
 
 def environment(python: str, torch: str) -> Path:
@@ -106,11 +111,13 @@ def environment(python: str, torch: str) -> Path:
         return inner
     command = interpreter(python)
     print(f"  building {folder.relative_to(ROOT)}", flush=True)
-    _must([command, "-m", "venv", "--clear", str(folder)])
-    install = [str(inner), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
-    _must([*install, "--no-deps", f"torch=={torch}"])
+    # Debian's Python has no ensurepip, and the pip of the development tools will do.
+    _must([command, "-m", "venv", "--clear", "--without-pip", str(folder)])
+    install = [sys.executable, "-m", "pip", "--python", str(inner), "install", "--quiet"]
+    # Gigabytes: kept where they are installed, and not in pip's cache as well.
+    _must([*install, "--no-cache-dir", "--no-deps", f"torch=={torch}"])
     _must([*install, *_PLAIN, *_OURS, *_TESTING])
-    _add_cuda(inner, torch)
+    _add_cuda(inner, torch, install)
     _must([*install, "--no-deps", "--editable", str(ROOT)])
     imported = run([str(inner), "-c", "import torch.distributed as d; print(d.is_gloo_available())"], cwd=PLACE)
     if imported.code != 0 or "True" not in imported.output:
@@ -119,7 +126,7 @@ def environment(python: str, torch: str) -> Path:
     return inner
 
 
-def _add_cuda(inner: Path, torch: str) -> None:
+def _add_cuda(inner: Path, torch: str, install: Sequence[str]) -> None:
     """The libraries that a CUDA build of torch is linked with: one copy for all Pythons, and none for a CPU build."""
     asks = "import importlib.metadata as m; print(*(m.requires('torch') or ()), sep=chr(10))"
     requirements = run([str(inner), "-c", asks]).output.splitlines()
@@ -129,7 +136,7 @@ def _add_cuda(inner: Path, torch: str) -> None:
     shared = PLACE / f"cuda-of-torch{torch}"
     if not (shared / "complete").exists():
         shutil.rmtree(shared, ignore_errors=True)
-        _must([str(inner), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--target", str(shared), *wanted])
+        _must([*install, "--no-cache-dir", "--target", str(shared), *wanted])
         (shared / "complete").touch()
     packages = run([str(inner), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).output.strip()
     with contextlib.suppress(FileExistsError):

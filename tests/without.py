@@ -14,6 +14,7 @@ Source: seccomp(2); linux/filter.h, linux/seccomp.h.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -30,8 +31,9 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLOSE = {"x86_64": 3, "aarch64": 57}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
-# The same everywhere: pidfd_send_signal, pidfd_open, close_range, pidfd_getfd.
-_NEWER = (424, 434, 436, 438)
+# The same everywhere.
+_PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLOSE_RANGE, _PIDFD_GETFD = 424, 434, 436, 438
+_NEWER = (_PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLOSE_RANGE, _PIDFD_GETFD)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _HIGHEST_DESCRIPTOR, _HIGHEST_INT = 65535, 0x7FFFFFFF
 
@@ -93,6 +95,15 @@ def install(features: Sequence[str]) -> None:
 def without(*features: str) -> list[str]:
     """A command before another one, which then runs without these."""
     return [sys.executable, os.path.abspath(__file__), ",".join(features)]
+
+
+def lacks_pidfds() -> bool:
+    """Whether they are missing here already: on an old kernel, or below ``kernel``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.syscall(_PIDFD_OPEN, os.getpid(), 0)
+    if fd >= 0:
+        os.close(fd)
+    return fd < 0 and ctypes.get_errno() == errno.ENOSYS
 
 
 if __name__ == "__main__":
