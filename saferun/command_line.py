@@ -163,12 +163,12 @@ def fill_in(values: argparse.Namespace, environ: Mapping[str, str]) -> tuple[dic
         Every option's value with its origin, and the settings file, if there is one.
     """
     given: set[str] = getattr(values, "given", set())
-    path = _settings_file(values, environ, given)
+    path, fd = _settings_file(values, environ, given)
     from_file: Mapping[str, Any] = {}
     if path is not None:
         from saferun.settings_file import read_settings_file
 
-        from_file = read_settings_file(path)
+        from_file = read_settings_file(path, fd)
     not_meant = _check_variables(environ)
     settings: dict[str, Setting] = {}
     for option in OPTIONS:
@@ -190,16 +190,27 @@ def fill_in(values: argparse.Namespace, environ: Mapping[str, str]) -> tuple[dic
     if path is not None and settings["config"].origin == "default":
         values.config = path
         settings["config"] = Setting(path, "default", "found in the current directory")
-    elif path is not None and "profiles" in from_file and os.path.realpath(path) != os.path.realpath(_SETTINGS_FILE):
-        values.env_profile_path = [*values.env_profile_path, path]  # ./saferun.yaml is looked into anyway
+    elif path is not None and "profiles" in from_file:
+        values.env_profile_path = [*values.env_profile_path, path]
+    elif path is not None and os.path.realpath(path) == os.path.realpath(_SETTINGS_FILE):
+        # Searched for profiles anyway, and no longer a file that nobody named.
+        values.env_profile_path = [*values.env_profile_path, _SETTINGS_FILE]
     return settings, path
 
 
-def _settings_file(values: argparse.Namespace, environ: Mapping[str, str], given: set[str]) -> str | None:
+def _settings_file(
+    values: argparse.Namespace, environ: Mapping[str, str], given: set[str]
+) -> tuple[str | None, int | None]:
+    """The file of settings, and its descriptor where it was found and not named."""
     chosen: str | None = values.config if "config" in given else environ.get("SAFERUN_CONFIG")
     if chosen is not None:
-        return chosen or None
-    return _SETTINGS_FILE if os.path.isfile(_SETTINGS_FILE) else None
+        return chosen or None, None
+    if not os.path.isfile(_SETTINGS_FILE):
+        return None, None
+    from saferun.profiles.found import open_found_file
+
+    fd = open_found_file(_SETTINGS_FILE, "--config")
+    return (None if fd is None else _SETTINGS_FILE), fd
 
 
 def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:

@@ -41,7 +41,7 @@ class SaferunError(Exception):
 
     def __str__(self) -> str:
         """The two lines as they are printed."""
-        return f"saferun: {_one_line(self.what)}\nhint: {_one_line(self.hint)}"
+        return f"saferun: {printable(self.what)}\nhint: {printable(self.hint)}"
 
 
 class UsageError(SaferunError):
@@ -51,6 +51,6 @@ class UsageError(SaferunError):
         super().__init__(what, hint, exit_code)
 
 
-def _one_line(text: str) -> str:
-    # What the message quotes comes from outside and may hold line breaks or escape sequences.
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+def printable(text: str) -> str:
+    """A text as one line that a terminal only prints: what it quotes may hold line breaks or escape sequences."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

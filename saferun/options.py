@@ -685,7 +685,7 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "config",
         "str",
         None,
-        "a YAML file with settings: OPTION: value (default: ./saferun.yaml, if there is one)",
+        "a YAML file with settings: OPTION: value (default: ./saferun.yaml, where nobody else may write it)",
         SETTINGS,
         pet=False,
         metavar="FILE",

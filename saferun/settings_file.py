@@ -23,13 +23,17 @@ class FileValue(Value):
     place: str
 
 
-def read_settings_file(path: str) -> dict[str, FileValue]:
+def read_settings_file(path: str, fd: int | None = None) -> dict[str, FileValue]:
     """The settings of a file, by the destination of their options; ``PROFILES`` where it holds env profiles as well.
+
+    Args:
+        path: the file.
+        fd: the same, where it is open already; it is closed.
 
     Raises:
         UsageError: it cannot be read, is no YAML, or holds something that is no setting.
     """
-    root = read_yaml(path)
+    root = read_yaml(path, fd=fd)
     if root is None:
         return {}
     if root.kind != "mapping":

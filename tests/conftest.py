@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 # A shell without job control ignores the first two for what it puts into the background, nohup ignores the third for
@@ -9,3 +10,6 @@ import signal
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_signum) is signal.SIG_IGN:
         signal.signal(_signum, signal.default_int_handler if _signum == signal.SIGINT else signal.SIG_DFL)
+
+# With another umask the files of a test may be writable for a group, and settings that others may write do not count.
+os.umask(0o022)

@@ -2,7 +2,7 @@
 
 The ones that come with saferun are compiled into ``saferun.profiles.builtin``: a launch with them reads no YAML at all.
 A directory is listed by names only, and its files are read when one of its profiles is wanted, so that a broken file
-nobody asked for stops no launch.
+nobody asked for stops no launch. What nobody named counts only where nobody else can have planted it (``found``).
 """
 
 from __future__ import annotations
@@ -19,19 +19,35 @@ if TYPE_CHECKING:
     from saferun.profiles.model import Profile
 
 SETTINGS_FILE = "saferun.yaml"
+_OPTION = "--env-profile-path"
 _SUFFIXES = (".yaml", ".yml")
 _MAX_FILES = 1000  # of a directory: more than anybody keeps
 
 
+class FoundPath(str):
+    """A place of the search that nobody named."""
+
+    __slots__ = ()
+
+
 class _Source(Value):
-    """Where profiles are: the name of each, and the file that holds it; no files: they come with saferun."""
+    """Where profiles are.
+
+    Attributes:
+        files: the name of each, and the file that holds it; None: they come with saferun.
+        read: filled as they are asked for.
+        found: whether nobody named the directory.
+    """
 
     files: Mapping[str, str] | None
-    read: dict[str, Profile]  # filled as they are asked for
+    read: dict[str, Profile]
+    found: bool = False
 
 
 def default_search_path(extra: Sequence[str], environ: Mapping[str, str], directory: str = ".") -> list[str]:
     """The files and directories to look in for profiles, the nearest first; those that do not exist are left out.
+
+    Those that nobody named are of a type of their own (``FoundPath``), and have to be nobody else's.
 
     Args:
         extra: the values of ``--env-profile-path``; these must exist, and are kept.
@@ -42,16 +58,20 @@ def default_search_path(extra: Sequence[str], environ: Mapping[str, str], direct
     """
     found = [part for entry in extra for part in entry.split(os.pathsep) if part]
     settings = os.path.join(directory, SETTINGS_FILE)
-    if os.path.isfile(settings):
-        found.append(settings)
+    if os.path.isfile(settings) and not any(_is_same(settings, entry) for entry in found):
+        found.append(FoundPath(settings))
     config = environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(config):  # the specification: relative paths are invalid
         home = environ.get("HOME", "")
         config = os.path.join(home, ".config") if os.path.isabs(home) else ""
     user = os.path.join(config, "saferun", "profiles")
     if config and os.path.isdir(user):
-        found.append(user)
+        found.append(FoundPath(user))
     return found
+
+
+def _is_same(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 class ProfileSet:
@@ -100,14 +120,22 @@ def load_profiles(search_path: Sequence[str]) -> ProfileSet:
 
 
 def _source(entry: str) -> _Source:
+    fd = None
+    if isinstance(entry, FoundPath):
+        from saferun.profiles.found import counts, open_found_file
+
+        is_directory = os.path.isdir(entry)
+        fd = None if is_directory else open_found_file(entry, _OPTION)
+        if fd is None and not (is_directory and counts(entry, _OPTION, is_directory=True)):
+            return _Source({}, {})
     if os.path.isdir(entry):
-        return _Source(_listed(entry), {})
-    if not os.path.exists(entry):
+        return _Source(_listed(entry), {}, isinstance(entry, FoundPath))
+    if fd is None and not os.path.exists(entry):
         raise UsageError(f"no env profiles at {quoted(entry)}", "give --env-profile-path a directory or a YAML file")
     from saferun.profiles.validation import PROFILE_NAME, profiles_from_collection
     from saferun.profiles.yaml_nodes import read_yaml
 
-    root = read_yaml(entry)
+    root = read_yaml(entry, fd=fd)
     collection = None
     if root is not None and root.kind == "mapping":
         collection = next((value for key, value in root.pairs if key.text == "profiles"), None)
@@ -138,7 +166,7 @@ def _stem(path: str) -> str:
 
 def _names(source: _Source) -> list[str]:
     if source.files is not None:
-        return list(source.files)
+        return [name for name in source.files if _counts(source, name)]
     from saferun.profiles.builtin import PROFILES
 
     return list(PROFILES)
@@ -150,17 +178,33 @@ def _profile(source: _Source, name: str) -> Profile | None:
 
         return PROFILES.get(name)
     if name not in source.read and name in source.files:
-        source.read[name] = read_profile(source.files[name], name)
+        fd = None
+        if source.found:
+            from saferun.profiles.found import open_found_file
+
+            fd = open_found_file(source.files[name], _OPTION)
+            if fd is None:
+                return None
+        source.read[name] = read_profile(source.files[name], name, fd=fd)
     return source.read.get(name)
 
 
-def read_profile(path: str, name: str, *, shown: str | None = None) -> Profile:
+def _counts(source: _Source, name: str) -> bool:
+    if not source.found or source.files is None:
+        return True
+    from saferun.profiles.found import counts
+
+    return counts(source.files[name], _OPTION)
+
+
+def read_profile(path: str, name: str, *, shown: str | None = None, fd: int | None = None) -> Profile:
     """The profile that a file of its own holds.
 
     Args:
         path: the file.
         name: the profile's name.
         shown: the name of the file in messages and origins, by default ``path``.
+        fd: the file, where it is open already; it is closed.
 
     Raises:
         UsageError: the file is not in order.
@@ -169,5 +213,5 @@ def read_profile(path: str, name: str, *, shown: str | None = None) -> Profile:
     from saferun.profiles.validation import profile_from_node
     from saferun.profiles.yaml_nodes import read_yaml
 
-    root = read_yaml(path, shown=shown)
+    root = read_yaml(path, shown=shown, fd=fd)
     return Profile(name, Place(shown or path, 1)) if root is None else profile_from_node(name, root)

@@ -60,17 +60,18 @@ def bad(node: Node, what: str, hint: str) -> UsageError:
     return UsageError(f"{node.path}:{node.line}:{node.column}: {what}", hint)
 
 
-def read_yaml(path: str, *, shown: str | None = None) -> Node | None:
+def read_yaml(path: str, *, shown: str | None = None, fd: int | None = None) -> Node | None:
     """The tree of a YAML file, or None if the file holds nothing.
 
     Args:
         path: the file.
         shown: the name of the file in messages, by default ``path``.
+        fd: the file, where it is open already; it is closed.
 
     Raises:
         UsageError: the file cannot be read, is not YAML, or is more than a file of settings needs to be.
     """
-    return parse_yaml(_read_text(path, shown or path), shown or path)
+    return parse_yaml(_read_text(path, shown or path, fd), shown or path)
 
 
 def parse_yaml(text: str, path: str) -> Node | None:
@@ -95,10 +96,11 @@ def parse_yaml(text: str, path: str) -> Node | None:
     return None if tree.root is None or tree.root.is_null else tree.root
 
 
-def _read_text(path: str, shown: str) -> str:
+def _read_text(path: str, shown: str, fd: int | None) -> str:
     try:
-        # Without O_NONBLOCK a FIFO would wait for a writer for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        if fd is None:
+            # Without O_NONBLOCK a FIFO would wait for a writer for ever.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise UsageError(f"{shown} is no regular file", "give a YAML file")

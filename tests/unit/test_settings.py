@@ -14,6 +14,7 @@ from saferun.cli import read_config
 from saferun.config import LaunchConfig, Setting
 from saferun.errors import SaferunError, UsageError
 from saferun.options import OPTIONS, Option
+from saferun.profiles import default_search_path
 from saferun.profiles.yaml_nodes import MAX_FILE_BYTES
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -253,9 +254,10 @@ def test_profiles_of_a_named_file_are_found() -> None:
     assert config.settings["env_profile_path"].value == ["more"]
     Path("team.yaml").write_text("env-profile: mine\n")
     assert config_of("--config", "team.yaml").environ.profile_path == ()
-    # Looked into anyway, and twice would be once too often.
-    file = "profiles: {mine: {variables: {X: 1}}}"
-    assert config_of("--config", "./saferun.yaml", file=file).environ.profile_path == ()
+    # Searched anyway, but only because it is named if somebody else may write it; twice would be once too often.
+    named = config_of("--config", "./saferun.yaml", file="profiles: {mine: {variables: {X: 1}}}").environ.profile_path
+    assert named == ("./saferun.yaml",)
+    assert default_search_path(named, {}) == ["./saferun.yaml"]
 
 
 @pytest.mark.parametrize(
