@@ -26,6 +26,13 @@ class LaunchRequested(Value):
     attempt: int
 
 
+class ChecksAsked(Value):
+    """The check process has been asked: the time that the checks may take begins."""
+
+    at: float
+    attempt: int
+
+
 class ChecksPassed(Value):
     """What can be known before the hosts meet is in order; the store's port is bound."""
 
@@ -281,6 +288,7 @@ class LoopStalled(Value):
 
 Event = (
     LaunchRequested
+    | ChecksAsked
     | ChecksPassed
     | ProbesPassed
     | ChecksOver

@@ -22,10 +22,10 @@ from saferun.events import (
     StartFailed,
     TellDecision,
 )
-from saferun.host.net import address_for_others, own_addresses, short_host_name
+from saferun.host.net import own_addresses, short_host_name
 from saferun.host.poller import Poller
 from saferun.host.run_dir import RunDirectory
-from saferun.job_line import JobLine, split_endpoint
+from saferun.job_line import JobLine
 from saferun.model import ExitStatus, JsonObject, Placement, RankPlace, Value
 
 if TYPE_CHECKING:
@@ -259,13 +259,13 @@ class Job:
 
     @property
     def pids(self) -> set[int]:
-        """This host's coordinator, where this process has started it."""
-        return {self.line.pid} if self.line.pid is not None else set()
+        """This host's coordinator, where this process has started it, and what the line has beside it."""
+        return self.line.helpers | ({self.line.pid} if self.line.pid is not None else set())
 
     def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Returns whether it was the coordinator."""
+        """A child has been reaped. Returns whether it was the coordinator, or belongs to the line to it."""
         if pid != self.line.pid:
-            return False
+            return self.line.on_helper_exit(pid, status)
         self.line.on_exit(status.words)
         return True
 
@@ -332,7 +332,7 @@ class Job:
                 "expected": list(hosts.names),
                 "name": short_host_name(),
                 "record": {
-                    **self._record(master if static else split_endpoint(rendezvous.endpoint)[0]),
+                    **self._record(),
                     "card": card,
                     "door": door,
                     "full": self._config.checks.full,
@@ -347,13 +347,12 @@ class Job:
         timeout_s = self._config.hosts.start_timeout_s
         return min(timeout_s, _AGAIN_S) if after_loss else timeout_s
 
-    def _record(self, toward: str) -> JsonObject:
+    def _record(self) -> JsonObject:
         """What the others are to know of this process."""
         return {
             "nproc": self._config.nproc_per_node,
             "role": self._config.role,
             "pid": os.getpid(),
-            "address": address_for_others(self._config.rendezvous.local_addr, toward),
             "addresses": own_addresses(),
             "port": self.line.control_port,
             "store_port": self.line.port,

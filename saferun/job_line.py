@@ -14,14 +14,19 @@ from saferun.console.lines import LineAssembler
 from saferun.errors import SaferunError
 from saferun.host.children import SpawnError
 from saferun.host.coordinator_link import CoordinatorLink, connect_to_task
-from saferun.host.net import hold_port, is_this_host, listen_for_tasks, task_socket_path
+from saferun.host.net import hold_port, listen_for_tasks, task_socket_path
 from saferun.host.poller import Poller
 from saferun.linux.json_lines import JsonLines
-from saferun.model import JsonObject
+from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
+from saferun.model import ExitStatus, JsonObject
 
 _HINT = "check that this works: python -c 'import torch.distributed'"
 _FIRST_RETRY_S = 0.02
 _LAST_RETRY_S = 0.5
+_NAME_HINT = "look at --rdzv-endpoint, and at /etc/hosts and the name servers of this host"
+# How often it is said that a name is still waited for.
+_TELL_EVERY_S = 30.0
+_IS_TRUE = frozenset({"1", "true", "t", "yes", "y"})
 # The coordinator waits for the other hosts' last words; it does so for ten seconds at most.
 _GOODBYE_S = 12.0
 
@@ -51,7 +56,8 @@ class JobLine:
         on_lost: Callable[[str, str], None],
         on_words: Callable[[bytes], None],
     ) -> None:
-        self.deadline: float | None = None  # when ``tick`` is due, in monotonic seconds
+        self._retry_at: float | None = None  # when the head of this host is looked for again
+        self.is_endpoint_here = False  # whether the endpoint of torch's rendezvous is this host, as far as is known
         self.port = 0  # of the ranks' store
         self.control_port = 0  # where others knock
         self._config = config
@@ -79,6 +85,12 @@ class JobLine:
         self._retry_s = _FIRST_RETRY_S
         self._unsent: list[JsonObject] = []
         self._joining: JsonObject | None = None
+        self._name: OwnName | None = None  # the question whether the endpoint's name is this host's
+        self._on_found: Callable[[], None] | None = None
+        self._needs_name = False  # the coordinator cannot be started before it is known who serves the endpoint
+        self._is_wanted = False  # it is to be started then
+        self._tell_at: float | None = None
+        self._give_up_at: float | None = None
         self._words = LineAssembler()
         self._is_closed = False
 
@@ -118,20 +130,59 @@ class JobLine:
                 raise SaferunError(error.what, "stop that process, or pass another --control-port") from None
             return hold_port(None)
 
+    def find_endpoint(self, on_found: Callable[[], None]) -> None:
+        """Find out whether the endpoint of torch's rendezvous is this host; ``bind`` may be called after that.
+
+        Args:
+            on_found: called soon: where the name service has nothing to say, without an answer, which is waited for
+                before the coordinator is started. Until it knows the name, no host can be met there.
+        """
+        rendezvous = self._config.rendezvous
+        host, conf = split_endpoint(rendezvous.endpoint)[0], dict(rendezvous.conf)
+        wanted = conf.get("is_host", "").lower()
+        known: bool | None = False
+        if self.is_head and rendezvous.backend != "static" and conf.get("store_type", "tcp") == "tcp":
+            known = wanted in _IS_TRUE if wanted else known_at_once(host)
+        if known is not None:
+            self.is_endpoint_here = known
+            on_found()
+            return
+        self._on_found = on_found
+        self._needs_name = rendezvous.backend == "c10d"
+        self._name = OwnName(host, self._poller, self._on_name, self._on_doubt)
+
+    def _on_doubt(self) -> None:
+        """There is no answer yet."""
+        if self._needs_name and self._name is not None:
+            self._tell_at = self._name.began_at + DEADLINE_S
+        self._go_on()
+
+    def _go_on(self) -> None:
+        on_found, self._on_found = self._on_found, None
+        if on_found is not None:
+            on_found()
+
+    def _on_name(self, is_here: bool) -> None:  # noqa: FBT001 - by the question
+        self.is_endpoint_here = is_here
+        self._needs_name = False
+        self._tell_at = self._give_up_at = None
+        if self._on_found is not None:
+            self._go_on()
+            return
+        if not self._is_closed:
+            self._bind_endpoint()
+            if self._is_wanted:
+                self.open()
+
     def _bind_endpoint(self) -> None:
         """Serve torch's rendezvous store where the endpoint is this host, and nobody else of the job does so here."""
         rendezvous = self._config.rendezvous
-        conf = dict(rendezvous.conf)
-        if rendezvous.backend != "c10d" or conf.get("store_type", "tcp") != "tcp":
-            return
-        host, port = split_endpoint(rendezvous.endpoint)
-        wanted = conf.get("is_host", "").lower()
-        if wanted in {"0", "false", "f", "no", "n"} or not (wanted or is_this_host(host)):
+        if rendezvous.backend != "c10d" or not self.is_endpoint_here:
             return
         try:
-            self._listeners["endpoint"] = hold_port(port)
+            self._listeners["endpoint"] = hold_port(split_endpoint(rendezvous.endpoint)[1])
         except SaferunError:
-            if wanted:
+            if dict(rendezvous.conf).get("is_host"):
                 raise
             # Perhaps another saferun of this job on this host was quicker; whoever it is, the meeting finds out.
 
@@ -139,6 +190,8 @@ class JobLine:
         """Send a message; before there is a line it is kept."""
         if message["op"] == "join":
             self._joining = message
+            if self._needs_name:
+                self._give_up_at = time.monotonic() + (message["connect_s"] or message["timeout_s"])
         if self._link is not None:
             self._link.send(message)
         elif self._lines is not None:
@@ -148,26 +201,51 @@ class JobLine:
 
     def open(self) -> None:
         """Make the line, if there is none."""
-        if self._link is None and self._lines is None:
+        self._is_wanted = True
+        if self._link is None and self._lines is None and not self._needs_name:
             if self.is_head:
                 self._open_link()
             else:
                 self.tick(time.monotonic())
 
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        name = self._name.deadline if self._name is not None else None
+        moments = (self._retry_at, name, self._tell_at, self._give_up_at)
+        return min((moment for moment in moments if moment is not None), default=None)
+
     def tick(self, now: float) -> None:
-        """Look again whether the head of this host is there."""
+        """Look again whether the head of this host is there, and whether the endpoint's name is known."""
+        if self._name is not None:
+            self._name.tick(now)
+        if self._needs_name:
+            self._wait_for_name(now)
         if self.is_head or self._lines is not None or self._is_closed:
-            self.deadline = None
+            self._retry_at = None
             return
         lines = connect_to_task(self._task_path, self._poller)
         if lines is None:
-            self.deadline = now + self._retry_s
+            self._retry_at = now + self._retry_s
             self._retry_s = min(self._retry_s * 1.5, _LAST_RETRY_S)
             return
-        self.deadline = None
+        self._retry_at = None
         self._lines = lines
         self._poller.watch(lines.fd, self._on_readable)
         self._send_unsent()
+
+    def _wait_for_name(self, now: float) -> None:
+        """Say what is waited for, as the coordinator would; give up after the time that it would wait."""
+        assert self._name is not None  # noqa: S101 - it is needed
+        if self._give_up_at is not None and self._give_up_at <= now:
+            joining, self._joining, self._tell_at, self._give_up_at = self._joining, None, None, None
+            waited_s = (joining["connect_s"] or joining["timeout_s"]) if joining is not None else 0.0
+            what = f"{self._name.words}, for {waited_s:.0f} s" if self._name.is_unknown else self._name.words
+            self._on_message({"op": "join_failed", "what": what, "hint": _NAME_HINT})
+        elif self._tell_at is not None and self._tell_at <= now:
+            self._tell_at = now + _TELL_EVERY_S
+            seconds = f" ({now - self._name.began_at:.0f} s)" if self._name.is_unknown else ""
+            self._on_message({"op": "waiting", "words": f"{self._name.words}{seconds}"})
 
     def _send_unsent(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -178,6 +256,15 @@ class JobLine:
     def pid(self) -> int | None:
         """The coordinator's process, if this process owns one."""
         return self._link.child.pid if self._link is not None else None
+
+    @property
+    def helpers(self) -> set[int]:
+        """The process that asks for the endpoint's name."""
+        return self._name.pids if self._name is not None else set()
+
+    def on_helper_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Whether it was that process."""
+        return self._name is not None and self._name.on_exit(pid, status)
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -259,7 +346,10 @@ class JobLine:
     def close(self) -> None:
         """Say goodbye, wait until that has been heard, and give the ports back."""
         self._is_closed = True
-        self.deadline = None
+        self._retry_at = self._tell_at = self._give_up_at = None
+        self._needs_name = False
+        if self._name is not None:
+            self._name.close()
         if self._lines is not None:
             self._poller.unwatch(self._lines.fd)
             self._lines.send({"op": "goodbye"})

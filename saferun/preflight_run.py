@@ -508,7 +508,13 @@ def _alike(first: CheckResult, failing: Sequence[CheckResult]) -> list[CheckResu
 
 
 def context_of(
-    config: LaunchConfig, environ: Mapping[str, str], *, bound: Sequence[int], attempt: int, old_pids: Sequence[int]
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    *,
+    bound: Sequence[int],
+    attempt: int,
+    old_pids: Sequence[int],
+    is_endpoint_here: bool = False,
 ) -> CheckContext:
     """What the checks of a launch are given. What only files tell the check process finds out by itself.
 
@@ -518,6 +524,7 @@ def context_of(
         bound: ports that this process has bound.
         attempt: from 0.
         old_pids: the ranks of the attempt before.
+        is_endpoint_here: whether the endpoint of torch's rendezvous is this host, where several hosts meet there.
     """
     hosts, rendezvous = config.hosts, config.rendezvous
     task = hosts.task
@@ -527,11 +534,10 @@ def context_of(
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
     serves = not hosts.together or hosts.node_rank == 0
     if hosts.together and rendezvous.backend != "static":
-        from saferun.host.net import is_this_host
         from saferun.job_line import split_endpoint
 
         master = split_endpoint(rendezvous.endpoint)[0]
-        serves = is_this_host(master)
+        serves = is_endpoint_here
     return CheckContext(
         nproc=task.local_world_size if task is not None else config.nproc_per_node,
         environ=environ,

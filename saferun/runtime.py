@@ -18,6 +18,7 @@ from saferun.console.screen import Screen
 from saferun.errors import EXIT_USAGE, SaferunError, suppress
 from saferun.events import (
     CaptureEvidence,
+    ChecksAsked,
     ChecksOver,
     ChecksPassed,
     CoreDumpSeen,
@@ -449,6 +450,15 @@ class Runtime:
         return checks
 
     def _run_checks(self, action: RunChecks) -> None:
+        if self._job is not None and not self._is_bound:
+            # A name server may have to say whose the endpoint's name is.
+            self._job.line.find_endpoint(lambda: self._check_host(action))
+        else:
+            self._check_host(action)
+
+    def _check_host(self, action: RunChecks) -> None:
+        if self._supervisor.state is not State.CHECKING or self._supervisor.attempt != action.attempt:
+            return  # the launch has been ended meanwhile
         try:
             if not self._is_bound:
                 self._bind()
@@ -470,13 +480,21 @@ class Runtime:
             self._events.append(ChecksPassed(time.monotonic(), action.attempt))
             return
         context = self._check_context(environ, action.attempt)
+        self._events.append(ChecksAsked(time.monotonic(), action.attempt))
         self._checks.opened().check(context, lambda outcome: self._on_checked(action.attempt, outcome))
 
     def _check_context(self, environ: Mapping[str, str], attempt: int) -> CheckContext:
         from saferun.preflight_run import context_of
 
         old_pids = [rank.child.pid for rank in self._finished]
-        return context_of(self._config, environ, bound=self._bound_ports(), attempt=attempt, old_pids=old_pids)
+        return context_of(
+            self._config,
+            environ,
+            bound=self._bound_ports(),
+            attempt=attempt,
+            old_pids=old_pids,
+            is_endpoint_here=self._job is not None and self._job.line.is_endpoint_here,
+        )
 
     def _check_beside(self, plan: AttemptPlan) -> None:
         """Check this host while the ranks, which are being started, do not need it."""

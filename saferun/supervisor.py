@@ -11,6 +11,7 @@ from enum import Enum
 from saferun.events import (
     Action,
     CaptureEvidence,
+    ChecksAsked,
     ChecksOver,
     ChecksPassed,
     CoreDumpSeen,
@@ -214,6 +215,10 @@ class Supervisor:
                 # NEW -> CHECKING
                 self._enter(State.CHECKING, event.at + self._limits.checks_s)
                 return [RunChecks(self.attempt)]
+            case ChecksAsked() if self.state is State.CHECKING:
+                # What came before, names that had to be looked up for one, is no part of the checks' time.
+                self._enter(State.CHECKING, event.at + self._limits.checks_s)
+                return []
             case ChecksPassed() if self.state is State.CHECKING:
                 # CHECKING -> JOINING
                 self._enter(State.JOINING, event.at + self._limits.join_s)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
+from collections.abc import Callable
 
 _CONNECT_TIMEOUT_S = 5.0
+
+# A name server that has said nothing for so long does not answer; a failure that comes sooner is no silence.
+NAME_S = 3.0
+_SILENCE_S = 0.5
 
 # Why nothing leads there: the kinds that a knock tells apart.
 CONNECTED = "connected"
@@ -44,19 +50,38 @@ def kind_of(error: OSError) -> str:
     return _KINDS.get(error.errno or 0, error.strerror or type(error).__name__)
 
 
-def dial(host: str, port: int, timeout_s: float = _CONNECT_TIMEOUT_S) -> tuple[socket.socket | None, str, str]:
+def unanswered_words(host: str, seconds: float) -> str:
+    """What is said of a name server that does not answer."""
+    return f"the name server does not answer for {host} ({seconds:.0f} s)"
+
+
+def dial(
+    host: str, port: int, timeout_s: float = _CONNECT_TIMEOUT_S, *, on_resolved: Callable[[], None] = lambda: None
+) -> tuple[socket.socket | None, str, str]:
     """A plain connection to a port.
+
+    Args:
+        host: name or address.
+        port: the port.
+        timeout_s: for each address. The name service has its own time.
+        on_resolved: called when the name service has answered, whatever it said.
 
     Returns:
         The connected socket or None; the kind of what happened; and that in words, without the port's own name where
         the words have a subject of their own: ``node1:29500 refuses connections``.
     """
     where = shown(host, port)
+    began_at = time.monotonic()
     try:
         # As bytes: text would import the IDNA codec.
         infos = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-    except (OSError, UnicodeError):
+    except (OSError, UnicodeError) as error:
+        on_resolved()
+        seconds = time.monotonic() - began_at
+        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN and seconds > _SILENCE_S:
+            return None, UNKNOWN_NAME, unanswered_words(host, seconds)
         return None, UNKNOWN_NAME, f"the name {host} cannot be resolved on this host"
+    on_resolved()
     kind, words = UNREACHABLE, f"{where} has no address"
     for family, type_, proto, _, address in infos:
         numeric = str(address[0])

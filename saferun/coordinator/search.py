@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from saferun.coordinator.dial import UNKNOWN_NAME, UNREACHABLE, dial, shown
+from saferun.coordinator.dial import NAME_S, UNKNOWN_NAME, UNREACHABLE, dial, shown, unanswered_words
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _FIRST_PAUSE_S = 0.02
@@ -42,6 +42,7 @@ class Search:
         self._words: dict[int, str] = {}
         self._kind = ""  # of what happened last
         self._foreign_since: dict[int, float] = {}
+        self._asked_at: dict[int, float] = {}  # since when a name server has been asked
         self._found: StoreClient | None = None
         self._over = False
         self._ports = tuple(ports)
@@ -57,6 +58,9 @@ class Search:
     def words(self) -> str:
         """Why it has not been found so far."""
         with self._changed:
+            asked_s = self._asked_for_s()
+            if asked_s > NAME_S:
+                return unanswered_words(self._host, asked_s)
             return "; ".join(self._words[port] for port in self._ports if port in self._words) or (
                 f"{shown(self._host, self._ports[0])} has not been reached yet"
             )
@@ -65,13 +69,16 @@ class Search:
     def knows_no_name(self) -> bool:
         """Whether the host's name cannot be resolved."""
         with self._changed:
-            return self._kind == UNKNOWN_NAME
+            return self._kind == UNKNOWN_NAME or self._asked_for_s() > NAME_S
 
     @property
     def leads_nowhere(self) -> bool:
         """Whether it is known that nothing leads there, as opposed to a host where saferun has not been started yet."""
         with self._changed:
-            return self._kind in {UNKNOWN_NAME, UNREACHABLE}
+            return self._kind in {UNKNOWN_NAME, UNREACHABLE} or self._asked_for_s() > NAME_S
+
+    def _asked_for_s(self) -> float:
+        return time.monotonic() - min(self._asked_at.values(), default=time.monotonic())
 
     def foreign_for_s(self) -> float:
         """For how long every port has been known to belong to others; 0: one may still become the right one."""
@@ -107,7 +114,14 @@ class Search:
 
     def _look(self, port: int) -> tuple[str | None, StoreClient | None, bool]:
         """Words why not, or the store; and whether the port is known to be someone else's."""
-        connection, kind, words = dial(self._host, port)
+        with self._changed:
+            self._asked_at[port] = time.monotonic()
+
+        def on_resolved() -> None:
+            with self._changed:
+                self._asked_at.pop(port, None)
+
+        connection, kind, words = dial(self._host, port, on_resolved=on_resolved)
         with self._changed:
             self._kind = kind
         if connection is None:

@@ -91,27 +91,6 @@ def short_host_name() -> str:
     return socket.gethostname().split(".", 1)[0] or "localhost"
 
 
-def _is_own(family: int, address: str) -> bool:
-    """Whether an address belongs to this host: only then can a socket be bound to it."""
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError:
-        return False
-    return True
-
-
-def is_this_host(name: str) -> bool:
-    """Whether a host name or address leads to this host."""
-    if name in {"localhost", socket.gethostname()}:
-        return True
-    try:
-        infos = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
-    except (OSError, UnicodeError):
-        return False
-    return any(_is_own(family, str(address[0])) for family, _, _, _, address in infos)
-
-
 def own_addresses() -> list[str]:
     """The addresses of this host's interfaces that others may know it by: not loopback, not link-local."""
     import array
@@ -142,45 +121,6 @@ def own_addresses() -> list[str]:
     except (OSError, ValueError):
         pass
     return list(dict.fromkeys(found))[:_MOST_ADDRESSES]
-
-
-def address_for_others(wanted: str | None = None, toward: str = "") -> str:
-    """Under which name or address the other hosts of a job find this one.
-
-    The full name where it resolves to an address of this host that others can use; a name that leads to loopback (as
-    Debian's 127.0.1.1 does) would lead every other host to itself. Else the address that packets to another host would
-    come from, else the first of its own.
-
-    Args:
-        wanted: what the user asked for (``--local-addr``).
-        toward: a host that all others reach.
-    """
-    if wanted:
-        return wanted
-    own = own_addresses()
-    name = socket.getfqdn()
-    try:
-        infos = socket.getaddrinfo(name.encode(), None, proto=socket.IPPROTO_TCP)
-    except (OSError, UnicodeError):
-        infos = []
-    if own and any(str(address[0]) in own for _, _, _, _, address in infos):
-        return name
-    return _source_address(toward) or (own[0] if own else "127.0.0.1")
-
-
-def _source_address(toward: str) -> str:
-    """The address that packets to a host come from; empty where that is loopback, or the host unknown."""
-    try:
-        infos = socket.getaddrinfo(toward.encode(), 9, type=socket.SOCK_DGRAM) if toward else []
-        for family, kind, protocol, _, address in infos:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # sends nothing
-                source = str(probe.getsockname()[0])
-                if not source.startswith("127.") and source != "::1":
-                    return source
-    except (OSError, UnicodeError):
-        pass
-    return ""
 
 
 def task_socket_path(key: str) -> str:

@@ -221,8 +221,8 @@ def _environment_only(environ: Mapping[str, str]) -> Surroundings:
 def _this_host(environ: Mapping[str, str]) -> Surroundings:
     import socket
 
-    from saferun.host.net import is_this_host
     from saferun.host.process_manager import ask_process_manager, command_lines_above
+    from saferun.linux.names import own_names
     from saferun.schedulers import Surroundings
 
     def read_text(path: str) -> str | None:
@@ -237,6 +237,6 @@ def _this_host(environ: Mapping[str, str]) -> Surroundings:
         socket.gethostname(),
         read_text,
         command_lines_above,
-        is_this_host,
+        lambda names: own_names(names)[0],
         lambda key: ask_process_manager(key, environ),
     )

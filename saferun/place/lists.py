@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from saferun.config import Setting
 from saferun.errors import UsageError
-from saferun.host.net import is_this_host
+from saferun.linux.names import DEADLINE_S, own_names, unanswered_words
 from saferun.schedulers.host_list import ListedHost, compress_hosts, expand_hosts, matching_names, parse_host_file
 
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ def own_index(
 ) -> int | None:
     """Which of the names is this host's; None: another source says so."""
     host = socket.gethostname()
-    found = matching_names(names, host) or [i for i, name in enumerate(names) if is_this_host(_bare(name))]
+    found, unanswered = list(matching_names(names, host)), ""
+    if not found:
+        own, unanswered = own_names([_bare(name) for name in names])
+        found = [i for i, name in enumerate(names) if _bare(name) in own]
     if len(found) == 1:
         return found[0]
     if settings["node_rank"].origin != "default" or (allocation is not None and allocation.node_rank is not None):
@@ -65,6 +68,12 @@ def own_index(
     if found:
         raise UsageError(
             f"{option}: {shown} are all this host (named {host})", "name each host once, or pass --node-rank"
+        )
+    if unanswered:
+        raise UsageError(
+            f"{option}: none of {shown} is this host (named {host}) by name, and"
+            f" {unanswered_words(unanswered, DEADLINE_S)}",
+            "use the names that `hostname` prints on each host, or pass --node-rank",
         )
     raise UsageError(
         f"{option}: none of {shown} is this host (named {host}), by name or by address",

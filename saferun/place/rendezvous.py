@@ -40,9 +40,11 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
         return RendezvousConfig("static", run_id, host, port, values.local_addr)
     if backend == "c10d" and store_type(options) != "file":
         host, _ = split_endpoint(endpoint)
-        from saferun.host.net import is_this_host
+        from saferun.linux.names import own_names
 
-        if not is_this_host(host):
+        own, unanswered = own_names((host,))
+        # Where nobody says whose name it is, the launch goes on: one host needs nothing from there.
+        if host not in own and not unanswered:
             raise UsageError(
                 f"--rdzv-endpoint {endpoint} is another host, and there is nobody to meet with --nnodes 1",
                 "pass the number of hosts as --nnodes, or leave --rdzv-endpoint out",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.model import Value
 
@@ -79,7 +79,7 @@ class Surroundings(Value):
         host_name: the name of this host.
         read_text: the text of a file, or None.
         ancestors: the command lines of the processes above this one, the nearest first.
-        is_this_host: whether a name or address leads to this host.
+        own_names: those of several names or addresses that lead to this host.
         ask_pmi: what MPI's process manager answers for a key (``PMI_process_mapping``), or None.
     """
 
@@ -87,7 +87,7 @@ class Surroundings(Value):
     host_name: str = ""
     read_text: Callable[[str], str | None] = lambda _: None
     ancestors: Callable[[], Sequence[Sequence[str]]] = tuple
-    is_this_host: Callable[[str], bool] = lambda _: False
+    own_names: Callable[[Sequence[str]], Collection[str]] = lambda _: ()
     ask_pmi: Callable[[str], str | None] = lambda _: None
 
 

@@ -200,7 +200,7 @@ def process_manager(surroundings: Surroundings) -> Allocation | None:
     elif ranks.fit_blocks and (launcher is None or launcher.proxy in {None, ranks.block}):
         hosts, node_rank = ranks.size // ranks.local_size, ranks.block
     master = launcher.host if launcher is not None else None
-    if node_rank == 0 and master is not None and not surroundings.is_this_host(master):
+    if node_rank == 0 and master is not None and master not in surroundings.own_names((master,)):
         master = None  # mpiexec was started elsewhere, and the others cannot know this host
     return Allocation(
         words=f"mpiexec on {launcher.host}" if launcher is not None else "mpiexec",

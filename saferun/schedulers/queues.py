@@ -95,5 +95,6 @@ def own_place(names: tuple[str, ...], surroundings: Surroundings) -> int | None:
     """Which of the names is this host's: the only one that fits, by name or else by address."""
     found = matching_names(names, surroundings.host_name)
     if not found:
-        found = [i for i, name in enumerate(names) if surroundings.is_this_host(name)]
+        own = surroundings.own_names(names)
+        found = [i for i, name in enumerate(names) if name in own]
     return found[0] if len(found) == 1 else None

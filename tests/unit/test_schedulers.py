@@ -79,7 +79,7 @@ def around(
         host,
         (files or {}).get,
         lambda: above,
-        lambda name: name in own,
+        lambda names: [name for name in names if name in own],
         lambda key: mapping if key == "PMI_process_mapping" else None,
     )
 

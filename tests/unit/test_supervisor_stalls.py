@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.events import ChecksPassed, LaunchRequested, LoopStalled
+from saferun.events import ChecksAsked, ChecksPassed, LaunchRequested, LoopStalled
 from saferun.policy import AttemptPolicy
 from saferun.supervisor import Limits, State, Supervisor
 
@@ -30,3 +30,10 @@ def test_a_stall_before_the_deadline_changes_nothing(at: float) -> None:
     supervisor = started()
     assert supervisor.handle(LoopStalled(at, 0, 57.0)) == []
     assert supervisor.deadline == 160.0
+
+
+def test_the_time_of_the_checks_begins_when_they_are_asked() -> None:
+    """What is done before, a name that is looked up for one, takes nothing of it."""
+    supervisor = started()
+    assert supervisor.handle(ChecksAsked(103.0, 0)) == []
+    assert (supervisor.state, supervisor.deadline) == (State.CHECKING, 163.0)
