@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -206,8 +207,6 @@ def _ask(names: list[str], deadline_s: float) -> dict[str, bool]:
 
 def _answer_all(names: list[str], write_fd: int) -> None:
     """Look all names up, several at once; each answer is one short write."""
-    import threading
-
     numbers = iter(range(len(names)))
     lock = threading.Lock()
 

@@ -66,7 +66,7 @@ def test_a_list_of_hosts_is_not_looked_up_for_ever(tmp_path: Path) -> None:
 C10D = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "named")
 
 
-@pytest.mark.parametrize("preflight", ["on", "off"])
+@pytest.mark.parametrize("preflight", [pytest.param("on", marks=pytest.mark.slow), "off"])
 def test_signals_are_heard_while_a_name_server_does_not_answer(tmp_path: Path, preflight: str) -> None:
     """The loop asks nobody itself: it says what it waits for, and ends as soon as it is told to."""
     options = (*C10D, "--rdzv-endpoint", "nobody-knows:29400", "--preflight", preflight)
@@ -82,6 +82,7 @@ def test_signals_are_heard_while_a_name_server_does_not_answer(tmp_path: Path, p
             job.wait()
 
 
+@pytest.mark.slow
 def test_a_name_that_nobody_knows_ends_the_wait_for_the_rendezvous(tmp_path: Path) -> None:
     """After the time that torch's client tries to connect."""
     options = (*C10D, "--rdzv-endpoint", "nobody-knows:29400", "--rdzv-conf", "read_timeout=5")
