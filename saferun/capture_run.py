@@ -7,7 +7,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from saferun.errors import suppress
 from saferun.host.poller import Poller
 from saferun.host.prctl import set_name
 from saferun.host.procfs import read_stat
@@ -19,12 +21,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.captures.wire import CaptureReader, CoreRequest, CoresFound, Request
+    from saferun.files.inbox import Outbox
 
 _READ_BYTES = 1 << 18
+_READS_AT_MOST = 64
 _REPLACED_AT_MOST = 5
 _REPLACE_S = 0.5
-# One that has not begun with a request by then does not answer; a fork takes milliseconds.
+# One that has not begun with a request by then does not answer; a fork takes milliseconds. Of a capture's budget half
+# is left for the examiner that takes its place.
 _NO_ANSWER_S = 10.0
+_LEAST_ANSWER_S = 3.0
+# A capture whose examiner is lost is asked of the next one; if that is lost as well, nobody waits for a third.
+_TRIES = 2
+_LEAST_BUDGET_S = 0.5
 
 
 class Examiner:
@@ -37,6 +46,7 @@ class Examiner:
         wanted: modules that the supervisor will want.
         on_loaded: told, once, that these can be read; takes their names, with those of the modules that they import.
         on_ready: told when it needs no file any more.
+        outbox: leads to the writer of the run directory; None: captures write their files themselves.
     """
 
     def __init__(
@@ -48,6 +58,7 @@ class Examiner:
         wanted: Sequence[str] = (),
         on_loaded: Callable[[list[str]], None] | None = None,
         on_ready: Callable[[], None] = lambda: None,
+        outbox: Callable[[], Outbox] | None = None,
     ) -> None:
         self._begin_at: float | None = None
         self._environ = dict(environ)
@@ -56,12 +67,14 @@ class Examiner:
         self._wanted = tuple(wanted)
         self._on_loaded = on_loaded
         self._on_ready = on_ready
+        self._outbox = outbox
         self._helper: Helper | None = None
         self._lost: list[Helper] = []  # ended, not reaped yet; in an uninterruptible sleep perhaps
         self._replaced = 0
         self._number = 0
         self._waiting: dict[int, float] = {}  # number -> when it must have begun
         self._unsent: dict[int, int] = {}  # number -> the descriptor for its answer
+        self._asked: dict[int, Callable[[], None]] = {}  # number -> told when the examiner is lost
         self.tools: frozenset[str] | None = None
         """The tools that it has; None: it has not said so yet."""
 
@@ -78,7 +91,10 @@ class Examiner:
             self._begin_at = None
             self._replaced += 1
             try:
-                self._helper = Helper("sr-examiner", self._serve)
+                outbox = self._outbox() if self._outbox is not None else None
+                self._helper = Helper(
+                    "sr-examiner", partial(self._serve, outbox), keep=outbox.fds if outbox is not None else ()
+                )
             except OSError as error:
                 self._replaced = _REPLACED_AT_MOST + 1
                 self._warn(f"the examiner cannot be forked: {error.strerror}; hangs are not looked into")
@@ -86,10 +102,10 @@ class Examiner:
                 return
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, outbox: Outbox | None, connection: socket.socket) -> None:
         from saferun.captures.serve import serve
 
-        serve(connection, self._environ, self._wanted, {"lint": _lint})
+        serve(connection, self._environ, self._wanted, {"lint": _lint}, outbox)
 
     @property
     def deadline(self) -> float | None:
@@ -123,7 +139,13 @@ class Examiner:
         self._begin_at = None
         self._replaced = _REPLACED_AT_MOST + 1
         self._waiting.clear()
+        self._asked.clear()
         self._drop()
+
+    def hear(self) -> None:
+        """Take note now of what the loop would tell a moment later: whether it has ended."""
+        if self._helper is not None:
+            self._helper.hear()
 
     def _drop(self) -> None:
         for number in tuple(self._unsent):
@@ -173,16 +195,28 @@ class Examiner:
             self._begin_at = time.monotonic() + _REPLACE_S
         else:
             self._warn(f"{words}; hangs are not looked into any more")
+            if self.tools is None:
+                self._take_loaded(list(self._wanted), [])
+        asked, self._asked = self._asked, {}
+        for on_lost in asked.values():
+            on_lost()
 
     # ----------------------------------------------------------------------------------------------------- requests
 
-    def ask(self, kind: str, value: Any, budget_s: float) -> tuple[int, int]:  # noqa: ANN401 - what the kind calls for
+    def ask(
+        self,
+        kind: str,
+        value: Any,  # noqa: ANN401 - what the kind calls for
+        budget_s: float,
+        on_lost: Callable[[], None] | None = None,
+    ) -> tuple[int, int]:
         """Ask for something.
 
         Args:
             kind: ``capture``, ``dump`` or ``lint``.
             value: what exactly, as JSON has it.
             budget_s: after so many seconds it is ended by the examiner.
+            on_lost: told where the examiner is lost before ``end`` is called for it; another one may be asked then.
 
         Returns:
             The number to end it by, and a descriptor to read the answer from, non-blocking; the caller closes it.
@@ -203,7 +237,9 @@ class Examiner:
             raise OSError(0, "the examiner does not answer")
         if not self._helper.queued_bytes:
             self._sent(number)
-        self._waiting[number] = time.monotonic() + min(_NO_ANSWER_S, budget_s)
+        self._waiting[number] = time.monotonic() + min(_NO_ANSWER_S, max(budget_s / 2, _LEAST_ANSWER_S))
+        if on_lost is not None:
+            self._asked[number] = on_lost
         os.set_blocking(read_end, False)
         return number, read_end
 
@@ -215,6 +251,8 @@ class Examiner:
 
     def end(self, number: int) -> None:
         """End what was asked for under this number, if it has not ended."""
+        self._asked.pop(number, None)
+        self._waiting.pop(number, None)
         if self._helper is not None:
             self._helper.send({"end": number})
 
@@ -233,6 +271,9 @@ def _lint(value: Any) -> None:  # noqa: ANN401 - see LintRun
 
 class CaptureRun:
     """One capture. ``on_done`` is called exactly once: when it is complete, cut short, or could not begin.
+
+    Where the examiner is lost, the one that takes its place is asked for what is left of the time. If that is lost as
+    well, what has come is all there is.
 
     Args:
         request: what to look at.
@@ -253,22 +294,32 @@ class CaptureRun:
         on_done: Callable[[CaptureReader, str], None],
         on_cores_found: Callable[[CoresFound], None] | None = None,
     ) -> None:
-        from saferun.captures.wire import CaptureReader, request_value
+        from saferun.captures.wire import CaptureReader
 
         self.deadline = deadline
+        self._request = request
         self._examiner = examiner
         self._poller = poller
         self._on_done = on_done
         self._reader = CaptureReader()
         self._reader.on_cores_found = on_cores_found
+        self._seen = self._reader  # the one that has most, of those that examiners which were lost have filled
+        self._tries = 0
         self._fd = -1
         self._number = 0
         self._failure = ""
         try:
-            self._number, self._fd = examiner.ask("capture", request_value(request), request.budget_s)
-            self._poller.watch(self._fd, self._on_readable)
+            self._ask(request)
         except OSError as error:
             self._failure = f"the capture cannot be started: {error.strerror}"
+
+    def _ask(self, request: Request | CoreRequest) -> None:
+        from saferun.captures.wire import request_value
+
+        self._tries += 1
+        value = request_value(request)
+        self._number, self._fd = self._examiner.ask("capture", value, request.budget_s, self._again)
+        self._poller.watch(self._fd, self._on_readable)
 
     @property
     def is_over(self) -> bool:
@@ -283,8 +334,17 @@ class CaptureRun:
     def expire(self) -> None:
         """The time is over: what has come is all there is."""
         if not self.is_over:
+            self._read_rest()
             self.close()
-            self._finish("the time for it was over")
+            self._finish("" if self._reader.is_done else "the time for it was over")
+
+    def break_off(self) -> CaptureReader | None:
+        """End the process, ``on_done`` is not called. Returns what has come so far; None where it is over."""
+        if self.is_over:
+            return None
+        self._read_rest()
+        self.close()
+        return self._best()
 
     def close(self) -> None:
         """End the process. ``on_done`` is not called."""
@@ -301,10 +361,46 @@ class CaptureRun:
             return
         if chunk:
             self._reader.feed(chunk)
-        if self._reader.is_done or not chunk:
+        if self._reader.is_done:
             self.close()
-            self._finish("" if self._reader.is_done else "the capture process ended before it was done")
+            self._finish("")
+        elif not chunk:
+            number = self._number
+            # It may be the examiner that has ended, which ends all that it has begun.
+            self._examiner.hear()
+            if self._number == number and not self.is_over:
+                self._again()
+
+    def _read_rest(self) -> None:
+        """What is in the pipe already; whoever fills it is slower than this, or is told to end."""
+        with suppress(Exception):  # nothing is there, or it cannot be taken in, which has been said then
+            for _ in range(_READS_AT_MOST):
+                chunk = os.read(self._fd, _READ_BYTES)
+                if not chunk:
+                    return
+                self._reader.feed(chunk)
+
+    def _again(self) -> None:
+        """Whoever was asked is lost."""
+        if self.is_over:
+            return
+        self._read_rest()
+        self.close()
+        left_s = self.deadline - time.monotonic()
+        if self._tries < _TRIES and left_s >= _LEAST_BUDGET_S:
+            from saferun.captures.wire import CaptureReader
+
+            self._seen, self._reader = self._reader, CaptureReader()
+            with suppress(OSError):
+                self._ask(self._request._replace(budget_s=left_s))
+                return
+        self._finish("the capture process ended before it was done")
+
+    def _best(self) -> CaptureReader:
+        """What the last one has told, unless the one before has told more."""
+        readers = (self._reader, self._seen)
+        return max(readers, key=lambda reader: (reader.is_done, len(reader.capture.stacks) + len(reader.cores)))
 
     def _finish(self, failure: str) -> None:
         self._failure = ""
-        self._on_done(self._reader, failure)
+        self._on_done(self._best(), failure)

@@ -26,6 +26,7 @@ MODULES = (
     "saferun.linux.stuck",
     # To have them looked at, and to know what was seen
     "saferun.captures.wire",
+    "saferun.captures.gaps",
     "saferun.host.cgroups",
     "saferun.host.core_watch",
     "saferun.host.core_files",

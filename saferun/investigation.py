@@ -351,7 +351,18 @@ class Investigation:
         if self._watch is not None:
             self._guarded("end the watch", self._watch.end)
         self._watch = None
-        self._drop_run()
+        self._guarded("keep what was seen", self._keep_seen)
+
+    def _keep_seen(self) -> None:
+        """The capture that runs, if any, ends here: of the ranks that it has seen something is known all the same."""
+        run, self._run = self._run, None
+        reader = run.break_off() if run is not None else None
+        if reader is None or self._capture is not None:
+            return
+        self._note_gaps(reader, self._capture_directory)
+        capture = reader.capture
+        if capture.looks or capture.stacks:
+            self._capture = capture._replace(unfinished=(*capture.unfinished, "the ranks ended before it was over"))
 
     def _drop_run(self) -> None:
         run, self._run = self._run, None
@@ -490,6 +501,8 @@ class Investigation:
         from saferun.evidence import Capture
 
         self._drop_run()
+        if reader is not None:
+            self._guarded("note what is missing", self._note_gaps, reader, self._capture_directory)
         capture = reader.capture if reader is not None else Capture()
         self._warn_of_file_systems(capture)
         if failure and reader is not None:
@@ -508,6 +521,19 @@ class Investigation:
             blamed = cause.ranks if cause is not None else ()
             culprits = tuple(rank.place.local_rank for rank in self._living() if rank.place.rank in blamed)
         self._post(EvidenceCaptured(time.monotonic(), action.attempt, culprits, self._has_moved(action.verdict)))
+
+    def _note_gaps(self, reader: CaptureReader, directory: str) -> None:
+        """What is missing in the directory of a capture is said there."""
+        from saferun.captures.gaps import NAME, gaps_text
+
+        if not directory:
+            return
+        unwritten = reader.unwritten
+        text = gaps_text(unwritten, reader.capture.unfinished)
+        if text:
+            self._run_dir.write_text(os.path.join(directory, NAME), text)
+        if unwritten:
+            self._warn(f"{len(unwritten)} files of a capture found no room in memory: {directory}/{NAME} names them")
 
     def _warn_of_file_systems(self, capture: Capture) -> None:
         """What does not answer is a warning about this host, and no reason to end anything."""
@@ -641,7 +667,7 @@ class Investigation:
 
     def diagnose(self, action: Diagnose) -> None:
         """Read what the dead ranks left, and find the cause; the answer is Diagnosed."""
-        self._drop_run()
+        self._guarded("keep what was seen", self._keep_seen)
         if self._concluded_attempt == action.attempt and self._evidence is not None:
             # All has been looked at; but since then the host that decides has been lost.
             self._evidence = self._evidence._replace(
@@ -807,6 +833,7 @@ class Investigation:
         )
         if reader is not None:
             seen = reader.capture
+            self._note_gaps(reader, self._capture_directory)
             evidence = evidence._replace(
                 cores=reader.cores,
                 kernel_lines=reader.kernel_lines,

@@ -168,6 +168,7 @@ class Runtime:
             wanted=MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ()),
             on_loaded=self._imports.begin,
             on_ready=lambda: self._note("ExaminerReady"),
+            outbox=(lambda: writer.outbox) if writer is not None else None,
         )
         self._lint = Lint(self._examiner, self._poller, screen.say)
         self._job = self._open_job(own_environ) if config.hosts.together else None

@@ -1,7 +1,8 @@
-"""Files of a capture, written so that a file system that does not answer costs the files and not what was seen.
+"""Files of a capture, written so that a file system that does not answer holds up no capture.
 
-A capture says what it has seen through a pipe. Its files are for later: a thread writes them, the capture waits for it
-for a bounded time, and goes on without the file where the run directory's file system hangs.
+A capture says what it has seen through a pipe. Its files are for later. Beside a job they are handed to the writer,
+which writes them when the run directory's file system answers. Where there is no writer (``saferunctl stacks``), a
+thread writes them: the capture waits for it for a bounded time, and goes on without the file where that is over.
 """
 
 from __future__ import annotations
@@ -11,9 +12,25 @@ import queue
 import threading
 import time
 
+from saferun.files.hand_in import hand_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.files.inbox import Outbox
+
 # Of what is left of a capture's time, so much may be spent on waiting for files, in all.
 _SHARE = 1 / 3
 _MOST_S = 5.0
+# The writer takes a thousand files a second; one that does not is not waited for.
+_NO_ROOM_S = 0.5
+
+_outbox: Outbox | None = None
+
+
+def hand_files_to(outbox: Outbox) -> None:
+    """Have all files of captures of this process and its forks written by the writer."""
+    global _outbox  # noqa: PLW0603 - a process has one
+    _outbox = outbox
 
 
 class CaptureFiles:
@@ -29,7 +46,13 @@ class CaptureFiles:
         self._jobs: queue.SimpleQueue[_Job] | None = None
 
     def write(self, path: str, content: bytes) -> str:
-        """Write a file; its path, or empty where it cannot be written, or not in time."""
+        """Write a file, or have it written.
+
+        Returns:
+            Its path; empty where it cannot be written, or not in time, or where too much waits for the writer.
+        """
+        if _outbox is not None:
+            return path if self._give(_outbox, path, content) else ""
         job = _Job(path, content)
         with self._lock:
             if self._jobs is None:
@@ -43,6 +66,13 @@ class CaptureFiles:
             # What one file took is not left for the next: the first one that does not end takes it all.
             self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_at))
         return job.written if is_done else ""
+
+    def _give(self, outbox: Outbox, path: str, content: bytes) -> bool:
+        began_at = time.monotonic()
+        is_given = hand_in(outbox, path, content, min(self._patience_s, _NO_ROOM_S))
+        with self._lock:
+            self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_at))
+        return is_given
 
 
 class _Job:

@@ -63,13 +63,20 @@ class Scene(Value):
         self.emit("note", CaptureNote(capture, *place, path, elapsed_s, one_line(failure)))
 
     def write(self, capture: str, content: bytes, extension: str, process: Process | None = None) -> str:
-        """Write a capture's file; its path, or empty where there is to be none, or none can be written in time."""
+        """Write a capture's file, or have it written.
+
+        Returns:
+            Its path; empty where there is to be none, or where it will not be written, which is then emitted.
+        """
         if not self.request.directory:
             return ""
         name = f"{capture}.{extension}"
         if process is not None:
             name = f"rank_{process.rank}.{'' if process.is_rank else f'pid_{process.pid}.'}{name}"
-        return files_of_this_process(self.deadline).write(os.path.join(self.request.directory, name), content)
+        path = files_of_this_process(self.deadline).write(os.path.join(self.request.directory, name), content)
+        if not path:
+            self.emit("unwritten", name)
+        return path
 
     def write_json(self, capture: str, content: JsonObject, process: Process | None = None) -> str:
         """As :meth:`write`, for JSON."""

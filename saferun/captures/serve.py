@@ -33,6 +33,10 @@ from saferun.linux.descriptors import close_all_but
 from saferun.linux.search_path import search_theirs_last
 from saferun.model import JsonObject, Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.files.inbox import Outbox
+
 EXAMINER_MODULES = (
     "saferun.evidence",
     "saferun.captures.wire",
@@ -67,6 +71,7 @@ def serve(
     environ: Mapping[str, str],
     wanted: Sequence[str],
     kinds: Mapping[str, Callable[[Any], None]],
+    outbox: Outbox | None = None,
 ) -> None:
     """Serve requests until the supervisor closes its end.
 
@@ -76,12 +81,17 @@ def serve(
         wanted: modules that the supervisor wants to know to be readable; their names, and those of the modules that
             they import in turn, are told.
         kinds: further kinds of requests: what a child does with the value, its answer being its standard output.
+        outbox: leads to the writer of the run directory; None: captures write their files themselves.
     """
     os.environ.clear()
     os.environ.update(environ)
     become_subreaper()  # what is left of a capture that was killed is no process of the ranks
     search_theirs_last(environ.get("PYTHONPATH", ""))
-    _Server(connection, {**_KINDS, **kinds}).run(_Warming(connection, wanted))
+    if outbox is not None:
+        from saferun.captures.capture_files import hand_files_to
+
+        hand_files_to(outbox)
+    _Server(connection, {**_KINDS, **kinds}, outbox.fds if outbox is not None else ()).run(_Warming(connection, wanted))
 
 
 class _Warming:
@@ -132,9 +142,12 @@ class _Warming:
 
 
 class _Server:
-    def __init__(self, connection: socket.socket, kinds: Mapping[str, Callable[[Any], None]]) -> None:
+    def __init__(
+        self, connection: socket.socket, kinds: Mapping[str, Callable[[Any], None]], keep: Sequence[int]
+    ) -> None:
         self._connection = connection
         self._kinds = kinds
+        self._keep = tuple(keep)
         self._rest = b""
         self._fds: list[int] = []
         self._work: dict[int, _Work] = {}
@@ -192,7 +205,7 @@ class _Server:
             number, kind = int(message["ask"]), str(message["kind"])
             budget_s = float(message["budget_s"])
             run = self._kinds[kind]
-            pid = _fork(lambda: run(message["value"]), out)
+            pid = _fork(lambda: run(message["value"]), out, self._keep)
         finally:
             os.close(out)
         self._work[number] = _Work(pid, time.monotonic() + budget_s + _MARGIN_S)
@@ -237,7 +250,7 @@ def _ignore(_signum: int, _frame: object) -> None:
 # --------------------------------------------------------------------------------------------------------- the children
 
 
-def _fork(run: Callable[[], None], out: int) -> int:
+def _fork(run: Callable[[], None], out: int, keep: Sequence[int]) -> int:
     me = os.getpid()
     pid = os.fork()
     if pid:
@@ -246,7 +259,7 @@ def _fork(run: Callable[[], None], out: int) -> int:
         die_with_parent(me)
         reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         os.setsid()
-        _keep_only(out)
+        _keep_only(out, keep)
         run()
     except BrokenPipeError:
         pass  # nobody wants to know any more
@@ -255,10 +268,10 @@ def _fork(run: Callable[[], None], out: int) -> int:
         os._exit(0)
 
 
-def _keep_only(out: int) -> None:
-    """The answer becomes standard output; nothing but the tools in memory is left open."""
+def _keep_only(out: int, keep: Sequence[int]) -> None:
+    """The answer becomes standard output; what is left open is the tools in memory and the way to the writer."""
     os.dup2(out, 1)
-    close_all_but(*held_fds())
+    close_all_but(*held_fds(), *keep)
 
 
 def _write(content: bytes) -> None:

@@ -127,7 +127,7 @@ class _Stacks:
                 self._keep("py_spy", process, "py-spy", threads, started_at, end.stdout)
                 return
             if end.is_stuck:
-                self._stuck = _stuck_words(_program_of(process.pid))
+                self._stuck = _stuck_words(_program_of(process.pid) if end.is_started else program)
             if why := self._why_no_other_try(end, process):
                 failure = why
                 break

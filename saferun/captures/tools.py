@@ -13,10 +13,11 @@ import time
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 
-from saferun.host.children import Child, SpawnError, spawn
+from saferun.host.children import Child, SpawnError, begin_spawn, spawn_error
 from saferun.host.prctl import die_with_parent
 from saferun.host.procfs import read_stat
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.stuck import mount_of, mounts_of
 from saferun.model import Value
 
 _OUTPUT_LIMIT_BYTES = 8 << 20
@@ -39,7 +40,7 @@ class ToolEnd(Value):
     """How a tool ended.
 
     ``failure`` says in one line why it gave nothing; ``was_killed``: its time was over; ``is_stuck``: it was killed and
-    has not ended, because it waits in the kernel.
+    has not ended, because it waits in the kernel; ``is_started``: its program has come to run.
     """
 
     code: int
@@ -48,6 +49,7 @@ class ToolEnd(Value):
     failure: str = ""
     was_killed: bool = False
     is_stuck: bool = False
+    is_started: bool = True
 
 
 Steps = Generator[Tool, ToolEnd, None]
@@ -127,8 +129,12 @@ class _Running:
         self.stdout, self.stderr = bytearray(), bytearray()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
+        self.child: Child
         try:
-            self.child: Child = spawn(tool.argv, os.environ, stdin=null, stdout=out_write, stderr=err_write)
+            # Not waited for: a program on a file system that does not answer is one that takes too long.
+            self.child, self._report = begin_spawn(
+                tool.argv, os.environ, stdin=null, stdout=out_write, stderr=err_write
+            )
         except BaseException:
             os.close(out_read)
             os.close(err_read)
@@ -159,6 +165,8 @@ class _Running:
 
     def finish(self, failure: str = "") -> ToolEnd:
         """Its end; killed where there is a failure."""
+        is_started, trouble = self._start_report()
+        failure = trouble or failure
         if failure:
             with suppress(ProcessLookupError):
                 os.kill(self.child.pid, signal.SIGKILL)
@@ -169,8 +177,25 @@ class _Running:
         if self.child.pidfd >= 0:
             os.close(self.child.pidfd)
         stuck = code is None
+        if stuck and not is_started:
+            failure = self._unstarted_words()
         code = -signal.SIGKILL if code is None else code
-        return ToolEnd(code, bytes(self.stdout), bytes(self.stderr), failure, bool(failure), stuck)
+        was_killed = bool(failure) and not trouble
+        return ToolEnd(code, bytes(self.stdout), bytes(self.stderr), failure, was_killed, stuck, is_started)
+
+    def _start_report(self) -> tuple[bool, str]:
+        """Whether the program has come to run, and what kept it from that, if it is known."""
+        try:
+            error = spawn_error(self._report)
+        except BlockingIOError:
+            os.close(self._report)
+            return False, ""
+        return error is None, f"{self.name} cannot be started: {error}" if error is not None else ""
+
+    def _unstarted_words(self) -> str:
+        path = self.tool.argv[0]
+        mount = mount_of(path, mounts_of(os.getpid())) or path
+        return f"{self.name} cannot be started: the file system at {mount} does not answer"
 
     def _reap(self, *, failed: bool) -> int | None:
         # One that has closed its streams is about to end; one that was killed may wait in the kernel, and is left.

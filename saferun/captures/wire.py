@@ -191,6 +191,7 @@ _SHAPES: dict[str, type] = {
     "core": CoreLook,
     "oom": OomKill,
     "link": StuckLink,
+    "unwritten": str,
     "done": Done,
 }
 
@@ -261,6 +262,11 @@ class CaptureReader:
     def kernel_lines(self) -> tuple[str, ...]:
         """Lines of the kernel log."""
         return tuple(self._values["kernel_line"])
+
+    @property
+    def unwritten(self) -> tuple[str, ...]:
+        """The names of files that there was no room for."""
+        return tuple(self._values["unwritten"])
 
     def _unfinished(self) -> tuple[str, ...]:
         if not any(self._values.values()):

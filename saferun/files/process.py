@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
+from saferun.files.inbox import Inbox
 from saferun.files.ring import DATA, END, Record, Ring
 from saferun.files.server import FileServer
 from saferun.host.limits import raise_files
@@ -20,12 +21,15 @@ _BATCH_BYTES = 1 << 20
 _BELLS_BYTES = 4096
 
 
-def serve(connection: socket.socket, ring: Ring, opened: Sequence[tuple[int, str]] = ()) -> None:
+def serve(
+    connection: socket.socket, ring: Ring, opened: Sequence[tuple[int, str]] = (), inbox: Inbox | None = None
+) -> None:
     """Do all that comes.
 
     Args:
         connection: the line to the supervisor. Whatever comes from there is a bell: there is something in the ring.
         ring: what is to be done.
+        inbox: files that other processes hand in.
         opened: numbers and paths of files that a writer before this one has opened.
     """
     # SIGPIPE: it outlives the supervisor, to write what is left. SIGXFSZ: a limit on sizes is an error like others.
@@ -42,22 +46,30 @@ def serve(connection: socket.socket, ring: Ring, opened: Sequence[tuple[int, str
         server.reopen(stream, path)
     poll = select.poll()
     poll.register(connection, select.POLLIN)
-    has_ended = False
-    while not has_ended:
-        has_ended = _drain(ring, server, send)
-        if has_ended:
-            break
+    inbox_fd = inbox.fds[0] if inbox is not None and inbox.fds else -1
+    if inbox_fd >= 0:
+        poll.register(inbox_fd, select.POLLIN)
+    while not _drain(ring, server, send):
         due = server.retry_at
-        if poll.poll(None if due is None else max(due - time.monotonic(), 0.0) * 1000):
-            try:
-                is_alone = not connection.recv(_BELLS_BYTES)
-            except OSError:
-                is_alone = True
-            if is_alone:
-                _drain(ring, server, send, everything=True)
-                break
+        ready = dict(poll.poll(None if due is None else max(due - time.monotonic(), 0.0) * 1000))
+        if inbox is not None and inbox_fd in ready:
+            ring.begin(0)
+            if not server.take(inbox) and ready[inbox_fd] & select.POLLHUP:
+                poll.unregister(inbox_fd)  # nobody is left who could hand anything in
+        if connection.fileno() in ready and _is_alone(connection):
+            _drain(ring, server, send, everything=True)
+            break
         server.retry()
+    while inbox is not None and server.take(inbox):
+        pass
     server.finish()
+
+
+def _is_alone(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(_BELLS_BYTES)
+    except OSError:
+        return True
 
 
 def _drain(ring: Ring, server: FileServer, send: Callable[[JsonObject], None], *, everything: bool = False) -> bool:

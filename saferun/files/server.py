@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from saferun.files.inbox import Inbox
+
 # How a file is opened: made anew at once, made anew at its first byte, appended to, or replaced as a whole.
 FRESH, LAZY, APPENDED, WHOLE = range(4)
 
@@ -55,6 +57,18 @@ class FileServer:
         sink = self._sinks.get(stream)
         if sink is not None:
             sink.write(blocks)
+
+    def take(self, inbox: Inbox) -> bool:
+        """Write a file that another process has handed in. Returns whether there was one."""
+        file = inbox.take(self._report)
+        if file is None:
+            return False
+        self._unwritten = [old for old in self._unwritten if old.path != file.path]
+        file.close()
+        if file.retry_at is not None:
+            self._unwritten.append(file)
+        inbox.taken()
+        return True
 
     @property
     def retry_at(self) -> float | None:

@@ -198,6 +198,8 @@ class WholeFile:
         report: told when it cannot be written, and when it can after all.
     """
 
+    mode = 0o666
+
     def __init__(self, path: str, *, report: Report) -> None:
         self.path = path
         self.retry_at: float | None = None
@@ -246,17 +248,21 @@ class WholeFile:
             self.retry_at = None
             self._report(self.path, None, 0)
 
+    def _blocks(self) -> Iterable[bytes]:
+        return [b"".join(self._pieces)]
+
     def _write(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
         try:
-            fd = os.open(path, flags, 0o666)
+            fd = os.open(path, flags, self.mode)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            fd = os.open(path, flags, 0o666)
+            fd = os.open(path, flags, self.mode)
         try:
-            rest = memoryview(b"".join(self._pieces))
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            for block in self._blocks():
+                rest = memoryview(block)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
         except OSError:
             with suppress(OSError):
                 os.close(fd)

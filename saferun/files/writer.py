@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
+from saferun.files.inbox import Inbox, Outbox
 from saferun.files.process import serve
 from saferun.files.ring import ASK, DATA, END, STREAMS, Ring
 from saferun.files.server import WHOLE
@@ -69,6 +70,9 @@ class Writer:
         """What the files are said to be in: the run directory."""
         self._say = say
         self._ring = Ring(mmap.mmap(-1, Ring.memory_bytes(ring_bytes)))
+        self._inbox: Inbox | None = None
+        with suppress(OSError):  # too few descriptors: captures have no files then
+            self._inbox = Inbox()
         self._poller: Poller | None = None
         self._helper: Helper | None = None
         self._forked = 0
@@ -97,6 +101,11 @@ class Writer:
     def is_stalled(self) -> bool:
         """Whether the writer hangs, or is gone for good."""
         return self._stalled_at is not None or self._given_up
+
+    @property
+    def outbox(self) -> Outbox:
+        """How other processes hand in whole files."""
+        return self._inbox.outbox if self._inbox is not None else Outbox(-1, -1, -1)
 
     def open(self, path: str, how: int) -> FileStream:
         """Open a file: see Files."""
@@ -305,9 +314,12 @@ class Writer:
 
     def _fork(self, opened: Sequence[tuple[int, str]] = ()) -> None:
         self._forked += 1
-        ring = self._ring
+        ring, inbox = self._ring, self._inbox
+        keep = inbox.fds if inbox is not None else ()
         try:
-            self._helper = Helper("sr-writer", lambda line: serve(line, ring, opened), dies_with_parent=False)
+            self._helper = Helper(
+                "sr-writer", lambda line: serve(line, ring, opened, inbox), keep=keep, dies_with_parent=False
+            )
         except OSError as error:
             self._give_up(f"no process that writes files: {error.strerror}")
             return
@@ -320,6 +332,8 @@ class Writer:
         if helper is not None:
             helper.kill()
         self._backlog.clear()
+        if self._inbox is not None:
+            self._inbox.close()
         self._say(f"{words}; the job goes on, and what the ranks write goes to the console alone")
         asked, self._asked = self._asked, {}
         for on_answer, _ in asked.values():
@@ -392,8 +406,10 @@ class Writer:
     def _leave(self) -> None:
         waiting = self._ring.head - self._ring.tail + self._backlog_bytes
         pid = next(iter(self.pids), None)
+        captured = self._inbox.waiting_bytes() if self._inbox is not None else 0
         self._say(
             f"{self._path()}: the file system does not answer; {waiting} bytes are not written yet"
+            + (f", nor are files of captures (at most {captured >> 10} KiB)" if captured else "")
             + (f", {self._backlog_bytes} of them never will be" if self._backlog_bytes else "")
             + (f"; process {pid} goes on with the rest when it answers" if pid is not None else "")
         )

@@ -15,6 +15,9 @@ from saferun.linux.descriptors import close_all_but
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
 from saferun.model import ExitStatus, JsonObject
 
+# The end of a process comes after what it has said last.
+_READS_AT_MOST = 8
+
 
 class Helper:
     """One helper process. It is a fork: it costs no start of an interpreter, and needs no file to begin.
@@ -106,6 +109,11 @@ class Helper:
     def send(self, message: JsonObject, fds: Sequence[int] = ()) -> bool:
         """Send a message, with descriptors if any. Returns whether it was sent or has found room in the queue."""
         return self._lines is not None and self._lines.send(message, fds)
+
+    def hear(self) -> None:
+        """Take in what the process has said, and whether it has ended, without waiting for the loop to come to it."""
+        for _ in range(_READS_AT_MOST):
+            self._on_readable()
 
     def on_exit(self, pid: int, _status: ExitStatus) -> bool:
         """A child has been reaped. What the process said last is still read; then ``on_lost`` follows."""

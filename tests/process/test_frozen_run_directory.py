@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -153,6 +154,7 @@ def test_a_failure_is_told(tmp_path: Path, disk: FileSystem) -> None:
 
 
 def test_a_hang_is_told(tmp_path: Path, disk: FileSystem) -> None:
+    """With the stacks, whose files are there once the disk answers again."""
     program = TALK.replace('tell("talked")', 'tell("talked"); stay()')
     options = (
         "--hang-timeout",
@@ -165,10 +167,36 @@ def test_a_hang_is_told(tmp_path: Path, disk: FileSystem) -> None:
         until(lambda: "the job hangs" in job.err, "the hang is told", timeout_s=60)
         # Where the ranks are: what was seen of them is told, though no file of it can be written.
         until(lambda: "rank.py:" in job.err, "the stacks are told", timeout_s=60)
+        run = disk.inside(disk.path / "run")
+        assert not list(run.glob("*/attempt_0/hang_1/*"))
         job.send(signal.SIGINT)
         job.wait()
+        assert "found no room" not in job.err
         disk.thaw()
         job.assert_nothing_left(timeout_s=30)
+        (hang,) = run.glob("*/attempt_0/hang_1")
+        for rank in (0, 1):
+            told = json.loads((hang / f"rank_{rank}.py_spy.json").read_text())
+            assert any("stay" in json.dumps(thread) for thread in told), told
+            assert json.loads((hang / f"rank_{rank}.process_state.json").read_text())
+        assert not [path for path in hang.iterdir() if path.name == "missing.txt"]
+
+
+def test_files_of_a_hang_are_there_as_soon_as_the_disk_answers(tmp_path: Path, disk: FileSystem) -> None:
+    """Not only at the end of the job, which goes on."""
+    program = TALK.replace('tell("talked")', 'tell("talked"); await_release("more")')
+    options = ("--hang-timeout", "2")
+    with launched(tmp_path, disk, program, *options, nproc=1) as job:
+        job.hear("ready")
+        freeze(job, disk)
+        job.hear("talked")
+        until(lambda: "the job hangs" in job.err, "the hang is told", timeout_s=60)
+        disk.thaw()
+        run = disk.inside(disk.path / "run")
+        until(lambda: list(run.glob("*/attempt_0/hang_1/rank_0.py_spy.json")), "the stacks are in their file")
+        job.release("more")
+        job.release("end")
+        assert job.wait() == 0
 
 
 def test_a_restart_does_not_wait_for_the_disk(tmp_path: Path, disk: FileSystem) -> None:

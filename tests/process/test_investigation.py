@@ -27,7 +27,7 @@ STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
 # A host on which no more processes can be forked, once the ranks run.
 NO_EXAMINER = (
     "import saferun.capture_run as run\n"
-    "    def no_fork(*_arguments): raise OSError(11, 'Resource temporarily unavailable')\n"
+    "    def no_fork(*_arguments, **_options): raise OSError(11, 'Resource temporarily unavailable')\n"
     "    run.Helper = no_fork"
 )
 # Ranks that sleep until the test lets them go.

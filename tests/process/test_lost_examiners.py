@@ -1,0 +1,75 @@
+"""The examiner is lost while it looks: another one takes its place, and no third one is waited for."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.process.launching import kill, running, until
+from tests.process.test_investigation import TOLD, customized, in_saferun, incidents, process_called
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HANG = """
+from rank import *
+tell("ready")
+def hold_still():
+    stay()
+hold_still()
+"""
+STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
+# The second examiner does this to itself before it has begun with anything.
+SECOND = (
+    "import os, saferun.capture_run as run\n"
+    "    serve = run.Examiner._serve\n"
+    "    def second(self, *arguments):\n"
+    "        if self._replaced == 2: os.kill(os.getpid(), {signum})\n"
+    "        serve(self, *arguments)\n"
+    "    run.Examiner._serve = second"
+)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
+def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path, signum: int) -> None:
+    """The whole of it, within the same budget. One that is stopped does not answer, and is ended."""
+    program = "from rank import *\ntell('ready')\nawait_release('hang')\ntime.sleep(1000)\n"
+    options = ("--env-profile", "minimal", "--hang-timeout", "3", "--on-hang", "stop", "--shutdown-timeout", "5")
+    with running(tmp_path, program, *options, nproc=2, store=False) as job:
+        job.hear("ready", 2)
+        first = until(lambda: process_called("sr-examiner", job), "the examiner")
+        until(lambda: job.has_happened("ExaminerReady"), "it is ready")
+        if signum == signal.SIGSTOP:
+            kill(first, signum)
+            job.release("hang")
+        else:
+            job.release("hang")
+            # Held in the midst of the capture, so that it is lost there and not after it.
+            kill(until(lambda: process_called("sr-capture", job), "the capture process"), signal.SIGSTOP)
+            kill(first, signum)
+        assert job.wait(60) == 1
+        told = "does not answer" if signum == signal.SIGSTOP else "has ended"
+        assert job.err.count(f"saferun: the examiner {told}; another one takes its place") == 1, job.err
+        hang = incidents(job)[0]
+        assert hang["cause"]["place"] == "train.py:4", job.err
+        assert hang["unfinished"] == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
+def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum: int) -> None:
+    """The hang is told without what it would have seen, long before the budget is over."""
+    environ = customized(tmp_path, in_saferun(SECOND.format(signum=int(signum))))
+    options = (*STOPPED, "--capture-budget", "20")
+    with running(tmp_path / "run", HANG, *options, nproc=2, environ=environ, store=False) as job:
+        job.hear("ready", 2)
+        first = until(lambda: process_called("sr-examiner", job), "the examiner")
+        kill(until(lambda: process_called("sr-capture", job), "the capture process"), signal.SIGSTOP)
+        kill(first, signal.SIGKILL)
+        assert job.wait(60) == 1
+        assert "the examiner has ended; another one takes its place" in job.err
+        assert "the time for it was over" not in job.err
+        assert "saferun: the job hangs" in job.err
+        assert "the capture process ended before it was done" in job.err
+        assert incidents(job)[0]["followed"] == "stopped"

@@ -1,0 +1,157 @@
+"""One capture as the supervisor has it, with an examiner that does what the test wants."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from saferun.capture_run import CaptureRun, Examiner
+from saferun.captures.wire import CaptureReader, Done, Request, Target, encode
+from saferun.evidence import Frame, StackDump, ThreadStack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from saferun.host.poller import Poller
+
+STACK = StackDump(
+    0, 11, True, "python", "py-spy", (ThreadStack("MainThread", 11, True, True, False, (Frame("f", "t.py", 1),)),)
+)
+
+
+class World:
+    """An examiner, the loop's poller, and what the capture has told in the end."""
+
+    def __init__(self, examiners: int = 2) -> None:
+        self.asked: list[tuple[int, Callable[[], None], Request]] = []  # where to answer, how to be lost, what
+        self.handlers: dict[int, Callable[[], None]] = {}
+        self.ends: list[tuple[CaptureReader, str]] = []
+        self._left = examiners
+        self._now = time.monotonic()
+
+    def ask(self, _kind: str, value: Any, budget_s: float, on_lost: Callable[[], None]) -> tuple[int, int]:
+        if not self._left:
+            raise OSError(0, "there is no examiner")
+        self._left -= 1
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self.asked.append((write_end, on_lost, value["value"] | {"budget_s": budget_s}))
+        return len(self.asked), read_end
+
+    def end(self, number: int) -> None:
+        """It is not wanted any more."""
+
+    def hear(self) -> None:
+        """There is no loop."""
+
+    def watch(self, fd: int, handler: Callable[[], None]) -> None:
+        self.handlers[fd] = handler
+
+    def unwatch(self, fd: int) -> None:
+        del self.handlers[fd]
+
+    def run(self, budget_s: float = 60.0) -> CaptureRun:
+        run = CaptureRun(
+            Request((Target(0, 11),), budget_s=budget_s),
+            cast("Examiner", self),
+            cast("Poller", self),
+            deadline=time.monotonic() + budget_s,
+            on_done=lambda reader, failure: self.ends.append((reader, failure)),
+        )
+        run.begin()
+        return run
+
+    def say(self, number: int, kind: str, value: object = None) -> None:
+        os.write(self.asked[number][0], encode(kind, value))
+
+    def read(self) -> None:
+        for handler in list(self.handlers.values()):
+            handler()
+
+    def close(self) -> None:
+        for fd, _, _ in self.asked:
+            os.close(fd)
+
+
+@pytest.fixture(name="world")
+def _world() -> World:
+    return World()
+
+
+def test_what_has_come_counts_when_the_time_is_over(world: World) -> None:
+    """Also what nobody has read yet: the time of a capture is short where a job is stopped."""
+    run = world.run()
+    world.say(0, "stack", STACK)
+    run.expire()
+    ((reader, failure),) = world.ends
+    assert reader.capture.stacks == (STACK,)
+    assert failure == "the time for it was over"
+    world.close()
+
+
+def test_a_capture_that_is_complete_when_its_time_is_over_lacks_nothing(world: World) -> None:
+    run = world.run()
+    world.say(0, "stack", STACK)
+    world.say(0, "done", Done(1.0))
+    run.expire()
+    assert [failure for _, failure in world.ends] == [""]
+    world.close()
+
+
+def test_a_capture_that_is_broken_off_gives_what_it_has(world: World) -> None:
+    run = world.run()
+    world.say(0, "stack", STACK)
+    reader = run.break_off()
+    assert reader is not None
+    assert reader.capture.stacks == (STACK,)
+    assert run.break_off() is None
+    assert world.ends == []
+    world.close()
+
+
+def test_the_next_examiner_is_asked_for_the_rest_of_the_time(world: World) -> None:
+    world.run(budget_s=60.0)
+    world.asked[0][1]()
+    assert len(world.asked) == 2
+    assert 0 < cast("Any", world.asked[1][2])["budget_s"] <= 60.0
+    world.say(1, "stack", STACK)
+    world.say(1, "done", Done(1.0))
+    world.read()
+    assert [failure for _, failure in world.ends] == [""]
+    world.close()
+
+
+def test_a_second_one_that_is_lost_is_not_followed_by_a_third() -> None:
+    """And what the first one had seen is told."""
+    world = World(examiners=3)
+    world.run()
+    world.say(0, "stack", STACK)
+    world.asked[0][1]()
+    world.asked[1][1]()
+    assert len(world.asked) == 2
+    ((reader, failure),) = world.ends
+    assert reader.capture.stacks == (STACK,)
+    assert failure == "the capture process ended before it was done"
+    world.close()
+
+
+def test_where_there_is_no_other_one_what_has_come_is_all_there_is() -> None:
+    world = World(examiners=1)
+    world.run()
+    world.say(0, "stack", STACK)
+    world.asked[0][1]()
+    ((reader, failure),) = world.ends
+    assert reader.capture.stacks == (STACK,)
+    assert failure
+    world.close()
+
+
+def test_no_other_one_is_asked_when_the_time_is_nearly_over(world: World) -> None:
+    world.run(budget_s=0.1)
+    world.asked[0][1]()
+    assert len(world.asked) == 1
+    assert len(world.ends) == 1
+    world.close()
