@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from saferun.command_line import build_parser, fill_in, tell
+from saferun.command_line import fill_in, parse
 from saferun.config import (
     DEFAULT_PREFIX,
     DEFAULT_SHUTDOWN_TIMEOUT_S,
@@ -22,13 +22,14 @@ from saferun.config import (
     Setting,
     WatchConfig,
 )
+from saferun.console.stderr import tell
 from saferun.errors import SaferunError, UsageError
 from saferun.options import OPTIONS
 from saferun.place import find_place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
+    from types import SimpleNamespace
 
     from saferun.check_run import CheckProcess
 
@@ -98,8 +99,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         SaferunError: it cannot be done; the exit code says whose fault it is.
         SystemExit: ``--help`` and ``--version``.
     """
-    parser = build_parser(environ)
-    values = parser.parse_args(arguments)
+    values = parse(arguments, environ)
     settings, settings_file = fill_in(values, environ)
     try:
         config = _resolve(values, arguments, environ, settings)
@@ -119,7 +119,7 @@ def _placed(error: UsageError, settings: Mapping[str, Setting]) -> UsageError:
 
 
 def _resolve(
-    values: argparse.Namespace, arguments: Sequence[str], environ: Mapping[str, str], settings: dict[str, Setting]
+    values: SimpleNamespace, arguments: Sequence[str], environ: Mapping[str, str], settings: dict[str, Setting]
 ) -> LaunchConfig:
     command = _command(values, environ)
     hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
@@ -155,14 +155,14 @@ def _resolve(
     )
 
 
-def _leftovers_timeout_s(values: argparse.Namespace) -> float:
+def _leftovers_timeout_s(values: SimpleNamespace) -> float:
     seconds: float = values.leftovers_timeout
     if not 0 <= seconds < _LONGEST_S:
         raise UsageError(f"--leftovers-timeout {seconds:g} is not a number of seconds", "0 waits for nothing")
     return seconds
 
 
-def _environ(values: argparse.Namespace) -> EnvironConfig:
+def _environ(values: SimpleNamespace) -> EnvironConfig:
     pairs = []
     for text in values.env:
         name, equals, value = text.partition("=")
@@ -179,7 +179,7 @@ def _environ(values: argparse.Namespace) -> EnvironConfig:
     )
 
 
-def _watch(values: argparse.Namespace, settings: Mapping[str, Setting]) -> WatchConfig:
+def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchConfig:
     for name in ("hang_timeout", "capture_budget"):
         value = getattr(values, name)
         if not 0 <= value < _LONGEST_S:
@@ -207,7 +207,7 @@ def _watch(values: argparse.Namespace, settings: Mapping[str, Setting]) -> Watch
     )
 
 
-def _checks(values: argparse.Namespace) -> ChecksConfig:
+def _checks(values: SimpleNamespace) -> ChecksConfig:
     nics = tuple(name.strip() for name in values.nic.split(",")) if values.nic else ()
     if any(not name for name in nics) or ("auto" in nics and len(nics) > 1):
         raise UsageError(f"--nic {values.nic} is not a list of interfaces", "write it as eth0 or eth0,eth1, or auto")
@@ -218,7 +218,7 @@ def _checks(values: argparse.Namespace) -> ChecksConfig:
     )
 
 
-def _retry(values: argparse.Namespace) -> RetryConfig:
+def _retry(values: SimpleNamespace) -> RetryConfig:
     if values.start_retries < 0:
         raise UsageError(f"--start-retries {values.start_retries} is negative", "use 0 for no retries")
     for name in ("retry_wait", "start_window"):
@@ -234,7 +234,7 @@ def _retry(values: argparse.Namespace) -> RetryConfig:
     )
 
 
-def _command(values: argparse.Namespace, environ: Mapping[str, str]) -> Command:
+def _command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command:
     script, rest = values.training_script, values.training_script_args
     if script == NO_SCRIPT:
         return Command((), run_path=False, name="")
@@ -293,7 +293,7 @@ def _is_program(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
-def _logs(values: argparse.Namespace, local_world_size: int) -> LogConfig:
+def _logs(values: SimpleNamespace, local_world_size: int) -> LogConfig:
     log_dir = values.log_dir or None
     if log_dir is not None and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
         raise UsageError(f"--log-dir {log_dir} is not a directory", "pass a directory; it is made if need be")
@@ -335,7 +335,7 @@ def _masks(option: str, text: str, local_world_size: int) -> tuple[int, ...]:
     return tuple(masks)
 
 
-def _output(values: argparse.Namespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> OutputConfig:
+def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> OutputConfig:
     prefix: str | None = values.prefix
     legacy = None
     if settings["log_line_prefix_template"].origin == "flag" and settings["prefix"].origin != "flag":

@@ -1,26 +1,22 @@
-"""argv, environment and settings file -> the value of every option, with its origin. The only home of argparse."""
+"""argv, environment and settings file -> the value of every option, with its origin."""
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
-import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
-from saferun import __version__
 from saferun.config import Origin, Setting
-from saferun.errors import UsageError, suppress
-from saferun.options import OPTIONS, TORCHRUN_OPTIONS, Option, comma_separated_list
+from saferun.errors import UsageError
+from saferun.options import OPTIONS, TYPES, Option, comma_separated_list
 from saferun.profiles.words import nearest, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any
 
-_TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS)
-_LATELY = frozenset({"log_line_prefix_template", "print_completion"})  # torch 2.14 and later
-_REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "append")
+_BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
 _OWN_PREFIX = "SAFERUN_"
@@ -29,140 +25,104 @@ _TOLD_TO_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOO
 _NEARLY = 0.75
 
 
-def tell(words: object) -> None:
-    """Words of saferun's own, before there is a console."""
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{words}\n")
-
-
 # --------------------------------------------------------------------------------------------------------------------
-# The parser
+# The command line
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with two-line errors, and abbreviations that mean what they mean to torchrun."""
-
-    def error(self, message: str) -> NoReturn:
-        """Two lines and exit code 2."""
-        tell(UsageError(message, _SEE_HELP))
-        raise SystemExit(2)
-
-    def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # An abbreviation that torchrun understands must not become ambiguous by an option that torchrun lacks.
-        matches: list[Any] = super()._get_option_tuples(option_string)
-        torchruns = [match for match in matches if match[0].dest in _TORCHRUN_DESTS]
-        # Nor by one that torchrun has only lately: command lines are older.
-        older = [match for match in torchruns if match[0].dest not in _LATELY]
-        return older or torchruns or matches
-
-
-class _Store(argparse.Action):
-    """Stores a value and remembers that it came from the command line."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: Any,  # noqa: ANN401
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        given = namespace.__dict__.setdefault("given", set())
-        if self.dest in _REPEATABLE:
-            values = [*getattr(namespace, self.dest), values] if self.dest in given else [values]
-        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
-        given.add(self.dest)
-
-
-class _PrintCompletion(argparse.Action):
-    """Prints a completion script made from the parser, and ends the process, as torchrun does."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,  # noqa: ARG002
-        values: Any,  # noqa: ANN401
-        option_string: str | None = None,
-    ) -> None:
-        try:
-            import shtab
-        except ImportError:
-            tell(UsageError(f"{option_string} needs the package shtab", "install it: pip install shtab"))
-            raise SystemExit(1) from None
-        sys.stdout.write(f"{shtab.complete(parser, shell=values)}\n")
-        parser.exit()
-
-
-def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser of saferun's command line.
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace:
+    """The values of all options, the script and its arguments; ``given`` names what stands on the command line.
 
     Args:
+        arguments: the command line, without the program.
         environ: gives ``PET_*`` defaults.
 
     Raises:
         SaferunError: a ``PET_*`` variable of a switch is not a number (exit code 1, as under torchrun).
+        SystemExit: ``--help``, ``--version``, and what cannot be understood.
     """
-    parser = _Parser(
-        prog="saferun",
-        description="Start the ranks of a distributed PyTorch job on this host, and say what went wrong.",
-        usage="saferun [options] script [script arguments]",
-        epilog="Options marked * take their default from PET_<NAME> in the environment, as under torchrun.",
-    )
-    parser.add_argument("--version", action="version", version=f"saferun {__version__}")
-    groups: dict[str, Any] = {}
+    values = parse_plain(arguments, environ)
+    if values is None:
+        from saferun.argument_parser import build_parser
+
+        values = SimpleNamespace(**{"given": set(), **vars(build_parser(environ).parse_args(arguments))})
+    return values
+
+
+def parse_plain(arguments: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespace | None:
+    """The same for a command line that can be read in one way only; None: ask argparse, whose word it is.
+
+    Plain are options that are written in full, with values that do not begin with a dash, before a script. argparse
+    and the modules that it needs take a tenth of the time from the start of saferun to that of the ranks.
+    """
+    if any(name.startswith("PET_") for name in environ):
+        return None
+    values = SimpleNamespace(given=set())
     for option in OPTIONS:
-        group = groups.get(option.group)
-        if group is None:
-            group = groups[option.group] = parser.add_argument_group(option.group)
-        _add(group, option, environ)
-    parser.add_argument("training_script", metavar="script", help="the training script, module or program")
-    parser.add_argument(
-        "training_script_args", metavar="...", nargs=argparse.REMAINDER, help="arguments of the training script"
-    )
-    return parser
+        default = option.default
+        setattr(values, option.dest, list(default) if isinstance(default, tuple) else default)
+    left = deque(arguments)
+    while left and left[0].startswith("-"):
+        if not _take_plain(left, values):
+            return None
+    if not left or not left[0]:
+        return None
+    values.training_script = left.popleft()
+    values.training_script_args = list(left)
+    return values if all(map(_is_the_scripts, left)) else None
 
 
-_TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "list": comma_separated_list, "append": str}
-
-
-def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noqa: ANN401 - argparse's is private
-    default: Any = list(option.default) if isinstance(option.default, tuple) else option.default
-    variable = f"PET_{option.dest.upper()}"
-    given = environ.get(variable) if option.pet else None
-    marked = option.help.replace("%", "%%") + (" *" if option.pet else "")
+def _take_plain(left: deque[str], values: SimpleNamespace) -> bool:
+    """Take one option off the command line. Returns whether it could be read in one way only."""
+    flag, equals, text = left.popleft().partition("=")
+    option = _BY_FLAG.get(flag)
+    if option is None or option.dest == "print_completion" or (equals and not flag.startswith("--")):
+        return False
+    value: Any = True
     if option.kind == "flag":
-        if given is not None:
-            default = _switch(variable, given)
-        group.add_argument(*option.flags, action=_Store, nargs=0, const=True, default=default, help=marked)
-        return
-    group.add_argument(
-        *option.flags,
-        action=_PrintCompletion if option.dest == "print_completion" else _Store,
-        type=_TYPES[option.kind],
-        default=default if given is None else given,
-        choices=option.choices,
-        metavar=option.metavar,
-        help=marked,
-    )
+        if equals:
+            return False
+    else:
+        if not equals:
+            text = left.popleft() if left else ""
+        if not text or text.startswith("-"):
+            return False
+        try:
+            value = TYPES[option.kind](text)
+        except ValueError:
+            return False
+        if option.choices is not None and value not in option.choices:
+            return False
+        if option.kind == "append":
+            value = [*getattr(values, option.dest), value] if option.dest in values.given else [value]
+    setattr(values, option.dest, value)
+    values.given.add(option.dest)
+    return True
 
 
-def _switch(variable: str, value: str) -> bool:
-    try:
-        return bool(int(value))
-    except ValueError:
-        raise UsageError(f"{variable}={value} is not a number", "use 1 for on and 0 for off", exit_code=1) from None
+def _is_the_scripts(argument: str) -> bool:
+    """Whether argparse has nothing to say of an argument behind the script.
+
+    Some of its releases refuse even there what may abbreviate two options, and take ``--`` out.
+    """
+    if not argument.startswith("-"):
+        return True
+    name = argument.partition("=")[0]
+    if name in _BY_FLAG:
+        return True
+    return argument[:2] not in _BY_FLAG and not any(flag.startswith(name) for flag in _BY_FLAG)
 
 
 # --------------------------------------------------------------------------------------------------------------------
 # The settings
 
 
-def fill_in(values: argparse.Namespace, environ: Mapping[str, str]) -> tuple[dict[str, Setting], str | None]:
+def fill_in(values: SimpleNamespace, environ: Mapping[str, str]) -> tuple[dict[str, Setting], str | None]:
     """Give every option that is not on the command line its value from the environment or the settings file.
 
     Returns:
         Every option's value with its origin, and the settings file, if there is one.
     """
-    given: set[str] = getattr(values, "given", set())
+    given: set[str] = values.given
     path, fd = _settings_file(values, environ, given)
     from_file: Mapping[str, Any] = {}
     if path is not None:
@@ -199,7 +159,7 @@ def fill_in(values: argparse.Namespace, environ: Mapping[str, str]) -> tuple[dic
 
 
 def _settings_file(
-    values: argparse.Namespace, environ: Mapping[str, str], given: set[str]
+    values: SimpleNamespace, environ: Mapping[str, str], given: set[str]
 ) -> tuple[str | None, int | None]:
     """The file of settings, and its descriptor where it was found and not named."""
     chosen: str | None = values.config if "config" in given else environ.get("SAFERUN_CONFIG")
@@ -242,6 +202,8 @@ def _is_of_a_service(name: str, value: str) -> bool:
     """
     if name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://")):
         return True
+    import re
+
     return bool(re.search(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$", name))
 
 
@@ -260,7 +222,7 @@ def _read(option: Option, texts: Sequence[str], place: str) -> object:
     if option.kind == "flag":
         return _truth(option, text, place)
     try:
-        value = _TYPES[option.kind](text)
+        value = TYPES[option.kind](text)
     except ValueError:
         kind = "whole number" if option.kind == "int" else "number"
         raise UsageError(f"{place}: {option.name}: {quoted(text)} is not a {kind}", _SEE_HELP) from None

@@ -6,7 +6,8 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
+    from collections.abc import Callable, Mapping
+    from typing import Any, Literal
 
     Kind = Literal["str", "int", "float", "flag", "list", "append"]
 else:
@@ -48,6 +49,16 @@ class Option(Value):
 def comma_separated_list(value: str) -> list[str]:
     """``a,b`` -> ``["a", "b"]``; two commas stand for one within an item."""
     return [item.replace("\0", ",") for item in value.replace(",,", "\0").split(",")]
+
+
+TYPES: Mapping[Kind, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "list": comma_separated_list,
+    "append": str,
+}
+"""What makes a value of an option's text, by kind."""
 
 
 PLACE = "ranks and hosts"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 
 from saferun.config import EnvironConfig
+from saferun.linux.gpu_nodes import gpu_vendor
 from saferun.model import RankPlace
 from saferun.profiles import Resolution, default_search_path, load_profiles, render, resolve
 from saferun.profiles.installed import read_versions
@@ -48,8 +49,6 @@ def host_vendor(wanted: str) -> Vendor:
         return "amd"
     if wanted == "none":
         return "any"
-    from saferun.host.gpus import gpu_vendor
-
     return gpu_vendor() or "any"
 
 

@@ -28,7 +28,16 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("captures", "checks", "console", "report", "profiles", "lint"),
     ("capture_run", "idle_imports"),
     (
-        *("settings_file", "rank_environ", "nic_options", "plan_text", "lint_run", "rank_group", "store_service"),
+        *(
+            "argument_parser",
+            "settings_file",
+            "rank_environ",
+            "nic_options",
+            "plan_text",
+            "lint_run",
+            "rank_group",
+            "store_service",
+        ),
         *("leftovers", "segments"),
         *("watch_run", "trial_run", "check_run", "incident_log", "job_line"),
     ),
@@ -131,6 +140,7 @@ LACKING_SOMEWHERE = frozenset(
 IMPURE_BUILTINS = frozenset({"breakpoint", "compile", "eval", "exec", "input", "open", "print", "__import__"})
 
 NOT_AT_START = (
+    "argparse",
     "asyncio",
     "contextlib",
     "dataclasses",

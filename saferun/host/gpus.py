@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Literal
 
 from saferun.host.gpu_drivers import (
     NvmlLike,
@@ -19,11 +18,11 @@ from saferun.host.gpu_drivers import (
     count_visible_amd,
     count_visible_nvidia,
     parse_cuda_visible_devices,
-    read_kfd_gpus,
     read_nvml,
     read_nvml_apart,
 )
 from saferun.host.installed_torch import TorchBuild, ask_torch, may_load_backends, read_torch_build, refuse
+from saferun.linux.gpu_nodes import gpu_vendor, read_kfd_gpus
 
 __all__ = ["ask_torch", "count_cpus", "count_gpus", "gpu_vendor", "resolve_nproc_per_node", "shows_accelerators"]
 
@@ -52,17 +51,6 @@ _DEVICE_NAMES = (
 # PCI classes of 3D controllers, other display controllers and processing accelerators. Plain VGA (0x0300) is left out:
 # nearly every server has such a chip for its console, and a real GPU of that class shows below /dev.
 _PCI_CLASSES = ("0x0302", "0x0380", "0x12")
-
-
-def gpu_vendor(sysfs_root: str = "/sys", *, dev_root: str = "/dev") -> Literal["nvidia", "amd"] | None:
-    """Whose GPUs this host shows; NVIDIA's where both are there (the other is then nearly always the processor's own).
-
-    Only device nodes and sysfs are looked at: an answer does not say that the driver works.
-    """
-    # NVML talks to this node before anything else: without it, neither its library nor /proc/driver/nvidia is of use.
-    if os.path.exists(f"{dev_root}/nvidiactl"):
-        return "nvidia"
-    return None if read_kfd_gpus(sysfs_root, dev_root) == [] else "amd"
 
 
 def shows_accelerators(sysfs_root: str = "/sys", *, dev_root: str = "/dev") -> bool:

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun import __version__
+from saferun.argument_parser import build_parser
 from saferun.cli import main, read_config
-from saferun.command_line import build_parser
+from saferun.command_line import parse_plain
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, UsageError
 from saferun.options import OPTIONS
@@ -242,6 +243,31 @@ def _stderr_kept() -> Iterator[io.StringIO]:
     kept = io.StringIO()
     with contextlib.redirect_stderr(kept):
         yield kept
+
+
+VALUES = {
+    option.dest: st.sampled_from(option.choices) if option.choices else st.sampled_from(["1", "0.5", "a,b", "x y"])
+    for option in OPTIONS
+}
+WRITTEN = st.sampled_from([option for option in OPTIONS if option.dest != "print_completion"]).flatmap(
+    lambda option: st.tuples(
+        st.sampled_from(option.flags), *([] if option.kind == "flag" else [VALUES[option.dest]])
+    ).flatmap(lambda words: st.sampled_from([list(words), ["=".join(words)]]))
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(WRITTEN, max_size=4), st.lists(st.one_of(FLAGS, WORDS), max_size=3))
+def test_a_plain_command_line_is_read_as_argparse_reads_it(options: list[list[str]], rest: list[str]) -> None:
+    """Argparse is not asked where there is nothing to ask; where it is not, its answer would have been the same."""
+    arguments = [*(word for words in options for word in words), "train.py", *rest]
+    plain = parse_plain(arguments, {})
+    if plain is not None:
+        expected = {"given": set(), **vars(build_parser({}).parse_args(arguments))}
+        assert {name: repr(value) for name, value in vars(plain).items() if name != "given"} == {
+            name: repr(value) for name, value in expected.items() if name != "given"
+        }
+        assert plain.given == expected["given"]
 
 
 @settings(max_examples=300)

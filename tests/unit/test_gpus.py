@@ -24,11 +24,11 @@ from saferun.host.gpu_drivers import (
     count_visible_amd,
     count_visible_nvidia,
     parse_cuda_visible_devices,
-    read_kfd_gpus,
     read_nvml,
     read_nvml_apart,
 )
 from saferun.host.installed_torch import TorchBuild, may_load_backends, parse_version_file
+from saferun.linux.gpu_nodes import read_kfd_gpus
 from saferun.linux.pidfd import open_pidfd
 
 A, B, C = "GPU-aa11", "GPU-ab22", "GPU-cc33"
