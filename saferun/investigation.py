@@ -10,7 +10,6 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from saferun.capture_run import CaptureRun
 from saferun.config import LaunchConfig
@@ -25,6 +24,7 @@ from saferun.events import (
     ReportFailure,
     ReportHang,
 )
+from saferun.host.core_limits import RankPreparation, plan_preparation
 from saferun.host.poller import Poller
 from saferun.host.procfs import main_thread_run_s
 from saferun.host.run_dir import RunDirectory
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from saferun.exchange import EvidenceExchange
     from saferun.findings import HostCard, Preflight
     from saferun.host.cgroups import MemoryState
-    from saferun.host.core_limits import RankPreparation
     from saferun.host.core_watch import CoreWatch
     from saferun.job import Job
     from saferun.model import ExitStatus, JsonObject
@@ -165,6 +164,8 @@ class Investigation:
         self._watch_at: float | None = None
         self._core_watch: CoreWatch | None = None
         self._memory: MemoryState | None = None
+        self.preparation: RankPreparation | None = None
+        """What is to be done in each rank's process before its program starts."""
         self._hook_directory = ""
         self._hook_attempt = -1
         self._run: CaptureRun | None = None
@@ -295,16 +296,16 @@ class Investigation:
         prefix = os.path.join(self._hook_directory, f"a{attempt}r{rank}") if self._hook_directory else ""
         return prefix if len(os.fsencode(prefix)) <= _LONGEST_PREFIX else ""
 
-    def prepare(self) -> Callable[[], None] | None:
-        """What is to be called in each rank's process before its program starts."""
-        from saferun.host.core_limits import plan_preparation, prepare_rank
+    def prepare(self) -> None:
+        """Ranks are going to be started: find out and have at hand what is needed when they are."""
+        self.preparation = self._guarded("prepare for cores", self._plan_preparation)
+        self._guarded("read the memory limits", self._read_memory)
+        if self._watching.cores != "off":
+            self._guarded("watch for cores", self._watch_cores)
 
-        plan = self._guarded("prepare for cores", self._plan_preparation, plan_preparation)
-        return partial(prepare_rank, plan) if plan is not None else None
-
-    def _plan_preparation(self, plan: Callable[..., RankPreparation]) -> RankPreparation:
+    def _plan_preparation(self) -> RankPreparation:
         watching = self._watching
-        return plan(
+        return plan_preparation(
             current_directory(),
             self._config.nproc_per_node,
             cores=watching.cores != "off",
@@ -317,9 +318,6 @@ class Investigation:
         self._begin_attempt()
         self._group = group
         self._started_at = now
-        self._guarded("read the memory limits", self._read_memory)
-        if self._watching.cores != "off":
-            self._guarded("watch for cores", self._watch_cores)
         if self._watching.hang_timeout_s > 0:
             self._watch_at = now + (_WATCH_DELAY_S if self._has_imported else _IMPORTS_S)
 

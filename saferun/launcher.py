@@ -12,18 +12,21 @@ from saferun.console.screen import Screen
 from saferun.errors import SaferunError, suppress
 from saferun.events import Finish
 from saferun.files.writer import Writer
+from saferun.host.limits import has_room_for_files
 from saferun.host.net import short_host_name
 from saferun.host.prctl import become_subreaper, keep_freed_memory
 from saferun.host.procfs import children_of
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
 from saferun.host.streams import ensure_standard_descriptors
+from saferun.launch.checks import ranks_wait
 from saferun.profiles import Resolution
 from saferun.rank_environ import resolve_environ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.check_run import CheckProcess
+    from saferun.linux.spares import Spares
 
 _BACKSTOP_S = 5.0
 # Every trial of a search for bad parts has a deadline of its own, and their number is bounded.
@@ -34,6 +37,8 @@ _JOIN_BACKSTOP_S = 60.0
 _OTHERS_S = 12.0
 # A few chunks of output with their prefixes.
 _KEPT_BYTES = 4 << 20
+# More ranks than this on one host are rare, and each spare takes memory.
+_MOST_SPARES = 16
 
 
 def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProcess | None = None) -> int:
@@ -84,6 +89,15 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
     return finish.exit_code
 
 
+def _fork_spares(config: LaunchConfig, environ: Mapping[str, str]) -> Spares | None:
+    """Processes for the ranks, where these are started as soon as possible."""
+    if config.hosts.together or (config.checks_here and ranks_wait(config, environ)) or not has_room_for_files():
+        return None
+    from saferun.linux.spares import Spares
+
+    return Spares(min(config.nproc_per_node, _MOST_SPARES))
+
+
 def _run(
     config: LaunchConfig,
     environ: Mapping[str, str],
@@ -104,6 +118,7 @@ def _run(
 
     writer = Writer(warn)
     # Only now: the reaper and the writer, forked before, stay as small as they can be.
+    spares = _fork_spares(config, environ)
     from saferun.investigation import CORE_BUDGET_S
     from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
     from saferun.runtime import Runtime
@@ -178,9 +193,12 @@ def _run(
             peers_s=peers_s,
             checks=checks,
             writer=writer,
+            spares=spares,
         ).run()
     finally:
         run_dir.close()
+        if spares is not None:
+            spares.close()
 
 
 def leave(exit_code: int) -> None:

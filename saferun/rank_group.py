@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from signal import SIGCONT
 from time import localtime, strftime
 
@@ -16,11 +15,13 @@ from saferun.console.screen import ConsoleStream, Screen
 from saferun.errors import SaferunError
 from saferun.files.streams import FRESH, LAZY, FileStream
 from saferun.host.children import Child, SpawnError, await_report, begin_spawn, signal_group
+from saferun.host.core_limits import RankPreparation, prepare_rank
 from saferun.host.limits import has_room_for_files, make_room_for_files, restore_files
 from saferun.host.procfs import read_stat
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.linux.program_start import Waiting, start_error
+from saferun.linux.spares import Spares
 from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankEnd, RankPlace, Value
 from saferun.topology import rank_environ, substitute_local_rank
 
@@ -82,7 +83,8 @@ class RankGroup:
         run_dir: where their bytes go.
         host: the host's name for prefixes.
         warn: told what could not be written.
-        prepare: called in each rank's process before its program starts; may not raise.
+        preparation: what is done in each rank's process before its program starts.
+        spares: processes that may become ranks.
     """
 
     def __init__(
@@ -94,7 +96,8 @@ class RankGroup:
         run_dir: RunDirectory,
         host: str,
         warn: Callable[[str], None],
-        prepare: Callable[[], None] | None = None,
+        preparation: RankPreparation | None = None,
+        spares: Spares | None = None,
     ) -> None:
         self._config = config
         self.plan = plan
@@ -103,11 +106,9 @@ class RankGroup:
         self._host = host
         self._warn = warn
         self._filters = self._open_filters()
-        limits = make_room_for_files(config.nproc_per_node)
-        prepares: list[Callable[[], None]] = [prepare] if prepare else []
-        if limits is not None:
-            prepares.append(partial(restore_files, limits))
-        self._prepare = partial(_call_all, prepares) if prepares else None
+        self._preparation = preparation
+        self._spares = spares
+        self._file_limits = make_room_for_files(config.nproc_per_node)
         self.is_closed = False
         self._last_lines: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by rank; once all is closed
         self._unread = 0  # error files that have been asked for
@@ -159,9 +160,7 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
-            child, report = _modest(
-                *begin_spawn(argv, environ, stdout=targets[0], stderr=targets[1], prepare=self._prepare)
-            )
+            child, report = _modest(*self._begin_spawn(argv, environ, *targets))
         except SpawnError as error:
             raise start_error(error, place.rank, argv, environ) from None
         except OSError as error:
@@ -178,6 +177,24 @@ class RankGroup:
         self.ranks.append(rank)
         self.by_pid[child.pid] = rank
         return Waiting(place.local_rank, place.rank, child.pid, report, argv, environ)
+
+    def _begin_spawn(
+        self, argv: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int
+    ) -> tuple[Child, int]:
+        if self._spares is not None:
+            begun = self._spares.begin_spawn(
+                argv, environ, stdout=stdout, stderr=stderr, preparation=self._preparation, files=self._file_limits
+            )
+            if begun is not None:
+                return begun
+        return begin_spawn(argv, environ, stdout=stdout, stderr=stderr, prepare=self._prepare)
+
+    def _prepare(self) -> None:
+        """In a rank's process, before its program starts."""
+        if self._preparation is not None:
+            prepare_rank(self._preparation)
+        if self._file_limits is not None:
+            restore_files(self._file_limits)
 
     def _argv(self, local_rank: int) -> list[str]:
         command = self._config.command
@@ -390,11 +407,6 @@ def _modest(child: Child, report: int) -> tuple[Child, int]:
 def _last_lines(rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:
     stream = next((stream for stream in rank.streams if stream.is_stderr is is_stderr), None)
     return stream.last_lines(_LAST_LINES) if stream is not None else ()
-
-
-def _call_all(calls: Sequence[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
 
 
 def _take_in(rank: Rank, at: float) -> None:

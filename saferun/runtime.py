@@ -72,7 +72,6 @@ from saferun.profiles import Resolution
 from saferun.profiles.text import launch_lines
 from saferun.rank_environ import apply
 from saferun.rank_group import AttemptPlan, Rank, RankGroup, plan_environs
-from saferun.report.run_json import run_description
 from saferun.segments import Segments
 from saferun.store_service import StoreService
 from saferun.supervisor import State, Supervisor
@@ -87,6 +86,7 @@ if TYPE_CHECKING:
     from saferun.files.writer import Writer
     from saferun.job import Job, Place
     from saferun.launch.part import Part
+    from saferun.linux.spares import Spares
     from saferun.preflight_run import Failure, Outcome, PreflightRun
 
 # The lint waits until the ranks are on their way; ranks that are done by then had no use for it.
@@ -123,6 +123,7 @@ class Runtime:
         checks: the check process, where it has been forked already.
         witness: the process that gets the signals that the ranks get, and the pipe on which it says which.
         writer: the process that writes the files; None: nobody does.
+        spares: processes that may become ranks.
     """
 
     def __init__(
@@ -142,10 +143,12 @@ class Runtime:
         checks: CheckProcess | None = None,
         witness: tuple[int, int] = (0, -1),
         writer: Writer | None = None,
+        spares: Spares | None = None,
     ) -> None:
         self._config = config
         self._environ = environ
         self._writer = writer
+        self._spares = spares
         self._supervisor = supervisor
         self._screen = screen
         self._run_dir = run_dir
@@ -212,7 +215,7 @@ class Runtime:
         self._checks = self._open_checks(checks)
         self._place: Place | None = None
         self._segments = Segments()
-        self._is_bound = False
+        self._is_bound = self._is_described = False
         self._waits_for_checks = True
         self._is_probed = False  # the host that leads has found nothing that keeps the ranks from being started
         self._leftovers = Leftovers(
@@ -646,6 +649,7 @@ class Runtime:
             return
         if "logs" in answer:
             destinations, changed = _destinations_from(answer)
+            self._investigation.prepare()
             self._run_dir.open(
                 lambda: self._on_destinations(attempt, placement, environs, destinations, answer, changed)
             )
@@ -661,6 +665,9 @@ class Runtime:
                 self._on_destinations(attempt, placement, environs, found, answer, [])
 
         self._logs.destinations(placement, attempt, on_ready)
+        # While the directories are made:
+        self._investigation.prepare()
+        self._describe()
 
     def _on_destinations(
         self,
@@ -673,8 +680,7 @@ class Runtime:
     ) -> None:
         """The directories of the attempt are there, as far as they are going to be."""
         # Nothing that is asked for is impossible: from here on the launch leaves files.
-        if self._plan is None:
-            self._write_run_json(None)
+        self._describe()
         own = self._own_environ()
         for environ, error_file in zip(environs, destinations.error_files, strict=True):
             environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)
@@ -755,7 +761,8 @@ class Runtime:
             run_dir=self._run_dir,
             host=self._host,
             warn=self._warn,
-            prepare=self._investigation.prepare(),
+            preparation=self._investigation.preparation,
+            spares=self._spares,
         )
         forked, failure = self._group.start()
         self._investigation.ranks_started(self._group, self._started_at)
@@ -1036,7 +1043,17 @@ class Runtime:
         now = time.monotonic()
         self._run_dir.write_event({"event": name, "time": time.time(), "at": now, "attempt": self._supervisor.attempt})
 
+    def _describe(self) -> None:
+        """Write run.json, unless that has been done."""
+        if not self._is_described and self._run_dir.path is not None:
+            self._is_described = True
+            self._write_run_json(None)
+
     def _write_run_json(self, torch_version: str | None) -> None:
+        if not self._is_described:
+            return  # there is no run directory
+        from saferun.report.run_json import run_description
+
         self._run_dir.write_json(
             "run.json",
             run_description(

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from saferun.errors import suppress
 from saferun.model import Value
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import OomKill
 

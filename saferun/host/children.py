@@ -19,6 +19,7 @@ from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import ExitStatus, Value
 
 __all__ = [
+    "ALL_SIGNALS",
     "JOB_SIGNALS",
     "Child",
     "SpawnError",
@@ -32,7 +33,7 @@ __all__ = [
     "spawn",
 ]
 
-_ALL_SIGNALS = signal.valid_signals()
+ALL_SIGNALS = signal.valid_signals()
 _AWAITED_MS = 1000
 # Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -141,7 +142,7 @@ def begin_spawn(
     parent_pid = os.getpid()
     # With signals blocked, none can run a Python handler, or write to the wake-up pipe that the child shares with us,
     # before the child has put the default dispositions back.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
@@ -233,14 +234,15 @@ def _become(
         where = "exec"
         os.execvpe(argv[0], list(argv), environ)
     except OSError as error:
-        _report(error_write, f"{error.errno} {where}")
+        report_error(error_write, f"{error.errno} {where}")
     except BaseException:
-        _report(error_write, f"22 {where}")
+        report_error(error_write, f"22 {where}")
     finally:
         os._exit(127)
 
 
-def _report(fd: int, text: str) -> None:
+def report_error(fd: int, text: str) -> None:
+    """In a forked child: say why it does not become its program, as :func:`spawn_error` reads it."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it may be that nobody reads
     with suppress(OSError):
         os.write(fd, text.encode())
@@ -249,7 +251,7 @@ def _report(fd: int, text: str) -> None:
 def reset_signals(mask: set[int | signal.Signals]) -> None:
     """In a forked child: Python's handlers off, the defaults that programs expect on, and the mask as it was."""
     signal.set_wakeup_fd(-1)
-    for signum in _ALL_SIGNALS:
+    for signum in ALL_SIGNALS:
         if callable(signal.getsignal(signum)):
             with suppress(OSError, ValueError):
                 signal.signal(signum, signal.SIG_DFL)
@@ -263,7 +265,7 @@ def fork(run: Callable[[], None]) -> int:
 
     The helper does not die with its parent, and ignores what a scheduler sends to every process of a job.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:

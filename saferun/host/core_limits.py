@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.cgroups import memory_limit_bytes
 from saferun.host.core_pattern import CorePattern, read_core_pattern
 from saferun.host.prctl import allow_ptrace_by

@@ -6,8 +6,8 @@ Source: core(5); Linux, fs/coredump.c.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.model import Value
 
 RENAMED_PREFIX = "core.saferun."

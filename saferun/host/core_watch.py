@@ -15,8 +15,8 @@ import os
 import stat
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 
+from saferun.errors import suppress
 from saferun.host.core_pattern import RENAMED_PREFIX, CorePattern, read_core_pattern
 from saferun.host.poller import Poller
 from saferun.host.procfs import children_of, descendants_of, is_core_dumping, read_stat

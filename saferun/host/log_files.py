@@ -46,7 +46,8 @@ class LogDirectory:
         elif base:
             self._below(base, placement, attempt, on_ready)
         else:
-            self._run_dir.open(lambda: self._in_run_directory(placement, attempt, on_ready))
+            self._run_dir.open()  # not waited for: what is asked of files is done in its order
+            self._in_run_directory(placement, attempt, on_ready)
 
     def _below(
         self, base: str, placement: Placement, attempt: int, on_ready: Callable[[LogDestinations | OSError], None]
@@ -86,7 +87,9 @@ class LogDirectory:
                 errno, words, path = answer["error"]
                 self._run_dir.lost(path, OSError(errno, words))
             answers = answer is not None and "error" not in answer
-            self._ready(placement, attempt, paths, on_ready, answers=answers)
+            # There may be no run directory by now.
+            there = paths if self._run_dir.path is not None else []
+            self._ready(placement, attempt, there, on_ready, answers=answers and bool(there))
 
         outdated = [os.path.join(path, _ERROR_FILE) for path in paths]
         self._run_dir.files.ask("make_directories", [paths, outdated], on_answer)

@@ -1,0 +1,155 @@
+"""Processes that are forked while saferun is small, and become ranks as soon as it is known what a rank is.
+
+To fork a process, to give it a session and to put its signals in order takes longer the larger it is, and the ranks
+wait for it. Here that is done beside the supervisor's own start. What a rank is comes in one message, with its
+descriptors; then there is nothing left to be done but exec. Who finds no spare forks as ever: see ``begin_spawn``.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from saferun.errors import suppress
+from saferun.host.children import ALL_SIGNALS, Child, report_error, reset_signals
+from saferun.host.core_limits import RankPreparation, prepare_rank
+from saferun.host.limits import restore_files
+from saferun.host.prctl import die_with_parent
+from saferun.linux.descriptors import close_all_but
+from saferun.linux.pidfd import open_pidfd
+
+# What surely fits into the socket at once: the supervisor never waits for a spare.
+_LONGEST_BYTES = 64 << 10
+_DESCRIPTORS = 3
+
+
+class Spares:
+    """Spare processes: each leads a session of its own, and does not outlive the calling thread.
+
+    Args:
+        count: how many are wanted; there are fewer where the system refuses.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._waiting: deque[tuple[int, socket.socket]] = deque()
+        with suppress(OSError):
+            for _ in range(count):
+                self._waiting.append(_fork_spare())
+
+    @property
+    def pids(self) -> set[int]:
+        """Those that have not become anything."""
+        return {pid for pid, _ in self._waiting}
+
+    def begin_spawn(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        stdout: int,
+        stderr: int,
+        preparation: RankPreparation | None,
+        files: tuple[int, int] | None,
+    ) -> tuple[Child, int] | None:
+        """What ``children.begin_spawn`` does, by a process that is there already.
+
+        Args:
+            argv: see there.
+            environ: see there.
+            stdout: see there.
+            stderr: see there.
+            preparation: what is done in the process before the program starts.
+            files: the limits on open files that it gets, where they are to be changed.
+
+        Returns:
+            As there; None: there is no spare that could become it.
+        """
+        if not self._waiting:
+            return None
+        words = marshal.dumps((list(argv), dict(environ), None if preparation is None else tuple(preparation), files))
+        if len(words) > _LONGEST_BYTES:
+            return None
+        pid, connection = self._waiting.popleft()
+        error_read, error_write = os.pipe()
+        try:
+            socket.send_fds(connection, [words], [stdout, stderr, error_write])
+        except OSError:  # somebody has ended it
+            os.close(error_read)
+            _end(pid)
+            return None
+        finally:
+            os.close(error_write)
+            connection.close()
+        os.set_blocking(error_read, False)
+        return Child(pid, open_pidfd(pid)), error_read
+
+    def close(self) -> None:
+        """End those that are not needed."""
+        while self._waiting:
+            pid, connection = self._waiting.popleft()
+            connection.close()
+            _end(pid)
+
+
+def _end(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):  # it has been reaped with others
+        os.waitpid(pid, 0)
+
+
+def _fork_spare() -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_pid = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _wait(theirs, mask, parent_pid)
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+    ours.setblocking(False)
+    return pid, ours
+
+
+def _wait(connection: socket.socket, mask: set[int | signal.Signals], parent_pid: int) -> None:
+    """Wait for the message, and become what it says. Never returns."""
+    error_write = -1
+    where = "setsid"
+    try:
+        die_with_parent(parent_pid)
+        reset_signals(mask)
+        os.setsid()
+        close_all_but(connection.fileno())
+        words, fds, _, _ = socket.recv_fds(connection, _LONGEST_BYTES, _DESCRIPTORS)
+        if not words:
+            os._exit(0)  # it is not needed
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        stdout, stderr, error_write = fds
+        where = "dup2"
+        os.set_inheritable(0, True)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        argv, environ, preparation, files = marshal.loads(words)  # noqa: S302 - from the process that it is a fork of
+        where = "prepare"
+        if preparation is not None:
+            prepare_rank(RankPreparation(*preparation))
+        if files is not None:
+            restore_files(files)
+        where = "exec"
+        os.execvpe(argv[0], argv, environ)
+    except OSError as error:
+        report_error(error_write, f"{error.errno} {where}")
+    except BaseException:
+        report_error(error_write, f"22 {where}")
+    finally:
+        os._exit(127)
