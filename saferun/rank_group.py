@@ -128,6 +128,8 @@ class RankGroup:
                 forked.append(self._start(place))
             except SaferunError as error:
                 return forked, error
+        if self._spares is not None:
+            self._spares.release()
         return forked, None
 
     def drop(self, rank: Rank) -> None:

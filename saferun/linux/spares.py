@@ -41,9 +41,9 @@ class Spares:
                 self._waiting.append(_fork_spare())
 
     @property
-    def pids(self) -> set[int]:
-        """Those that have not become anything."""
-        return {pid for pid, _ in self._waiting}
+    def pids(self) -> list[int]:
+        """Those that have not become anything, in the order in which they are taken."""
+        return [pid for pid, _ in self._waiting]
 
     def begin_spawn(
         self,
@@ -87,11 +87,16 @@ class Spares:
         os.set_blocking(error_read, False)
         return Child(pid, open_pidfd(pid)), error_read
 
-    def close(self) -> None:
-        """End those that are not needed."""
+    def release(self) -> None:
+        """Those that are left are not needed: they end by themselves, and are reaped with other children."""
         while self._waiting:
-            pid, connection = self._waiting.popleft()
-            connection.close()
+            self._waiting.popleft()[1].close()
+
+    def close(self) -> None:
+        """End those that are left, and wait for that."""
+        pids = self.pids
+        self.release()
+        for pid in pids:
             _end(pid)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from saferun.secret_names import SECRET_WORDS, is_secret
 
@@ -11,18 +12,38 @@ __all__ = ["REDACTED", "is_secret", "redacted_arguments", "redacted_environ", "r
 
 REDACTED = "<redacted>"
 _QUOTED = r"""'[^']*'|"[^"]*\""""
-# NAME=VALUE anywhere in an argument, where commas, semicolons or white space separate several.
-_ASSIGNMENT = re.compile(rf"([^\s,;=]+)=({_QUOTED}|[^\s,;]*)")
 _SECRET_NAME = rf"[\w.-]{{0,64}}(?:{'|'.join(SECRET_WORDS)})[\w.-]{{0,64}}"
-# --token VALUE within a text: the command of a shell is a single argument.
-_OPTION = re.compile(rf"((?<![\w.-])-{_SECRET_NAME}\s+)(?!--)(?:{_QUOTED}|[^\s;&|]+)", re.IGNORECASE)
-# A header of HTTP, as a line or within a dictionary.
-_HEADER = re.compile(
-    rf"""((?<![\w.-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-{_SECRET_NAME})['"]?\s*:\s*['"]?)"""
-    r"""(?:(?:bearer|basic|digest|token)\s+)?[^\s'",]+""",
-    re.IGNORECASE,
-)
-_PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
+
+
+# Compiled when they are first needed: most command lines need none of them.
+
+
+@cache
+def _assignments() -> re.Pattern[str]:
+    """NAME=VALUE anywhere in an argument, where commas, semicolons or white space separate several."""
+    return re.compile(rf"([^\s,;=]+)=({_QUOTED}|[^\s,;]*)")
+
+
+@cache
+def _options() -> re.Pattern[str]:
+    """--token VALUE within a text: the command of a shell is a single argument."""
+    return re.compile(rf"((?<![\w.-])-{_SECRET_NAME}\s+)(?!--)(?:{_QUOTED}|[^\s;&|]+)", re.IGNORECASE)
+
+
+@cache
+def _headers() -> re.Pattern[str]:
+    """A header of HTTP, as a line or within a dictionary."""
+    return re.compile(
+        rf"""((?<![\w.-])(?:(?:proxy-)?authorization|(?:set-)?cookie|x-{_SECRET_NAME})['"]?\s*:\s*['"]?)"""
+        r"""(?:(?:bearer|basic|digest|token)\s+)?[^\s'",]+""",
+        re.IGNORECASE,
+    )
+
+
+@cache
+def _passwords() -> re.Pattern[str]:
+    """The password in a URL."""
+    return re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 
 
 def redacted_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -33,17 +54,17 @@ def redacted_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def redacted_text(text: str) -> str:
     """A text without the values that it gives to secret names and without passwords in URLs."""
     if "=" in text:
-        text = _ASSIGNMENT.sub(_assignment, text)
+        text = _assignments().sub(_assignment, text)
     if is_secret(text):
-        text = _HEADER.sub(rf"\1{REDACTED}", _OPTION.sub(rf"\1{REDACTED}", text))
-    return _PASSWORD_IN_URL.sub(rf"\1:{REDACTED}", text) if "://" in text else text
+        text = _headers().sub(rf"\1{REDACTED}", _options().sub(rf"\1{REDACTED}", text))
+    return _passwords().sub(rf"\1:{REDACTED}", text) if "://" in text else text
 
 
 def _assignment(match: re.Match[str]) -> str:
     name, value = match.groups()
     if is_secret(name):
         return f"{name}={REDACTED}"
-    return f"{name}={_ASSIGNMENT.sub(_assignment, value)}"
+    return f"{name}={_assignments().sub(_assignment, value)}"
 
 
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:

@@ -30,6 +30,7 @@ BEFORE_THE_RANKS = {
     "saferun.preflight.judge": "the checks",
     "saferun.preflight.wire": "the checks",
     "saferun.preflight_run": "the checks",
+    "saferun.report.run_json": "when the first attempt is prepared",
     "saferun.profiles.builtin": "env profiles",
     "saferun.profiles.validation": "env profiles",
     "saferun.profiles.words": "env profiles",
