@@ -117,13 +117,6 @@ def _run(
         say(f"saferun: {text}")
 
     writer = Writer(warn)
-    # Only now: the reaper and the writer, forked before, stay as small as they can be.
-    spares = _fork_spares(config, environ)
-    from saferun.investigation import CORE_BUDGET_S
-    from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
-    from saferun.runtime import Runtime
-    from saferun.supervisor import Limits, Supervisor
-
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
     screen = Screen(
         1,
@@ -136,6 +129,13 @@ def _run(
     say = screen.say
     for text in early:
         say(text)
+    # Only now: the processes forked before stay as small as they can be.
+    spares = _fork_spares(config, environ)
+    from saferun.investigation import CORE_BUDGET_S
+    from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
+    from saferun.runtime import Runtime
+    from saferun.supervisor import Limits, Supervisor
+
     hosts, retry = config.hosts, config.retry
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.say(f"saferun: settings from {config.settings_file}")
