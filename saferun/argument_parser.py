@@ -68,6 +68,8 @@ class _PrintCompletion(argparse.Action):
         values: Any,  # noqa: ANN401
         option_string: str | None = None,
     ) -> None:
+        if not values:  # --print-completion=--, of which argparse takes the dashes out
+            parser.error(f"argument {option_string}: expected one argument")
         try:
             import shtab
         except ImportError:

@@ -32,6 +32,7 @@ BEFORE_THE_RANKS = {
     "saferun.preflight_run": "the checks",
     "saferun.report.run_json": "when the first attempt is prepared",
     "saferun.profiles.builtin": "env profiles",
+    "saferun.profiles.found": "env profiles and settings that nobody named",
     "saferun.profiles.validation": "env profiles",
     "saferun.profiles.words": "env profiles",
     "saferun.profiles.yaml_nodes": "env profiles",
