@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -159,6 +160,8 @@ def _run(
         limits = limits._replace(
             capture_s=limits.capture_s + _OTHERS_S, join_s=join_s + _JOIN_BACKSTOP_S, unheard_s=hosts.host_timeout_s
         )
+    gc.freeze()  # all this stays to the end
+    gc.enable()
     try:
         return Runtime(
             config,

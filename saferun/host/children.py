@@ -6,6 +6,7 @@ reaps, and it must not pay for the import.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -270,6 +271,9 @@ def fork(run: Callable[[], None]) -> int:
         pid = os.fork()
         if pid == 0:
             try:
+                # What it shares with its parent is looked through by nobody, and so stays shared.
+                gc.freeze()
+                gc.enable()
                 os.setsid()
                 for signum in JOB_SIGNALS:
                     signal.signal(signum, signal.SIG_IGN)
