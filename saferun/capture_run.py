@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -103,9 +104,17 @@ class Examiner:
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
     def _serve(self, outbox: Outbox | None, connection: socket.socket) -> None:
+        from saferun.linux.held_code import Recorder
+
+        recorder = Recorder()
+        recorder.begin()
         from saferun.captures.serve import serve
 
-        serve(connection, self._environ, self._wanted, {"lint": _lint}, outbox)
+        def write_code(names: list[str]) -> None:
+            recorder.write(names, _write)
+
+        kinds = {"lint": _lint, "code": write_code, "waits": _waits}
+        serve(connection, self._environ, self._wanted, kinds, outbox, on_loaded=recorder.end)
 
     @property
     def deadline(self) -> float | None:
@@ -209,14 +218,17 @@ class Examiner:
         value: Any,  # noqa: ANN401 - what the kind calls for
         budget_s: float,
         on_lost: Callable[[], None] | None = None,
+        *,
+        is_urgent: bool = True,
     ) -> tuple[int, int]:
         """Ask for something.
 
         Args:
-            kind: ``capture``, ``dump`` or ``lint``.
+            kind: ``capture``, ``dump``, ``lint``, ``code`` or ``waits``.
             value: what exactly, as JSON has it.
             budget_s: after so many seconds it is ended by the examiner.
             on_lost: told where the examiner is lost before ``end`` is called for it; another one may be asked then.
+            is_urgent: whether an examiner that does not begin with it in time is given up, and replaced.
 
         Returns:
             The number to end it by, and a descriptor to read the answer from, non-blocking; the caller closes it.
@@ -237,7 +249,8 @@ class Examiner:
             raise OSError(0, "the examiner does not answer")
         if not self._helper.queued_bytes:
             self._sent(number)
-        self._waiting[number] = time.monotonic() + min(_NO_ANSWER_S, max(budget_s / 2, _LEAST_ANSWER_S))
+        if is_urgent:
+            self._waiting[number] = time.monotonic() + min(_NO_ANSWER_S, max(budget_s / 2, _LEAST_ANSWER_S))
         if on_lost is not None:
             self._asked[number] = on_lost
         os.set_blocking(read_end, False)
@@ -267,6 +280,19 @@ def _lint(value: Any) -> None:  # noqa: ANN401 - see LintRun
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it ends with the process
     main([str(value["python"]), str(value["script"])])
     sys.stdout.flush()
+
+
+def _waits(value: Any) -> None:  # noqa: ANN401 - see RetryWaits
+    """The waits before the retries of a start: the first one, and how many there are."""
+    from saferun.policy.waits import retry_waits_s
+
+    first_s, count = value
+    _write(json.dumps(retry_waits_s(float(first_s), int(count))).encode())
+
+
+def _write(content: bytes) -> None:
+    while content:
+        content = content[os.write(1, content) :]
 
 
 class CaptureRun:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from saferun.watch_run import Watch, WatchedRank
 
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
-# What takes longer than that to be imported is on a file system that is slow, or does not answer.
+# How often is looked whether what it takes to watch can be read by now.
 _IMPORTS_S = 30.0
 # Ranks that are done by then were not worth watching.
 _WATCH_DELAY_S = 0.5
@@ -100,6 +100,28 @@ class _Pulse(Value):
 
     output_bytes: int
     run_s: float
+
+
+class _Undiagnosed(Value):
+    """Stands for a ``Diagnosis`` where the file that has those could not be read."""
+
+    headline: str
+    first: None = None
+    output: None = None
+    also_failed: tuple[()] = ()
+    stopped: tuple[()] = ()
+    abandoned: tuple[int, ...] = ()
+    hint: str = ""
+    cause: None = None
+    victims: tuple[()] = ()
+    groups: tuple[()] = ()
+    tree: tuple[()] = ()
+    tracebacks: tuple[()] = ()
+    core: None = None
+    lines: tuple[()] = ()
+    unkilled: tuple[()] = ()
+    hosts: tuple[()] = ()
+    start: str = ""
 
 
 def _told(decision: Decision | None) -> str:
@@ -225,7 +247,9 @@ class Investigation:
             self._run.expire()
         if self._exchange is not None:
             self._exchange.tick(now)
-        if self._watch_at is not None and self._watch_at <= now:
+        if self._watch_at is not None and self._watch_at <= now and not self._has_imported:
+            self._watch_at = now + _IMPORTS_S  # nothing that it takes can be read
+        elif self._watch_at is not None and self._watch_at <= now:
             self._watch_at = None
             self._guarded("watch the ranks", self._begin_watch, now)
         elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
@@ -250,6 +274,10 @@ class Investigation:
         """What watches, captures or reports may fail only by saying so in one line."""
         try:
             return call(*arguments)
+        except ModuleNotFoundError:
+            # The ranks had just been started when it died.
+            self._warn("the files of saferun cannot be read: failures and hangs are reported without their causes")
+            return None
         except Exception as error:
             self._warn(f"cannot {what}: {type(error).__name__}: {error}")
             return None
@@ -298,7 +326,9 @@ class Investigation:
 
     def prepare(self) -> None:
         """Ranks are going to be started: find out and have at hand what is needed when they are."""
-        self.preparation = self._guarded("prepare for cores", self._plan_preparation)
+        if self.preparation is None:
+            # Once: a later attempt finds nothing else, and must look at no file.
+            self.preparation = self._guarded("prepare for cores", self._plan_preparation)
         self._guarded("read the memory limits", self._read_memory)
         if self._watching.cores != "off":
             self._guarded("watch for cores", self._watch_cores)
@@ -496,11 +526,14 @@ class Investigation:
         return path
 
     def _captured(self, action: CaptureEvidence, reader: CaptureReader | None, failure: str) -> None:
-        from saferun.evidence import Capture
-
         self._drop_run()
         if reader is not None:
             self._guarded("note what is missing", self._note_gaps, reader, self._capture_directory)
+        try:
+            from saferun.evidence import Capture
+        except ModuleNotFoundError:  # nothing was seen
+            self._post(EvidenceCaptured(time.monotonic(), action.attempt))
+            return
         capture = reader.capture if reader is not None else Capture()
         self._warn_of_file_systems(capture)
         if failure and reader is not None:
@@ -678,7 +711,7 @@ class Investigation:
         if action.hung and self._capture is None:
             # The host that decides has ended the job because of what was captured last.
             self._capture, self._verdict = self._last_hang
-        dead = self._dead()
+        dead = self._guarded("look for cores", self._dead) or []
         self._concluded = False
         if dead and self._watching.cores != "off":
             self._guarded("read the cores", self._start_cores, action, dead)
@@ -755,12 +788,27 @@ class Investigation:
     def _post_diagnosis(self, action: Diagnose, *, stopped: bool = False) -> None:
         diagnosis = self._guarded("find the cause", self._diagnosed)
         if diagnosis is None:
-            from saferun.evidence import Diagnosis
-
-            diagnosis = Diagnosis("the attempt failed", None, None, (), (), action.abandoned)
+            diagnosis = self._undiagnosed(action)
         self._diagnosis = diagnosis
         facts = self._guarded("judge whether to try again", self._facts, action, diagnosis)
         self._post(Diagnosed(time.monotonic(), action.attempt, diagnosis, stopped, facts))
+
+    def _undiagnosed(self, action: Diagnose) -> Diagnosis:
+        """What is left to be said where nothing could be looked into."""
+        headline = action.trouble or "the attempt failed"
+        ranks = self._group.ranks if self._group is not None else []
+        failed = [(rank.end.at, rank) for rank in ranks if rank.end is not None and not rank.end.stopped_by_us]
+        failed = [(at, rank) for at, rank in failed if rank.end is not None and not rank.end.status.ok]
+        if failed and not action.trouble and action.stop_signum is None:
+            first = min(failed, key=lambda pair: pair[0])[1]
+            headline = f"rank {first.place.rank} failed first: {first.end.status.words if first.end else ''}"
+        elif action.stop_signum is not None:
+            headline = f"stopped by {signal.Signals(action.stop_signum).name}"
+        try:
+            from saferun.evidence import Diagnosis
+        except ModuleNotFoundError:
+            return _Undiagnosed(headline, abandoned=action.abandoned)  # type: ignore[return-value]
+        return Diagnosis(headline, None, None, (), (), action.abandoned)
 
     def _facts(self, action: Diagnose, diagnosis: Diagnosis) -> FailureFacts:
         from saferun.policy.facts import facts_from, life_of

@@ -24,6 +24,7 @@ from saferun.events import (
     CoreDumpSeen,
     DeadlineExpired,
     Diagnose,
+    Diagnosed,
     Event,
     EvidenceCaptured,
     Finish,
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from saferun.files.writer import Writer
     from saferun.job import Job, Place
     from saferun.launch.part import Part
+    from saferun.launch.retry_waits import RetryWaits
     from saferun.linux.spares import Spares
     from saferun.preflight_run import Failure, Outcome, PreflightRun
 
@@ -101,6 +103,8 @@ _STALL_S = 1.0
 _DRAIN_S = 60.0
 # Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
 _HELPERS_S, _LOOK_AGAIN_S = 0.5, 0.001
+# Of more retries than that the waits are those of the policy itself.
+_MOST_WAITS = 64
 # How often the end looks whether a file has taken something.
 _CONSOLE_S = 0.1
 
@@ -160,15 +164,19 @@ class Runtime:
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
         own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
+        wanted = MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ())
         self._imports = IdleImports(
             environ.get("PYTHONPATH", ""),
             self._on_imported,
+            poller=self._poller,
+            ask=lambda names, budget_s: self._examiner.ask("code", list(names), budget_s, is_urgent=False)[1],
+            wanted=wanted,
         )
         self._examiner = Examiner(
             own_environ,
             self._poller,
             warn=self._warn,
-            wanted=MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ()),
+            wanted=wanted,
             on_loaded=self._imports.begin,
             on_ready=lambda: self._note("ExaminerReady"),
             outbox=(lambda: writer.outbox) if writer is not None else None,
@@ -195,7 +203,7 @@ class Runtime:
             run_id=run_id,
             say=screen.say,
             warn=self._warn,
-            post=self._events.append,
+            post=self._take_investigated,
             attempt=lambda: supervisor.attempt,
             store_stage=lambda: (self._job or self._store).start_stage,
             job=self._job,
@@ -240,12 +248,12 @@ class Runtime:
         )
         self._parts: tuple[Part, ...] = (
             *(part for part in beside if part is not None),
-            self._examiner,
             self._imports,
+            self._examiner,
             self._leftovers,
         )
-        self._waiting_for_room: set[int] = set()
-        self._warned: set[str] = set()
+        self._waits: RetryWaits | None = None
+        self._waiting_for_room, self._warned = set[int](), set[str]()
         self._wake_read = -1
         self._actions: dict[type, Callable[[Any], None]] = {
             RunChecks: self._run_checks,
@@ -773,6 +781,7 @@ class Runtime:
                 self._poller.watch(rank.child.pidfd, self._reap)
             for stream in rank.streams:
                 self._watch_stream(stream)
+        self._imports.seal()
         self._rank_start.begin(forked, failure)
         self._examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
 
@@ -824,7 +833,18 @@ class Runtime:
         if not ranks:
             self._events.append(EvidenceCaptured(time.monotonic(), action.attempt))
             return
-        self._investigation.capture(action._replace(local_ranks=ranks))
+        action = action._replace(local_ranks=ranks)
+        self._when_imported(State.CAPTURING, lambda: self._investigation.capture(action))
+
+    def _when_imported(self, state: State, call: Callable[[], None]) -> None:
+        """Call when what it takes to look at ranks is in memory, unless the launch has got on without it."""
+        attempt = self._supervisor.attempt
+
+        def call_in_time() -> None:
+            if (self._supervisor.attempt, self._supervisor.state) == (attempt, state):
+                call()
+
+        self._imports.need(call_in_time)
 
     def _note_segments(self) -> None:
         """The ranks are about to be ended."""
@@ -963,10 +983,43 @@ class Runtime:
         self._stop_signum = action.stop_signum
         self._end_attempt(time.monotonic())
         group = self._group
-        if group is None:
+
+        def look_into_it() -> None:
+            self._draw_up_waits()
             self._investigation.diagnose(action)
+
+        def diagnose() -> None:
+            self._when_imported(State.DIAGNOSING, look_into_it)
+
+        if group is None:
+            diagnose()
         else:
-            group.when_read(lambda: self._investigation.diagnose(action) if self._group is group else None)
+            group.when_read(lambda: diagnose() if self._group is group else None)
+
+    def _draw_up_waits(self) -> None:
+        """Something has failed: have the waits before retries drawn up, once a launch."""
+        retry = self._config.retry
+        count = min(retry.start_retries + self._config.max_restarts, _MOST_WAITS)
+        if self._waits is not None or count <= 0 or retry.wait_s <= 0:
+            return
+        with suppress(ImportError):
+            from saferun.launch.retry_waits import RetryWaits
+
+            self._waits = RetryWaits(
+                self._poller,
+                lambda budget_s: self._examiner.ask("waits", [retry.wait_s, count], budget_s, is_urgent=False)[1],
+                self._supervisor.take_waits,
+            )
+            self._parts += (self._waits,)
+
+    def _take_investigated(self, event: Event) -> None:
+        """Take in what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
+        if isinstance(event, Diagnosed) and self._waits is not None:
+            facts = event.facts
+            if facts is not None and facts.started is False and facts.may_pass:
+                self._waits.need(lambda: self._events.append(event))
+                return
+        self._events.append(event)
 
     def _report_failure(self, action: ReportFailure) -> None:
         self._investigation.report_failure(action)

@@ -58,6 +58,7 @@ from saferun.policy import AttemptPolicy, FailureFacts, HangPolicy, JobPolicy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Literal
 
     from saferun.evidence import Diagnosis, HangVerdict
@@ -195,6 +196,10 @@ class Supervisor:
         self._own_diagnosis: Diagnosis | None = None
 
     # ----------------------------------------------------------------------------------------------------------------
+
+    def take_waits(self, waits_s: Sequence[float]) -> None:
+        """The waits before retries, as they have been drawn up beside the launch."""
+        self._policy.take_waits(waits_s)
 
     def handle(self, event: Event) -> list[Action]:  # noqa: C901 - one flat table of the machine's inputs
         """React to an event. Events of an attempt that is over are dropped here, and only here."""

@@ -72,6 +72,8 @@ def serve(
     wanted: Sequence[str],
     kinds: Mapping[str, Callable[[Any], None]],
     outbox: Outbox | None = None,
+    *,
+    on_loaded: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve requests until the supervisor closes its end.
 
@@ -82,6 +84,7 @@ def serve(
             they import in turn, are told.
         kinds: further kinds of requests: what a child does with the value, its answer being its standard output.
         outbox: leads to the writer of the run directory; None: captures write their files themselves.
+        on_loaded: called when ``wanted`` have been imported, before that is said.
     """
     os.environ.clear()
     os.environ.update(environ)
@@ -91,14 +94,16 @@ def serve(
         from saferun.captures.capture_files import hand_files_to
 
         hand_files_to(outbox)
-    _Server(connection, {**_KINDS, **kinds}, outbox.fds if outbox is not None else ()).run(_Warming(connection, wanted))
+    fds = outbox.fds if outbox is not None else ()
+    _Server(connection, {**_KINDS, **kinds}, fds).run(_Warming(connection, wanted, on_loaded))
 
 
 class _Warming:
     """Imports what is needed later, one module at a call."""
 
-    def __init__(self, connection: socket.socket, wanted: Sequence[str]) -> None:
+    def __init__(self, connection: socket.socket, wanted: Sequence[str], on_loaded: Callable[[], None]) -> None:
         self._connection = connection
+        self._on_loaded = on_loaded
         self._wanted = list(wanted)
         self._own = list(EXAMINER_MODULES)
         self._loaded: list[str] = []
@@ -117,6 +122,7 @@ class _Warming:
             self._load(self._wanted.pop(0))
         elif not self._is_told:
             self._is_told = True
+            self._on_loaded()
             _say(self._connection, {"loaded": self._loaded, "tools": sorted(self._tools)})
         elif self._own:
             self._load(self._own.pop(0))

@@ -39,7 +39,8 @@ def has_room_for_files() -> bool:
         return True
     try:
         # Descriptors are given out from below: the next one is the number of those that are open, or less.
-        probe = os.dup(2)
+        # Not a copy of one of ours: closing that may wait for the file system of the file.
+        probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     os.close(probe)

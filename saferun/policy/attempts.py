@@ -6,7 +6,7 @@ from saferun.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Literal
 
 __all__ = [
@@ -91,7 +91,9 @@ INCOMPARABLE = frozenset(
 SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
 """Causes that stand in the script or its surroundings before it begins: no time and no other process changes them."""
 
-_LONGEST_WAIT_S = 60.0
+LONGEST_WAIT_S = 60.0
+# More changes nothing: the first wait cannot be that short.
+_DOUBLED_AT_MOST = 30
 # The same start takes longer or shorter by so much, by chance and load.
 _SAME_LIFE_S = 3.0
 _MOST_RANKS_SHOWN = 4
@@ -258,7 +260,8 @@ class AttemptPolicy:
         max_restarts: torchrun's ``--max-restarts``.
         start_retries: how often a failed start is tried again; anew after each start that went well.
         retry_wait_s: before the first retry, in seconds; each further one waits twice as long, up to a minute. Up to
-            as much again is added by chance, so that jobs that failed together do not all come back at once.
+            as much again is added by chance (:meth:`take_waits`), so that jobs that failed together do not all come
+            back at once.
         always: the same failure twice in a row is no reason to stop, and unknown causes have all retries.
         exclude_bad_hosts: whether hosts may be left out.
         wait: instead of that: which retry it is, from 1 -> seconds.
@@ -280,6 +283,7 @@ class AttemptPolicy:
         self._always = always
         self._exclude_bad_hosts = exclude_bad_hosts
         self._wait = wait or self._backoff_s
+        self._waits_s: tuple[float, ...] = ()
         self._retries = 0  # of this start
         self._before: FailureFacts | None = None
         self._blamed: dict[str, FailureFacts] = {}  # hosts that were left out, and what for
@@ -390,18 +394,16 @@ class AttemptPolicy:
         self._blamed[label] = facts
         return facts.host, f"without {label}, which caused the same failure twice ({facts.fingerprint.words})"
 
-    def _backoff_s(self, retry: int) -> float:
-        from tenacity import RetryCallState, Retrying
-        from tenacity.wait import wait_exponential_jitter
+    def take_waits(self, waits_s: Sequence[float]) -> None:
+        """Wait so long before the first retry, the second one, and so on: as ``policy.waits`` has it."""
+        self._waits_s = tuple(waits_s)
 
-        unit_s = self._retry_wait_s
-        if unit_s <= 0:
-            return 0.0
-        # In units of the first wait: what sets that has had more than one name.
-        wait = wait_exponential_jitter(max=max(1.0, _LONGEST_WAIT_S / unit_s), jitter=1)
-        state = RetryCallState(Retrying(), None, (), {})
-        state.attempt_number = retry
-        return unit_s * float(wait(state))
+    def _backoff_s(self, retry: int) -> float:
+        """The wait before a retry, from 1; where no schedule has come, as it would be but for the chance in it."""
+        if retry <= len(self._waits_s):
+            return self._waits_s[retry - 1]
+        first_s = self._retry_wait_s
+        return min(first_s * 2.0 ** min(retry - 1, _DOUBLED_AT_MOST), max(first_s, LONGEST_WAIT_S))
 
 
 def _finish(reason: str, *, is_plain: bool = False) -> Decision:

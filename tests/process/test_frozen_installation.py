@@ -109,3 +109,32 @@ def test_a_hang_is_told_while_nothing_can_be_read(tmp_path: Path, signum: int) -
         assert f"stopped by {signal.Signals(signum).name}" in job.err
         if signum == signal.SIGINT:
             assert "uninterruptible" in job.err
+
+
+@pytest.mark.parametrize("end", ["exit", "crash", "stop"])
+def test_a_file_system_that_dies_while_the_ranks_start_does_not_hang_the_supervisor(tmp_path: Path, end: str) -> None:
+    """What it takes to look into a failure has not been read yet: it is absent, and the launch ends all the same."""
+    program = """
+from rank import *
+tell("ready")
+await_release("end")
+if RANK == 1:
+    os._exit(0 if sys.argv[1] == "exit" else 3)
+os._exit(0) if sys.argv[1] == "exit" else stay()
+"""
+    with (
+        mirror(tmp_path, Path("/")) as system,
+        running_from(system, tmp_path, program, nproc=2, arguments=(end,)) as job,
+    ):
+        job.hear("ready", 2)
+        system.freeze()
+        if end == "stop":
+            job.send(signal.SIGTERM)
+        job.release("end")
+        assert job.wait() == (0 if end == "exit" else 1)
+        if end == "crash":
+            assert "rank 1" in job.err
+            assert "exit code 3" in job.err
+        elif end == "stop":
+            assert "stopped by SIGTERM" in job.err
+        assert "Traceback" not in job.err

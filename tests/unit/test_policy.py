@@ -17,6 +17,7 @@ from saferun.model import ExitStatus, RankEnd
 from saferun.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
 from saferun.policy.attempts import FUTILE, INCOMPARABLE, PASSING, SETTLED, Life
 from saferun.policy.facts import facts_from, facts_of_checks, life_of
+from saferun.policy.waits import retry_waits_s
 
 PACKAGE = Path(__file__).parents[2] / "saferun"
 
@@ -383,27 +384,46 @@ def test_waits_double_and_are_spread_by_chance(monkeypatch: pytest.MonkeyPatch) 
     """Jobs that fail together do not all come back together."""
     for share, expected in ((0.0, [0.5, 1.0, 2.0]), (1.0, [1.0, 1.5, 2.5])):
         monkeypatch.setattr(random, "uniform", lambda low, high, share=share: low + share * (high - low))
-        decisions = run(AttemptPolicy(0, 3, 0.5), failed("port_in_use"))
+        attempts = AttemptPolicy(0, 3, 0.5)
+        attempts.take_waits(retry_waits_s(0.5, 3))
+        decisions = run(attempts, failed("port_in_use"))
         assert [decision.wait_s for decision in decisions[:3]] == pytest.approx(expected)
 
 
-def test_no_wait_is_longer_than_a_minute_or_shorter_than_nothing() -> None:
+def test_where_no_waits_have_come_they_double_all_the_same() -> None:
+    """The process that draws them up may be lost, or late."""
+    attempts = AttemptPolicy(0, 4, 0.5)
+    assert [decision.wait_s for decision in run(attempts, failed("port_in_use"))[:4]] == [0.5, 1.0, 2.0, 4.0]
+    attempts = AttemptPolicy(0, 4, 0.5)
+    attempts.take_waits([0.75])
+    assert [decision.wait_s for decision in run(attempts, failed("port_in_use"))[:4]] == [0.75, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_no_wait_is_longer_than_a_minute_or_shorter_than_nothing(comes: bool) -> None:
     """Nobody waits for an hour at the hundredth retry."""
-    assert all(decision.wait_s <= 60.0 for decision in run(AttemptPolicy(0, 20, 1.0), failed("port_in_use")))
-    assert {decision.wait_s for decision in run(AttemptPolicy(0, 3, 0.0), failed("port_in_use"))} == {0.0}
-    assert run(AttemptPolicy(0, 1, 90.0), failed("port_in_use"))[0].wait_s >= 60.0
+
+    def waits(retries: int, first_s: float) -> list[float]:
+        attempts = AttemptPolicy(0, retries, first_s)
+        if comes:
+            attempts.take_waits(retry_waits_s(first_s, retries))
+        return [decision.wait_s for decision in run(attempts, failed("port_in_use"))]
+
+    assert all(wait_s <= 60.0 for wait_s in waits(20, 1.0))
+    assert set(waits(3, 0.0)) == {0.0}
+    assert waits(1, 90.0)[0] >= 60.0
 
 
-def test_what_computes_the_waits_is_loaded_when_there_is_one() -> None:
-    """Every launch would pay for it."""
+def test_no_decision_loads_what_draws_up_the_waits() -> None:
+    """It takes files, of a file system that may be the reason for the failure, and asyncio."""
     program = (
         "import sys, saferun.policy as p; a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', started=False)\n"
-        "print('tenacity' in sys.modules, a.decide(f).next_step, 'tenacity' in sys.modules)"
+        "print(a.decide(f).next_step, 'tenacity' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["False", "retry", "True"]
+    assert done.stdout.split() == ["retry", "False"]
 
 
 # --------------------------------------------------------------------------------------------------------------- facts

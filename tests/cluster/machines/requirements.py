@@ -28,6 +28,7 @@ _PROGRAMS = {
     "etcd": "etcd-server",
     "tcc": "tcc",
     "tcpdump": "tcpdump",
+    "strace": "strace",  # tests/process/test_opens_no_file.py
 }
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLICY = "/usr/sbin/policy-rc.d"

@@ -1,0 +1,200 @@
+"""Modules whose code another process has read: they are imported without a file.
+
+A process that may hang (a ``Recorder`` is in it) imports modules as usual, and writes down the code of each. A process
+that may not hang (``HeldModules`` is in its ``sys.meta_path``) is handed that code through a pipe, and imports from
+memory. From then on it never opens a file for an import: what it does not hold, and cannot get, is not there.
+
+Source: Python, "The import system"; ``importlib._bootstrap_external``, ``SourceLoader.get_code``.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import struct
+import sys
+from _frozen_importlib import ModuleSpec
+from collections.abc import Callable, Iterable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Any
+
+_LENGTH = struct.Struct("<I")
+# What the last record is called.
+_END = ""
+
+
+class Recorder:
+    """Writes down the code of each module that this process imports while it is recording."""
+
+    def __init__(self) -> None:
+        self._before = frozenset(sys.modules)
+        self._records: dict[str, bytes] = {}
+        self._original: Callable[[Any, str], CodeType | None] | None = None
+
+    def begin(self) -> None:
+        """Record from now on."""
+        if self._original is not None:
+            return
+        loader_class = sys.modules["_frozen_importlib_external"].SourceLoader
+        original = self._original = loader_class.get_code
+
+        def get_code(loader: Any, name: str) -> CodeType | None:  # noqa: ANN401 - any that reads sources
+            code = original(loader, name)
+            if code is not None:
+                value = (name, loader.get_filename(name), loader.is_package(name), marshal.dumps(code))
+                self._records[name] = marshal.dumps(value)
+            return code  # type: ignore[no-any-return]
+
+        loader_class.get_code = get_code
+
+    def end(self) -> None:
+        """Record no more; what has been recorded stays."""
+        if self._original is not None:
+            sys.modules["_frozen_importlib_external"].SourceLoader.get_code = self._original
+            self._original = None
+
+    def write(self, names: Iterable[str], write: Callable[[bytes], None]) -> None:
+        """Import modules, and write what has been recorded of them and of what they import.
+
+        What can be imported here, and has no code that could be written (a shared library), is named without it.
+
+        Args:
+            names: the modules. What cannot be imported is left out.
+            write: writes all that it is given.
+        """
+        self.begin()
+        written: set[str] = set()
+        self._write_new(written, write)
+        for name in names:
+            if name in self._before:
+                continue
+            try:
+                __import__(name)
+                if name not in self._records:
+                    self._record_again(name)
+            except Exception:  # noqa: S112 - whoever needs it says what is wrong with it
+                continue
+            self._write_new(written, write)
+        write(_framed(marshal.dumps((_END, "", False, None))))
+
+    def _record_again(self, name: str) -> None:
+        """Of a module that was imported while nobody recorded, or not from a source."""
+        spec = sys.modules[name].__spec__
+        loader = spec.loader if spec is not None else None
+        code = loader.get_code(name) if loader is not None and hasattr(loader, "get_code") else None
+        if spec is not None and name not in self._records:
+            is_package = spec.submodule_search_locations is not None
+            content = marshal.dumps(code) if code is not None else None
+            self._records[name] = marshal.dumps((name, spec.origin or "", is_package, content))
+
+    def _write_new(self, written: set[str], write: Callable[[bytes], None]) -> None:
+        for name in [name for name in self._records if name not in written]:
+            written.add(name)
+            write(_framed(self._records[name]))
+
+
+def _framed(record: bytes) -> bytes:
+    return _LENGTH.pack(len(record)) + record
+
+
+class HeldModules:
+    """Finds modules in memory, and nowhere else, from ``seal`` on; a member of ``sys.meta_path``.
+
+    Forks of this process find modules as they always did: a file that hangs costs the fork only.
+
+    Args:
+        fetch: called with the name of a module that is not held. It may feed it, and then returns True; False: it is
+            not to be had; None: there is nobody who could read it, and it is imported from its file.
+    """
+
+    def __init__(self, fetch: Callable[[str], bool | None]) -> None:
+        self._fetch = fetch
+        self._pid = os.getpid()
+        self._held: dict[str, tuple[str, bool, bytes | None]] = {}
+        self._rest = bytearray()
+        self.is_whole = False
+        """Whether all that was to come has come."""
+
+    def seal(self) -> None:
+        """From now on this process opens no file for an import."""
+        if self not in sys.meta_path:
+            names = [getattr(finder, "__name__", "") for finder in sys.meta_path]
+            # What is in the interpreter itself needs no file.
+            at = names.index("FrozenImporter") + 1 if "FrozenImporter" in names else 0
+            sys.meta_path.insert(at, self)
+
+    def unseal(self) -> None:
+        """Import from files again."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take in what a recorder has written, as it comes."""
+        self._rest += chunk
+        taken, is_end = self._take(self._rest)
+        del self._rest[:taken]
+        self.is_whole = self.is_whole or is_end
+
+    def feed_apart(self, content: bytes) -> None:
+        """Take in all that another recorder has written, besides."""
+        self._take(content)
+
+    def _take(self, content: bytes | bytearray) -> tuple[int, bool]:
+        at, is_end = 0, False
+        while len(content) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(content, at)
+            end = at + _LENGTH.size + length
+            if len(content) < end:
+                break
+            name, path, is_package, code = marshal.loads(content[at + _LENGTH.size : end])  # noqa: S302 - a fork's
+            at = end
+            is_end = name == _END
+            if not is_end:
+                self._held[name] = (path, is_package, code)
+        return at, is_end
+
+    def begin(self) -> None:
+        """What is fed from now on comes from another recorder."""
+        self._rest.clear()
+        self.is_whole = False
+
+    def forget(self) -> None:
+        """Drop what has not been imported: nobody has wanted it."""
+        self._held.clear()
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        """As ``importlib.abc.MetaPathFinder``'s.
+
+        Raises:
+            ModuleNotFoundError: the module is not in memory, and cannot be brought there.
+        """
+        if os.getpid() != self._pid:
+            return None
+        if name not in self._held:
+            found = self._fetch(name)
+            if found is None:
+                return None
+            if not found or name not in self._held:
+                raise ModuleNotFoundError(f"{name} is not in memory", name=name)
+        path, is_package, code = self._held[name]
+        if code is None:
+            return None  # a shared library, which another process has just been able to read
+        spec = ModuleSpec(name, _Loader(code), origin=path, is_package=is_package)  # type: ignore[arg-type]
+        spec.has_location = True
+        if is_package:
+            spec.submodule_search_locations = [os.path.dirname(path)]
+        return spec
+
+
+class _Loader:
+    def __init__(self, code: bytes) -> None:
+        self._code = code
+
+    def create_module(self, _spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(marshal.loads(self._code), module.__dict__)  # noqa: S102, S302 - saferun's own modules

@@ -1,0 +1,246 @@
+"""What the supervisor imports while ranks run comes from memory: another process has read it, or it is absent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from textwrap import dedent
+
+from tests.process.launching import REPOSITORY
+
+# A loop that has code read by forks of this process, as the examiner's children do it.
+LOOP = """
+import os, sys, time
+from saferun.host.poller import Poller
+from saferun.idle_imports import IdleImports
+from saferun.linux.held_code import Recorder
+
+def write(content):
+    while content:
+        content = content[os.write(1, content):]
+
+def read_by_a_fork(names, budget_s):
+    asked.append(list(names))
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        os.dup2(write_end, 1)
+        os.closerange(3, 20)
+        in_fork(names)
+        os._exit(0)
+    os.close(write_end)
+    os.set_blocking(read_end, False)
+    return read_end
+
+def in_fork(names):
+    Recorder().write(names, write)
+
+def turn_until(condition):
+    give_up_at = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up_at, "it never happened"
+        due = imports.deadline
+        poller.wait(None if due is None else max(0.0, due - time.monotonic()))
+        imports.tick(time.monotonic())
+
+opened = []
+sys.addaudithook(lambda event, args: opened.append(args[0]) if event in ("open", "os.listdir") else None)
+
+asked, said = [], []
+poller = Poller()
+
+def make(wanted, ask=read_by_a_fork):
+    return IdleImports("", lambda: said.append("imported"), poller=poller, ask=ask, wanted=wanted)
+"""
+
+
+def run(program: str) -> str:
+    """What a program that has a loop like the supervisor's prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP + dedent(program)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_modules_are_imported_from_memory_and_then_it_is_said() -> None:
+    """What cannot be imported does not keep the others from it, and none of it opens a file here."""
+    out = run(
+        """
+        imports = make(["colorsys", "no_such_module", "email.utils", "textwrap"])
+        imports.seal()
+        imports.begin(["colorsys", "no_such_module", "email.utils", "textwrap"])
+        del opened[:]
+        turn_until(lambda: said)
+        import colorsys, email.utils
+        print(said, opened, colorsys.__name__, colorsys.rgb_to_hsv(1, 1, 1), email.__path__[0].endswith("email"))
+        print(email.utils.__file__ == email.__path__[0] + "/utils.py", imports.deadline)
+        """
+    )
+    assert out == "['imported'] [] colorsys (0.0, 0.0, 1) True\nTrue None\n"
+
+
+def test_what_needs_them_early_is_called_when_they_are_there() -> None:
+    """A rank that fails at once is reported with all that belongs to it."""
+    out = run(
+        """
+        imports = make(["colorsys"])
+        imports.need(lambda: said.append("at once: nothing is sealed"))
+        imports.seal()
+        imports.need(lambda: said.append(f"later: {__import__('colorsys').__name__}"))
+        imports.need(lambda: said.append("and the next one"))
+        del opened[:]
+        before = list(said)
+        turn_until(lambda: len(said) == 3)
+        imports.need(lambda: said.append("at once: it is there"))
+        print(before, said[1:], len(asked), opened)
+        """
+    )
+    assert out == (
+        "['at once: nothing is sealed'] ['later: colorsys', 'and the next one', 'at once: it is there'] 1 []\n"
+    )
+
+
+def test_a_module_that_nobody_has_thought_of_is_read_by_another_process_too() -> None:
+    """It costs the loop a moment, and still no file is opened."""
+    out = run(
+        """
+        imports = make(["colorsys"])
+        imports.seal()
+        imports.begin(["colorsys"])
+        turn_until(lambda: said)
+        del opened[:]
+        import json.tool
+        try:
+            import no_such_module
+        except ModuleNotFoundError as error:
+            print(error)
+        print(json.tool.__name__, opened)
+        """
+    )
+    assert out == "no_such_module is not in memory\njson.tool []\n"
+
+
+def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> None:
+    """A file system that died while the ranks started. When it answers again, all is as it should be."""
+    out = run(
+        """
+        import saferun.idle_imports
+        saferun.idle_imports._PATIENCE_S = saferun.idle_imports._AGAIN_S = saferun.idle_imports._FETCH_S = 0.2
+
+        hold_read, hold_write = os.pipe()
+        os.dup2(hold_read, 100), os.dup2(hold_write, 101)
+        os.set_inheritable(100, True)
+
+        def in_fork(names):
+            os.close(101)
+            os.read(100, 1)  # what does not answer
+            Recorder().write(names, write)
+
+        def call():
+            try:
+                import colorsys
+            except ImportError as error:
+                said.append(str(error))
+
+        imports = make(["colorsys"])
+        imports.seal()
+        imports.need(call)
+        del opened[:]
+        turn_until(lambda: said)
+        imports.need(call)
+        os.close(hold_write), os.close(101)
+        imports.begin(["colorsys"])
+        turn_until(lambda: "imported" in said)
+        call()
+        print(said, opened, "colorsys" in sys.modules)
+        """
+    )
+    assert out == "['colorsys is not in memory', 'colorsys is not in memory', 'imported'] [] True\n"
+
+
+def test_a_reader_that_is_killed_is_asked_again() -> None:
+    """Half of the code is no code."""
+    out = run(
+        """
+        import saferun.idle_imports
+        saferun.idle_imports._AGAIN_S = 0.05
+
+        def in_fork(names):
+            if len(asked) == 1:
+                Recorder().write(names, lambda content: write(content[: len(content) // 2]))
+                os._exit(1)
+            Recorder().write(names, write)
+
+        imports = make(["colorsys"])
+        imports.begin(["colorsys"])
+        turn_until(lambda: said)
+        print(said, len(asked), "colorsys" in sys.modules)
+        """
+    )
+    assert out == "['imported'] 2 True\n"
+
+
+def test_where_nobody_can_read_for_it_the_supervisor_reads_itself() -> None:
+    """No process can be forked: reports would be missing in every such launch."""
+    out = run(
+        """
+        def nobody(names, budget_s):
+            raise OSError("no processes")
+
+        imports = make(["colorsys"], nobody)
+        imports.begin(["colorsys"])
+        turn_until(lambda: said)
+        import colorsys, json.tool
+        print(said, "HeldModules" in map(lambda finder: type(finder).__name__, sys.meta_path))
+        """
+    )
+    assert out == "['imported'] False\n"
+
+
+def test_a_fork_imports_from_files() -> None:
+    """It may hang: that costs what it was forked for."""
+    out = run(
+        """
+        imports = make([])
+        imports.seal()
+        imports.close()
+        sys.stdout.flush()
+        if os.fork() == 0:
+            import colorsys
+            print("imported", colorsys.__name__, flush=True)
+            os._exit(0)
+        os.wait()
+        try:
+            import colorsys
+        except ImportError as error:
+            print(error)
+        """
+    )
+    assert out == "imported colorsys\ncolorsys is not in memory\n"
+
+
+def test_shared_libraries_are_left_to_python() -> None:
+    """They have no code that could be handed on."""
+    out = run(
+        """
+        import importlib.machinery, importlib.util, sysconfig
+        names = ("_lsprof", "_testcapi", "_crypt", "_curses", "audioop", "_sqlite3", "_queue", "_uuid", "_bisect")
+        def is_library(name):
+            spec = None if name in sys.modules else importlib.util.find_spec(name)
+            return spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader)
+        name = next(filter(is_library, names), None)
+        if name is None:
+            print("none")
+            sys.exit()
+        imports = make([name])
+        imports.begin([name])
+        turn_until(lambda: said)
+        print(name in sys.modules)
+        """
+    )
+    assert out in {"True\n", "none\n"}
