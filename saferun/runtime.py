@@ -216,8 +216,7 @@ class Runtime:
         self._group: RankGroup | None = None
         self._paused: list[RankStream] = []
         self._handover = Handover(config, self._job or self._store)
-        self._started_at = 0.0
-        self._alive_at = 0.0
+        self._started_at = self._alive_at = 0.0
         self._finished: list[Rank] = []
         self._stop_signum: int | None = None
         self._checks = self._open_checks(checks)

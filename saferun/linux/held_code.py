@@ -4,7 +4,9 @@ A process that may hang (a ``Recorder`` is in it) imports modules as usual, and 
 that may not hang (``HeldModules`` is in its ``sys.meta_path``) is handed that code through a pipe, and imports from
 memory. From then on it never opens a file for an import: what it does not hold, and cannot get, is not there.
 
-Source: Python, "The import system"; ``importlib._bootstrap_external``, ``SourceLoader.get_code``.
+A shared library is handed over as a whole, and loaded from a file in memory.
+
+Source: Python, "The import system"; ``importlib._bootstrap_external``, ``SourceLoader`` and ``ExtensionFileLoader``.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import struct
 import sys
 from _frozen_importlib import ModuleSpec
 from collections.abc import Callable, Iterable
+
+from saferun.linux.memory_file import memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,34 +36,48 @@ class Recorder:
     def __init__(self) -> None:
         self._before = frozenset(sys.modules)
         self._records: dict[str, bytes] = {}
-        self._original: Callable[[Any, str], CodeType | None] | None = None
+        self._originals: tuple[Any, Any] | None = None
 
     def begin(self) -> None:
         """Record from now on."""
-        if self._original is not None:
+        if self._originals is not None:
             return
-        loader_class = sys.modules["_frozen_importlib_external"].SourceLoader
-        original = self._original = loader_class.get_code
+        external = sys.modules["_frozen_importlib_external"]
+        get_code, create_module = self._originals = (
+            external.SourceLoader.get_code,
+            external.ExtensionFileLoader.create_module,
+        )
 
-        def get_code(loader: Any, name: str) -> CodeType | None:  # noqa: ANN401 - any that reads sources
-            code = original(loader, name)
+        def recorded_code(loader: Any, name: str) -> CodeType | None:  # noqa: ANN401 - any that reads sources
+            code: CodeType | None = get_code(loader, name)
             if code is not None:
-                value = (name, loader.get_filename(name), loader.is_package(name), marshal.dumps(code))
-                self._records[name] = marshal.dumps(value)
-            return code  # type: ignore[no-any-return]
+                self._record(name, loader.get_filename(name), marshal.dumps(code), is_package=loader.is_package(name))
+            return code
 
-        loader_class.get_code = get_code
+        def recorded_module(loader: Any, spec: ModuleSpec) -> ModuleType | None:  # noqa: ANN401 - as above
+            module: ModuleType | None = create_module(loader, spec)
+            self._record(spec.name, loader.path, loader.get_data(loader.path), is_library=True)
+            return module
+
+        external.SourceLoader.get_code = recorded_code
+        external.ExtensionFileLoader.create_module = recorded_module
 
     def end(self) -> None:
         """Record no more; what has been recorded stays."""
-        if self._original is not None:
-            sys.modules["_frozen_importlib_external"].SourceLoader.get_code = self._original
-            self._original = None
+        if self._originals is not None:
+            external = sys.modules["_frozen_importlib_external"]
+            external.SourceLoader.get_code, external.ExtensionFileLoader.create_module = self._originals
+            self._originals = None
+
+    def _record(
+        self, name: str, path: str, content: bytes | None, *, is_package: bool = False, is_library: bool = False
+    ) -> None:
+        self._records[name] = marshal.dumps((name, path, is_package, is_library, content))
 
     def write(self, names: Iterable[str], write: Callable[[bytes], None]) -> None:
         """Import modules, and write what has been recorded of them and of what they import.
 
-        What can be imported here, and has no code that could be written (a shared library), is named without it.
+        What can be imported here, and has no code that could be written, is named without it.
 
         Args:
             names: the modules. What cannot be imported is left out.
@@ -78,17 +96,22 @@ class Recorder:
             except Exception:  # noqa: S112 - whoever needs it says what is wrong with it
                 continue
             self._write_new(written, write)
-        write(_framed(marshal.dumps((_END, "", False, None))))
+        write(_framed(marshal.dumps((_END, "", False, False, None))))
 
     def _record_again(self, name: str) -> None:
         """Of a module that was imported while nobody recorded, or not from a source."""
         spec = sys.modules[name].__spec__
-        loader = spec.loader if spec is not None else None
-        code = loader.get_code(name) if loader is not None and hasattr(loader, "get_code") else None
-        if spec is not None and name not in self._records:
+        loader: Any = spec.loader if spec is not None else None
+        if spec is None or loader is None:
+            return
+        if type(loader).__name__ == "ExtensionFileLoader":
+            self._record(name, loader.path, loader.get_data(loader.path), is_library=True)
+            return
+        code = loader.get_code(name) if hasattr(loader, "get_code") else None
+        if name not in self._records:
             is_package = spec.submodule_search_locations is not None
             content = marshal.dumps(code) if code is not None else None
-            self._records[name] = marshal.dumps((name, spec.origin or "", is_package, content))
+            self._record(name, spec.origin or "", content, is_package=is_package)
 
     def _write_new(self, written: set[str], write: Callable[[bytes], None]) -> None:
         for name in [name for name in self._records if name not in written]:
@@ -113,7 +136,7 @@ class HeldModules:
     def __init__(self, fetch: Callable[[str], bool | None]) -> None:
         self._fetch = fetch
         self._pid = os.getpid()
-        self._held: dict[str, tuple[str, bool, bytes | None]] = {}
+        self._held: dict[str, tuple[str, bool, bool, bytes | None]] = {}
         self._rest = bytearray()
         self.is_whole = False
         """Whether all that was to come has come."""
@@ -149,11 +172,11 @@ class HeldModules:
             end = at + _LENGTH.size + length
             if len(content) < end:
                 break
-            name, path, is_package, code = marshal.loads(content[at + _LENGTH.size : end])  # noqa: S302 - a fork's
+            name, *record = marshal.loads(content[at + _LENGTH.size : end])  # noqa: S302 - a fork's
             at = end
             is_end = name == _END
             if not is_end:
-                self._held[name] = (path, is_package, code)
+                self._held[name] = tuple(record)
         return at, is_end
 
     def begin(self) -> None:
@@ -179,14 +202,28 @@ class HeldModules:
                 return None
             if not found or name not in self._held:
                 raise ModuleNotFoundError(f"{name} is not in memory", name=name)
-        path, is_package, code = self._held[name]
-        if code is None:
-            return None  # a shared library, which another process has just been able to read
-        spec = ModuleSpec(name, _Loader(code), origin=path, is_package=is_package)  # type: ignore[arg-type]
+        path, is_package, is_library, content = self._held[name]
+        if content is None:
+            return None  # of a kind of its own, which another process has just been able to read
+        if is_library:
+            return _library_spec(name, content)
+        spec = ModuleSpec(name, _Loader(content), origin=path, is_package=is_package)  # type: ignore[arg-type]
         spec.has_location = True
         if is_package:
             spec.submodule_search_locations = [os.path.dirname(path)]
         return spec
+
+
+def _library_spec(name: str, content: bytes) -> ModuleSpec | None:
+    """A shared library, to be loaded from a file in memory; None: there is no such place."""
+    try:
+        # It stays open: a library that is loaded by the same name later would be taken for this one.
+        path = f"/proc/self/fd/{memory_file(name, content)}"
+    except OSError:
+        return None
+    spec = ModuleSpec(name, sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, path), origin=path)
+    spec.has_location = True
+    return spec
 
 
 class _Loader:
