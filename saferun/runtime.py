@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from saferun import topology
 from saferun.capture_run import Examiner
 from saferun.config import LaunchConfig
-from saferun.console.rank_stream import RankStream
+from saferun.console.intake import Intake
 from saferun.console.screen import Screen
 from saferun.errors import EXIT_USAGE, SaferunError, suppress
 from saferun.events import (
@@ -214,7 +214,6 @@ class Runtime:
         self._placement: Placement | None = None
         self._plan: AttemptPlan | None = None
         self._group: RankGroup | None = None
-        self._paused: list[RankStream] = []
         self._handover = Handover(config, self._job or self._store)
         self._started_at = self._alive_at = 0.0
         self._finished: list[Rank] = []
@@ -236,12 +235,13 @@ class Runtime:
         self._rank_start = RankStart(
             self._poller, on_started=self._on_ranks_started, on_failed=self._on_ranks_failed, warn=self._warn
         )
+        self._intake = Intake(self._poller, time.monotonic)
         self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
         # In this order they are woken, asked whose child has ended, and closed.
         if writer is not None:
             writer.attach(self._poller)
         beside = (
-            *(writer, self._rank_start, self._passed, self._investigation, self._checks, self._store, self._job),
+            *(writer, self._intake, self._rank_start, self._passed, self._investigation, self._checks, self._store, self._job),
             self._lint,
             self._segments,
         )
@@ -307,8 +307,6 @@ class Runtime:
 
     def _wait(self) -> None:
         """Wait for the next thing to happen and take it in."""
-        if self._paused:
-            self._resume_streams()
         self._watch_for_room()
         self._screen.allow_skipping(self._run_dir.keeps_all)
         now = time.monotonic()
@@ -413,8 +411,9 @@ class Runtime:
             now = time.monotonic()
             if self._group is not None and self._rank_start.failed(pid):
                 dropped = self._group.by_pid[pid]
-                for fd in (dropped.child.pidfd, *(stream.fd for stream in dropped.streams)):
-                    self._poller.unwatch(fd)
+                self._poller.unwatch(dropped.child.pidfd)
+                for stream in dropped.streams:
+                    self._intake.remove(stream)
                 self._group.drop(dropped)
                 self._reaper.note_ended(pid)
                 continue
@@ -779,7 +778,7 @@ class Runtime:
             if rank.child.pidfd >= 0:
                 self._poller.watch(rank.child.pidfd, self._reap)
             for stream in rank.streams:
-                self._watch_stream(stream)
+                self._intake.add(stream)
         self._imports.seal()
         self._rank_start.begin(forked, failure)
         self._examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
@@ -804,25 +803,6 @@ class Runtime:
         assert self._group is not None  # noqa: S101 - it has been started
         self._hand_on_starts(self._group)
         self._start_failed(self._supervisor.attempt, error, running)
-
-    def _watch_stream(self, stream: RankStream) -> None:
-        def on_readable() -> None:
-            if stream.is_full:
-                # Nobody keeps a copy of this stream, so its rank waits for the console, as it would without us.
-                self._poller.unwatch(stream.fd)
-                self._paused.append(stream)
-            elif stream.read(time.monotonic()) == 0:
-                self._poller.unwatch(stream.fd)
-
-        self._poller.watch(stream.fd, on_readable)
-
-    def _resume_streams(self) -> None:
-        paused, self._paused = self._paused, []
-        for stream in paused:
-            if stream.is_full:
-                self._paused.append(stream)
-            else:
-                self._watch_stream(stream)
 
     def _capture(self, action: CaptureEvidence) -> None:
         if action.verdict is None:
@@ -961,7 +941,6 @@ class Runtime:
         self._leftovers.end()
         self._rank_start.close()
         self._investigation.attempt_ended()
-        self._paused.clear()
         self._store.deadline = None
         self._lint.cancel()
         group = self._group
@@ -971,7 +950,7 @@ class Runtime:
             if rank.end is None:
                 self._poller.unwatch(rank.child.pidfd)
             for stream in rank.streams:
-                self._poller.unwatch(stream.fd)
+                self._intake.remove(stream)
         self._finished = group.ranks
         group.close(now)
 

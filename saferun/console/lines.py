@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # A line longer than this is passed on in pieces, so that a stream without line ends cannot fill the memory.
 LONGEST_LINE_BYTES = 1 << 20
 
@@ -40,6 +42,24 @@ class LineAssembler:
         if end < len(chunk):
             self._hold(chunk[end:])
         return newest_states(text) if b"\r" in text else text
+
+    def feed_prefixed(self, chunk: bytes, prefix: bytes) -> Sequence[bytes | memoryview]:
+        """The same lines, each behind the prefix, in pieces: no byte is copied more often than need be."""
+        end = chunk.rfind(b"\n") + 1
+        if end == 0 or b"\r" in chunk or any(b"\r" in piece for piece in self._pieces):
+            text = self.feed(chunk)
+            return (prefixed(prefix, text),) if text else ()
+        pieces: list[bytes | memoryview] = [prefix, *self._pieces]
+        self._pieces.clear()
+        self._size = 0
+        self._overwritten = False
+        unfinished = len(chunk) - end
+        if unfinished:
+            self._hold(chunk[end:])
+        # All lines at once; the last prefix stands before what is unfinished, and is left out.
+        text = chunk.replace(b"\n", b"\n" + prefix) if prefix else chunk
+        pieces.append(memoryview(text)[: len(text) - unfinished - len(prefix)])
+        return pieces
 
     def take(self) -> bytes:
         """What is unfinished, which is then forgotten."""

@@ -10,10 +10,22 @@ from saferun.console.screen import ConsoleStream
 from saferun.files.streams import FileStream
 
 READ_BYTES = 64 << 10
+# Once that was not enough. Half of a rank's pipe: it has room to go on while this is dealt with.
+_LARGE_READ_BYTES = 256 << 10
+_HEAP_BYTES = 4 << 20
 # Kept in memory for the diagnosis. C++ stacks alone can take half of it.
 _LAST_BYTES = 64 << 10
 # Pieces up to this size are joined, so that a rank that writes byte by byte does not cost an object a byte.
 _SMALL_BYTES = 4 << 10
+
+
+def keep_heap() -> None:
+    """Have malloc keep blocks of such sizes, rather than fetch each from the kernel and give it back.
+
+    glibc learns it from the size of a block that is given back, see M_MMAP_THRESHOLD in mallopt(3); this one is never
+    touched. Elsewhere it does nothing.
+    """
+    bytes(_HEAP_BYTES)
 
 
 class LineFilter:
@@ -56,7 +68,7 @@ class RankStream:
         line_filter: torchrun's filter file, if any.
     """
 
-    __slots__ = ("_console", "_files", "_kept", "_last", "_line_filter", "bytes_read", "fd", "is_stderr", "local_rank")
+    __slots__ = ("_console", "_files", "_kept", "_last", "_line_filter", "_size", "bytes_read", "fd", "is_stderr", "local_rank")
 
     def __init__(
         self,
@@ -77,6 +89,7 @@ class RankStream:
         self._line_filter = line_filter
         self._last: deque[bytes] = deque()
         self._kept = 0
+        self._size = READ_BYTES
 
     @property
     def is_full(self) -> bool:
@@ -96,7 +109,7 @@ class RankStream:
             How many bytes it was; 0 at the end of the stream, -1 when there is nothing to be read now.
         """
         try:
-            chunk = os.read(self.fd, READ_BYTES)
+            chunk = os.read(self.fd, self._size)
         except BlockingIOError:
             return -1
         except OSError:
@@ -112,6 +125,17 @@ class RankStream:
             self._line_filter.feed(chunk)
         size = len(chunk)
         self.bytes_read += size
+        if size >= self._size:
+            if self._size < _LARGE_READ_BYTES:
+                keep_heap()
+            self._size = _LARGE_READ_BYTES
+        elif size < READ_BYTES:
+            self._size = READ_BYTES
+        self._keep(chunk if size <= _LAST_BYTES else chunk[-_LAST_BYTES:])
+        return size
+
+    def _keep(self, chunk: bytes) -> None:
+        size = len(chunk)
         if self._last and size + len(self._last[-1]) <= _SMALL_BYTES:
             self._last[-1] += chunk
         else:
@@ -119,7 +143,6 @@ class RankStream:
         self._kept += size
         while self._kept - len(self._last[0]) >= _LAST_BYTES:
             self._kept -= len(self._last.popleft())
-        return size
 
     def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that are not blank, decoded for display."""

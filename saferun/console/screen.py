@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.target import Target
@@ -18,6 +18,8 @@ _MOST_ROWS = 16
 _OPEN_LINE_S = 5.0
 _LONGEST_HOLD_S = 10.0
 _MOST_HELD_BYTES = 8 << 20
+# Lines up to this size are put together; larger ones are not worth a copy.
+_SMALL_BYTES = 4 << 10
 
 
 class Screen:
@@ -154,6 +156,15 @@ class _Pane:
             self.target.put(self._above_the_rows(text))
         else:
             self.target.skip(text.count(b"\n"))
+
+    def put_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """The same, where they are not in one piece."""
+        size = sum(map(len, pieces))
+        if self._rows or size <= _SMALL_BYTES or not self.target.has_room(size):
+            self.put(b"".join(pieces))
+        else:
+            for piece in pieces:
+                self.target.put(piece)
 
     def say(self, text: bytes) -> None:
         """Lines that are never skipped."""
@@ -335,12 +346,14 @@ class ConsoleStream:
         if isinstance(self._pane, RawPane):
             self._pane.pass_on(self, chunk, now)
             return
-        text = self._lines.feed(chunk)
-        if text:
-            if self._noted:
-                self._noted = False
-                self._pane.forget(self)
-            self._pane.put(prefixed(self.prefix, text))
+        if self._pane.target.has_room(len(chunk)):
+            pieces = self._lines.feed_prefixed(chunk, self.prefix)
+            if pieces:
+                self._forget()
+                self._pane.put_pieces(pieces)
+        elif text := self._lines.feed(chunk):
+            self._forget()
+            self._pane.target.skip(text.count(b"\n"))
         if self._lines:
             self._pane.note_unfinished(self, now)
             self._noted = True
@@ -350,8 +363,12 @@ class ConsoleStream:
         if isinstance(self._pane, RawPane):
             self._pane.ended(self)
             return
+        self._forget()
+        if self._lines:
+            self._pane.put(prefixed(self.prefix, self._lines.take()))
+
+    def _forget(self) -> None:
+        """What was unfinished has become a line."""
         if self._noted:
             self._noted = False
             self._pane.forget(self)
-        if self._lines:
-            self._pane.put(prefixed(self.prefix, self._lines.take()))

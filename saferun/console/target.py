@@ -7,14 +7,15 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from saferun.console.console_file import ConsoleFile
 
 # What may wait for a slow reader; beyond it whole lines are skipped (they stand in the run directory) or, where no
 # files are kept, the ranks' streams are not read for a while.
 MOST_WAITING_BYTES = 8 << 20
-_ONE_WRITE_BYTES = 256 << 10
+_ONE_WRITE_BYTES = 1 << 20
+_MOST_BLOCKS = 256
 _PIPE_BUF = 4096
 # What says so, or says nothing, knows neither colours nor cursor movements (terminfo(5)): it is written like a file.
 _DUMB = frozenset({None, "", "dumb"})
@@ -23,6 +24,10 @@ _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EINVAL})
 _AGAIN_S = 1.0
 # No file is slow as a reader may be: one that takes nothing for so long has no room, or its file system hangs.
 _STALLED_S = 5.0
+# A file that takes something all the while is waited for, as a disk is: only one that has taken nothing for so long
+# misses lines that are kept elsewhere.
+_SLOW_S = 0.5
+_FILE_WAITING_BYTES = 1 << 20
 
 
 class Target:
@@ -47,12 +52,12 @@ class Target:
         self.fd = fd
         self.skipping = skipping
         self._where = where
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[bytes | memoryview] = deque()
         self._waiting_bytes = 0
         self._skipped_lines = 0
         # Brings a note of skipped lines into the form in which it is queued.
         self.shape_note: Callable[[bytes], bytes] = bytes
-        self._write: Callable[[bytes], int]
+        self._write: Callable[[Sequence[bytes | memoryview]], int]
         self.file: ConsoleFile | None = None
         self.retry_at: float | None = None
         self.is_file = stat.S_ISREG(mode)
@@ -81,7 +86,7 @@ class Target:
         # However large, a chunk finds room where nothing waits: then the reader has not been slow.
         return not self._waiting or (not self._skipped_lines and self._waiting_bytes + size_bytes <= MOST_WAITING_BYTES)
 
-    def put(self, text: bytes) -> None:
+    def put(self, text: bytes | memoryview) -> None:
         """Queue bytes, whether there is room or not. Nothing is written before ``flush``."""
         if text and not self.is_broken:
             if self.is_file and not self._waiting:
@@ -97,14 +102,16 @@ class Target:
     @property
     def is_full(self) -> bool:
         """Whether the streams that lead here should not be read for now."""
-        if self.is_broken or self._waiting_bytes <= MOST_WAITING_BYTES:
+        if self.is_broken or self._waiting_bytes <= (_FILE_WAITING_BYTES if self.is_file else MOST_WAITING_BYTES):
             return False
         return not self._may_skip or self._waiting_bytes > 2 * MOST_WAITING_BYTES
 
     @property
     def _may_skip(self) -> bool:
         """Whether a line for which there is no room is left out, rather than that its rank waits."""
-        return self.skipping or (self.is_file and self.stalled_s >= _STALLED_S)
+        if self.is_file:
+            return self.stalled_s >= (_SLOW_S if self.skipping else _STALLED_S)
+        return self.skipping
 
     @property
     def stalled_s(self) -> float:
@@ -130,29 +137,45 @@ class Target:
                 if not self._skipped_lines:
                     break
                 self._queue_note()
-            block = self._next_block()
             try:
-                count = self._write(block)
+                count = self._write(self._next_blocks())
             except OSError as error:
-                self._on_error(error, block)
+                self._on_error(error)
                 break
             wrote = wrote or count > 0
-            self._waiting_bytes -= count
+            self._take(count)
             if self.is_file:
                 self._moved_at = time.monotonic()
-            if count < len(block):
-                self._waiting.appendleft(block[count:])
         return wrote
 
-    def _on_error(self, error: OSError, block: bytes) -> None:
-        """A block could not be written now, or cannot be written at all."""
+    def _next_blocks(self) -> list[bytes | memoryview]:
+        """What is written at once; it still waits until it has been taken."""
+        blocks: list[bytes | memoryview] = []
+        size = 0
+        for block in self._waiting:
+            blocks.append(block)
+            size += len(block)
+            if size >= _ONE_WRITE_BYTES or len(blocks) >= _MOST_BLOCKS:
+                break
+        return blocks
+
+    def _take(self, count: int) -> None:
+        """So many bytes have been written."""
+        self._waiting_bytes -= count
+        while count:
+            block = self._waiting.popleft()
+            if len(block) > count:
+                self._waiting.appendleft(memoryview(block)[count:])
+                return
+            count -= len(block)
+
+    def _on_error(self, error: OSError) -> None:
+        """What comes next could not be written now, or cannot be written at all."""
         if isinstance(error, BlockingIOError):
-            self._waiting.appendleft(block)
             if self.file is not None and not self.file.keep_alive():
                 self._stop_carrying()
         elif self.is_file and error.errno not in _GONE:
             # No room, no quota, an error of the device: everything is kept, and tried again.
-            self._waiting.appendleft(block)
             self.retry_at = time.monotonic() + _AGAIN_S
         else:
             # The reader is gone, or the terminal is. The ranks do not care; the files go on.
@@ -160,17 +183,6 @@ class Target:
             self._waiting.clear()
             self._waiting_bytes = 0
             self._skipped_lines = 0
-
-    def _next_block(self) -> bytes:
-        block = self._waiting.popleft()
-        if not self._waiting or len(block) >= _ONE_WRITE_BYTES:
-            return block
-        parts = [block]
-        size = len(block)
-        while self._waiting and size < _ONE_WRITE_BYTES:
-            parts.append(self._waiting.popleft())
-            size += len(parts[-1])
-        return b"".join(parts)
 
     def _queue_note(self) -> None:
         count, self._skipped_lines = self._skipped_lines, 0
@@ -217,7 +229,7 @@ class Target:
             self.file.close()
             self.file = None
 
-    def _choose(self, mode: int) -> Callable[[bytes], int]:
+    def _choose(self, mode: int) -> Callable[[Sequence[bytes | memoryview]], int]:
         """A way to write that returns instead of waiting.
 
         Setting O_NONBLOCK on the descriptor itself would change it for every process that shares it (the shell, the
@@ -227,17 +239,17 @@ class Target:
             import socket
 
             sock = socket.socket(fileno=os.dup(self.fd))
-            return lambda block: sock.send(block, socket.MSG_DONTWAIT)
+            return lambda blocks: sock.sendmsg(blocks, (), socket.MSG_DONTWAIT)
         try:
             self.fd = os.open(f"/proc/self/fd/{self.fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
             return self._write_carefully
         return self._write_plainly
 
-    def _write_plainly(self, block: bytes) -> int:
-        return os.write(self.fd, block)
+    def _write_plainly(self, blocks: Sequence[bytes | memoryview]) -> int:
+        return os.writev(self.fd, blocks)
 
-    def _write_carefully(self, block: bytes) -> int:
+    def _write_carefully(self, blocks: Sequence[bytes | memoryview]) -> int:
         """For a pipe or terminal of another user, which cannot be opened again: small writes when there is room."""
         import select
 
@@ -245,7 +257,7 @@ class Target:
         poll.register(self.fd, select.POLLOUT)
         if not poll.poll(0):
             raise BlockingIOError
-        return os.write(self.fd, block[:_PIPE_BUF])
+        return os.write(self.fd, b"".join(blocks)[:_PIPE_BUF])
 
 
 def _is_own_terminal(fd: int) -> bool:

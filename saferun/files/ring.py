@@ -70,7 +70,7 @@ class Ring:
         """The stream that the taker is at."""
         return self._counters[_BUSY]
 
-    def put(self, kind: int, stream: int, payload: bytes) -> bool:
+    def put(self, kind: int, stream: int, payload: bytes | memoryview) -> bool:
         """Put a record. Returns False, and does nothing, where it finds no room."""
         need = _RECORD.size + len(payload)
         offset = self._head % self._size

@@ -48,7 +48,7 @@ class Files(Protocol):
 
 
 class _Queue(Protocol):
-    def put(self, kind: int, stream: int, payload: bytes, *, must: bool) -> bool:
+    def put(self, kind: int, stream: int, payload: bytes | memoryview, *, must: bool) -> bool:
         """Queue a record. Returns whether it has found room; where it must, it has."""
 
     def has_room(self, stream: int, size_bytes: int) -> bool:
@@ -86,7 +86,7 @@ class FileStream:
         """Whether a rank's output should not be read for now, because its files are slow (and not stalled)."""
         return self._queue.is_slow()
 
-    def write(self, chunk: bytes, *, must: bool = False) -> None:
+    def write(self, chunk: bytes | memoryview, *, must: bool = False) -> None:
         """Append. What finds no room is counted, and a note will stand in its place.
 
         Args:
@@ -97,8 +97,9 @@ class FileStream:
         if not self._is_open:
             return
         if len(chunk) > _PIECE_BYTES:
-            for start in range(0, len(chunk), _PIECE_BYTES):
-                self.write(chunk[start : start + _PIECE_BYTES], must=must)
+            view = memoryview(chunk)
+            for start in range(0, len(view), _PIECE_BYTES):
+                self.write(view[start : start + _PIECE_BYTES], must=must)
             return
         if self._lost_bytes and not must and not self._queue.has_room(self._number, _AMPLE_BYTES):
             # Not before there is ample room again: one gap is better than many.
@@ -165,7 +166,7 @@ class DirectFiles:
         self._server.finish()
         self._tell()
 
-    def put(self, kind: int, stream: int, payload: bytes, *, must: bool) -> bool:  # noqa: ARG002 - there is always room
+    def put(self, kind: int, stream: int, payload: bytes | memoryview, *, must: bool) -> bool:  # noqa: ARG002 - there is always room
         """Write it."""
         self._server.handle(kind, stream, memoryview(payload))
         self._tell()

@@ -46,7 +46,7 @@ _MOST_WRITERS = 2
 _MOST_TOLD = 3
 
 
-def _weight(payload: bytes) -> int:
+def _weight(payload: bytes | memoryview) -> int:
     """What a record costs in memory, roughly; never nothing."""
     return len(payload) + 128
 
@@ -76,7 +76,7 @@ class Writer:
         self._poller: Poller | None = None
         self._helper: Helper | None = None
         self._forked = 0
-        self._backlog: deque[tuple[int, int, bytes]] = deque()
+        self._backlog: deque[tuple[int, int, bytes | memoryview]] = deque()
         self._backlog_bytes = 0
         self._waiting: dict[int, int] = {}  # stream -> its bytes in the backlog
         self._streams: dict[int, tuple[FileStream, int]] = {}  # number -> (stream, how it was opened)
@@ -132,7 +132,7 @@ class Writer:
         self.put(ASK, 0, json.dumps([self._asked_count, name, arguments]).encode(), must=True)
         self._ring_bell()  # somebody waits
 
-    def put(self, kind: int, stream: int, payload: bytes, *, must: bool) -> bool:
+    def put(self, kind: int, stream: int, payload: bytes | memoryview, *, must: bool) -> bool:
         """Queue a record. Returns whether it has found room."""
         if self._given_up:
             return kind != DATA
@@ -142,7 +142,7 @@ class Writer:
             self._break(error)
             return False
 
-    def _put(self, kind: int, stream: int, payload: bytes, *, must: bool) -> bool:
+    def _put(self, kind: int, stream: int, payload: bytes | memoryview, *, must: bool) -> bool:
         if self._backlog:
             self._pump()
         if not self._backlog and self._ring.put(kind, stream, payload):

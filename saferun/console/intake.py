@@ -1,0 +1,105 @@
+"""Reads the ranks' streams: at once what is said now and then, in large pieces what comes in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from saferun.console.rank_stream import RankStream
+from saferun.host.poller import Poller
+from saferun.model import ExitStatus
+
+# A stream that has had much to say, or has spoken again so soon, is not looked at for so long: what comes meanwhile
+# gathers in its pipe, and is read in one piece. A rank that says something every few milliseconds or less often is
+# always heard at once.
+_GATHER_S = 0.002
+_MUCH_BYTES = 32 << 10
+
+
+class Intake:
+    """The streams of the ranks that run. A Part of the loop.
+
+    Args:
+        poller: the loop's.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, poller: Poller, clock: Callable[[], float]) -> None:
+        self._poller = poller
+        self._clock = clock
+        self._handlers: dict[RankStream, Callable[[], None]] = {}
+        self._full: list[RankStream] = []  # not read until there is room for what they say
+        self._gathering: list[RankStream] = []
+        self._gathered_at: float | None = None
+
+    def add(self, stream: RankStream) -> None:
+        """Read a stream from now on, until it ends."""
+        read_at = 0.0
+
+        def on_readable() -> None:
+            nonlocal read_at
+            if stream.is_full:
+                # Its files are slow, or nobody keeps a copy and its console is: the rank waits, as it would without us.
+                self._poller.unwatch(stream.fd)
+                self._full.append(stream)
+                return
+            now = self._clock()
+            size = stream.read(now)
+            if size == 0:
+                self._poller.unwatch(stream.fd)
+            elif size >= _MUCH_BYTES or now - read_at < _GATHER_S:
+                self._poller.unwatch(stream.fd)
+                self._gathering.append(stream)
+                if self._gathered_at is None:
+                    self._gathered_at = now + _GATHER_S
+            read_at = now
+
+        self._handlers[stream] = on_readable
+        self._poller.watch(stream.fd, on_readable)
+
+    def remove(self, stream: RankStream) -> None:
+        """Read it no more; its descriptor is not closed."""
+        if self._handlers.pop(stream, None) is None:
+            return
+        self._poller.unwatch(stream.fd)
+        for waiting in (self._full, self._gathering):
+            if stream in waiting:
+                waiting.remove(stream)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # A part
+
+    @property
+    def deadline(self) -> float | None:
+        """When streams are read again that gather, or that had no room."""
+        if any(not stream.is_full for stream in self._full):
+            return 0.0
+        return self._gathered_at
+
+    def tick(self, now: float) -> None:
+        """Go on with the streams for which there is room again, and with those that have gathered enough."""
+        if self._full:
+            full, self._full = self._full, []
+            for stream in full:
+                if stream.is_full:
+                    self._full.append(stream)
+                else:
+                    self._poller.watch(stream.fd, self._handlers[stream])
+        if self._gathered_at is not None and self._gathered_at <= now:
+            self._gathered_at = None
+            gathering, self._gathering = self._gathering, []
+            for stream in gathering:
+                self._poller.watch(stream.fd, self._handlers[stream])
+
+    @property
+    def pids(self) -> set[int]:
+        """It has no processes."""
+        return set()
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:  # noqa: ARG002
+        """It has no processes."""
+        return False
+
+    def close(self) -> None:
+        """The streams belong to their ranks, who close them."""
+        for stream in list(self._handlers):
+            self.remove(stream)
