@@ -241,7 +241,8 @@ class Runtime:
         if writer is not None:
             writer.attach(self._poller)
         beside = (
-            *(writer, self._intake, self._rank_start, self._passed, self._investigation, self._checks, self._store, self._job),
+            *(writer, self._intake, self._rank_start, self._passed, self._investigation, self._checks, self._store),
+            self._job,
             self._lint,
             self._segments,
         )
@@ -1177,7 +1178,9 @@ class Runtime:
                 waits_for_time = True
                 if pane.target.file.end_fd >= 0:
                     poll.register(pane.target.file.end_fd, select.POLLIN)
-            waits_for_time = waits_for_time or pane.target.retry_at is not None
+            if pane.target.retry_at is not None:
+                waits_for_time = True
+                timeout_s = min(timeout_s, max(pane.target.retry_at - time.monotonic(), 0.0))
         ready = poll.poll((min(timeout_s, _CONSOLE_S) if waits_for_time else timeout_s) * 1000)
         return any(fd == self._wake_read for fd, _ in ready) and any(
             signum in self._config.signals for signum in os.read(self._wake_read, 4096)

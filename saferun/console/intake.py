@@ -26,39 +26,42 @@ class Intake:
     def __init__(self, poller: Poller, clock: Callable[[], float]) -> None:
         self._poller = poller
         self._clock = clock
-        self._handlers: dict[RankStream, Callable[[], None]] = {}
+        self._read_at: dict[RankStream, float] = {}
         self._full: list[RankStream] = []  # not read until there is room for what they say
         self._gathering: list[RankStream] = []
         self._gathered_at: float | None = None
 
     def add(self, stream: RankStream) -> None:
         """Read a stream from now on, until it ends."""
-        read_at = 0.0
+        self._read_at[stream] = 0.0
+        self._listen(stream)
 
-        def on_readable() -> None:
-            nonlocal read_at
-            if stream.is_full:
-                # Its files are slow, or nobody keeps a copy and its console is: the rank waits, as it would without us.
-                self._poller.unwatch(stream.fd)
-                self._full.append(stream)
-                return
+    def _listen(self, stream: RankStream) -> None:
+        self._poller.watch(stream.fd, lambda: self._read(stream, is_watched=True))
+
+    def _read(self, stream: RankStream, *, is_watched: bool) -> None:
+        if stream.is_full:
+            # Its files are slow, or nobody keeps a copy and its console is: the rank waits, as it would without us.
+            self._full.append(stream)
+        else:
             now = self._clock()
             size = stream.read(now)
-            if size == 0:
-                self._poller.unwatch(stream.fd)
-            elif size >= _MUCH_BYTES or now - read_at < _GATHER_S:
-                self._poller.unwatch(stream.fd)
+            is_quiet = size < _MUCH_BYTES and now - self._read_at[stream] >= _GATHER_S
+            self._read_at[stream] = now
+            if size < 0 or (size and is_quiet):
+                if not is_watched:
+                    self._listen(stream)
+                return
+            if size:
                 self._gathering.append(stream)
                 if self._gathered_at is None:
                     self._gathered_at = now + _GATHER_S
-            read_at = now
-
-        self._handlers[stream] = on_readable
-        self._poller.watch(stream.fd, on_readable)
+        if is_watched:
+            self._poller.unwatch(stream.fd)
 
     def remove(self, stream: RankStream) -> None:
         """Read it no more; its descriptor is not closed."""
-        if self._handlers.pop(stream, None) is None:
+        if self._read_at.pop(stream, None) is None:
             return
         self._poller.unwatch(stream.fd)
         for waiting in (self._full, self._gathering):
@@ -80,15 +83,12 @@ class Intake:
         if self._full:
             full, self._full = self._full, []
             for stream in full:
-                if stream.is_full:
-                    self._full.append(stream)
-                else:
-                    self._poller.watch(stream.fd, self._handlers[stream])
+                self._read(stream, is_watched=False)
         if self._gathered_at is not None and self._gathered_at <= now:
             self._gathered_at = None
             gathering, self._gathering = self._gathering, []
             for stream in gathering:
-                self._poller.watch(stream.fd, self._handlers[stream])
+                self._read(stream, is_watched=False)
 
     @property
     def pids(self) -> set[int]:
@@ -101,5 +101,5 @@ class Intake:
 
     def close(self) -> None:
         """The streams belong to their ranks, who close them."""
-        for stream in list(self._handlers):
+        for stream in list(self._read_at):
             self.remove(stream)

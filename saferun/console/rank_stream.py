@@ -11,7 +11,7 @@ from saferun.files.streams import FileStream
 
 READ_BYTES = 64 << 10
 # Once that was not enough. Half of a rank's pipe: it has room to go on while this is dealt with.
-_LARGE_READ_BYTES = 256 << 10
+_LARGE_READ_BYTES = 512 << 10
 _HEAP_BYTES = 4 << 20
 # Kept in memory for the diagnosis. C++ stacks alone can take half of it.
 _LAST_BYTES = 64 << 10
@@ -68,7 +68,10 @@ class RankStream:
         line_filter: torchrun's filter file, if any.
     """
 
-    __slots__ = ("_console", "_files", "_kept", "_last", "_line_filter", "_size", "bytes_read", "fd", "is_stderr", "local_rank")
+    __slots__ = (
+        *("_console", "_files", "_kept", "_last", "_line_filter", "_size"),
+        *("bytes_read", "fd", "is_stderr", "local_rank"),
+    )
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ _DUMB = frozenset({None, "", "dumb"})
 # A reader that is gone stays gone; a file that takes nothing now may take something later.
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EINVAL})
 _AGAIN_S = 1.0
+# A process that writes a file is asked so often whether it has room.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.256
 # No file is slow as a reader may be: one that takes nothing for so long has no room, or its file system hangs.
 _STALLED_S = 5.0
 # A file that takes something all the while is waited for, as a disk is: only one that has taken nothing for so long
@@ -61,6 +63,7 @@ class Target:
         self.file: ConsoleFile | None = None
         self.retry_at: float | None = None
         self.is_file = stat.S_ISREG(mode)
+        self._pause_s = _PAUSE_S
         self._moved_at = 0.0  # when a file last took something, or nothing waited for it
         self._write = self._write_plainly
         self.can_wait = not self.is_file
@@ -144,6 +147,7 @@ class Target:
                 break
             wrote = wrote or count > 0
             self._take(count)
+            self._pause_s = _PAUSE_S
             if self.is_file:
                 self._moved_at = time.monotonic()
         return wrote
@@ -172,7 +176,13 @@ class Target:
     def _on_error(self, error: OSError) -> None:
         """What comes next could not be written now, or cannot be written at all."""
         if isinstance(error, BlockingIOError):
-            if self.file is not None and not self.file.keep_alive():
+            if self.file is None:
+                return
+            if self.file.keep_alive():
+                # It writes while something else is done; the longer it has taken nothing, the less often it is asked.
+                self.retry_at = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            else:
                 self._stop_carrying()
         elif self.is_file and error.errno not in _GONE:
             # No room, no quota, an error of the device: everything is kept, and tried again.
@@ -198,14 +208,17 @@ class Target:
             self.file = ConsoleFile(self.fd)
         except OSError:
             return
-        self._file_fd, self.fd, self.can_wait = self.fd, self.file.fd, True
+        self._write = self.file.write
 
     def _stop_carrying(self) -> None:
-        """Nobody can be had who writes the file; what is in the pipe is lost, and the rest is written from here."""
+        """Nobody can be had who writes the file: it is written from here."""
         if self.file is not None:
+            rest = self.file.take_back()
+            self._waiting.appendleft(rest)
+            self._waiting_bytes += len(rest)
             self.file.close()
             self.file = None
-            self.fd, self.can_wait = self._file_fd, False
+            self._write = self._write_plainly
 
     @property
     def unwritten_bytes(self) -> int:

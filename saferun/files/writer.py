@@ -34,7 +34,7 @@ _BELL_S = 0.02
 # ended, events, reports) may come on top of it.
 BACKLOG_BYTES = 8 << 20
 _MUST_BYTES = 64 << 20
-_LEAST_SHARE_BYTES = 512 << 10
+_LEAST_SHARE_BYTES = 1 << 20
 # A writer that sleeps uninterruptibly for so long hangs; one in another state is given more time.
 STALL_S = 3.0
 _STARVED_S = 15.0

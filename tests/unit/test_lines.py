@@ -70,6 +70,24 @@ def test_whole_lines_come_out_as_they_went_in(text: bytes, cuts: list[int]) -> N
     assert lines.unfinished == b""
 
 
+@given(
+    st.lists(st.sampled_from([b"1%", b"x", b"\r", b"\n", b"\n\n", b"\r\n", b"y" * 50]), max_size=30),
+    st.lists(st.integers(0, 1 << 16), max_size=8),
+    st.sampled_from([b"", b"[0] ", b"p\\"]),
+)
+def test_lines_get_their_prefix_without_a_copy_as_they_do_with_one(
+    parts: list[bytes], cuts: list[int], prefix: bytes
+) -> None:
+    """The pieces together are what the plain way makes of them."""
+    quick, plain = LineAssembler(), LineAssembler()
+    for chunk in cut(b"".join(parts), cuts):
+        text = plain.feed(chunk)
+        assert b"".join(quick.feed_prefixed(chunk, prefix)) == (prefixed(prefix, text) if text else b"")
+        assert quick.unfinished == plain.unfinished
+        assert quick.overwrites_itself == plain.overwrites_itself
+        assert bool(quick) == bool(plain)
+
+
 @pytest.mark.parametrize("chunk_bytes", [100, 65536, 3 << 20])
 def test_a_line_without_end_goes_out_in_pieces(chunk_bytes: int) -> None:
     """A stream without line ends must not fill the memory."""
