@@ -41,7 +41,7 @@ ROWS = (
 # What torch imports at its start, and what saferun needs beside torch.
 _PLAIN = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy")
 _OURS = ("psutil", "py-spy", "pyyaml", "tenacity", "nvidia-ml-py")
-_TESTING = ("pytest>=9,<10", "hypothesis", "jsonschema")
+_TESTING = ("pytest>=9,<10", "pytest-xdist", "hypothesis", "jsonschema")
 _BUILD_S = 1800.0
 _RUN_S = 180.0
 
@@ -212,9 +212,8 @@ def restart(inner: Path, folder: Path) -> None:
 def unit(inner: Path, folder: Path) -> None:
     """The unit tests pass with this Python."""
     del folder
-    ended = run(
-        [str(inner), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit"], cwd=ROOT, timeout_s=_BUILD_S
-    )
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "3", "--dist", "loadfile", "tests/unit"]
+    ended = run([str(inner), *words], cwd=ROOT, timeout_s=_BUILD_S)
     _need(ended.code == 0, "unit tests fail", ended)
 
 
