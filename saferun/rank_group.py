@@ -28,6 +28,7 @@ from saferun.topology import rank_environ, substitute_local_rank
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import RankOutput
+    from saferun.host.reaper import Reaper
 
 _RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
 _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
@@ -85,6 +86,7 @@ class RankGroup:
         warn: told what could not be written.
         preparation: what is done in each rank's process before its program starts.
         spares: processes that may become ranks.
+        reaper: told of each rank's session before its program can make anything of it.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class RankGroup:
         warn: Callable[[str], None],
         preparation: RankPreparation | None = None,
         spares: Spares | None = None,
+        reaper: Reaper | None = None,
     ) -> None:
         self._config = config
         self.plan = plan
@@ -108,6 +111,7 @@ class RankGroup:
         self._filters = self._open_filters()
         self._preparation = preparation
         self._spares = spares
+        self._reaper = reaper
         self._file_limits = make_room_for_files(config.nproc_per_node)
         self.is_closed = False
         self._last_lines: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by rank; once all is closed
@@ -162,7 +166,7 @@ class RankGroup:
                 if is_stderr:
                     stderr_path = path
                 targets.append(target)
-            child, report = _modest(*self._begin_spawn(argv, environ, *targets))
+            child, report = self._begun(*self._begin_spawn(argv, environ, *targets))
         except SpawnError as error:
             raise start_error(error, place.rank, argv, environ) from None
         except OSError as error:
@@ -183,13 +187,32 @@ class RankGroup:
     def _begin_spawn(
         self, argv: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int
     ) -> tuple[Child, int]:
-        if self._spares is not None:
+        if self._spares is not None and (pids := self._spares.pids):
+            self._note_session(pids[0])
             begun = self._spares.begin_spawn(
                 argv, environ, stdout=stdout, stderr=stderr, preparation=self._preparation, files=self._file_limits
             )
             if begun is not None:
                 return begun
-        return begin_spawn(argv, environ, stdout=stdout, stderr=stderr, prepare=self._prepare)
+            if self._reaper is not None:
+                self._reaper.note_ended(pids[0])
+        begun = begin_spawn(argv, environ, stdout=stdout, stderr=stderr, prepare=self._prepare)
+        self._note_session(begun[0].pid)
+        return begun
+
+    def _begun(self, child: Child, report: int) -> tuple[Child, int]:
+        try:
+            return _modest(child, report)
+        except SpawnError:
+            if self._reaper is not None:
+                self._reaper.note_ended(child.pid)
+            raise
+
+    def _note_session(self, pid: int) -> None:
+        """On a busy machine a rank's program may run before this process does again, which may be killed meanwhile."""
+        if self._reaper is not None:
+            stat = read_stat(pid)
+            self._reaper.note_started(pid, stat.start_ticks if stat is not None else 0)
 
     def _prepare(self) -> None:
         """In a rank's process, before its program starts."""

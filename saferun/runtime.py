@@ -770,12 +770,12 @@ class Runtime:
             warn=self._warn,
             preparation=self._investigation.preparation,
             spares=self._spares,
+            reaper=self._reaper,
         )
         forked, failure = self._group.start()
         self._investigation.ranks_started(self._group, self._started_at)
         for rank in self._group.ranks:
-            started = self._leftovers.note_rank(rank.child.pid, rank.place.rank)
-            self._reaper.note_started(rank.child.pid, started)
+            self._leftovers.note_rank(rank.child.pid, rank.place.rank)
             if rank.child.pidfd >= 0:
                 self._poller.watch(rank.child.pidfd, self._reap)
             for stream in rank.streams:

@@ -351,6 +351,18 @@ class Job:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def customized(folder: Path, source: str, name: str = "sitecustomize.py") -> dict[str, str]:
+    """An environment in which every Python process imports such a module instead of its own."""
+    (folder / "custom").mkdir()
+    (folder / "custom" / name).write_text(source)
+    return {"PYTHONPATH": f"{folder / 'custom'}{os.pathsep}{REPOSITORY}"}
+
+
+def in_saferun(source: str) -> str:
+    """A sitecustomize that does something in saferun itself, and not in what it starts."""
+    return f"import sys\nif sys.orig_argv[1:3] == ['-m', 'saferun']:\n    {source}\n"
+
+
 @contextlib.contextmanager
 def running(
     folder: Path,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,18 @@ import pytest
 from saferun.captures.faulthandler_dump import dump_by_signal
 from saferun.captures.process_state import read_process_look
 from saferun.captures.scene import Process
-from tests.process.launching import DEADLINE_S, REPOSITORY, STAY, Job, kill, running, until
+from tests.process.launching import (
+    DEADLINE_S,
+    REPOSITORY,
+    STAY,
+    Job,
+    customized,
+    in_saferun,
+    kill,
+    running,
+    state_of,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +39,15 @@ NO_EXAMINER = (
     "import saferun.capture_run as run\n"
     "    def no_fork(*_arguments, **_options): raise OSError(11, 'Resource temporarily unavailable')\n"
     "    run.Helper = no_fork"
+)
+# The process of a capture stands still from its first moment.
+STOPS_AT_ONCE = (
+    "import os, signal, saferun.captures.serve as serve\n"
+    "    name_it = serve.set_name\n"
+    "    def name_and_stop(name):\n"
+    "        name_it(name)\n"
+    "        if name == 'sr-capture': os.kill(os.getpid(), signal.SIGSTOP)\n"
+    "    serve.set_name = name_and_stop"
 )
 # Ranks that sleep until the test lets them go.
 SLEEP_UNTIL_RELEASED = """
@@ -47,18 +66,6 @@ def incidents(job: Job) -> list[dict[str, Any]]:
     jsonschema.Draft202012Validator(SCHEMA).validate(report)
     found: list[dict[str, Any]] = report["incidents"]
     return found
-
-
-def customized(folder: Path, source: str, name: str = "sitecustomize.py") -> dict[str, str]:
-    """An environment in which every Python process imports such a module instead of its own."""
-    (folder / "custom").mkdir()
-    (folder / "custom" / name).write_text(source)
-    return {"PYTHONPATH": f"{folder / 'custom'}{os.pathsep}{REPOSITORY}"}
-
-
-def in_saferun(source: str) -> str:
-    """A sitecustomize that does something in saferun itself, and not in what it starts."""
-    return f"import sys\nif sys.orig_argv[1:3] == ['-m', 'saferun']:\n    {source}\n"
 
 
 def capture_process(job: Job) -> int:
@@ -265,11 +272,12 @@ def test_no_secret_of_a_command_line_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, -9)])
 def test_a_capture_that_does_not_end_holds_nobody_up(tmp_path: Path, signum: int, code: int) -> None:
     """Ctrl-C does not wait for it at all, another signal for as long as the budget lasts, and nothing is left of it."""
-    options: Sequence[str] = (*TOLD, "--capture-budget", "2", "--shutdown-timeout", "5")
-    with running(tmp_path, STAY, *options, nproc=2, store=False, sweeps=False) as job:
+    options: Sequence[str] = (*TOLD, "--capture-budget", "4", "--shutdown-timeout", "5")
+    environ = customized(tmp_path, in_saferun(STOPS_AT_ONCE))
+    with running(tmp_path, STAY, *options, nproc=2, environ=environ, store=False, sweeps=False) as job:
         job.hear("ready", 2)
-        # A hang that goes on is captured more than once, should the first be over too soon.
-        kill(until(lambda: capture_process(job), "the capture process"), signal.SIGSTOP)
+        # A hang that goes on is captured more than once, should the first have been given up meanwhile.
+        until(lambda: state_of(capture_process(job)) == "T", "the capture process stands still")
         job.send(signum)
         assert job.wait() == code
         job.assert_nothing_left(DEADLINE_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launching import DEADLINE_S, kill, read_stat, running, until
+from tests.process.launching import DEADLINE_S, customized, in_saferun, kill, read_stat, running, until
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
@@ -261,10 +261,29 @@ if os.fork() == 0:
 await_release("end")
 """
 
+STANDS_STILL_ONCE_RANKS_ARE_FORKED = """import os, signal, saferun.rank_group as ranks
+    class Still(ranks.RankGroup):
+        def start(self):
+            started = super().start()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return started
+    ranks.RankGroup = Still"""
+
 
 def test_a_killed_supervisor_leaves_no_child_that_overwrote_its_environment(tmp_path: Path) -> None:
     """vLLM, Ray and others set their workers' titles; such a worker would hold its GPU."""
     with running(tmp_path, OVERWRITTEN, nproc=2, store=False) as job:
+        nameless = job.hear("nameless", 2)
+        job.send(signal.SIGKILL)
+        job.wait()
+        until(lambda: all(read_stat(said.pid) is None for said in nameless), "they are gone")
+        job.assert_nothing_left(DEADLINE_S)
+
+
+def test_a_supervisor_killed_before_it_knows_that_its_ranks_run_leaves_none_of_their_children(tmp_path: Path) -> None:
+    """Whose ranks these are is told before any of them is its program: on a busy machine they may be ahead."""
+    environ = customized(tmp_path, in_saferun(STANDS_STILL_ONCE_RANKS_ARE_FORKED))
+    with running(tmp_path, OVERWRITTEN, nproc=2, environ=environ, store=False) as job:
         nameless = job.hear("nameless", 2)
         job.send(signal.SIGKILL)
         job.wait()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import kill, running, until
-from tests.process.test_investigation import TOLD, customized, in_saferun, incidents, process_called
+from tests.process.launching import customized, in_saferun, kill, running, until
+from tests.process.test_investigation import TOLD, incidents, process_called
 
 if TYPE_CHECKING:
     from pathlib import Path
