@@ -75,7 +75,7 @@ _AGAIN_S = 5.0
 _PATIENCE_S = 5.0
 # A module that nobody has thought of is waited for by the loop itself.
 _FETCH_S = 2.0
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
 
 
 class IdleImports:

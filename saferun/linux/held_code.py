@@ -18,7 +18,8 @@ import sys
 from _frozen_importlib import ModuleSpec
 from collections.abc import Callable, Iterable
 
-from saferun.linux.memory_file import memory_file
+from saferun.errors import suppress
+from saferun.linux.memory_file import blank_memory_file, memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +137,10 @@ class HeldModules:
     def __init__(self, fetch: Callable[[str], bool | None]) -> None:
         self._fetch = fetch
         self._pid = os.getpid()
-        self._held: dict[str, tuple[str, bool, bool, bytes | None]] = {}
+        self._held: dict[str, tuple[str, bool, bool, int, int]] = {}  # what is there, with its place in the file
+        self._file = -1  # memory that is given back when all is imported, unlike that of the heap
+        self._heap = bytearray()  # where there is no such file
+        self._size = 0
         self._rest = bytearray()
         self.is_whole = False
         """Whether all that was to come has come."""
@@ -172,12 +176,31 @@ class HeldModules:
             end = at + _LENGTH.size + length
             if len(content) < end:
                 break
-            name, *record = marshal.loads(content[at + _LENGTH.size : end])  # noqa: S302 - a fork's
+            name, path, is_package, is_library, code = marshal.loads(content[at + _LENGTH.size : end])  # noqa: S302 - a fork's
             at = end
             is_end = name == _END
             if not is_end:
-                self._held[name] = tuple(record)
+                self._held[name] = (path, is_package, is_library, *self._put(code))
         return at, is_end
+
+    def _put(self, code: bytes | None) -> tuple[int, int]:
+        """Lay it into the file. Returns where it begins, and how long it is; -1: there is none."""
+        if code is None:
+            return 0, -1
+        if not self._size:
+            with suppress(OSError):
+                self._file = blank_memory_file("saferun-code")
+        at, self._size = self._size, self._size + len(code)
+        if self._file < 0:
+            self._heap += code
+        else:
+            written = 0
+            while written < len(code):
+                written += os.pwrite(self._file, code[written:], at + written)
+        return at, len(code)
+
+    def _get(self, at: int, length: int) -> bytes:
+        return os.pread(self._file, length, at) if self._file >= 0 else bytes(self._heap[at : at + length])
 
     def begin(self) -> None:
         """What is fed from now on comes from another recorder."""
@@ -187,6 +210,10 @@ class HeldModules:
     def forget(self) -> None:
         """Drop what has not been imported: nobody has wanted it."""
         self._held.clear()
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._size = -1, 0
+        self._heap.clear()
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
         """As ``importlib.abc.MetaPathFinder``'s.
@@ -202,9 +229,10 @@ class HeldModules:
                 return None
             if not found or name not in self._held:
                 raise ModuleNotFoundError(f"{name} is not in memory", name=name)
-        path, is_package, is_library, content = self._held[name]
-        if content is None:
+        path, is_package, is_library, at, length = self._held[name]
+        if length < 0:
             return None  # of a kind of its own, which another process has just been able to read
+        content = self._get(at, length)
         if is_library:
             return _library_spec(name, content)
         spec = ModuleSpec(name, _Loader(content), origin=path, is_package=is_package)  # type: ignore[arg-type]

@@ -37,6 +37,15 @@ def memory_file(name: str, content: bytes | memoryview, *, executable: bool = Fa
     return fd
 
 
+def blank_memory_file(name: str) -> int:
+    """An empty file in memory, as a descriptor for reading and writing. It is closed by exec.
+
+    Raises:
+        OSError: the system has none: whoever asks keeps what was to lie there in its own memory.
+    """
+    return _memfd(name, executable=False)
+
+
 def _memfd(name: str, *, executable: bool) -> int:
     if executable:
         try:
