@@ -10,7 +10,7 @@ from typing import Any
 
 from saferun.coordinator.heartbeats import Beats, Monitor, stall_words, stuck_processes, waiting_places
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.knock import CUT, FROM_FAR, FROZEN, GONE, REACHED, UNKNOWN, UNREACHABLE, Finding, knock
+from saferun.coordinator.knock import CUT, FROM_FAR, GONE, REACHED, UNKNOWN, UNREACHABLE, Finding, knock
 from saferun.coordinator.line import Line
 from saferun.coordinator.meeting import Meeting, Met
 from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
@@ -84,7 +84,6 @@ class Attempt:
         self._reader: PartReader | None = None
         self._supervisors = pids
         self._seen_in_d: set[int] = set()
-        self._own_stopped_s = 0.0
         self._own_waiting_s = 0.0
         self._interval_s = interval_s
         self._since_look_s = 0.0
@@ -193,10 +192,6 @@ class Attempt:
     # ------------------------------------------------------------------------------------------------------ from others
 
     def _on_told(self, k: int, message: dict[str, Any]) -> None:
-        if message.get("kind") == "leader_stuck":
-            if not self.is_leader:
-                self._tell_store_lost(Finding(FROZEN, str(message.get("words"))[:1000]))
-            return
         if self._closed:
             return
         told = {"op": "told", "attempt": self.number, "k": k, "received": time.time(), "message": message}
@@ -225,27 +220,24 @@ class Attempt:
         pid = tasks[task].pid if task < len(tasks) else tasks[0].pid
         self._send_head("warn", words=stall_words(self._labels[host], pid, place))
 
-    def _on_silent(self, host: int, stuck: str) -> None:
-        threading.Thread(target=self._find_out, args=(host, stuck), daemon=True).start()
+    def _on_silent(self, host: int) -> None:
+        threading.Thread(target=self._find_out, args=(host,), daemon=True).start()
 
-    def _find_out(self, host: int, stuck: str) -> None:
+    def _find_out(self, host: int) -> None:
         monitor = self._monitor
         if monitor is None:
             return
         label = self._labels[host]
-        if stuck:
-            finding = Finding(FROZEN, f"saferun on {label} (pid {self._records[host].tasks[0].pid}) {stuck}")
-        else:
-            beat = monitor.beats_of(host)
-            finding = self._knock(host)
-            if finding.why == CUT:
-                # It answers: it may have been held up, and its next beat is on its way then.
-                give_up_at = time.monotonic() + min(_BEATS_AGAIN_S, 2 * self._interval_s)
-                while monitor.beats_of(host) == beat and time.monotonic() < give_up_at:
-                    time.sleep(0.02)
-            if monitor.beats_of(host) != beat:
-                monitor.reset(host)
-                return
+        beat = monitor.beats_of(host)
+        finding = self._knock(host)
+        if finding.why == CUT:
+            # It answers: it may have been held up, and its next beat is on its way then.
+            give_up_at = time.monotonic() + min(_BEATS_AGAIN_S, 2 * self._interval_s)
+            while monitor.beats_of(host) == beat and time.monotonic() < give_up_at:
+                time.sleep(0.02)
+        if monitor.beats_of(host) != beat:
+            monitor.reset(host)
+            return
         if finding.why == GONE and self._has_one_port:
             # Something before that host may refuse every port but one.
             finding = Finding(UNKNOWN, finding.words)
@@ -297,17 +289,12 @@ class Attempt:
         self._look_at_own_supervisor()
 
     def _look_at_own_supervisor(self) -> None:
-        """Nobody looks at the leader's beats: that its supervisor can decide nothing any more it says itself."""
+        """Nobody looks at the leader's beats: that its supervisor does not run it says itself."""
         stuck = stuck_processes({0: self._supervisors[0]}, self._seen_in_d) if 0 in self._supervisors else {}
-        letter = stuck.get("0", "")
-        stopped_s, waiting_s = self._own_stopped_s, self._own_waiting_s
-        self._own_stopped_s = stopped_s + self._since_look_s if letter == "T" else 0.0
-        self._own_waiting_s = waiting_s + self._since_look_s if letter == "D" else 0.0
+        waiting_s = self._own_waiting_s
+        self._own_waiting_s = waiting_s + self._since_look_s if stuck else 0.0
         self._since_look_s = 0.0
         name = self.place.leader_name
-        if stopped_s < self._host_timeout_s <= self._own_stopped_s:
-            words = f"saferun on {name} (pid {self._supervisors[0]}) has been stopped"
-            self.log.tell({"kind": "leader_stuck", "words": words})
         if waiting_s < self._host_timeout_s / 2 <= self._own_waiting_s:
             # It cannot say so; one of the others does, and all wait for it where a decision is due, within bounds.
             place = waiting_places(stuck, self._supervisors).get("0", "")

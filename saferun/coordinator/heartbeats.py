@@ -24,6 +24,8 @@ CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
 _LONGEST_TASK_STATE_BYTES = 4 << 10
 _LONGEST_PLACE = 200
+# Stands for the place where a supervisor waits that somebody has stopped.
+STOPPED = "SIGSTOP"
 _MOST_PARTS = 1000
 _LOOK_EVERY_S = 1.0
 _LONGEST_TICK_S = 2.0
@@ -146,13 +148,17 @@ def stuck_processes(pids: dict[int, int], seen_in_d: set[int]) -> dict[str, str]
 
 
 def waiting_places(stuck: dict[str, str], pids: dict[int, int]) -> dict[str, str]:
-    """The file systems that processes in state D wait for, by task, where they can be found."""
-    found = {task: waiting_place(pids[int(task)]) for task, letter in stuck.items() if letter == "D"}
+    """The file systems that processes in state D wait for, by task, where they can be found; or that one is stopped."""
+    found = {task: STOPPED if letter == "T" else waiting_place(pids[int(task)]) for task, letter in stuck.items()}
     return {task: place[:_LONGEST_PLACE] for task, place in found.items() if place}
 
 
 def stall_words(label: str, pid: int, place: str) -> str:
-    """What is said of a supervisor in state D."""
+    """What is said of a supervisor in state D, or in state T, which ``place`` is then."""
+    if place == STOPPED:
+        return (
+            f"saferun on {label} (pid {pid}) is stopped (SIGSTOP); the job goes on; kill -CONT {pid} lets saferun go on"
+        )
     where = f" on {place}" if place else ""
     return f"saferun on {label} (pid {pid}) waits for I/O{where} (state D); the job goes on"
 
@@ -211,7 +217,6 @@ class Seen:
         self.beat = b"0"
         self.changes = 0
         self.silent_s = 0.0
-        self.stopped_s = 0.0
         self.waiting_s = 0.0
         self.is_told_waiting = False
         self.state = HostState({}, [], {}, acked=False, places={})
@@ -231,12 +236,12 @@ class Monitor:
         host_timeout_s: for how long a host may be silent.
         on_states: gets the changed states of tasks: {"host/task": state}.
         on_part: told host, task and name of a part that lies in the store.
-        on_silent: told a host that has not been heard of, or whose supervisor is stopped (then with words), for too
-            long. Called once; ``reset`` makes it count anew, ``lose`` ends it.
+        on_silent: told a host that has not been heard of for too long. Called once; ``reset`` makes it count anew,
+            ``lose`` ends it.
         on_doubt: called when a host has been silent for half of that time.
         on_heard: told a host that was ``missed`` and beats again.
-        on_waiting: told, once each time, a host whose supervisor sleeps uninterruptibly, the task, and where it waits.
-            A file system that stalls is no reason to give a host up: its coordinator beats.
+        on_waiting: told, once each time, a host whose supervisor sleeps uninterruptibly or is stopped, the task, and
+            where it waits (:func:`stall_words`). That is no reason to give a host up: its coordinator beats.
     """
 
     def __init__(
@@ -248,7 +253,7 @@ class Monitor:
         *,
         on_states: Callable[[dict[str, Any]], None],
         on_part: Callable[[int, int, str], None],
-        on_silent: Callable[[int, str], None],
+        on_silent: Callable[[int], None],
         on_doubt: Callable[[], None],
         on_heard: Callable[[int], None],
         on_waiting: Callable[[int, int, str], None],
@@ -293,7 +298,7 @@ class Monitor:
     def reset(self, host: int) -> None:
         """It lives after all: count anew."""
         seen = self._seen[host]
-        seen.silent_s = seen.stopped_s = 0.0
+        seen.silent_s = 0.0
         seen.is_asked = False
 
     def miss(self, host: int) -> bool:
@@ -356,8 +361,7 @@ class Monitor:
             else:
                 seen.silent_s += elapsed_s
             letters = seen.state.stuck.values()
-            seen.stopped_s = seen.stopped_s + elapsed_s if "T" in letters else 0.0
-            seen.waiting_s = seen.waiting_s + elapsed_s if "D" in letters else 0.0
+            seen.waiting_s = seen.waiting_s + elapsed_s if letters else 0.0
         if changed:
             self._read_states(changed)
         for host in hosts:
@@ -392,13 +396,10 @@ class Monitor:
             self._on_doubt()
         if seen.silent_s >= self._host_timeout_s:
             seen.is_asked = True
-            self._on_silent(host, "")
-        elif seen.stopped_s >= self._host_timeout_s:
-            seen.is_asked = True
-            self._on_silent(host, "is stopped (state T)")
+            self._on_silent(host)
         elif seen.waiting_s < self._host_timeout_s / 2:
             seen.is_told_waiting = seen.is_told_waiting and seen.waiting_s > 0
         elif not seen.is_told_waiting:
             seen.is_told_waiting = True
-            task = next((int(task) for task, letter in seen.state.stuck.items() if letter == "D"), 0)
+            task = next(map(int, seen.state.stuck), 0)
             self._on_waiting(host, task, seen.state.places.get(str(task), ""))

@@ -148,18 +148,15 @@ def test_under_slurm_the_launcher_ends_too(cluster: Cluster, tmp_path: Path, kil
 # ------------------------------------------------------------------------------------------ processes that stand still
 
 
-@pytest.mark.parametrize("also_its_coordinator", [False, True])
 @pytest.mark.parametrize("frozen", [0, 2])
-def test_a_frozen_saferun_is_told_from_a_dead_one(
-    make_cluster: MakeCluster, tmp_path: Path, frozen: int, also_its_coordinator: bool
-) -> None:
-    """The others end without it; and it ends too, with its rank, as soon as it may go on."""
+def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp_path: Path, frozen: int) -> None:
+    """With its coordinator. The others end without it; and it ends too, with its rank, as soon as it may go on."""
     cluster = make_cluster(3)
     host = cluster.hosts[frozen]
     others = [other for other in cluster.hosts if other is not host]
     job = FaultedJob(cluster, tmp_path, STEPS)
     job.await_steps()
-    pids = [job.saferun(host), *([job.coordinator(host)] if also_its_coordinator else [])]
+    pids = [job.saferun(host), job.coordinator(host)]
     job.now()
     host.freeze(pids)
     assert set(job.end(*others, within_s=LOST_S).values()) == {1}

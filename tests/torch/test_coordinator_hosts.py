@@ -408,8 +408,8 @@ def test_a_frozen_host_is_told_apart_from_a_dead_one() -> None:
         job[1].process.send_signal(signal.SIGCONT)
 
 
-def test_a_stopped_supervisor_is_noticed_though_its_coordinator_lives() -> None:
-    """A host that nobody supervises can neither stop nor report anything."""
+def test_a_stopped_supervisor_is_a_warning_while_its_coordinator_lives() -> None:
+    """Its ranks work on, and it will go on where it was: somebody has pressed Ctrl-Z, or debugs it."""
     with subprocess.Popen(["sleep", "300"]) as supervisor, hosts("node1", "node2") as job:
         try:
             master = ["127.0.0.1", [port_of(job[0].ranks)]]
@@ -417,15 +417,17 @@ def test_a_stopped_supervisor_is_noticed_though_its_coordinator_lives() -> None:
             job[1].join(node_rank=1, most=2, master=master, record={"pid": supervisor.pid})
             job[0].expect("joined")
             supervisor.send_signal(signal.SIGSTOP)
-            lost = job[0].expect("lost")
-            assert lost["why"] == "frozen"
-            assert str(supervisor.pid) in lost["words"]
+            words = job[0].expect("warn")["words"]
+            assert words == (
+                f"saferun on node2 (pid {supervisor.pid}) is stopped (SIGSTOP); the job goes on; "
+                f"kill -CONT {supervisor.pid} lets saferun go on"
+            )
         finally:
             supervisor.kill()
 
 
 def test_a_stopped_supervisor_of_the_leader_is_told_to_the_others() -> None:
-    """Nobody decides anything any more: for them that is a lost leader."""
+    """It cannot say so itself."""
     with subprocess.Popen(["sleep", "300"]) as supervisor, hosts("node1", "node2") as job:
         try:
             master = ["127.0.0.1", [port_of(job[0].ranks)]]
@@ -433,9 +435,9 @@ def test_a_stopped_supervisor_of_the_leader_is_told_to_the_others() -> None:
             job[1].join(node_rank=1, most=2, master=master)
             job[1].expect("joined")
             supervisor.send_signal(signal.SIGSTOP)
-            lost = job[1].expect("store_lost")
-            assert lost["why"] == "frozen"
-            assert str(supervisor.pid) in lost["words"]
+            message = job[1].expect("told")["message"]
+            assert message["kind"] == "notice"
+            assert message["words"].startswith(f"saferun on node1 (pid {supervisor.pid}) is stopped (SIGSTOP)")
         finally:
             supervisor.kill()
 

@@ -63,7 +63,7 @@ def find_out(monkeypatch: pytest.MonkeyPatch, monitor: Silent, why: str) -> list
     for name, value in stand_ins.items():
         setattr(leader, name, value)
     monkeypatch.setattr(attempt, "knock", lambda *_arguments, **_more: Finding(why, "in words"))
-    leader._find_out(1, "")
+    leader._find_out(1)
     return told
 
 
