@@ -54,7 +54,7 @@ MODULES = (
     "saferun.preflight_run",
     # To tell it
     "saferun.report.text",
-    "saferun.report.redaction",
+    "saferun.text.redaction",
     "saferun.report.report_json",
     "saferun.report.report_text",
     "saferun.report.preflight_json",

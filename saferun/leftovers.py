@@ -239,7 +239,7 @@ def _listed(by_name: Mapping[str, list[int]]) -> str:
 
 def _name(pid: int) -> str:
     """A process's command line, short, without secrets and on one line."""
-    from saferun.report.redaction import redacted_arguments
+    from saferun.text.redaction import redacted_arguments
 
     text = " ".join(redacted_arguments(read_cmdline(pid))) or "a process without a command line"
     text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Mapping
 
 from saferun.config import LaunchConfig, Setting
+from saferun.errors import printable
 from saferun.model import Placement, RankPlace
 from saferun.profiles import Resolution
 from saferun.profiles.text import change_lines
-from saferun.report.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
 from saferun.schedulers.host_list import compress_hosts
+from saferun.text.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
 from saferun.topology import rank_environ, single_host, substitute_local_rank
 
 
@@ -19,7 +20,7 @@ def config_lines(config: LaunchConfig) -> list[str]:
     rows = [(name, _shown(name, setting), _origin(setting)) for name, setting in config.settings.items()]
     name_width = max(len(name) for name, _, _ in rows)
     value_width = min(max(len(value) for _, value, _ in rows), 40)
-    return [_printable(f"{name:<{name_width}}  {value:<{value_width}}  {origin}") for name, value, origin in rows]
+    return [printable(f"{name:<{name_width}}  {value:<{value_width}}  {origin}") for name, value, origin in rows]
 
 
 def _shown(name: str, setting: Setting) -> str:
@@ -64,7 +65,7 @@ def plan_lines(config: LaunchConfig, resolution: Resolution, environ: Mapping[st
     if changes:
         lines.append(f"changes by env profiles ({', '.join(resolution.profiles)}) and options:")
         lines.extend(f"  {redacted_text(line)}" for line in changes)
-    return [_printable(line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
@@ -120,8 +121,3 @@ def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
     if hosts.most > 1:
         lines.append("ranks are numbered as they are if all hosts have as many")
     return lines
-
-
-def _printable(text: str) -> str:
-    """One line that a terminal only prints: what is quoted in it comes from anywhere."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "saferun"
 # From the ground up. A room may import the rooms of the rows above its own, and itself.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("model", "shapes", "secret_names"),
+    ("model", "shapes", "text"),
     ("evidence", "findings"),
     ("host_parts",),
     ("policy",),
@@ -67,7 +67,7 @@ PURE = (
     "findings",
     "host_parts",
     "shapes",
-    "secret_names",
+    "text",
     "events",
     "config",
     "policy",
@@ -85,7 +85,6 @@ PURE = (
     "report/picture",
     "report/preflight_json",
     "report/preflight_text",
-    "report/redaction",
     "report/report_json",
     "report/report_text",
     "report/text",

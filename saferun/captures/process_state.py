@@ -6,7 +6,6 @@ Source: proc(5).
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 
@@ -16,6 +15,7 @@ from saferun.evidence import ProcessLook
 from saferun.host.procfs import children_of
 from saferun.host.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
+from saferun.text.redaction import redacted_arguments
 
 _READ_LIMIT_BYTES = 1 << 16
 _THREADS_LIMIT = 256
@@ -24,16 +24,6 @@ _COMMAND_LIMIT = 200
 _DESCENDANTS_LIMIT = 64
 _COMMAND_WAIT_S = 0.25
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-_SECRET_WORDS = ("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "dsn")
-_PASSWORD_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
-# A whole shell command, or a header of HTTP, may be a single argument.
-_VALUE = r"""(?:'[^']*'?|"[^"]*"?|[^\s;&|'"]+)"""
-_NAME = rf"[\w.-]{{0,64}}(?:{'|'.join(_SECRET_WORDS)})[\w.-]{{0,64}}"
-_SECRET_WITHIN = re.compile(
-    rf"""(?<![\w.-])(?P<name>{_NAME}(?:['"]?\s*[:=]\s*(?:(?:bearer|basic|digest|token)\s+)?)|-{_NAME}\s+(?!--))"""
-    rf"(?P<value>{_VALUE})",
-    re.IGNORECASE,
-)
 _ARGUMENT_LIMIT = 4096
 
 
@@ -196,22 +186,8 @@ def _read_command(pid: int) -> str:
 
 
 def command_words(arguments: list[str]) -> str:
-    """A command line as one short line, without what looks like a secret.
-
-    The values of options and variables that are named like secrets, and passwords in addresses.
-    """
-    shown: list[str] = []
-    hide_next = False
-    for argument in (argument[:_ARGUMENT_LIMIT] for argument in arguments):
-        name, equals, _ = argument.partition("=")
-        is_secret = any(word in name.lower() for word in _SECRET_WORDS) and not any(map(str.isspace, name))
-        if hide_next and not argument.startswith("--"):
-            shown.append("…")
-        elif is_secret and equals:
-            shown.append(f"{name}=…")
-        else:
-            shown.append(_SECRET_WITHIN.sub(r"\g<name>…", _PASSWORD_IN_URL.sub(r"\1:…", argument)))
-        hide_next = is_secret and not equals and argument.startswith("-")
+    """A command line as one short line, without secrets."""
+    shown = redacted_arguments(argument[:_ARGUMENT_LIMIT] for argument in arguments)
     words = " ".join(filter(None, shown))
     return words if len(words) <= _COMMAND_LIMIT else f"{words[: _COMMAND_LIMIT - 1]}…"
 

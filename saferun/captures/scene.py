@@ -12,6 +12,7 @@ from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.wire import Begun, Request
 from saferun.evidence import CaptureNote, ProcessLook
 from saferun.model import JsonObject, Value
+from saferun.text.redaction import redacted_json, redacted_text
 
 Emit = Callable[[str, Any], None]
 
@@ -65,11 +66,15 @@ class Scene(Value):
     def write(self, capture: str, content: bytes, extension: str, process: Process | None = None) -> str:
         """Write a capture's file, or have it written.
 
+        Secrets are left out: tools quote command lines, arguments of functions and what is written to sockets.
+
         Returns:
             Its path; empty where there is to be none, or where it will not be written, which is then emitted.
         """
         if not self.request.directory:
             return ""
+        if extension != "json":
+            content = redacted_text(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
         name = f"{capture}.{extension}"
         if process is not None:
             name = f"rank_{process.rank}.{'' if process.is_rank else f'pid_{process.pid}.'}{name}"
@@ -80,7 +85,7 @@ class Scene(Value):
 
     def write_json(self, capture: str, content: JsonObject, process: Process | None = None) -> str:
         """As :meth:`write`, for JSON."""
-        return self.write(capture, json.dumps(content, indent=1).encode() + b"\n", "json", process)
+        return self.write(capture, json.dumps(redacted_json(content), indent=1).encode() + b"\n", "json", process)
 
 
 def one_line(text: str, limit: int = 300) -> str:

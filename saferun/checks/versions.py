@@ -15,7 +15,7 @@ from saferun.checks.context import CheckContext
 from saferun.checks.reading import is_switched_on, read_text, version_numbers
 from saferun.findings import CheckResult, Pairs
 from saferun.model import Value
-from saferun.secret_names import is_secret
+from saferun.text.secret_names import is_secret
 
 # ------------------------------------------------------------------------------------------------- what this host tells
 

@@ -191,11 +191,13 @@ class RunDirectory:
         return path
 
     def write_event(self, event: JsonObject) -> None:
-        """Append one line to events.jsonl."""
+        """Append one line to events.jsonl, without secrets."""
         if not self._is_open or self._waiting is not None:
             self._events.append(event)
         elif self._event_file is not None:
-            self._event_file.write(json.dumps(event, default=str).encode() + b"\n")
+            from saferun.text.redaction import redacted_json
+
+            self._event_file.write(json.dumps(redacted_json(event), default=str).encode() + b"\n")
 
     def write_json(self, name: str, content: JsonObject) -> None:
         """Write a file of the run directory as a whole, or not at all."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final, Literal
 
+from saferun.errors import printable
 from saferun.model import Value
+from saferun.text.redaction import REDACTED, is_secret, redacted_text
 
 Verdict = Literal[
     "known problem", "bad value", "contradiction", "misconception", "unknown name", "renamed", "cannot tell"
@@ -24,8 +25,6 @@ VERDICTS: Final[tuple[Verdict, ...]] = (
 
 _SHOWN_CHARS = 80
 _LINE_CHARS = 700
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|PSK|CREDENTIAL|AUTH", re.IGNORECASE)
-_USER_INFO = re.compile(r"//[^/@\s]{1,200}@")
 
 
 class Finding(Value):
@@ -54,13 +53,12 @@ def shown(name: str, value: str) -> str:
     """A value as it may be shown: nothing of a secret, no control characters, never long.
 
     Args:
-        name: the variable's name; with TOKEN, KEY, SECRET, PASSWORD or the like in it, the value is a secret.
+        name: the variable's name, by which the value may be a secret.
         value: its value, which may hold anything that an environment can hold.
     """
-    if _SECRET.search(name):
-        return "(not shown)"
-    text = _USER_INFO.sub("//(not shown)@", value[: 2 * _SHOWN_CHARS])
-    text = _printable(text)
+    if is_secret(name):
+        return REDACTED
+    text = printable(redacted_text(value[: 2 * _SHOWN_CHARS]))
     return text if len(value) <= _SHOWN_CHARS and len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
 
 
@@ -68,13 +66,9 @@ def one_line(finding: Finding) -> str:
     """A finding on one line of printable characters: ``NAME=value: what is the matter; what to do``."""
     hint = f"; {finding.hint}" if finding.hint else ""
     # Names of files and of packages stand in it, which may hold anything too.
-    return _printable(f"{finding.variable}={finding.value}: {finding.sentence}{hint}"[:_LINE_CHARS])
+    return printable(f"{finding.variable}={finding.value}: {finding.sentence}{hint}"[:_LINE_CHARS])
 
 
 def by_severity(finding: Finding) -> tuple[int, str, str]:
     """The key to sort findings by: worst first, then by name."""
     return (VERDICTS.index(finding.verdict), finding.variable, finding.sentence)
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

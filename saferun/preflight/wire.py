@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from saferun.findings import SEVERITY, CheckResult, Door, HostCard, Nic, Pairs, Probe
-from saferun.secret_names import is_secret
 from saferun.shapes import fit, loads
+from saferun.text.redaction import is_secret, redacted_text
 
 __all__ = ["decode_card", "decode_door", "decode_probes", "encode_card", "encode_door", "encode_probes"]
 
@@ -37,7 +37,6 @@ _HOST_LIMIT = 1 << 20
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _ADDRESS = re.compile(r"[0-9A-Fa-f:.]{2,45}(%[\w.-]{1,32})?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_PASSWORD_IN_URL = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]+(?=@)")
 KINDS = (
     "ok",
     "refused",
@@ -122,10 +121,10 @@ def _names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _pairs(pairs: Pairs) -> Pairs:
-    """The pairs without those whose names say that they hold secrets."""
+    """The pairs without those whose names say that they hold secrets, and without secrets in the values of others."""
     kept = [(pair[0], pair[1]) for pair in pairs[:_MOST_PAIRS] if len(pair) == len(("name", "value"))]
     return tuple(
-        (_line(name, _NAME_LENGTH), _PASSWORD_IN_URL.sub("…", _line(value, _VALUE_LENGTH)))
+        (_line(name, _NAME_LENGTH), redacted_text(_line(value, _VALUE_LENGTH)))
         for name, value in kept
         if not is_secret(name)
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from saferun.model import JsonObject
-from saferun.report.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
+from saferun.text.redaction import redacted_arguments, redacted_text
 
 if TYPE_CHECKING:
     from saferun.evidence import Frame
@@ -124,21 +124,12 @@ def shown(text: str, limit: int = 300) -> str:
 def redacted_line(text: str, limit: int = 1000) -> str:
     """A text from outside as one line without control characters and secrets, at most ``limit`` characters long."""
     # A secret may stand across the limit: it is replaced first.
-    line = shown(text, 2 * limit)
-    if is_secret(line) or "://" in line:
-        try:
-            line = redacted_text(line)
-        except RecursionError:
-            return REDACTED
-    return shown(line, limit)
+    return shown(redacted_text(shown(text, 2 * limit)), limit)
 
 
 def redacted_command(argv: Sequence[str]) -> list[str]:
     """A command line without the values of options that hold secrets."""
-    try:
-        return redacted_arguments([shown(argument, 2000) for argument in argv[:1000]])
-    except RecursionError:
-        return [REDACTED]
+    return redacted_arguments([shown(argument, 2000) for argument in argv[:1000]])
 
 
 def redacted_command_line(command: str, limit: int = 1000) -> str:

@@ -13,7 +13,7 @@ from saferun import __version__
 from saferun.findings import SEVERITY, Cell, CheckResult, DecisionRow, HostCard, MatrixRow, Nic, Pairs, Preflight
 from saferun.model import JsonObject
 from saferun.report.page import Page, count, number
-from saferun.report.redaction import REDACTED, is_secret
+from saferun.text.redaction import REDACTED, is_secret
 
 SCHEMA = "saferun.preflight/1"
 LIMIT_BYTES = 8 << 20

@@ -234,7 +234,7 @@ def test_the_worst_comes_first() -> None:
 def test_a_secret_is_never_shown(name: str) -> None:
     findings = lint({name: "hunter2" * 9}, TODAY, HostFacts())
     assert "hunter2" not in "".join(one_line(found) + found.source for found in findings)
-    assert shown(name, "hunter2") == "(not shown)"
+    assert shown(name, "hunter2") == "<redacted>"
 
 
 def test_a_password_in_an_address_is_never_shown() -> None:

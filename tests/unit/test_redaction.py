@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.config import Setting
-from saferun.report.redaction import REDACTED, is_secret, redacted_arguments, redacted_environ
 from saferun.report.run_json import run_description
+from saferun.text.redaction import REDACTED, is_secret, redacted_arguments, redacted_environ
 from tests.unit.samples import CONFIG
 
 
