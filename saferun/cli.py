@@ -135,7 +135,7 @@ def _resolve(
         # One mask for each rank of the host, also where this process has one of them.
         logs=_logs(values, task.local_world_size if task is not None else nproc_per_node),
         output=_output(values, environ, settings),
-        environ=_environ(values),
+        environ=_environ(values, environ, settings),
         watch=_watch(values, settings),
         max_restarts=values.max_restarts,
         shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ),
@@ -162,17 +162,16 @@ def _leftovers_timeout_s(values: SimpleNamespace) -> float:
     return seconds
 
 
-def _environ(values: SimpleNamespace) -> EnvironConfig:
-    pairs = []
-    for text in values.env:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--env {text} is not NAME=VALUE", "to take a variable out, use --unset NAME")
-        pairs.append((name, value))
+def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> EnvironConfig:
+    pairs: tuple[tuple[str, str], ...] = ()
+    if values.env:
+        from saferun.env_option import read_env
+
+        pairs = read_env(values.env, environ, tell, on_command_line=settings["env"].origin == "flag")
     return EnvironConfig(
         profiles=tuple(name for name in values.env_profile if name),
         profile_path=tuple(values.env_profile_path),
-        env=tuple(pairs),
+        env=pairs,
         unset=tuple(values.unset),
         vendor=values.vendor,
         lint=values.lint == "on",

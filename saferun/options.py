@@ -656,10 +656,11 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "append",
         (),
         "set this variable for the ranks, whatever a profile or the environment says; may hold {rank}, {local_rank}, "
-        "{host}, {run_dir}, {rank_dir}; may be given several times",
+        "{host}, {run_dir}, {rank_dir}; NAME alone takes the value from the environment, which keeps a secret out of "
+        "ps; may be given several times",
         ENVIRONMENT,
         pet=False,
-        metavar="NAME=VALUE",
+        metavar="NAME[=VALUE]",
     ),
     Option(
         ("--unset",),

@@ -31,6 +31,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         *(
             "argument_parser",
             "settings_file",
+            "env_option",
             "rank_environ",
             "nic_options",
             "plan_text",

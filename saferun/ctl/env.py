@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from saferun.config import EnvironConfig
-from saferun.errors import UsageError
+from saferun.env_option import read_env
 from saferun.lint.check import check
 from saferun.lint.findings import one_line
 from saferun.model import RankPlace
@@ -70,16 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    pairs = []
-    for text in arguments.env:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--env {text} is not NAME=VALUE", "write --env NAME=VALUE")
-        pairs.append((name, value))
+    pairs = read_env(arguments.env, os.environ, lambda line: print(line, file=sys.stderr), on_command_line=True)
     config = EnvironConfig(
         profiles=tuple(name for name in arguments.env_profile.split(",") if name),
         profile_path=tuple(arguments.env_profile_path),
-        env=tuple(pairs),
+        env=pairs,
         unset=(),
         vendor=arguments.vendor,
         lint=True,

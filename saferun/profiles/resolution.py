@@ -82,7 +82,7 @@ def resolve(
     for name, value in env:
         replaced = user_environ.get(name)
         variable = Variable(name, value, Place("--env", 1))
-        settings[name] = Setting(variable, None, "--env", replaced if replaced != value else None)
+        settings[name] = Setting(variable, None, "--env", replaced if replaced != templates.fill(value, {}) else None)
     flagged = dict.fromkeys(name for name, _ in env)
     return Resolution(
         profiles=tuple(profile.name for profile in layers),

@@ -26,6 +26,14 @@ def fill(template: str, values: Mapping[str, str]) -> str:
     )
 
 
+def literal(text: str) -> str:
+    """A template that stands for a text as it is, whatever braces it holds."""
+    return "".join(
+        part if kind == "text" else f"{{{{{part}}}}}" if kind == "field" else f"{{{{{{{part}}}}}}}"
+        for kind, part in _parts(text)
+    )
+
+
 def _parts(template: str) -> Iterator[tuple[str, str]]:
     """(kind, text): ``text`` as it is, the name of a ``field``, and the name of an ``escaped`` one."""
     at = 0

@@ -111,30 +111,34 @@ class Page:
 
 
 def shown(text: str, limit: int = 300) -> str:
-    """A text from outside as one line: without control characters, at most ``limit`` characters long.
+    """A text from outside as one line: without control characters and secrets, at most ``limit`` characters long.
 
     Indentation is kept, as tracebacks need it.
     """
-    line = text[: limit + 1].expandtabs()
-    if not line.isprintable():
-        line = "".join(char if char.isprintable() else "?" for char in line)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    # A secret may stand across the limit: it is replaced first.
+    return _cut(redacted_text(_cut(text, 2 * limit)), limit)
 
 
 def redacted_line(text: str, limit: int = 1000) -> str:
-    """A text from outside as one line without control characters and secrets, at most ``limit`` characters long."""
-    # A secret may stand across the limit: it is replaced first.
-    return shown(redacted_text(shown(text, 2 * limit)), limit)
+    """The same of a longer line."""
+    return shown(text, limit)
 
 
 def redacted_command(argv: Sequence[str]) -> list[str]:
     """A command line without the values of options that hold secrets."""
-    return redacted_arguments([shown(argument, 2000) for argument in argv[:1000]])
+    return redacted_arguments([_cut(argument, 2000) for argument in argv[:1000]])
 
 
 def redacted_command_line(command: str, limit: int = 1000) -> str:
     """The same for a command line that is one text."""
-    return shown(" ".join(redacted_command(shown(command, 2 * limit).split(" "))), limit)
+    return _cut(" ".join(redacted_command(_cut(command, 2 * limit).split(" "))), limit)
+
+
+def _cut(text: str, limit: int) -> str:
+    line = text[: limit + 1].expandtabs()
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else "?" for char in line)
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def integer(value: int) -> int:

@@ -179,7 +179,7 @@ def _hidden(how: str, value: str) -> str:
             return REDACTED if _looks_random(value) else redacted_text(value)
         case _:
             user, separator, password = _split_login(value)
-            if separator and (how == "user" or _looks_random(password)) and not password.isdigit():
+            if _is_password(password, how):
                 return f"{user}{separator}{REDACTED}"
             return redacted_text(value)
 
@@ -189,6 +189,13 @@ def _split_login(value: str) -> tuple[str, str, str]:
     separator = ":" if ":" in value else "%"
     user, found, password = value.partition(separator)
     return (user, found, password) if not password.startswith("//") else (value, "", "")
+
+
+def _is_password(password: str, how: str) -> bool:
+    """Of a ``user:password``: numbers are those of a user and a group, as containers have them."""
+    if not _hides_something(password, 0, len(password)) or password.isdigit():
+        return False
+    return how == "user" or _looks_random(password)
 
 
 def _is_attached_password(argument: str, letters: str) -> bool:
@@ -260,8 +267,8 @@ def _behind_option(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     if how == "all" or (how == "password" and _looks_random(value)):
         return found
     user, separator, password = _split_login(value)
-    if how != "password" and separator and (how == "user" or _looks_random(password)) and not password.isdigit():
-        return found[0] + len(user) + 1, found[1]
+    if how != "password" and _is_password(password, how):
+        return found[0] + len(user) + len(separator), found[1]
     return None
 
 
@@ -281,7 +288,8 @@ def _value(text: str, begin: int, plain: Shape) -> tuple[int, int] | None:
         match = plain().match(text, begin)
         if match is None:
             return None
-        end = begin + len(match.group().rstrip(")]}>"))
+        word = match.group()
+        end = begin + len(word if word.endswith(REDACTED) else word.rstrip(")]}>"))
     scheme = _SCHEME().match(text, begin, end) if quote is not None else _SCHEME().match(text, begin)
     if scheme is not None:
         begin = scheme.end()
@@ -352,7 +360,7 @@ def _login(address: str, scheme: str) -> tuple[int, int] | None:
     authority = _AUTHORITY().match(address)
     end = authority.end() if authority is not None else 0
     of_database = _SCHEMES_OF_DATABASES().search(scheme) is not None
-    no_port = _NO_PORT().search(address, 0, end + 1)
+    no_port = None if address.startswith("[") else _NO_PORT().search(address, 0, end + 1)
     at = address.rfind("@", 0, end)
     if of_database or (at < 0 and no_port is not None):
         at = max(at, address.rfind("@", 0, address.find("?") if "?" in address[end:] else len(address)))

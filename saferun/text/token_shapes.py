@@ -62,9 +62,12 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     *((prefix, _WORDS, 20) for prefix in ("AGE-SECRET-KEY-1", "ops_eyJ", "sha256~", "pnu_", "p8e-", "ntn_", "tfp_")),
     # Messages, tickets, metrics: Slack, SendGrid, Sendinblue, Mailgun, Linear, Postman, Grafana, New Relic, Sentry, …
     *((f"xox{kind}-", _WORDS, 10) for kind in "abceoprs"),
-    *((prefix, "[A-Za-z0-9_.-]", 16) for prefix in ("xapp-", "xoxe.xox", "SG.", "xkeysib-", "lin_api_", "PMAK-")),
+    *(
+        (prefix, "[A-Za-z0-9_.-]", 16)
+        for prefix in ("xapp-", "xoxe.xox", "SG.", "xkeysib-", "lin_api_", "glsa_", "PMAK-")
+    ),
     ("key-", "[0-9a-f]", 32),
-    *((prefix, "[A-Za-z0-9_+/=-]", 20) for prefix in ("glc_", "glsa_", "sntrys_", "sntryu_", "dt0c01.", "ico-")),
+    *((prefix, "[A-Za-z0-9_+/=-]", 20) for prefix in ("glc_", "sntrys_", "sntryu_", "dt0c01.", "ico-")),
     *((prefix, _LETTERS, 20) for prefix in ("NRAK-", "NRII-", "NRJS-", "fio-u-", "rdme_")),
     # Money and shops: Stripe, Square, Shopify, Shippo, Flutterwave, Duffel, EasyPost
     *((f"{kind}_{mode}_", _LETTERS, 10) for kind in ("sk", "rk", "whsec") for mode in ("live", "test", "prod")),
@@ -82,7 +85,7 @@ _INNER: tuple[tuple[str, Shape], ...] = (
     ("pat", Shape(r"\bpat[A-Za-z0-9]{14}\.[0-9a-f]{40,64}+")),  # Airtable
     ("SK", Shape(r"\bSK[0-9a-f]{32}\b")),  # Twilio
 )
-_LEAST_INNER = 35
+_LEAST_INNER = 30
 _PRIVATE_KEY = Shape(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----.*?(?:-----END[A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL
 )

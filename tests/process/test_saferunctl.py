@@ -230,7 +230,7 @@ def test_lint_shows_no_secret() -> None:
         (("env", "show", "\x1b[31m"), r"'\x1b[31m'", "known are"),
         (("env", "diff", "none", "non"), "no env profile is named 'non'", "did you mean none?"),
         (("env", "lint", "--env-profile", "minimum"), "'minimum'", "did you mean minimal?"),
-        (("env", "lint", "--env", "NAME"), "--env NAME is not NAME=VALUE", "--env NAME=VALUE"),
+        (("env", "lint", "--env", ""), "--env is empty", "--env NAME=VALUE"),
         (("env", "--vendor", "intel", "list"), "'intel'", "see saferunctl env --help"),
         (("env", "--env-profile-path", "nowhere", "list"), "no env profiles at 'nowhere'", "--env-profile-path"),
     ],

@@ -316,6 +316,14 @@ def test_a_template_without_placeholders_of_ours_is_kept(template: str) -> None:
         assert templates.fill(template, {"rank": "3"}) == template
 
 
+@given(st.text(alphabet="{}ab ", max_size=30))
+def test_a_literal_stands_for_the_text_as_it_is(value: str) -> None:
+    """A variable's value is nobody's template."""
+    template = templates.literal(value)
+    assert templates.fields(template) == []
+    assert templates.fill(template, {"a": "1", "b": "2"}) == value
+
+
 @given(st.text(max_size=50).filter(lambda value: "{" not in value), st.text(max_size=20))
 def test_what_is_filled_in_is_not_read_again(host: str, tail: str) -> None:
     assert templates.fill("{host}", {"host": host + "{rank}", "rank": "1"}) == host + "{rank}"

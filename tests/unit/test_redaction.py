@@ -2,42 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import saferun.events
+import saferun.evidence
+import saferun.findings
 from saferun.config import Setting
+from saferun.evidence import Capture, Evidence, RankOutput, StackDump
+from saferun.host_parts.packing import decode_part, encode_part
 from saferun.report.run_json import run_description
-from saferun.text.redaction import REDACTED, is_secret, redacted_arguments, redacted_environ
+from saferun.text.redaction import (
+    REDACTED,
+    is_secret,
+    redacted_arguments,
+    redacted_environ,
+    redacted_json,
+    redacted_text,
+)
 from tests.unit.samples import CONFIG
 
+SECRETS = """
+HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY db_password PGPASSFILE_PASSWD --api-key SENTRY_DSN HTTP_AUTHORIZATION
+GOOGLE_APPLICATION_CREDENTIALS Session-Cookie SLURM_JWT X_JWT MYSQL_PWD PGPASSWORD PGPASSFILE DB_PASS SMTP_PASS
+LDAP_BINDPW GITHUB_PAT AZURE_SAS AZURE_STORAGE_CONNECTION_STRING SLACK_WEBHOOK_URL DATABASE_URL REDIS_URL BEARER
+X_SIGNATURE SIGNATURE PIN USER_PIN apiKey clientSecret AccountKey SharedAccessKey hftoken access_tokens API_KEYS
+NCCL_PSK OTP X-CSRF-Token oauth2_token DBPASS ROOTPW SSHPASS passphrase private_key SIGNING_KEY2 MY_KEY authToken
+"""
+NO_SECRETS = """
+PATH RANK MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES --lr tokenizer --tokenizer-name TOKENIZERS_PARALLELISM
+max_tokens --max-tokens num_tokens TOKENS_PER_BATCH eos_token bos_token_id pad_token_id token_type_ids image_token
+key_size num_key_value_heads key_padding_mask --image-key --text_key sort_key primary_key keys state_keys KeyError
+KEYBOARD MONKEY AUTHOR AUTHORS PASSED BYPASS COMPASS forward_pass backward-pass num_passes PWD OLDPWD INIT_PWD PATTERN
+file_pat MANPATH PIN_MEMORY pin_memory I_MPI_PIN I_MPI_PIN_DOMAIN SIGNAL signals_to_handle SSH_AUTH_SOCK XAUTHORITY
+auth_method InvalidTokenError MLFLOW_TRACKING_URI NCCL_IB_PKEY_NAME_SIZE input_signature DESIGN HOSTNAME SLURM_JOB_ID
+TORCH_HOME
+"""
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "db_password",
-        "PGPASSFILE_PASSWD",
-        "--api-key",
-        "SENTRY_DSN",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "HTTP_AUTHORIZATION",
-        "Session-Cookie",
-    ],
-)
+
+@pytest.mark.parametrize("name", SECRETS.split())
 def test_names_of_secrets(name: str) -> None:
     """In any case of letters, as variable or option."""
     assert is_secret(name)
     assert redacted_environ({name: "s3cret"}) == {name: REDACTED}
 
 
-@pytest.mark.parametrize("name", ["PATH", "RANK", "MASTER_ADDR", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "--lr"])
+@pytest.mark.parametrize("name", NO_SECRETS.split())
 def test_names_of_other_things(name: str) -> None:
     """What helps to find a fault stays readable."""
     assert not is_secret(name)
-    assert redacted_environ({name: "1"}) == {name: "1"}
+    assert redacted_environ({name: "value-1"}) == {name: "value-1"}
 
 
 @pytest.mark.parametrize(
@@ -52,6 +70,15 @@ def test_names_of_other_things(name: str) -> None:
         (["--token"], ["--token"]),
         (["train.py", "--lr", "0.1"], ["train.py", "--lr", "0.1"]),
         (["--api-key=a=b"], ["--api-key=<redacted>"]),
+        (["--api-key=", "x"], ["--api-key=", "x"]),
+        (["--use_auth_token=True"], ["--use_auth_token=True"]),
+        (["--token", "--S3cret"], ["--token", "<redacted>"]),
+        (["curl", "-u", "me:s3cret", "http://h"], ["curl", "-u", "me:<redacted>", "http://h"]),
+        (["docker", "run", "-u", "1000:1000", "-p", "8080:80"], ["docker", "run", "-u", "1000:1000", "-p", "8080:80"]),
+        (["mysql", "-ps3cret", "db"], ["mysql", "-p<redacted>", "db"]),
+        (["sshpass", "-p", "s3cret", "ssh", "h"], ["sshpass", "-p", "<redacted>", "ssh", "h"]),
+        (["srun", "-p", "gpu", "-n2"], ["srun", "-p", "gpu", "-n2"]),
+        (["--eos-token", "</s>"], ["--eos-token", "</s>"]),
         ([], []),
     ],
 )
@@ -94,4 +121,232 @@ def test_a_redacted_command_line_has_as_many_arguments_as_before(arguments: list
     shown = redacted_arguments(arguments)
     assert len(shown) == len(arguments)
     for before, after in zip(arguments, shown, strict=True):
-        assert after == before or after.endswith(REDACTED)
+        assert after == before or REDACTED in after
+
+
+S = "S3CR3TVALUE"
+# What a text has, and what of it has to stay.
+HIDDEN = [
+    (f"SLURM_JWT={S}", "SLURM_JWT="),
+    (f"export HF_TOKEN={S}; python train.py", "; python train.py"),
+    (f"https://{S}@github.com/o/r.git", "github.com/o/r.git"),
+    (f"https://me:{S}@host/x", "https://me:"),
+    (f"https://{S}:x-oauth-basic@github.com/o", "@github.com/o"),
+    (f"https://h/blob?sv=1&sig={S}&se=2", "&se=2"),
+    (f"https://b.s3.amazonaws.com/k?X-Amz-Signature={S}&x=1", "&x=1"),
+    (f"https://hooks.slack.com/services/T0/B0/{S}", "hooks.slack.com"),
+    (f"https://discord.com/api/webhooks/12/{S}", "discord.com"),
+    (f"postgres://u:p/{S}@h:5432/db", "@h:5432/db"),
+    (f"mysql+pymysql://u:a@{S}@h/db?charset=utf8", "@h/db?charset=utf8"),
+    (f"http://u:a@{S}@h/", "@h/"),
+    (f'{{"api_key": "{S}", "user": "me"}}', '"user": "me"'),
+    (f"{{'password': '{S}', 'user': 'me'}}", "'user': 'me'"),
+    (rf"{{\"token\": \"{S}\", \"user\": \"me\"}}", "me"),
+    (f'password: "a \\" {S}" next', "next"),
+    (f"password: {S}", "password: "),
+    (f"  db_password : {S}", "db_password"),
+    (f"token => {S}", "token =>"),
+    (f"wandb: ERROR login failed for wandb key {S}, sorry", ", sorry"),
+    (f"mysql -u root -p{S} db", " db"),
+    (f"train.py -p {S} --lr 1", " --lr 1"),
+    (f"train.py -p{S} --lr 1", " --lr 1"),
+    (f"curl -u me:{S} http://h", "http://h"),
+    (f"curl --user me:{S} http://h", "http://h"),
+    (f"train.py --token --{S} --lr 1", " --lr 1"),
+    (f"train.py --token '{S} and more' --lr 1", " --lr 1"),
+    (f"curl -H 'Authorization: Bearer {S}' http://h", "http://h"),
+    (f"Authorization: Basic {S}", "Basic"),
+    (f"Cookie: a=b; session={S}", "Cookie: "),
+    (f"X-Api-Key: {S}", "X-Api-Key"),
+    (f'{{"headers": {{"authorization": "Bearer {S}"}}}}', "headers"),
+    (f"api_keys: ['{S}', 'x']", "api_keys: ["),
+    (f"AccountName=n;AccountKey={S}==;EndpointSuffix=core", "EndpointSuffix=core"),
+    (f"login(token=f'{S}', user='me')", "user='me'"),
+    (f"optimizer.api_key={S},lr=1", "lr=1"),
+    (f"-----BEGIN RSA PRIVATE KEY-----\\n{S}\\n-----END RSA PRIVATE KEY-----", ""),
+    (f"password={S}\nnext line", "\nnext line"),
+]
+LETTERS, HEX = "aB3dE5gH1jK2mN4pQ6sT8vW0xY7z", "0123456789abcdef"
+TOKENS = [
+    *(f"{prefix}{LETTERS}{LETTERS}" for prefix in ("hf_", "ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "npm_")),
+    *(
+        f"{prefix}{LETTERS}"
+        for prefix in ("sk-", "sk-proj-", "sk-ant-api03-", "nvapi-", "AIza", "ya29.", "gsk_", "r8_")
+    ),
+    *(f"{prefix}ABCDEFGHIJ234567" for prefix in ("AKIA", "ASIA")),
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1g",
+    *(f"xox{kind}-1234567890-{LETTERS}" for kind in "bap"),
+    f"sk_live_{LETTERS}",
+    f"SG.{LETTERS}.{LETTERS}",
+    f"dapi{HEX}{HEX}",
+    f"dop_v1_{HEX * 4}",
+    f"pypi-AgEIcHlwaS5vcmc{LETTERS}",
+    f"dckr_pat_{LETTERS}",
+    f"hvs.{LETTERS}",
+    f"glsa_{LETTERS}_{HEX}",
+    f"wandb_v1_{LETTERS}",
+    f"key-{HEX}{HEX}",
+    f"123456789:AA{LETTERS}{LETTERS[:5]}",
+    f"{HEX}{HEX}-us12",
+    f"SK{HEX}{HEX}",
+    f"shpat_{HEX}{HEX}",
+    f"AGE-SECRET-KEY-1{LETTERS.upper()}",
+]
+# Log lines, arguments and pieces of tracebacks in which nothing is hidden.
+OPEN = [
+    "tokenizer=gpt2 max_tokens=512 eos_token=</s> key_size=64 num_key_value_heads=8",
+    "INFO step 100 loss 2.31 tokens/s 12345.6 lr 1e-4",
+    "PWD=/home/x AUTHOR=me PASSED tests/test_x.py::test_y",
+    "KeyError: 'model.layers.0.weight'",
+    'RuntimeError: Missing key(s) in state_dict: "a.weight", "b.bias"',
+    "sorted(items, key=lambda item: item.name)",
+    "SyntaxError: unexpected token: indent",
+    "dist_init_required: pin_memory=True, use_auth_token=None, token: null",
+    "AuthenticationError: 401 Client Error for url: https://huggingface.co/api/whoami-v2",
+    "git+https://github.com/pytorch/pytorch@v2.13.0#egg=torch",
+    "ssh://git@github.com/o/r.git and https://pypi.org/@scope/x?page=2",
+    "tcp://10.0.0.1:29500 file:///data/@x http://[::1]:8080/a@b",
+    "srun -p gpu -N2 -n16 --mem 64G python -u train.py -p 0.1",
+    "def forward(self, query, key, value, key_padding_mask=None):",
+    "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
+    "commit 0123456789abcdef0123456789abcdef01234567, run 20261122-101500-ab12cd",
+    "secret: None, password='', api_key=**** token=<redacted>",
+    "Flash attention: key=value, sk-learn, hf_transfer, pattern pat, eyJ",
+    "mkdir -p /data/a1b2c3d4 && tar -xpf x.tar -u root:root",
+    "if key == value: std::Token::Parse(); a != b",
+]
+
+
+@pytest.mark.parametrize(("text", "stays"), HIDDEN)
+def test_a_text_without_its_secrets(text: str, stays: str) -> None:
+    """By the name beside it, by its place in an address or a command."""
+    shown = redacted_text(text)
+    assert S not in shown
+    assert REDACTED in shown
+    assert stays in shown
+    assert redacted_text(shown) == shown
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("around", ["%s", "x %s, y", '"%s"', "https://h/%s/x", "a-%s", "(%s)"])
+def test_tokens_of_well_known_services_are_known_by_their_shape(token: str, around: str) -> None:
+    """Whatever the name beside them is, or none."""
+    shown = redacted_text(around % token)
+    assert token[-12:] not in shown
+    assert shown == around.replace("%s", REDACTED) or around == "a-%s"
+
+
+@pytest.mark.parametrize("text", OPEN)
+def test_other_texts_stay_as_they_are(text: str) -> None:
+    """A report in which the cause is redacted is worth nothing."""
+    assert redacted_text(text) == text
+    assert redacted_text(f"{text}\n{text}") == f"{text}\n{text}"
+
+
+@given(st.text(max_size=200))
+def test_a_text_without_signs_and_dashes_is_as_it_was(text: str) -> None:
+    """Nothing but secrets is changed, whatever the text is."""
+    shown = redacted_text(text)
+    assert shown == text or REDACTED in shown
+
+
+@given(
+    st.lists(st.sampled_from([S, *"=:\"'\\ -?&@/[{,;\n", "://", "token", "--token ", "-p ", "key", "eyJ", "Bearer "]))
+)
+def test_any_text_can_be_redacted_and_stays_so(parts: list[str]) -> None:
+    shown = redacted_text("".join(parts))
+    redacted_text(shown)
+
+
+# What would take a backtracking expression for ever, or a scan for each beginning.
+UNITS = [
+    *(
+        "a",
+        "a=",
+        "token=",
+        'token="',
+        'token="\\',
+        "token='",
+        "token=[",
+        "token=\n",
+        "--token ",
+        "-p ",
+        "-",
+        " ",
+        '"',
+        "\\",
+    ),
+    *("://", "http://a:b@", "http://x:y/", "key ", "ghp_", "eyJ.", "sk-", "a_token1b.", "Authorization: Bearer "),
+    *(
+        "?sig=&",
+        "curl -u ",
+        "1:AA",
+        "-----BEGIN PRIVATE KEY-----",
+        "é=",
+        "\N{NO-BREAK SPACE}",
+        "a.b-c",
+        "hooks.slack.com/",
+    ),
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_long_hostile_line_is_read_in_linear_time(unit: str) -> None:
+    """What took time by the square of the length would not end before the limit on a test."""
+    redacted_text(unit * ((1 << 16) // len(unit)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_hostile_line_of_a_megabyte_is_read(unit: str) -> None:
+    redacted_text(unit * ((1 << 20) // len(unit)))
+
+
+def test_json_is_redacted_by_keys_and_texts() -> None:
+    """Events hold values within values."""
+    found = redacted_json({"a": [f"HF_TOKEN={S}", 1, None], "password": S, "keys": ["x"], "b": {"token": 5}, S: 1})
+    assert found == {
+        "a": [f"HF_TOKEN={REDACTED}", 1, None],
+        "password": REDACTED,
+        "keys": ["x"],
+        "b": {"token": 5},
+        S: 1,
+    }
+    nested: Any = S
+    for _ in range(100_000):
+        nested = [nested]
+    assert redacted_json(nested) == REDACTED
+
+
+def test_a_part_leaves_a_host_without_secrets() -> None:
+    """Whoever reaches the store can read it. What tells of the cause stays."""
+    output = RankOutput(0, (f"wandb: login failed for key {S}", "RuntimeError: no"), "", f"token={S}", 0.0)
+    dump = StackDump(0, 9, is_rank=True, name="python", tool="py-spy", threads=(), failure=f"denied: token={S}")
+    evidence = Evidence(
+        host="a",
+        started_at=0.0,
+        ends=(),
+        outputs=(output,),
+        abandoned=(),
+        stop_signum=None,
+        kernel_lines=(f"audit: password={S}",),
+        capture=Capture(stacks=(dump,), host_lines=(f"a: https://me:{S}@h",)),
+    )
+    part = decode_part(encode_part(evidence, 1 << 20))
+    assert part is not None
+    assert S not in str(part)
+    assert "login failed for key <redacted>" in str(part)
+    assert "RuntimeError: no" in str(part)
+
+
+def _fields(module: Any) -> Iterable[str]:
+    for value in vars(module).values():
+        yield from getattr(value, "_fields", ())
+
+
+@pytest.mark.parametrize(
+    "module", [saferun.events, saferun.evidence, saferun.findings], ids=lambda module: module.__name__
+)
+def test_no_field_of_our_own_is_taken_for_a_secret(module: Any) -> None:
+    """Else its value would be missing in events.jsonl."""
+    assert [name for name in _fields(module) if is_secret(name) and name != "token"] == []

@@ -15,6 +15,7 @@ from saferun.config import LaunchConfig, Setting
 from saferun.errors import SaferunError, UsageError
 from saferun.options import OPTIONS, Option
 from saferun.profiles import default_search_path
+from saferun.profiles.templates import fill
 from saferun.profiles.yaml_nodes import MAX_FILE_BYTES
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
@@ -281,7 +282,7 @@ def test_profiles_of_a_named_file_are_found() -> None:
         ("nnodes: 2:1", "saferun.yaml:1: ", "--nnodes 2:1", ""),
         ("nproc-per-node: 0", "saferun.yaml:1: ", "--nproc-per-node 0", ""),
         ("redirects: 7", "saferun.yaml:1: ", "--redirects 7", ""),
-        ("env: [A]", "saferun.yaml:1: ", "--env A is not NAME=VALUE", "--unset"),
+        ("env: ['']", "saferun.yaml:1: ", "--env is empty", "--unset"),
         ("env: {A: {B: 1}}", "saferun.yaml:1:10", "a mapping", "write one value"),
         ("env: {A: }", "saferun.yaml:1:10", "nothing", "write one value"),
         ("unset: {A: 1}", "saferun.yaml:1:8", "a mapping", "write one value"),
@@ -365,7 +366,6 @@ def test_a_named_file_has_to_be_one(name: str, word: str) -> None:
         ("SAFERUN_MAX_RESTARTS", "9" * 5000, "SAFERUN_MAX_RESTARTS", ""),
         ("SAFERUN_MODULE", "maybe", "SAFERUN_MODULE: --module: 'maybe'", "write on or off"),
         ("SAFERUN_MONITOR_INTERVAL", "nan", "SAFERUN_MONITOR_INTERVAL: --monitor-interval nan", ""),
-        ("SAFERUN_ENV", "A", "SAFERUN_ENV: --env A is not NAME=VALUE", "--unset"),
         ("PET_MAX_RESTARTS", "-1", "PET_MAX_RESTARTS: --max-restarts -1", ""),
         ("SAFERUN_LNIT", "off", "SAFERUN_LNIT: there is no such setting", "did you mean SAFERUN_LINT?"),
         ("SAFERUN_MAX_RESTART", "1", "SAFERUN_MAX_RESTART: ", "did you mean SAFERUN_MAX_RESTARTS?"),
@@ -444,11 +444,28 @@ def test_env_is_split_at_the_first_equal_sign(text: str, pair: tuple[str, str]) 
     assert config_of("--env", text).environ.env == (pair,)
 
 
-def test_env_without_a_value_is_refused() -> None:
-    """Docker run -e NAME passes a variable on, which every rank gets here anyway: it was meant otherwise."""
-    error = refusal("--env", "NAME")
-    assert error.what == "--env NAME is not NAME=VALUE"
-    assert error.hint == "to take a variable out, use --unset NAME"
+def test_env_without_a_value_takes_it_from_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    """As ``docker run -e NAME`` does. It is the value as it is there: braces in it are no placeholders."""
+    value = '{"a": {rank}}'
+    config = config_of("--env", "NAME", "--env", "OTHER", environ={"NAME": value})
+    ((name, template),) = config.environ.env
+    assert (name, fill(template, {"rank": "3"})) == ("NAME", value)
+    assert config.settings["env"].value == ["NAME", "OTHER"]
+    said = "saferun: --env OTHER: it is not set in this environment, and is left out\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_secret_on_the_command_line_is_warned_about_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every user of the host can read it there, as long as the job runs; and in no other place."""
+    texts = ("X=ghp_0123456789abcdefghijABCDEFGHIJ", "--env", "LR=1", "--env", "HF_TOKEN=x", "--env", "HF_TOKEN=y")
+    config_of("--env", *texts)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (
+        line == "saferun: everyone on this host can read the value of X, HF_TOKEN in ps; export it, and write --env X"
+    )
+    config_of("--env", "HF_TOKEN", "--env", "TOKENIZERS_PARALLELISM=false", environ={"HF_TOKEN": "x"})
+    config_of(environ={"SAFERUN_ENV": "HF_TOKEN=x"}, file="env: {API_KEY: x}")
+    assert capsys.readouterr().err == ""
 
 
 def test_errors_of_the_command_line_keep_their_form() -> None:
