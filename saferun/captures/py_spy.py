@@ -21,8 +21,12 @@ _PATH_LIMIT = 1024
 
 
 def argv_of(py_spy: str, pid: int, *flags: str) -> tuple[str, ...]:
-    """The command that dumps the stacks of a process as JSON."""
-    return (py_spy, "dump", "--json", "--pid", str(pid), *flags)
+    """The command that dumps the stacks of a process as JSON.
+
+    To shorten the names of files py-spy looks for packages around them while it holds the process: where their file
+    system does not answer, the process would be held for as long.
+    """
+    return (py_spy, "dump", "--json", "--full-filenames", "--pid", str(pid), *flags)
 
 
 def threads_from_json(content: bytes, pid: int) -> tuple[ThreadStack, ...]:

@@ -296,9 +296,11 @@ def _capture(value: Any) -> None:  # noqa: ANN401 - checked by what decodes it
 
 def _dump(value: Any) -> NoReturn:  # noqa: ANN401
     """py-spy's own words about one process, which it only reads and does not stop."""
+    from saferun.captures.py_spy import argv_of
+
     tool = held_tool("py-spy")
     os.dup2(0, 2)
-    os.execve(tool.path, ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(int(value))], os.environ)
+    os.execve(tool.path, argv_of("py-spy", int(value), "--nonblocking"), os.environ)
 
 
 _KINDS: dict[str, Callable[[Any], None]] = {"capture": _capture, "dump": _dump}

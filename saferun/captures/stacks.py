@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from saferun.captures import py_spy
@@ -207,6 +208,9 @@ class _Stacks:
         chosen = [process for process in self._native_candidates() if self._can_bear_native(process)]
         if not self._py_spy or not chosen or self._stuck or self._scene.left_s < _NATIVE_LEAST_S:
             return
+        # It reads every library of a process that it holds meanwhile.
+        if not all(answers(path, _ANSWER_S) for path in _libraries(process.pid for process in chosen)):
+            return
         work = (self._ask_native(process, self._py_spy) for process in chosen)
         run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
 
@@ -289,6 +293,19 @@ def _program_of(pid: int) -> str:
     with suppress(OSError):
         return os.readlink(f"/proc/{pid}/exe")
     return ""
+
+
+def _libraries(pids: Iterable[int]) -> list[str]:
+    """One file of those that processes have mapped for each file system that they are on."""
+    mounts = mounts_of(os.getpid())
+    found: dict[str, str] = {}
+    for pid in pids:
+        with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                path = line.rstrip("\n").partition("/")[2]
+                if path:
+                    found.setdefault(mount_of(f"/{path}", mounts), f"/{path}")
+    return list(found.values())[:_PROGRAMS_TRIED]
 
 
 def _stuck_words(path: str) -> str:

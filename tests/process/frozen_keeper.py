@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import select
 import stat
@@ -47,22 +48,29 @@ def _keep_disk(path: str, image: str) -> None:
         subprocess.run(["umount", "--lazy", path], check=False)
 
 
-_LOOKUP, _FORGET, _GETATTR, _READLINK, _OPEN, _READ = 1, 2, 3, 5, 14, 15
-_STATFS, _RELEASE, _INIT, _OPENDIR, _READDIR, _RELEASEDIR = 17, 18, 26, 27, 28, 29
-_INTERRUPT, _DESTROY, _BATCH_FORGET = 36, 38, 42
+# Source: linux/fuse.h.
+_LOOKUP, _FORGET, _GETATTR, _SETATTR, _READLINK, _SYMLINK = 1, 2, 3, 4, 5, 6
+_MKNOD, _MKDIR, _UNLINK, _RMDIR, _RENAME, _OPEN, _READ, _WRITE = 8, 9, 10, 11, 12, 14, 15, 16
+_STATFS, _RELEASE, _FSYNC, _FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR = 17, 18, 20, 25, 26, 27, 28, 29
+_FSYNCDIR, _CREATE, _INTERRUPT, _DESTROY, _BATCH_FORGET, _RENAME2 = 30, 35, 36, 38, 42, 45
 _WITHOUT_ANSWER = frozenset([_FORGET, _INTERRUPT, _DESTROY, _BATCH_FORGET])
-# mknod, mkdir, unlink, rmdir, symlink, rename, link, write, setattr, create
-_CHANGES = frozenset([4, 6, 8, 9, 10, 11, 12, 13, 16, 35])
+_DONE = frozenset([_RELEASE, _RELEASEDIR, _FSYNC, _FSYNCDIR, _FLUSH])
+# Where the name stands in requests for something new.
+_MADE_FROM = {_SYMLINK: 0, _MKNOD: 16, _MKDIR: 8, _CREATE: 16}
 _HEADER = struct.Struct("<IIQQIIII")
+_ATTR_MODE, _ATTR_SIZE = 1, 8
+_LARGEST_BYTES = 128 << 10
 
 
 class _Mirror:
     """Answers the kernel's requests. Source: fuse(4), linux/fuse.h."""
 
     def __init__(self, path: str, source: str) -> None:
+        os.umask(0)  # it has been taken off already
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_NONBLOCK)
         self._paths = {1: source}
         self._numbers = {source: 1}
+        self._free = itertools.count(2)
         self._waiting: list[bytes] = []
         self._frozen = False
         options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
@@ -87,7 +95,7 @@ class _Mirror:
                 print("done", flush=True)
             if self._device in ready:
                 with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                    self._take(os.read(self._device, 1 << 18))
+                    self._take(os.read(self._device, 2 * _LARGEST_BYTES))
 
     def _take(self, request: bytes) -> None:
         if self._frozen:
@@ -108,22 +116,20 @@ class _Mirror:
     def _answer(self, operation: int, node: int, body: bytes) -> bytes:
         path = self._paths[node] if node else ""
         if operation == _INIT:
-            return struct.pack("<IIIIHHIIHHI", 7, 31, 1 << 17, 1, 16, 12, 4096, 1, 0, 0, 0).ljust(64, b"\0")
+            return struct.pack("<IIIIHHIIHHI", 7, 31, _LARGEST_BYTES, 1, 16, 12, _LARGEST_BYTES, 1, 0, 0, 0).ljust(
+                64, b"\0"
+            )
         if operation == _LOOKUP:
-            found = os.path.join(path, os.fsdecode(body.split(b"\0", 1)[0]))
-            attributes = _attributes(found)
-            number = self._numbers.setdefault(found, len(self._numbers) + 1)
-            self._paths[number] = found
-            return struct.pack("<QQQQII", number, 0, 0, 0, 0, 0) + attributes
+            return self._entry(os.path.join(path, _name(body)))
         if operation == _GETATTR:
             return struct.pack("<QII", 0, 0, 0) + _attributes(path)
         if operation == _READLINK:
             return os.fsencode(os.readlink(path))
         if operation in {_OPEN, _OPENDIR}:
-            if operation == _OPEN and struct.unpack_from("<I", body)[0] & os.O_ACCMODE:
-                raise OSError(errno.EROFS, "")
+            if operation == _OPEN and struct.unpack_from("<I", body)[0] & os.O_TRUNC:
+                os.truncate(path, 0)
             return struct.pack("<QII", 0, 0, 0)
-        if operation in {_RELEASE, _RELEASEDIR}:
+        if operation in _DONE:
             return b""
         if operation == _STATFS:
             return struct.pack("<QQQQQIIII", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0).ljust(
@@ -132,7 +138,76 @@ class _Mirror:
         if operation in {_READ, _READDIR}:
             _, offset, size = struct.unpack_from("<QQI", body)
             return _entries(path, offset, size) if operation == _READDIR else _content(path, offset, size)
-        raise OSError(errno.EROFS if operation in _CHANGES else errno.ENOSYS, "")
+        return self._change(operation, path, body)
+
+    def _change(self, operation: int, path: str, body: bytes) -> bytes:
+        """Requests that change something in the source."""
+        if operation == _WRITE:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            return struct.pack("<II", _write(path, body[40 : 40 + size], offset), 0)
+        if operation == _SETATTR:
+            valid, _, _, length = struct.unpack_from("<IIQQ", body)
+            if valid & _ATTR_SIZE:
+                os.truncate(path, length)
+            if valid & _ATTR_MODE:
+                os.chmod(path, stat.S_IMODE(struct.unpack_from("<I", body, 68)[0]))
+            return struct.pack("<QII", 0, 0, 0) + _attributes(path)
+        if operation in {_UNLINK, _RMDIR}:
+            gone = os.path.join(path, _name(body))
+            (os.unlink if operation == _UNLINK else os.rmdir)(gone)
+            self._numbers.pop(gone, None)
+            return b""
+        if operation in {_RENAME, _RENAME2}:
+            start = 8 if operation == _RENAME else 16
+            old, new = body[start:].split(b"\0")[:2]
+            folder = self._paths[struct.unpack_from("<Q", body)[0]]
+            self._rename(os.path.join(path, os.fsdecode(old)), os.path.join(folder, os.fsdecode(new)))
+            return b""
+        return self._make(operation, path, body)
+
+    def _make(self, operation: int, folder: str, body: bytes) -> bytes:
+        """Requests for something new in a directory."""
+        if operation not in _MADE_FROM:
+            raise OSError(errno.ENOSYS, "")
+        path = os.path.join(folder, _name(body[_MADE_FROM[operation] :]))
+        first, second = struct.unpack_from("<II", body)
+        if operation == _CREATE:
+            os.close(os.open(path, (first & os.O_EXCL) | os.O_CREAT | os.O_WRONLY, stat.S_IMODE(second)))
+            return self._entry(path) + struct.pack("<QII", 0, 0, 0)
+        if operation == _MKNOD:
+            os.mknod(path, first, second)
+        elif operation == _MKDIR:
+            os.mkdir(path, stat.S_IMODE(first))
+        else:
+            os.symlink(body.split(b"\0")[1], os.fsencode(path))
+        return self._entry(path)
+
+    def _entry(self, path: str) -> bytes:
+        attributes = _attributes(path)
+        if path not in self._numbers:
+            self._numbers[path] = next(self._free)
+        number = self._numbers[path]
+        self._paths[number] = path
+        return struct.pack("<QQQQII", number, 0, 0, 0, 0, 0) + attributes
+
+    def _rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+        for path in [path for path in self._numbers if path == old or path.startswith(f"{old}/")]:
+            moved = new + path[len(old) :]
+            self._numbers[moved] = number = self._numbers.pop(path)
+            self._paths[number] = moved
+
+
+def _name(body: bytes) -> str:
+    return os.fsdecode(body.split(b"\0", 1)[0])
+
+
+def _write(path: str, content: bytes, offset: int) -> int:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        return os.pwrite(fd, content, offset)
+    finally:
+        os.close(fd)
 
 
 def _attributes(path: str) -> bytes:

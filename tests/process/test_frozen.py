@@ -76,3 +76,45 @@ def test_programs_run_from_a_mirror(tmp_path: Path) -> None:
         environ = {**os.environ, "PYTHONPATH": str(system.path)}
         out = subprocess.run(command, capture_output=True, env=environ, timeout=DEADLINE_S, check=True).stdout
         assert out.decode().startswith(str(system.path))
+
+
+def test_a_mirror_takes_what_saferun_and_ranks_write(tmp_path: Path) -> None:
+    """Directories, files that grow and files that are replaced, links, FIFOs, sockets: all of it is in the source."""
+    write = """
+import os, socket
+os.makedirs("a/b")
+with open("a/b/file", "w") as file:
+    file.write("x" * 300_000)
+with open("a/b/file", "a") as file:
+    file.write("end")
+    os.fsync(file.fileno())
+os.truncate("a/b/file", 200_000)
+open("new", "w").write("new")
+open("old", "w").write("old")
+os.replace("new", "old")
+open("new", "w").write("other")
+os.symlink("old", "link")
+os.replace("link", "latest")
+os.rename("a", "c")
+open("c/b/more", "w").close()
+os.chmod("c/b/more", 0o640)
+os.unlink("c/b/more")
+os.mkdir("gone")
+os.rmdir("gone")
+os.mkfifo("fifo")
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind("socket")
+    listener.listen()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect("socket")
+print(open("latest").read(), os.path.getsize("c/b/file"), sorted(os.listdir()))
+"""
+    source = tmp_path / "source"
+    source.mkdir()
+    with mirror(tmp_path, source) as system:
+        with start(system, write) as process:
+            out = process.communicate(timeout=DEADLINE_S)[0].decode()
+        assert out.split() == ["new", "200000", "['c',", "'fifo',", "'latest',", "'new',", "'old',", "'socket']"]
+    assert (source / "c" / "b" / "file").read_text() == "x" * 200_000
+    assert (source / "latest").read_text() == "new"
+    assert (source / "new").read_text() == "other"
