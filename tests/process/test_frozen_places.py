@@ -5,6 +5,7 @@ The ranks go on, and so does all that saferun does for them: the console, the ve
 
 from __future__ import annotations
 
+import _json
 import signal
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.process.frozen import needs_mounts
 from tests.process.frozen_places import PLACES, launched_from
-from tests.process.launching import until
+from tests.process.launching import state_of, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,17 @@ tell("ready")
 await_release("end" if ATTEMPT else "fail")
 print("attempt", ATTEMPT, flush=True)
 sys.exit(not ATTEMPT)
+"""
+# Has a library loaded from the place that its argument names.
+LOADS = """
+import ctypes
+from rank import *
+def hang():
+    time.sleep(1000)
+ctypes.CDLL(sys.argv[1])
+tell("ready")
+await_release("hang")
+hang()
 """
 OPTIONS = ("--env-profile", "minimal", "--hang-timeout", "2", "--shutdown-timeout", "2")
 
@@ -141,9 +153,10 @@ if RANK == 1:
     os._exit(0 if sys.argv[1] == "exit" else 3)
 os._exit(0) if sys.argv[1] == "exit" else stay()
 """
-    with launched_from(
-        tmp_path, PLACES["all but run directory"], program, *OPTIONS, nproc=2, arguments=(end,)
-    ) as (job, frozen):
+    with launched_from(tmp_path, PLACES["all but run directory"], program, *OPTIONS, nproc=2, arguments=(end,)) as (
+        job,
+        frozen,
+    ):
         job.hear("ready", 2)
         frozen.system.freeze()
         if end == "stop":
@@ -156,3 +169,19 @@ os._exit(0) if sys.argv[1] == "exit" else stay()
         elif end == "stop":
             assert "stopped by SIGTERM" in job.err
         assert "Traceback" not in job.err
+
+
+def test_a_rank_whose_libraries_cannot_be_read_is_not_held_by_whoever_looks_at_it(tmp_path: Path) -> None:
+    """For native frames py-spy stops a process and reads its libraries: it would stay stopped for as long."""
+    library = f"{tmp_path}/mirror{_json.__file__}"
+    options = (*OPTIONS, "--native-stacks", "always")
+    with launched_from(tmp_path, PLACES["TMPDIR"], LOADS, *options, arguments=[library]) as (job, frozen):
+        (rank,) = job.hear("ready")
+        frozen.await_memory()
+        frozen.system.freeze()
+        job.release("hang")
+        until(lambda: "in hang" in job.err, "the hang is reported")
+        assert state_of(rank.pid) == "S"
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1
+        assert "stopped because of it: rank 0\n" in job.err

@@ -35,6 +35,7 @@ def hosts(
     each: Callable[[int], Sequence[str]] = lambda _: (),
     environs: Callable[[int], Mapping[str, str]] = lambda _: {},
     place: bool = True,
+    of_each: Callable[[int], Mapping[str, Any]] = lambda _: {},
     **more: Any,
 ) -> Iterator[list[Job]]:
     """A job of several hosts by plain options; host ``i`` is the i-th launch.
@@ -49,6 +50,7 @@ def hosts(
         each: options of one host.
         environs: changes of one host's environment.
         place: whether to give each its place by options.
+        of_each: goes to ``running`` for one host.
         more: goes to ``running``.
     """
     port = free_port()
@@ -67,7 +69,7 @@ def hosts(
                         *each(i),
                         nproc=nproc,
                         environ=environs(i),
-                        **more,
+                        **{**more, **of_each(i)},
                     )
                 )
             )
