@@ -208,7 +208,7 @@ class _Stacks:
         chosen = [process for process in self._native_candidates() if self._can_bear_native(process)]
         if not self._py_spy or not chosen or self._stuck or self._scene.left_s < _NATIVE_LEAST_S:
             return
-        # It reads every library of a process that it holds meanwhile.
+        # It reads every library of a process, and no signal ends that.
         if not all(answers(path, _ANSWER_S) for path in _libraries(process.pid for process in chosen)):
             return
         work = (self._ask_native(process, self._py_spy) for process in chosen)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.process.frozen import needs_mounts
 from tests.process.frozen_places import PLACES, launched_from
-from tests.process.launching import state_of, until
+from tests.process.launching import command_line, state_of, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -171,8 +171,8 @@ os._exit(0) if sys.argv[1] == "exit" else stay()
         assert "Traceback" not in job.err
 
 
-def test_a_rank_whose_libraries_cannot_be_read_is_not_held_by_whoever_looks_at_it(tmp_path: Path) -> None:
-    """For native frames py-spy stops a process and reads its libraries: it would stay stopped for as long."""
+def test_native_frames_of_a_rank_whose_libraries_cannot_be_read_are_not_waited_for(tmp_path: Path) -> None:
+    """py-spy reads all of them, and no signal would end it."""
     library = f"{tmp_path}/mirror{_json.__file__}"
     options = (*OPTIONS, "--native-stacks", "always")
     with launched_from(tmp_path, PLACES["TMPDIR"], LOADS, *options, arguments=[library]) as (job, frozen):
@@ -182,6 +182,7 @@ def test_a_rank_whose_libraries_cannot_be_read_is_not_held_by_whoever_looks_at_i
         job.release("hang")
         until(lambda: "in hang" in job.err, "the hang is reported")
         assert state_of(rank.pid) == "S"
+        assert not [pid for pid in job.processes() if command_line(pid).endswith("--native")]
         job.send(signal.SIGTERM)
         assert job.wait() == 1
         assert "stopped because of it: rank 0\n" in job.err
