@@ -49,6 +49,11 @@ _SKEW_S = 1.5
 # After the loss of a store, how long hosts that think the start not to be over wait for those that may think otherwise.
 _AGAIN_S = 60.0
 _GONE = ("gone", "unreachable")
+# What a task's state says of its ranks where some run, and what it says of other things.
+_RUNS = ("run", "quiet")
+_APART = ("way", "progress")
+# So many hosts are asked how their ranks do, where another one is silent.
+_MOST_ASKED = 8
 # Of other hosts' addresses: to so many the interfaces are looked up that lead there.
 _MOST_WAYS = 8
 _LOOK_THERE = "look at that host: what saferun said there last, and dmesg"
@@ -190,7 +195,10 @@ class Job:
             on_lost=self._on_silent,
             on_notice=self._tell_way,
             on_unheard=self._on_unheard,
+            ask_others=self._ask_others,
+            on_progress=self._tell_progress,
         )
+        self._progress: tuple[int, int] | None = None  # what the host that leads has asked for
         self._way = ""  # what became of this host's way to the one that leads
         self._is_waiting_for_unheard = False
         self.hands_on_events = config.event_log_handler != "null"
@@ -221,6 +229,8 @@ class Job:
         self._states: dict[str, JsonObject] = {}
         self._own_state: JsonObject = {"s": "run"}
         self._way = ""
+        self._progress = None
+        self._told_progress: dict[str, tuple[int, int]] = {}
         self._is_waiting_for_unheard = False
         self.control.forget()
         self._is_told = False
@@ -496,13 +506,35 @@ class Job:
             self._send_state()
 
     def _send_state(self) -> None:
-        way = {"way": self._way} if self._way else {}
-        self.line.send({"op": "state", "attempt": self._attempt(), "state": {**self._own_state, **way}})
+        more: JsonObject = {"way": self._way} if self._way else {}
+        if self._progress is not None:
+            more["progress"] = list(self._progress)
+        self.line.send({"op": "state", "attempt": self._attempt(), "state": {**self._own_state, **more}})
 
     def _tell_way(self, words: str) -> None:
         """Have the user of the host that leads told what became of this host's way to it."""
         self._way = words
         self._send_state()
+
+    def _ask_others(self) -> bool:
+        """Have some other hosts whose ranks run tell whether these make progress. Returns whether there are any."""
+        hosts = {int(key.partition("/")[0]) for key, state in self._states.items() if state.get("s") in _RUNS}
+        asked = sorted(hosts - {self.host} - self.control.unheard)[:_MOST_ASKED]
+        if asked:
+            self._tell({"kind": "watch", "hosts": asked})
+        return bool(asked)
+
+    def _tell_progress(self, moved: int, active: int) -> None:
+        self._progress = (moved, active)
+        self._send_state()
+
+    def _hear_progress(self, key: str, told: object) -> None:
+        if not (isinstance(told, list) and len(told) == 2 and all(type(n) is int for n in told)):  # noqa: PLR2004
+            return
+        before, now = self._told_progress.get(key, (0, 0)), (told[0], told[1])
+        self._told_progress[key] = now
+        if now[0] > before[0] or now[1] > before[1]:
+            self.control.hear_progress(moved=now[0] > before[0])
 
     def acknowledge(self) -> None:
         """The decision has been taken in."""
@@ -694,6 +726,8 @@ class Job:
                     culprits=tuple(sorted(local for rank, local in self._places.items() if rank in blamed)),
                 )
                 self._post(trouble)
+            case "watch" if attempt == self._attempt() and self.host in message["hosts"]:
+                self.control.watch()
             case "hang":
                 from saferun.watchdog.job import verdict_from
 
@@ -725,7 +759,8 @@ class Job:
         for key, state in changed.items():
             host, _, task = key.partition("/")
             if isinstance(state, dict):
-                self._states[key] = {name: value for name, value in state.items() if name != "way"}
+                self._states[key] = {name: value for name, value in state.items() if name not in _APART}
+                self._hear_progress(key, state.get("progress"))
                 peer = self.peers.get(int(host))
                 if peer is not None and isinstance(way := state.get("way"), str):
                     self.control.note(peer.label, way)

@@ -1,7 +1,8 @@
 """The control path between the hosts of a job, as a supervisor sees it: who is heard, and what is made of silence.
 
-The coordinator reports what it finds; here it is decided, by how the ranks of this host do (``silence``). On the host
-that leads this is about all others, on each other host about the one that leads.
+The coordinator reports what it finds; here it is decided, by how the ranks do (``silence``). On the host that leads
+this is about all others, on each other host about the one that leads. The ranks are those of this host; the host that
+leads also asks some others how theirs do.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from saferun.cluster.progress import ProgressWatch, WatchedRank
-from saferun.cluster.silence import GO_ON, LOST, Unheard, judge
+from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge, together
 from saferun.host.nics import route_to
 from saferun.host.poller import Poller
 from saferun.linux.nic_state import nic_state, working_nics
@@ -20,6 +21,8 @@ _LONGEST_WORDS = 300
 _SHOWN = 4
 # What several hosts report at once is one line.
 _TOGETHER_S = 1.0
+# Of the host timeout, how often a host that was asked says that its ranks move.
+_REPORT_SHARE = 0.125
 # Of the host timeout, for how long ranks are watched where somebody was in doubt and nothing came of it.
 _DOUBT = 2.0
 
@@ -36,6 +39,9 @@ class Control:
         on_lost: told a host that is lost: its number, why, and in which words.
         on_notice: takes what the host that leads is to tell its user of this one's way to it.
         on_unheard: told, in words, that the host that leads is not heard of and the job goes on; empty: it is again.
+        ask_others: on the host that leads: asks some other hosts to report progress; returns whether there are any
+            whose ranks run.
+        on_progress: takes what this host was asked to report: how often its ranks were seen to move, and to be active.
     """
 
     def __init__(
@@ -49,6 +55,8 @@ class Control:
         on_lost: Callable[[int, str, str], None],
         on_notice: Callable[[str], None],
         on_unheard: Callable[[str], None],
+        ask_others: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[int, int], None] = lambda _moved, _active: None,
     ) -> None:
         self._host_timeout_s = host_timeout_s
         self._hang_timeout_s = hang_timeout_s
@@ -57,6 +65,8 @@ class Control:
         self._on_lost = on_lost
         self._on_notice = on_notice
         self._on_unheard = on_unheard
+        self._ask_others = ask_others
+        self._on_progress = on_progress
         self._watch = ProgressWatch(host_timeout_s / 2, poller)
         self.begin("", "", (), leads=False, speaks=False)
 
@@ -80,6 +90,10 @@ class Control:
         self._flush_at: float | None = None
         self._watch_until = 0.0
         self._own_told = ""
+        # Of ranks elsewhere: since when they are watched, and when one of them moved, or was active, last.
+        self._others_at: tuple[float, float, float] | None = None
+        self._reports = (0, 0)
+        self._report_at: float | None = None
         ways = {_nic_to(address) for address in dict.fromkeys(addresses)}
         self._nics = [name for name in working_nics() if name in ways] if ways else []
         self._watch.end()
@@ -93,6 +107,7 @@ class Control:
         """Do what is due."""
         if self._watch.deadline is not None and self._watch.deadline <= now:
             self._watch.tick(now, self._ranks())
+            self._report(now)
             self._judge(now)
         if self._flush_at is not None and self._flush_at <= now:
             self._flush()
@@ -112,6 +127,11 @@ class Control:
         """Hosts of which nothing is heard while the job goes on."""
         return {host for host, unheard in self._unheard.items() if unheard.goes_on}
 
+    @property
+    def unheard(self) -> set[int]:
+        """Hosts of which nothing is heard, whatever that is going to mean."""
+        return set(self._unheard)
+
     def missing_words(self) -> str:
         """The same in words."""
         labels = [unheard.label for unheard in self._unheard.values() if unheard.goes_on]
@@ -124,8 +144,7 @@ class Control:
         now = time.monotonic()
         match message["op"]:
             case "doubt":
-                self._watch.begin(now)
-                self._watch_until = now + _DOUBT * self._host_timeout_s
+                self._begin_watch(now)
             case "unheard":
                 host = int(message["host"])
                 known = self._unheard.get(host)
@@ -138,13 +157,56 @@ class Control:
                     known.since if known is not None else now,
                     goes_on=known is not None and known.goes_on,
                 )
-                self._watch.begin(now)
+                self._begin_watch(now)
                 self._judge(now)
             case "heard":
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
                 if was != to and self._speaks:
                     self._on_notice(self._moved_words(_clean(was), to))
+
+    def _begin_watch(self, now: float) -> None:
+        self._watch.begin(now)
+        self._watch_until = now + _DOUBT * self._host_timeout_s
+        if self._leads and self._others_at is None and self._ask_others():
+            self._others_at = (now, now, now)
+
+    def watch(self) -> None:
+        """The host that leads wants to know whether the ranks of this one make progress."""
+        now = time.monotonic()
+        self._watch.begin(now)
+        self._watch_until = now + _DOUBT * self._host_timeout_s
+        self._report_at = now
+
+    def _report(self, now: float) -> None:
+        if self._report_at is None or now < self._report_at:
+            return
+        interval_s = max(self._host_timeout_s * _REPORT_SHARE, 0.1)
+        progress = self._watch.progress(now, runs=bool(self._ranks()))
+        moved, active = self._reports
+        # Ranks that have only been watched from now on have not shown anything.
+        seen_s = min(progress.watched_s, interval_s)
+        reports = (moved + (progress.still_s < seen_s), active + (progress.quiet_s < seen_s))
+        self._report_at = now + interval_s if now < self._watch_until else None
+        if reports != self._reports:
+            self._reports = reports
+            self._on_progress(*reports)
+
+    def hear_progress(self, *, moved: bool) -> None:
+        """Ranks of another host have been seen to move, or at least to be active."""
+        if self._others_at is not None:
+            began_at, moved_at, _ = self._others_at
+            now = time.monotonic()
+            self._others_at = (began_at, now if moved else moved_at, now)
+
+    def _verdict(self, unheard: Unheard, own: Progress, now: float) -> str:
+        """By the ranks of this host; where these do not show that the job goes on, by those of others as well."""
+        verdict = judge(unheard, own, self._host_timeout_s, self._hang_timeout_s)
+        if verdict == GO_ON or self._others_at is None:
+            return verdict
+        began_at, moved_at, active_at = self._others_at
+        others = Progress(runs=True, watched_s=now - began_at, still_s=now - moved_at, quiet_s=now - active_at)
+        return judge(unheard, together(own, others), self._host_timeout_s, self._hang_timeout_s)
 
     def _hear_again(self, host: int, now: float) -> None:
         unheard = self._unheard.pop(host, None)
@@ -167,7 +229,7 @@ class Control:
         progress = self._watch.progress(now, runs=bool(self._ranks()))
         going_on = []
         for unheard in list(self._unheard.values()):
-            verdict = judge(unheard, progress, self._host_timeout_s, self._hang_timeout_s)
+            verdict = self._verdict(unheard, progress, now)
             if verdict == LOST:
                 del self._unheard[unheard.host]
                 own = "" if self._leads else self._own_words()
@@ -177,8 +239,13 @@ class Control:
                 going_on.append(unheard)
         if going_on:
             self._go_on(going_on)
-        if not self._unheard and now >= self._watch_until:
+        if self._unheard and now >= self._watch_until and self._others_at is not None:
+            # Others report for a while; as long as there is something to be decided, they are asked again.
+            self._watch_until = now + _DOUBT * self._host_timeout_s
+            self._others_at = self._others_at if self._ask_others() else None
+        elif not self._unheard and now >= self._watch_until:
             self._watch.end()
+            self._others_at = self._report_at = None
 
     def _go_on(self, hosts: Sequence[Unheard]) -> None:
         own = self._own_words()

@@ -1,22 +1,24 @@
 """What follows where nothing is heard of another host: is it lost, or only the way to it? Pure.
 
-A host whose control path is cut trains on over its other network, and so does the job. A host that is dead stops it:
-whoever waits for its ranks stands still. So the ranks of this host tell the two apart. Where they make progress the job
-goes on, and a verdict is due only when they stop.
+A host whose control path is cut trains on over its other network, and so does the job; so does one whose saferun was
+stopped (SIGSTOP). A host that is dead stops it: whoever waits for its ranks stands still. So the ranks that can be seen
+tell the two apart. Where they make progress the job goes on, and a verdict is due only when they stop.
 """
 
 from __future__ import annotations
 
 from saferun.model import Value
 
-__all__ = ["GO_ON", "LOST", "WAIT", "Progress", "Unheard", "judge"]
+__all__ = ["GO_ON", "LOST", "WAIT", "Progress", "Unheard", "judge", "together"]
 
 WAIT = "wait"
 GO_ON = "go on"
 LOST = "lost"
 
-# What was found leaves no doubt: its saferun does not run there, or does not answer though connections are accepted.
-_CERTAIN = frozenset({"gone", "frozen"})
+# What was found leaves no doubt: its saferun does not run there, and its ranks end with it.
+_CERTAIN = frozenset({"gone"})
+# It is certain that the host is up.
+_UP = frozenset({"cut", "frozen"})
 # Of the host timeout: for how long ranks must have stood still for a silent host to be the reason.
 _STILL_SHARE = 0.5
 
@@ -37,7 +39,7 @@ class Unheard(Value):
 
 
 class Progress(Value):
-    """How the ranks of this host do.
+    """How the ranks do: those of this host, and of others that can be asked.
 
     Attributes:
         runs: whether there are any.
@@ -69,10 +71,28 @@ def judge(unheard: Unheard, progress: Progress, host_timeout_s: float, hang_time
         return LOST
     enough_s = host_timeout_s * _STILL_SHARE
     # A host that answers somewhere is alive, so that ranks that are at work are enough.
-    still_s = progress.quiet_s if unheard.why == "cut" else progress.still_s
+    still_s = progress.quiet_s if unheard.why in _UP else progress.still_s
     if still_s < min(enough_s, progress.watched_s):
         return GO_ON
     return LOST if progress.watched_s >= enough_s or not progress.runs else WAIT
+
+
+def together(own: Progress, others: Progress | None) -> Progress:
+    """How the ranks do that can be seen, those of other hosts included.
+
+    Args:
+        own: of the ranks of this host.
+        others: of ranks elsewhere; None: there are none that could be asked.
+    """
+    if others is None:
+        return own
+    return Progress(
+        own.runs or others.runs,
+        # None of them has been watched for longer than those that were asked last.
+        min(own.watched_s, others.watched_s),
+        min(own.still_s, others.still_s),
+        min(own.quiet_s, others.quiet_s),
+    )
 
 
 def _while_it_goes_on(progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from saferun.coordinator.heartbeats import Beats, Monitor, stall_words, stuck_processes, waiting_places
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.knock import CUT, FROM_FAR, GONE, REACHED, UNKNOWN, UNREACHABLE, Finding, knock
+from saferun.coordinator.knock import CUT, GONE, MAY_WORK, REACHED, UNKNOWN, UNREACHABLE, Finding, knock
 from saferun.coordinator.line import Line
 from saferun.coordinator.meeting import Meeting, Met
 from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
@@ -23,6 +23,8 @@ from saferun.coordinator.tasks import Tasks
 _BEATS_PER_TIMEOUT = 6
 # For how long a host that answers is given to beat again.
 _BEATS_AGAIN_S = 3.0
+# For how many intervals the next beat of a host is waited for that is said to be gone.
+_BEATS_TO_WAIT = 1.5
 _ACKS_S = 10.0
 _MOST_UNREAD_BYTES = 8 << 20
 
@@ -180,14 +182,25 @@ class Attempt:
                 threading.Thread(target=self._probe, args=(host,), daemon=True).start()
 
     def _probe(self, host: int) -> None:
+        monitor = self._monitor
+        beat = monitor.beats_of(host) if monitor is not None else b""
         finding = self._knock(host)
-        if finding.why in {GONE, UNREACHABLE} and self._monitor is not None:
-            # Nobody waits for its answer to the decision either.
-            self._monitor.lose(host)
-        silent_s = self._monitor.silent_s(host) if self._monitor is not None else 0.0
-        if finding.why == CUT and silent_s < 2 * self._interval_s:
+        if monitor is not None and self._beats_on(monitor, host, beat, finding.why):
+            # It is there, whatever stands before it: a firewall may refuse every port but one.
             finding = Finding(REACHED, f"{self._labels[host]} answers")
+        if finding.why in {GONE, UNREACHABLE} and monitor is not None:
+            # Nobody waits for its answer to the decision either.
+            monitor.lose(host)
         self._send_head("probed", host=host, why=finding.why, words=finding.words)
+
+    def _beats_on(self, monitor: Monitor, host: int, beat: bytes, why: str) -> bool:
+        """Whether a host lives by its beats, where a knock says something else."""
+        if why in {CUT, UNREACHABLE}:
+            return monitor.silent_s(host) < 2 * self._interval_s
+        give_up_at = time.monotonic() + (_BEATS_TO_WAIT * self._interval_s if why == GONE else 0.0)
+        while monitor.beats_of(host) == beat and time.monotonic() < give_up_at:
+            time.sleep(0.02)
+        return why == GONE and monitor.beats_of(host) != beat
 
     # ------------------------------------------------------------------------------------------------------ from others
 
@@ -241,8 +254,8 @@ class Attempt:
         if finding.why == GONE and self._has_one_port:
             # Something before that host may refuse every port but one.
             finding = Finding(UNKNOWN, finding.words)
-        if finding.why in FROM_FAR or monitor.is_missed(host):
-            # Only the way to it may be gone. Whether the job goes on is for those to say who see its ranks.
+        if finding.why in MAY_WORK or monitor.is_missed(host):
+            # Whether the job goes on is for those to say who see its ranks.
             monitor.miss(host)
             op = "unheard"
         else:

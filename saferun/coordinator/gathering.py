@@ -34,6 +34,8 @@ _LONGEST_WORDS = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
+# How often a host looks whether what it has handed in is still there.
+_HAND_IN_AGAIN_S = 5.0
 # What a host reads instead of its place where the store of the job's messages is another one from now on.
 _MOVED = "moved"
 
@@ -282,7 +284,7 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
     key = f"{prefix}place/{host}"
     while True:
         meeting.check()
-        text = client.get(key, max(0.1, min(meeting.tell_every_s / 2, meeting.remaining_s)))
+        text = client.get(key, max(0.1, min(meeting.tell_every_s / 2, _HAND_IN_AGAIN_S, meeting.remaining_s)))
         if text is not None:
             if text == _MOVED.encode():
                 client.add(f"{prefix}left", 1)
@@ -294,6 +296,9 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
             raise _failure(text) or JoinFailedError(
                 "the place that the first host hands out cannot be read", "use the same version of saferun on all hosts"
             )
+        if not client.check(f"{prefix}host/{host}"):
+            # Somebody before this host refuses connections, so that it was taken to be gone.
+            _hand_in(client, prefix, host, own)
         words = (client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_WORDS]
         words = "".join(c if c.isprintable() else "?" for c in words)
         meeting.say(f"waiting for {words}" if words else "waiting for the first host's answer")

@@ -18,7 +18,7 @@ from typing import Any
 
 from saferun.coordinator.arrivals import Arrivals, waiting_words
 from saferun.coordinator.dial import dial, plain, shown
-from saferun.coordinator.gathering import Gathering, attempt_prefix, take_place
+from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.search import Search
@@ -30,6 +30,9 @@ from saferun.coordinator.stores import Stores
 from saferun.model import Value
 
 _LEADER_KEY = "saferun/leader"
+# Set by a host that does not reach the control store, and how long it tries before.
+_ASK_KEY = "saferun/one_port"
+_ASK_AFTER_S = 5.0
 _C10D_PORT = 29400
 _POLL_S = 1.0
 _LOOK_AGAIN_S = 0.5
@@ -66,6 +69,7 @@ class HandlerRendezvous:
         self._endpoint_store: Any = None
         self._handler: Any = None
         self._arrivals: Arrivals | None = None
+        self._one_port = False  # whether some host has asked for it
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], _Answer]] = queue.SimpleQueue()
         self._on_waiting: Callable[[str], None] | None = None
         threading.Thread(target=self._call, daemon=True).start()
@@ -278,39 +282,66 @@ class HandlerRendezvous:
     # ----------------------------------------------------------------------------------------------------- who is first
 
     def _lead(self, meeting: Meeting, own: HostRecord, store: Any, hosts: int, bootstrap: Any) -> Met:  # noqa: ANN401
-        port = self._stores.ranks_port
-        one_port = bool(port) and meeting.one_port
+        found, port = StoreClient(store, ("", 0)), self._stores.ranks_port
         ranks = self._stores.serve_ranks() if port else None
-        if ranks is not None and one_port:
-            client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
-        else:
-            client = self._stores.serve_control()
         job = os.urandom(8).hex()
-        client.set(JOB_KEY, job)
-        client.check(JOB_KEY)
-        if not port and bootstrap is not None:
-            port = int(bootstrap.master_port)
         named = getattr(bootstrap, "master_addr", None) or meeting.local_addr or socket.getfqdn()
-        control_port = port if one_port else self._stores.control_port
         way = master_addr(str(named), own.addresses)
-        leader = Leader(job, control_port, port, way, own.addresses, one_port)
-        StoreClient(store, ("", 0)).set(_LEADER_KEY, json.dumps(leader._asdict()))
-        gathering = Gathering(client, "r0/", hosts)
-        records = gathering.gather(meeting, own)
+        ranks_port = port or (int(bootstrap.master_port) if bootstrap is not None else 0)
+
+        def serve(*, one_port: bool) -> StoreClient:
+            """Serve the control store, by itself or as a part of the ranks' store, and say where it is."""
+            if one_port and ranks is not None:
+                client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
+            else:
+                client = self._stores.serve_control()
+            client.set(JOB_KEY, job)
+            client.check(JOB_KEY)
+            control_port = port if one_port else self._stores.control_port
+            leader = Leader(job, control_port, ranks_port, way, own.addresses, one_port)
+            found.set(_LEADER_KEY, json.dumps(leader._asdict()))
+            return client
+
+        one_port = ranks is not None and (meeting.one_port or self._one_port)
+        client = serve(one_port=one_port)
+        may_move = ranks is not None and not one_port
+        gathering = Gathering(
+            client, "r0/", hosts, knocks=not one_port, is_asked_for=lambda: may_move and found.check(_ASK_KEY)
+        )
+        try:
+            records = gathering.gather(meeting, own)
+        except OnePortError:
+            # From now on, and after a restart as well: the way there will be no other.
+            self._one_port = True
+            client = serve(one_port=True)
+            gathering.move()
+            gathering = Gathering(client, "r0/", hosts, knocks=False)
+            records = gathering.gather(meeting, own)
         place = gathering.hand_out(records)
-        return Met(place, client, job, attempt_prefix(place.attempt), records, leader.master_addr, port)
+        return Met(place, client, job, attempt_prefix(place.attempt), records, way, ranks_port)
 
     def _follow(self, meeting: Meeting, own: HostRecord, store: Any, host: int) -> Met:  # noqa: ANN401
         self._stores.drop_control()
         self._stores.drop_ranks()
-        client, leader, way = self._find_leader(meeting, own, StoreClient(store, ("", 0)))
-        place = take_place(client, "r0/", host, meeting, own)
-        return Met(place, client, leader.job, attempt_prefix(place.attempt), [], way, leader.ranks_port)
+        found, moved = StoreClient(store, ("", 0)), False
+        while True:
+            client, leader, way = self._find_leader(meeting, own, found, moved=moved)
+            try:
+                place = take_place(client, "r0/", host, meeting, own)
+            except MovedError:
+                moved = True
+                continue
+            return Met(place, client, leader.job, attempt_prefix(place.attempt), [], way, leader.ranks_port)
 
-    def _find_leader(self, meeting: Meeting, own: HostRecord, store: StoreClient) -> tuple[StoreClient, Leader, str]:
-        """A connection to the first host's control store, who that is, and the address under which ranks find it."""
+    def _find_leader(
+        self, meeting: Meeting, own: HostRecord, store: StoreClient, *, moved: bool
+    ) -> tuple[StoreClient, Leader, str]:
+        """A connection to the first host's control store, who that is, and the address under which ranks find it.
+
+        Where the control store cannot be reached, it is asked for as a part of the ranks' store. ``moved``: it is one.
+        """
         words = "the first host has not said where it is"
-        store_class = self._stores.store_class
+        failing_since: float | None = None
         while True:
             meeting.check()
             meeting.say(words)
@@ -320,22 +351,32 @@ class HandlerRendezvous:
                 )
             text = store.get(_LEADER_KEY, _LOOK_AGAIN_S)
             leader = read_leader(text) if text is not None else None
-            if leader is None:
+            if leader is None or (moved and not leader.one_port):
                 continue
-            others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
-            for address in dict.fromkeys([leader.master_addr, *others]):
-                connection, _, said = dial(address, leader.control_port, _DIAL_S)
-                if connection is None:
-                    words = said
-                    continue
-                connection.close()
-                kind = shared_class(store_class) if leader.one_port else store_class
-                client = StoreClient.connect(kind, (address, leader.control_port), dialled=True)
-                found = client.get(JOB_KEY, _LOOK_AGAIN_S)
-                if found == leader.job.encode():
-                    return client, leader, address
-                # Where the handler's store keeps keys, this may have been said before the last attempt.
-                words = f"{shown(address, leader.control_port)} is not this job's store"
+            client, way, words = self._connect(leader, own)
+            if client is not None:
+                return client, leader, way
+            failing_since = failing_since or time.monotonic()
+            if time.monotonic() - failing_since > _ASK_AFTER_S:
+                store.set(_ASK_KEY, "")
+
+    def _connect(self, leader: Leader, own: HostRecord) -> tuple[StoreClient | None, str, str]:
+        """A connection to the control store and the address that it was found at, or why there is none."""
+        store_class, words = self._stores.store_class, ""
+        others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
+        for address in dict.fromkeys([leader.master_addr, *others]):
+            connection, _, said = dial(address, leader.control_port, _DIAL_S)
+            if connection is None:
+                words = said
+                continue
+            connection.close()
+            kind = shared_class(store_class) if leader.one_port else store_class
+            client = StoreClient.connect(kind, (address, leader.control_port), dialled=True)
+            if client.get(JOB_KEY, _LOOK_AGAIN_S) == leader.job.encode():
+                return client, address, ""
+            # Where the handler's store keeps keys, this may have been said before the last attempt.
+            words = f"{shown(address, leader.control_port)} is not this job's store"
+        return None, "", words
 
 
 class _Answer:

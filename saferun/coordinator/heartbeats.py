@@ -351,7 +351,8 @@ class Monitor:
                 seen.beat = beat
                 seen.silent_s = 0.0
                 seen.is_doubted = False
-                if seen.is_unheard:
+                # A supervisor that is stopped cannot be heard, though its coordinator beats.
+                if seen.is_unheard and "T" not in seen.state.stuck.values():
                     seen.is_unheard = False
                     self._on_heard(host)
                 changes = int(beat) // CHANGE if beat.isdigit() and len(beat) < 20 else seen.changes  # noqa: PLR2004

@@ -27,8 +27,8 @@ CUT = "cut"
 FROZEN = "frozen"
 UNREACHABLE = "unreachable"
 UNKNOWN = "unknown"
-# From here it cannot be told whether it is the host that is dead or the way to it.
-FROM_FAR = frozenset({CUT, UNREACHABLE, UNKNOWN})
+# Its ranks may be at work all the same: only the way to it is gone, or its saferun was stopped.
+MAY_WORK = frozenset({CUT, UNREACHABLE, UNKNOWN, FROZEN})
 
 
 class Sight(Value):

@@ -151,8 +151,9 @@ class Line:
                 return
             if self._is_made(finding, broken.address[0]) or is_early:
                 return
-            if finding.why in {GONE, FROZEN}:
-                self._lose(finding, may_come_again=finding.why == FROZEN and not is_silent)
+            if finding.why == GONE or (finding.why == FROZEN and not is_silent):
+                # What held the store has ended; where somebody holds its port still, there may be another one.
+                self._lose(finding, may_come_again=finding.why == FROZEN)
             else:
                 self._search(finding, broken)
         finally:

@@ -175,6 +175,65 @@ def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp
     job.assert_nothing_left()
 
 
+@pytest.mark.parametrize("also_its_coordinator", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stopped", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stopped_saferun_ends_no_job_whose_ranks_train_on(
+    make_cluster: MakeCluster, tmp_path: Path, stopped: int, also_its_coordinator: bool
+) -> None:
+    """As under torchrun, whose ranks would not notice: one line says it, and the job ends well."""
+    cluster = make_cluster(3)
+    host = cluster.hosts[stopped]
+    others = [other for other in cluster.hosts if other is not host]
+    job = FaultedJob(cluster, tmp_path, GLOO_UNTIL_RELEASED, "--host-timeout", 10, env=ON_DATA_NETWORK)
+    job.await_steps()
+    pids = [job.saferun(host), *([job.coordinator(host)] if also_its_coordinator else [])]
+    job.now()
+    host.freeze(pids)
+    says = others if stopped == 0 else [cluster.hosts[0]]
+    for other in says:
+        job.wait_said(other, rf"warning: .*{host.name} .*the ranks make progress, so the job goes on", LOST_S)
+    # Were it given up, that would be by now.
+    time.sleep(10 + KNOCK_S)
+    host.thaw(pids)
+    for other in says:
+        job.wait_said(other, f"{host.name} is heard again after", LOST_S)
+    job.job.release("end")
+    assert set(job.end(within_s=END_S).values()) == {0}, job.story("not all ended well")
+    assert "is lost" not in "".join(job.said(each) for each in cluster.hosts)
+    job.assert_nothing_left()
+
+
+# The first rank is done at once; the second is seen to work, and the third waits.
+UNEVEN = """
+import hashlib
+
+tell("ready")
+while RANK == 1 and not os.path.exists(f"{FOLDER}/release.end"):
+    hashlib.sha256(bytes(1 << 22)).digest()
+    time.sleep(0.02)
+if RANK == 2:
+    await_release("end")
+"""
+
+
+def test_a_first_host_whose_ranks_have_ended_asks_the_others(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """One host cannot be heard; another one's ranks show that the job goes on."""
+    cluster = make_cluster(3)
+    node1, _, node3 = cluster.hosts
+    job = FaultedJob(cluster, tmp_path, UNEVEN, "--host-timeout", 10)
+    job.job.hear("ready", 3)
+    job.now()
+    for nic in ("eth0", "eth1"):
+        node3.cut(nic, how="cable")
+    job.wait_said(node1, r"warning: nothing is heard of node3 \(.*the ranks make progress, so the job goes on", LOST_S)
+    for nic in ("eth0", "eth1"):
+        node3.heal(nic)
+    job.wait_said(node1, "node3 is heard again after", LOST_S)
+    job.job.release("end")
+    assert set(job.end(within_s=LOST_S).values()) == {0}, job.story("not all ended well")
+    job.assert_nothing_left()
+
+
 # -------------------------------------------------------------------------------------------- hosts and their networks
 
 

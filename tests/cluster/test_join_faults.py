@@ -219,6 +219,8 @@ def test_what_keeps_gloo_from_connecting_is_named(
     job.assert_nothing_left()
 
 
+# Of saferun's own messages, where a firewall drops what is sent to it.
+CLOSED = 30001
 FAIL_ONCE = """
 tell("ready")
 await_release(f"end{ATTEMPT}")
@@ -226,7 +228,10 @@ sys.exit(3 if RANK == 1 and ATTEMPT == 0 else 0)
 """
 
 
-def test_the_port_of_the_ranks_store_is_all_that_has_to_be_open(make_cluster: MakeCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("preflight", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_the_port_of_the_ranks_store_is_all_that_has_to_be_open(
+    make_cluster: MakeCluster, tmp_path: Path, preflight: str
+) -> None:
     """As behind a Kubernetes service or a NAT: the job meets, restarts and ends as one, with an option or none."""
     cluster = make_cluster(3)
     node1 = cluster.hosts[0]
@@ -234,21 +239,34 @@ def test_the_port_of_the_ranks_store_is_all_that_has_to_be_open(make_cluster: Ma
         node1.firewall(ports, "drop", new_only=True)
     # Two refuse at once, which is not to be taken for a saferun that is gone.
     cluster.hosts[1].firewall((1, 65535), "reject", new_only=True)
-    # Hosts that cannot reach each other are none of this test's business.
-    options = ("--max-restarts", "1", "--preflight", "off", "--start-timeout", "60")
+    options = ("--max-restarts", "1", "--preflight", preflight, "--start-timeout", "60")
     jobs: dict[str, Job] = {}
     for number, (name, more) in enumerate({"auto": (), "same": ("--control-port", "same")}.items()):
         folder = tmp_path / name
         folder.mkdir()
         where = ("--master-port", str(PORT + number))
         jobs[name] = by_hand(cluster, folder, FAIL_ONCE, *options, *more, *where, hosts=cluster.hosts)
+    _fail_once(jobs)
+
+
+def test_c10d_needs_no_port_but_those_of_its_stores(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Where the port of saferun's own messages is closed, they go to that of the ranks' store, with checks and all."""
+    cluster = make_cluster(3)
+    for host in cluster.hosts:
+        host.firewall(CLOSED, "drop", new_only=True)
+    options = ("--max-restarts", "1", "--control-port", str(CLOSED), "--start-timeout", "60")
+    job = by_hand(cluster, tmp_path, FAIL_ONCE, *options, hosts=cluster.hosts, backend="c10d")
+    _fail_once({"c10d": job})
+
+
+def _fail_once(jobs: dict[str, Job]) -> None:
     for attempt in range(2):
         for job in jobs.values():
             job.hear("ready", 3, attempt=attempt)
             job.release(f"end{attempt}")
     for name, job in jobs.items():
         assert job.finish() == [0, 0, 0], job.story(name)
-        assert len(job.saferun_said(r"saferun: rank 1 \(node2, .*exit code 3")) == 3, job.story(name)
+        assert len(job.saferun_said(r"saferun: rank 1 \(node\d, .*exit code 3")) == 3, job.story(name)
 
 
 SERVICE = "10.96.0.1"

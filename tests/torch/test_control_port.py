@@ -92,12 +92,25 @@ def test_the_control_store_is_looked_for_at_every_address_of_its_host() -> None:
         talk(job, 0)
 
 
-def test_one_port_is_enough_for_the_hosts_of_a_c10d_rendezvous() -> None:
+@pytest.mark.parametrize("asked_for", [True, False], ids=["asked_for", "found_out"])
+def test_one_port_is_enough_for_the_hosts_of_a_c10d_rendezvous(*, asked_for: bool) -> None:
     """Beside the rendezvous' own, which the hosts reach."""
     endpoint = listening()
-    job = [Host("node1", endpoint=endpoint, whole_torch=True), Host("node2", whole_torch=True)]
+    # At the address that the hosts know of each other, only the ranks' store answers. S104: it is loopback's.
+    ranks = [listening("0.0.0.0"), listening("0.0.0.0")]  # noqa: S104
+    job = [
+        Host("node1", endpoint=endpoint, ranks=ranks[0], whole_torch=True),
+        Host("node2", ranks=ranks[1], whole_torch=True),
+    ]
     where = {"backend": "c10d", "endpoint": f"127.0.0.1:{port_of(endpoint)}", "node_rank": None}
-    fields = {**where, "master": ["127.0.0.1", [port_of(endpoint)]], "least": 2, "most": 2, "one_port": True}
+    fields: dict[str, Any] = {
+        **where,
+        "master": ["127.0.0.1", [port_of(endpoint)]],
+        "least": 2,
+        "most": 2,
+        "one_port": asked_for,
+    }
+    fields = {**fields, "local_addr": "127.0.0.2", "record": {"addresses": ["127.0.0.2"]}}
     try:
         for attempt in range(2):
             for host in job:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun import job as job_module
+from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig
 from saferun.events import (
     Event,
@@ -221,6 +222,46 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     assert isinstance(listening.events[2], HostsDone)
 
 
+def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(listening: Listening) -> None:
+    """Whose progress shows that the job goes on without the host that is silent."""
+    peers = [[host, f"node{host}", f"node{host}", 1, [f"10.0.0.{host}"], host, 1] for host in range(3)]
+    listening.job.join(JoinHosts(0))
+    listening.hear(**{**JOINED, "hosts": 3, "peers": peers})
+    running = {"1/0": {"s": "run"}, "2/0": {"s": "run"}}
+    listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}, **running})
+    listening.hear(op="doubt", attempt=0)
+    sent = listening.job.line.sent  # type: ignore[attr-defined]
+    assert [sent[-1]["message"][name] for name in ("kind", "hosts")] == ["watch", [1, 2]]
+    control = listening.job.control
+    control._others_at = (time.monotonic() - 20.0,) * 3
+    control._watch._began = control._watch._moved = control._watch._active = time.monotonic() - 20.0
+    for told in ([1, 1], "nonsense", [1]):
+        changed = {"1/0": {"s": "run", "progress": told}}
+        listening.hear(op="states", attempt=0, changed=changed)
+    listening.hear(op="unheard", attempt=0, host=2, label="node2", why="unreachable", words="no answer")
+    (warning,) = listening.said
+    assert "nothing is heard of node2 (no answer); the ranks make progress, so the job goes on" in warning
+    assert not listening.job.lost
+
+
+def test_a_host_that_is_asked_reports_that_its_ranks_move(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its state, and only for a while."""
+    listening.join()
+    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "hosts": [1]})
+    control = listening.job.control
+    assert control.deadline is None
+    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "hosts": [0, 1]})
+    moving = Progress(runs=True, watched_s=9.0, still_s=0.0, quiet_s=0.0)
+    monkeypatch.setattr(control._watch, "progress", lambda _now, **_more: moving)
+    control.tick(time.monotonic())
+    sent = listening.job.line.sent  # type: ignore[attr-defined]
+    assert sent[-1]["state"] == {"s": "run", "progress": [1, 1]}
+    control.tick(time.monotonic() + 1000.0)
+    assert control.deadline is None
+
+
 def test_what_cannot_be_judged_ends_nothing(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job goes on as if nobody had looked, and that is said."""
     listening.join()
@@ -269,6 +310,7 @@ KNOWN = st.sampled_from(
     [
         *("attempt", "host", "task", "name", "text", "message", "changed", "why", "words", "label", "peers", "what"),
         *("hint", "kind", "verdict", "n", "next", "exit_code", "wait_s", "restarts", "reason", "ranks", "signum"),
+        *("hosts", "changed", "progress"),
     ]
 )
 
@@ -280,7 +322,7 @@ def test_nothing_that_another_host_says_can_break_this_one(op: str, fields: Json
         listening = Listening(monkeypatch)
         listening.join()
         listening.job.collect("end", 60.0, lambda _: None)
-        kinds = ("trouble", "hang", "decision", "notice")
+        kinds = ("trouble", "hang", "decision", "notice", "watch")
         for message in (
             {**fields, "op": op},
             *({"op": "told", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),

@@ -109,17 +109,22 @@ def test_a_store_that_does_not_answer_is_looked_after_early(monkeypatch: pytest.
     world.wait_said("started", "doubt", "doubt", "started", "moved")
 
 
-@pytest.mark.parametrize(
-    ("why", "is_silent", "again"), [(GONE, True, False), (FROZEN, True, False), (FROZEN, False, True)]
-)
+@pytest.mark.parametrize(("why", "is_silent", "again"), [(GONE, True, False), (FROZEN, False, True)])
 def test_what_is_certain_is_the_end_of_the_line(
     monkeypatch: pytest.MonkeyPatch, why: str, is_silent: bool, again: bool
 ) -> None:
-    """Its saferun is gone, or accepts connections and says nothing."""
+    """Its saferun is gone; or the store is, and somebody holds its port."""
     world = World(monkeypatch, Finding(why, "words"))
     world.repair(is_silent=is_silent)
     assert world.said[1:] == [("lost", (why, again))]
     assert world.line.is_closed
+
+
+def test_a_store_that_says_nothing_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator may have been stopped, and its ranks train on."""
+    world = World(monkeypatch, Finding(FROZEN, "words"), Finding(REACHED, "words", "node1"))
+    world.repair(is_silent=True)
+    assert world.said[1:] == [("searching", FROZEN), ("started", "node1"), ("moved", ("node1", "node1"))]
 
 
 def test_where_nothing_answers_it_is_searched_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.cluster.silence import GO_ON, LOST, WAIT, Progress, Unheard, judge
+from saferun.cluster.silence import GO_ON, LOST, WAIT, Progress, Unheard, judge, together
 
 HOST_TIMEOUT_S, HANG_TIMEOUT_S = 24.0, 300.0
 
@@ -13,19 +13,18 @@ def verdict(why: str, progress: Progress, *, goes_on: bool = False, hang_timeout
     return judge(Unheard(2, "node3", why, "words", 0.0, goes_on), progress, HOST_TIMEOUT_S, hang_timeout_s)
 
 
-@pytest.mark.parametrize("why", ["gone", "frozen"])
-def test_what_is_certain_needs_no_ranks(why: str) -> None:
-    """Its saferun has been seen not to run, or not to answer."""
-    assert verdict(why, Progress(runs=True, watched_s=20.0, still_s=0.0, quiet_s=0.0)) == LOST
+def test_what_is_certain_needs_no_ranks() -> None:
+    """Its saferun has been seen not to run."""
+    assert verdict("gone", Progress(runs=True, watched_s=20.0, still_s=0.0, quiet_s=0.0)) == LOST
 
 
-@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown"])
+@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown", "frozen"])
 def test_ranks_that_move_let_the_job_go_on(why: str) -> None:
     """They could not, without the ranks of that host."""
     assert verdict(why, Progress(runs=True, watched_s=15.0, still_s=1.0, quiet_s=0.0)) == GO_ON
 
 
-@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown"])
+@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown", "frozen"])
 def test_ranks_that_stand_still_show_that_a_host_is_lost(why: str) -> None:
     """Within the time in which a dead host is named."""
     assert verdict(why, Progress(runs=True, watched_s=15.0, still_s=15.0, quiet_s=15.0)) == LOST
@@ -67,3 +66,13 @@ def test_where_no_ranks_run_they_are_asked_for_what_they_have_shown() -> None:
     assert (
         verdict("unreachable", Progress(runs=False, watched_s=99.0, still_s=99.0, quiet_s=99.0), goes_on=True) == GO_ON
     )
+
+
+def test_ranks_of_other_hosts_show_what_one_without_ranks_cannot_see() -> None:
+    """Whose own have ended; and nothing is decided before those have been watched as well."""
+    own = Progress(runs=False, watched_s=20.0, still_s=20.0, quiet_s=20.0)
+    assert verdict("unreachable", together(own, None)) == LOST
+    assert verdict("unreachable", together(own, Progress(runs=True, watched_s=3.0, still_s=3.0, quiet_s=3.0))) == WAIT
+    assert verdict("unreachable", together(own, Progress(runs=True, watched_s=9.0, still_s=2.0, quiet_s=2.0))) == GO_ON
+    still = Progress(runs=True, watched_s=15.0, still_s=15.0, quiet_s=15.0)
+    assert verdict("unreachable", together(own, still)) == LOST
