@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # What another host wrote may be anything.
 _LONGEST_WORDS = 1000
+_LONGEST_LEFTOVERS = 300
 _MOST_LINES = 20
 # Of a piece of evidence: what is told along with it.
 _WRAPPING_BYTES = 256
@@ -231,6 +232,7 @@ class Job:
         self._way = ""
         self._progress = None
         self._told_progress: dict[str, tuple[int, int]] = {}
+        self._told_leftovers: dict[str, str] = {}
         self._is_waiting_for_unheard = False
         self.control.forget()
         self._is_told = False
@@ -764,6 +766,7 @@ class Job:
                 peer = self.peers.get(int(host))
                 if peer is not None and isinstance(way := state.get("way"), str):
                     self.control.note(peer.label, way)
+                self._tell_leftovers(key, peer, state)
                 if state.get("s") == "gone":
                     self._lost_tasks.add((int(host), int(task)))
         self._look_at_collection()
@@ -772,6 +775,16 @@ class Job:
         heard = {key: {"s": "done"} if int(key.partition("/")[0]) in missing else s for key, s in self._states.items()}
         self._on_states(heard)
         self._look_at_end()
+
+    def _tell_leftovers(self, key: str, peer: Peer | None, state: Mapping[str, object]) -> None:
+        """Another host waits for what its ranks left behind, and so does the job."""
+        words = state.get("words")
+        if state.get("s") != "leftovers" or peer is None or peer.host == self.host or not isinstance(words, str):
+            return
+        if self._told_leftovers.get(key) != words:
+            self._told_leftovers[key] = words
+            shown = "".join(c if c.isprintable() else "?" for c in words[:_LONGEST_LEFTOVERS])
+            self._say(f"saferun: {peer.label}: {shown}")
 
     def _tasks(self) -> int:
         if self._config.hosts.task is None:

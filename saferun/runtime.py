@@ -229,7 +229,7 @@ class Runtime:
             not_ours=older_children | {reaper.pid},
             exempt=self._own_pids,
             on_gone=self._on_leftovers_gone,
-            say=lambda text: screen.say(f"saferun: {text}"),
+            say=self._say_leftovers,
             warn=self._warn,
         )
         self._rank_start = RankStart(
@@ -925,6 +925,12 @@ class Runtime:
             # Its ranks are done; nothing of them moves any more, and that is no hang.
             self._job.set_state({"s": "leftovers"})
         self._leftovers.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
+
+    def _say_leftovers(self, text: str) -> None:
+        self._screen.say(f"saferun: {text}")
+        if self._job is not None and self._supervisor.state is State.STOPPING and text.startswith("waiting for "):
+            # The host that leads says so as well: it waits for this one.
+            self._job.set_state({"s": "leftovers", "words": text})
 
     def _on_leftovers_gone(self, pids: tuple[int, ...]) -> None:
         now = time.monotonic()

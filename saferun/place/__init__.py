@@ -72,6 +72,8 @@ def find_place(
         words = f"each of the {allocation.tasks} processes that {allocation.words} has on this host is a job of its own"
         base = base._replace(note=f"{words}, as --nproc-per-node is {values.nproc_per_node}")
         allocation = None
+    if explicit and around is not None and allocation is None:
+        base = base._replace(note=_unused(around, values, settings))
     if not explicit and not base.note:
         base = base._replace(note=_note(values, environ, around))
     if most == 1 and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
@@ -108,18 +110,28 @@ def _counts(
 
 
 def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setting]) -> bool:  # noqa: ANN401
-    """Whether pods are told what is missing in options that say that they are several, and nothing that differs.
+    """Whether what the operator of a PyTorchJob says in PET_* is completed by what else it says.
 
-    The operator of a PyTorchJob says a part of it in PET_* and a part in variables that torchrun does not read; to
-    torchrun every pod is node rank 0 then, or its own master, and nothing comes of it.
+    Its releases say how many pods there are as torchrun reads it (PET_NNODES), and where they meet in MASTER_ADDR,
+    which torchrun does not read: to that every pod is its own master, and nothing comes of it. Nothing is added to what
+    the user wrote.
     """
     most = _nnodes(values.nnodes)[1]
     if most == 1 or values.rdzv_backend != "static" or values.rdzv_endpoint:
         return False
-    given = {dest for dest in ("node_rank", "master_addr", "master_port") if settings[dest].origin != "default"}
-    if "node_rank" in given and (values.node_rank != allocation.node_rank or "master_addr" in given):
+    if settings["nnodes"].place != "PET_NNODES" or allocation.hosts != most:
         return False
-    return allocation.hosts in {None, most}
+    given = {dest for dest in ("node_rank", "master_addr", "master_port") if settings[dest].origin != "default"}
+    return "node_rank" not in given or (values.node_rank == allocation.node_rank and "master_addr" not in given)
+
+
+def _unused(allocation: Allocation, values: Any, settings: Mapping[str, Setting]) -> str:  # noqa: ANN401
+    """What to say where options that say everything leave out which of several pods this is; empty: nothing."""
+    if allocation.above or not allocation.node_rank or settings["node_rank"].origin != "default":
+        return ""
+    if _nnodes(values.nnodes)[1] == 1 or values.rdzv_backend != "static":
+        return ""
+    return f"this is node rank 0 by its options; {allocation.node_rank_from} counts with --scheduler kubernetes"
 
 
 def _is_a_job_of_its_own(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.process.launching import END_AS_TOLD, STAY, Job, kill, until
+from tests.process.test_leftovers_wait import UPLOADING
 from tests.torch.several import free_port, hosts
 
 TELL_PLACE = """
@@ -57,6 +58,20 @@ def test_a_host_whose_ranks_are_done_waits_for_the_job(tmp_path: Path) -> None:
         assert jobs[0].process.poll() is None
         jobs[1].release("end")
         assert [job.wait() for job in jobs] == [0, 0]
+
+
+def test_work_that_goes_on_after_the_ranks_is_waited_for_on_all_hosts(tmp_path: Path) -> None:
+    """The upload of one host's rank: its host names it, so does the one that leads, and the job ends well after it."""
+    program = f"import os, sys\nif os.environ['RANK'] == '0':\n    sys.exit(0)\n{UPLOADING}"
+    with hosts(tmp_path, program, "--shutdown-timeout", "1", arguments=["session"]) as jobs:
+        jobs[1].hear("ready")
+        until(lambda: "waiting for 1 process of rank 1: " in jobs[1].err, "its host names it")
+        until(lambda: "waiting for 1 process of rank 1: " in jobs[0].err, "the host that leads names it")
+        assert [job.process.poll() for job in jobs] == [None, None]
+        jobs[1].release("upload")
+        assert [job.wait() for job in jobs] == [0, 0]
+        assert (jobs[1].folder / "uploaded.1").read_text() == "whole"
+        assert "hidden" not in jobs[0].err
 
 
 @pytest.mark.parametrize("failing", [0, 1])

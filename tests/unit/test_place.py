@@ -578,13 +578,26 @@ def test_pods_with_options_in_their_environment() -> None:
 def test_pods_of_an_indexed_job_are_one_job_where_somebody_says_so() -> None:
     """A sweep has them too."""
     assert not config_of(environ=INDEXED_JOB).hosts.together
-    config = config_of("--nnodes", "4", "--master-addr", "train-0.train", environ=INDEXED_JOB)
-    assert place(config) == (4, 4, 3)
-    assert "--master-addr" in refusal("--nnodes", "4", environ=INDEXED_JOB).hint
-    asked = ("--scheduler", "kubernetes", "--nnodes", "4", "--master-addr", "train-0.train")
-    assert place(config_of(*asked, environ=INDEXED_JOB)) == (4, 4, 3)
+    asked = ("--scheduler", "kubernetes", "--nnodes", "4")
+    assert place(config_of(*asked, "--master-addr", "train-0.train", environ=INDEXED_JOB)) == (4, 4, 3)
+    assert "--master-addr" in refusal(*asked, environ=INDEXED_JOB).hint
     other = config_of("--nnodes", "8", "--node-rank", "7", "--master-addr", "x", environ=INDEXED_JOB)
     assert place(other) == (8, 8, 7)
+
+
+@pytest.mark.parametrize("of_environ", [False, True])
+def test_options_that_leave_out_the_node_rank_mean_the_first_host_in_a_pod_as_well(of_environ: bool) -> None:
+    """As under torchrun: a number of hosts that the user wrote switches detection off. A line says what it found."""
+    written = () if of_environ else ("--nnodes", "4")
+    environ = {**INDEXED_JOB, **({"PET_NNODES": "4"} if of_environ else {})}
+    config = config_of(*written, "--master-addr", "train-0.train", environ=environ)
+    assert place(config) == (4, 4, 0)
+    assert config.hosts.note == (
+        "this is node rank 0 by its options; JOB_COMPLETION_INDEX=3 counts with --scheduler kubernetes"
+    )
+    config = config_of("--nnodes", "4", "--master-addr", "train-0.train", environ=PYTORCH_JOB)
+    assert place(config) == (4, 4, 0)
+    assert not config_of("--nnodes", "4", "--node-rank", "0", "--master-addr", "a", environ=INDEXED_JOB).hosts.note
 
 
 # --------------------------------------------------------------------------------------------------------------------
