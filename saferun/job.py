@@ -267,7 +267,9 @@ class Job:
         elif collection.knock_at <= now:
             collection.knock_at = now + _KNOCK_AGAIN_S
             silent = sorted({host for host, _ in self._missing(collection)})
-            self.line.send({"op": "probe", "hosts": silent, "attempt": self._attempt()})
+            # Before the ranks are started nothing is known to be amiss.
+            patient = collection.name.startswith("probes-")
+            self.line.send({"op": "probe", "hosts": silent, "attempt": self._attempt(), "patient": patient})
 
     @property
     def pids(self) -> set[int]:

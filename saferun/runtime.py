@@ -105,6 +105,8 @@ _DRAIN_S = 60.0
 _HELPERS_S, _LOOK_AGAIN_S = 0.5, 0.001
 # Of more retries than that the waits are those of the policy itself.
 _MOST_WAITS = 64
+# Of what is said here, what other hosts are told.
+_LONGEST_TOLD = 300
 # How often the end looks whether a file has taken something.
 _CONSOLE_S = 0.1
 
@@ -930,7 +932,7 @@ class Runtime:
         self._screen.say(f"saferun: {text}")
         if self._job is not None and self._supervisor.state is State.STOPPING and text.startswith("waiting for "):
             # The host that leads says so as well: it waits for this one.
-            self._job.set_state({"s": "leftovers", "words": text})
+            self._job.set_state({"s": "leftovers", "words": text[:_LONGEST_TOLD]})
 
     def _on_leftovers_gone(self, pids: tuple[int, ...]) -> None:
         now = time.monotonic()

@@ -175,17 +175,27 @@ class Attempt:
     def _all_acked(self) -> bool:
         return set(range(len(self._own.tasks))) <= self._acked | self._gone
 
-    def probe(self, hosts: list[int]) -> None:
-        """Knock at hosts, and tell the head what was found."""
+    def probe(self, hosts: list[int], *, patient: bool = False) -> None:
+        """Knock at hosts, and tell the head what was found.
+
+        Args:
+            hosts: their numbers.
+            patient: whether one that seems to be gone is given the time of a beat to show that it is not.
+        """
         for host in hosts:
             if 0 < host < len(self._records):
-                threading.Thread(target=self._probe, args=(host,), daemon=True).start()
+                threading.Thread(target=self._probe, args=(host, patient), daemon=True).start()
 
-    def _probe(self, host: int) -> None:
+    def _probe(self, host: int, patient: bool) -> None:  # noqa: FBT001 - a thread's argument
         monitor = self._monitor
         beat = monitor.beats_of(host) if monitor is not None else b""
         finding = self._knock(host)
-        if monitor is not None and self._beats_on(monitor, host, beat, finding.why):
+        waits = patient or self._has_one_port
+        if monitor is None:
+            beats_on = finding.why == CUT  # it is too early for beats
+        else:
+            beats_on = self._beats_on(monitor, host, beat, finding.why, waits=waits)
+        if beats_on:
             # It is there, whatever stands before it: a firewall may refuse every port but one.
             finding = Finding(REACHED, f"{self._labels[host]} answers")
         if finding.why in {GONE, UNREACHABLE} and monitor is not None:
@@ -193,11 +203,11 @@ class Attempt:
             monitor.lose(host)
         self._send_head("probed", host=host, why=finding.why, words=finding.words)
 
-    def _beats_on(self, monitor: Monitor, host: int, beat: bytes, why: str) -> bool:
+    def _beats_on(self, monitor: Monitor, host: int, beat: bytes, why: str, *, waits: bool) -> bool:
         """Whether a host lives by its beats, where a knock says something else."""
         if why in {CUT, UNREACHABLE}:
             return monitor.silent_s(host) < 2 * self._interval_s
-        give_up_at = time.monotonic() + (_BEATS_TO_WAIT * self._interval_s if why == GONE else 0.0)
+        give_up_at = time.monotonic() + (_BEATS_TO_WAIT * self._interval_s if waits and why == GONE else 0.0)
         while monitor.beats_of(host) == beat and time.monotonic() < give_up_at:
             time.sleep(0.02)
         return why == GONE and monitor.beats_of(host) != beat

@@ -103,7 +103,7 @@ class Host:
             case "ack":
                 attempt.ack(task)
             case "probe" if attempt.is_leader:
-                attempt.probe([int(host) for host in message["hosts"]])
+                attempt.probe([int(host) for host in message["hosts"]], patient=message.get("patient") is True)
             case "start_stage":
                 self._in_background(lambda: self._tell_start_stage(attempt, task))
 
