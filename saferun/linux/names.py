@@ -78,7 +78,7 @@ class OwnName:
     Args:
         name: of a host.
         poller: the loop's.
-        on_answer: told, once, whether it is this host.
+        on_answer: told, once, whether it is this host; not, where nobody can ask.
         on_doubt: told, once, that there will be no answer soon: the name is unknown, or there is none in time.
     """
 
@@ -95,10 +95,10 @@ class OwnName:
         try:
             helper = Helper(_PROCESS, lambda line: _serve(line, name))
         except OSError:
-            self.deadline = self.began_at  # nobody can ask
+            self.deadline = self.began_at  # nobody can ask, which is told from the loop
             return
         self._helper = helper
-        helper.attach(poller, self._on_message, _nothing)
+        helper.attach(poller, self._on_message, self._on_lost)
 
     @property
     def words(self) -> str:
@@ -112,8 +112,15 @@ class OwnName:
         if self.deadline is not None and self.deadline <= now:
             self._doubt()
 
+    def _on_lost(self) -> None:
+        """Nobody asks any more; whoever connects to that name finds out what there is to be known."""
+        self.deadline = None
+        self._on_answer(False)
+
     def _doubt(self) -> None:
-        if self.deadline is not None:
+        if self._helper is None:
+            self._on_lost()
+        elif self.deadline is not None:
             self.deadline = None
             self._on_doubt()
 
@@ -241,7 +248,3 @@ def _read_answers(read_fd: int, give_up_at: float) -> Iterable[tuple[int, bool]]
         for line in lines:
             number, is_own = line.split()
             yield int(number), is_own == b"1"
-
-
-def _nothing() -> None:
-    """The process has ended; the deadline follows."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.launching import running, until
+from tests.process.launching import kill, running, until
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None, reason="other name servers take a mount namespace, and root"
@@ -80,6 +80,27 @@ def test_signals_are_heard_while_a_name_server_does_not_answer(tmp_path: Path, p
             until(lambda: "the name server does not answer for nobody-knows (3 s)" in job.err, "it is said")
             job.send(signal.SIGTERM)
             job.wait()
+
+
+@pytest.mark.slow
+def test_the_launch_goes_on_without_the_process_that_asks(tmp_path: Path) -> None:
+    """Whoever wants to connect to that name finds out what there is to be known."""
+    options = (*C10D, "--rdzv-endpoint", "nobody-knows:29400", "--preflight", "off")
+    with dead_name_server(tmp_path) as (before, _), running(tmp_path / "run", RUN, *options, before=before) as job:
+        asking = until(lambda: [pid for pid in job.processes() if name_of(pid) == "sr-names"], "the name is asked for")
+        kill(asking[0], signal.SIGKILL)
+        until(job.coordinator, "the coordinator looks for itself")
+        until(lambda: "saferun: the name server does not answer for nobody-knows (" in job.err, "it is said")
+        job.send(signal.SIGTERM)
+        job.wait()
+
+
+def name_of(pid: int) -> str:
+    """As ``ps`` shows it."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 @pytest.mark.slow
