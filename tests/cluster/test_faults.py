@@ -175,8 +175,9 @@ def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("also_its_coordinator", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stopped", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("also_its_coordinator", [False, True])
+@pytest.mark.parametrize("stopped", [0, 2])
 def test_a_stopped_saferun_ends_no_job_whose_ranks_train_on(
     make_cluster: MakeCluster, tmp_path: Path, stopped: int, also_its_coordinator: bool
 ) -> None:

@@ -140,6 +140,50 @@ def test_where_the_host_that_decides_is_gone_the_others_say_so(tmp_path: Path) -
         jobs[0].assert_nothing_left(timeout_s=20.0)
 
 
+# Ranks that are seen to work.
+WORK = """
+from rank import *
+import hashlib
+tell("ready")
+while not os.path.exists(f"{FOLDER}/release.end"):
+    hashlib.sha256(bytes(1 << 22)).digest()
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_stopped_saferun_is_a_warning_while_ranks_work(tmp_path: Path, stopped: int) -> None:
+    """Under torchrun they would train on; and when it goes on, it takes part again."""
+    with hosts(tmp_path, WORK, "--host-timeout", "6") as jobs:
+        for job in jobs:
+            job.hear("ready")
+        other = jobs[1 - stopped]
+        jobs[stopped].send(signal.SIGSTOP)
+        until(lambda: "the ranks make progress, so the job goes on" in other.err, "the other host warns")
+        assert "is stopped (state T)" in other.err or "has been stopped" in other.err
+        jobs[stopped].send(signal.SIGCONT)
+        until(lambda: " is heard again after " in other.err, "it is heard")
+        for job in jobs:
+            job.release("end")
+        assert [job.wait() for job in jobs] == [0, 0]
+
+
+def test_a_host_whose_ranks_have_ended_asks_the_others_whether_the_job_goes_on(tmp_path: Path) -> None:
+    """Before it gives up the one that it cannot hear."""
+    program = f"import os, sys\nif os.environ['RANK'] == '0':\n    sys.exit(0)\n{WORK}"
+    with hosts(tmp_path, program, "--host-timeout", "6", count=3) as jobs:
+        for job in jobs[1:]:
+            job.hear("ready")
+        until(lambda: jobs[0].has_happened("RankExited"), "the rank of host 0 ends")
+        jobs[2].send(signal.SIGSTOP)
+        until(lambda: "the ranks make progress, so the job goes on" in jobs[0].err, "the first host warns")
+        jobs[2].send(signal.SIGCONT)
+        until(lambda: " is heard again after " in jobs[0].err, "it is heard")
+        for job in jobs[1:]:
+            job.release("end")
+        assert [job.wait() for job in jobs] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("signalled", [0, 1])
 def test_a_signal_to_one_host_stops_all(tmp_path: Path, signalled: int) -> None:
     """Whoever stops one of them means the job, and no restart is used for it."""
