@@ -282,11 +282,7 @@ class Attempt:
         self._tasks.send_all({"op": "doubt", "attempt": self.number})
 
     def _on_searching(self, finding: Finding) -> None:
-        if not self.log.has("decision"):
-            self._tell_unheard(finding)
-
-    def _tell_unheard(self, finding: Finding) -> None:
-        if not self._closed:
+        if not self._closed and not self.log.has("decision"):
             told = {"host": 0, "label": self.place.leader_name, "why": finding.why, "words": finding.words}
             self._tasks.send_all({"op": "unheard", "attempt": self.number, **told})
 

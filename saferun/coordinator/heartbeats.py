@@ -351,8 +351,7 @@ class Monitor:
                 seen.beat = beat
                 seen.silent_s = 0.0
                 seen.is_doubted = False
-                # A supervisor that is stopped cannot be heard, though its coordinator beats.
-                if seen.is_unheard and "T" not in seen.state.stuck.values():
+                if seen.is_unheard:
                     seen.is_unheard = False
                     self._on_heard(host)
                 changes = int(beat) // CHANGE if beat.isdigit() and len(beat) < 20 else seen.changes  # noqa: PLR2004

@@ -176,21 +176,20 @@ def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("also_its_coordinator", [False, True])
-@pytest.mark.parametrize("stopped", [0, 2])
-def test_a_stopped_saferun_ends_no_job_whose_ranks_train_on(
-    make_cluster: MakeCluster, tmp_path: Path, stopped: int, also_its_coordinator: bool
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_a_frozen_saferun_ends_no_job_whose_ranks_train_on(
+    make_cluster: MakeCluster, tmp_path: Path, frozen: int
 ) -> None:
     """As under torchrun, whose ranks would not notice: one line says it, and the job ends well."""
     cluster = make_cluster(3)
-    host = cluster.hosts[stopped]
+    host = cluster.hosts[frozen]
     others = [other for other in cluster.hosts if other is not host]
     job = FaultedJob(cluster, tmp_path, GLOO_UNTIL_RELEASED, "--host-timeout", 10, env=ON_DATA_NETWORK)
     job.await_steps()
-    pids = [job.saferun(host), *([job.coordinator(host)] if also_its_coordinator else [])]
+    pids = [job.saferun(host), job.coordinator(host)]
     job.now()
     host.freeze(pids)
-    says = others if stopped == 0 else [cluster.hosts[0]]
+    says = others if frozen == 0 else [cluster.hosts[0]]
     for other in says:
         job.wait_said(other, rf"warning: .*{host.name} .*the ranks make progress, so the job goes on", LOST_S)
     # Were it given up, that would be by now.
