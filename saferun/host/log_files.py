@@ -104,14 +104,18 @@ class LogDirectory:
         answers: bool,
     ) -> None:
         """Say where all goes. ``answers``: whether a rank may write its error file in its directory."""
-        error_paths = rank_paths
+        paths = error_paths = rank_paths
+        ranks = [place.rank for place in placement.ranks]
         try:
             if not answers:
-                error_paths = [self._run_dir.scratch_rank_path(attempt, place.rank) for place in placement.ranks]
+                error_paths = [self._run_dir.scratch_rank_path(attempt, rank) for rank in ranks]
+            if not rank_paths:
+                paths = error_paths
+                if self._writes_logs(placement):
+                    paths = [self._run_dir.scratch_rank_path(attempt, rank, is_large=True) for rank in ranks]
         except OSError as error:
             on_ready(error)
             return
-        paths = rank_paths or error_paths
         attempt_path = os.path.dirname(paths[0])
         on_ready(
             LogDestinations(
@@ -124,6 +128,12 @@ class LogDirectory:
                 filtered_stderr=os.path.join(attempt_path, "filtered_stderr.log"),
             )
         )
+
+    def _writes_logs(self, placement: Placement) -> bool:
+        """Whether streams are to go to files, as torchrun's options have it."""
+        config = self._config
+        masks = [config.redirects[place.local_rank] | config.tee[place.local_rank] for place in placement.ranks]
+        return any(masks) or bool(config.duplicate_stdout_filters or config.duplicate_stderr_filters)
 
     def _shown(self, local_rank: int) -> bool:
         return not self._config.local_ranks_filter or local_rank in self._config.local_ranks_filter

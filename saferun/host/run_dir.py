@@ -180,13 +180,19 @@ class RunDirectory:
             return None
         return os.path.join(self.host_path, f"attempt_{attempt}", f"rank_{rank}")
 
-    def scratch_rank_path(self, attempt: int, rank: int) -> str:
+    def scratch_rank_path(self, attempt: int, rank: int, *, is_large: bool = False) -> str:
         """The same in the private temporary directory, made if need be.
+
+        Args:
+            attempt: the attempt's number.
+            rank: the rank.
+            is_large: what is written there may be too large for memory.
 
         Raises:
             OSError: not even a temporary directory can be made.
         """
-        path = os.path.join(self.scratch.path(), f"attempt_{attempt}", f"rank_{rank}")
+        scratch = self.scratch.path() if is_large else self.scratch.memory_path()
+        path = os.path.join(scratch, f"attempt_{attempt}", f"rank_{rank}")
         os.makedirs(path, exist_ok=True)
         return path
 

@@ -31,21 +31,28 @@ class Scratch:
         self._locks: dict[str, int] = {}
 
     def path(self) -> str:
-        """The directory for files. It is there, and nobody else's, when this returns.
+        """The directory for large files. It is there, and nobody else's, when this returns.
 
         Raises:
             OSError: there is no place for it.
         """
         return self._first(scratch_bases())
 
-    def socket_path(self) -> str:
-        """The directory for sockets, and for small files that the loop reads: a short path, in memory if it can be.
+    def memory_path(self) -> str:
+        """The directory for small files: in memory if it can be, where no disk that hangs keeps anybody waiting.
 
         Raises:
             OSError: there is no place for it.
         """
-        bases = sorted(scratch_bases(), key=lambda base: base not in _memory_bases())
-        return self._first([base for base in bases if len(os.fsencode(base)) <= _LONGEST_BASE])
+        return self._first(_memory_first())
+
+    def socket_path(self) -> str:
+        """The directory for sockets, and for small files that the loop reads: the same with a short path.
+
+        Raises:
+            OSError: there is no place for it.
+        """
+        return self._first([base for base in _memory_first() if len(os.fsencode(base)) <= _LONGEST_BASE])
 
     @property
     def paths(self) -> list[str]:
@@ -109,6 +116,10 @@ def scratch_bases() -> list[str]:
     here = current_directory()
     places = [os.environ.get("TMPDIR"), "/tmp", "/var/tmp", *_memory_bases(), here]  # noqa: S108 - checked when made
     return list(dict.fromkeys(os.path.join(here, place) for place in places if place))
+
+
+def _memory_first() -> list[str]:
+    return sorted(scratch_bases(), key=lambda base: base not in _memory_bases())
 
 
 def _memory_bases() -> list[str]:

@@ -186,3 +186,15 @@ def test_native_frames_of_a_rank_whose_libraries_cannot_be_read_are_not_waited_f
         job.send(signal.SIGTERM)
         assert job.wait() == 1
         assert "stopped because of it: rank 0\n" in job.err
+
+
+def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervisor(tmp_path: Path) -> None:
+    """The ranks' error files are in a temporary directory then, which each attempt asks for."""
+    options = (*OPTIONS, "--max-restarts", "1", "--run-dir", "none")
+    with launched_from(tmp_path, PLACES["TMPDIR"], FAILS_ONCE, *options, nproc=2) as (job, frozen):
+        job.hear("ready", 2)
+        frozen.system.freeze()
+        job.release("fail")
+        assert [word.attempt for word in job.hear("ready", 2)] == [1, 1]
+        job.release("end")
+        assert job.wait() == 0

@@ -151,11 +151,13 @@ def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: 
     assert run_dir.path is None
     assert not (tmp_path / BASE).exists()
     assert run_dir.rank_path(0, 1) is None
-    path = Path(run_dir.scratch_rank_path(0, 1))
-    assert path.is_dir()
-    scratch = Path(run_dir.scratch.path())
-    assert scratch in path.parents
-    assert scratch.stat().st_mode & 0o077 == 0
+    path, large = Path(run_dir.scratch_rank_path(0, 1)), Path(run_dir.scratch_rank_path(0, 1, is_large=True))
+    scratch, disk = Path(run_dir.scratch.memory_path()), Path(run_dir.scratch.path())
+    for directory, parent in ((path, scratch), (large, disk)):
+        assert directory.is_dir()
+        assert parent in directory.parents
+        assert parent.stat().st_mode & 0o077 == 0
     run_dir.close()
     assert not scratch.exists()
+    assert not disk.exists()
     assert warnings == []
