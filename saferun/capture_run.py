@@ -32,6 +32,8 @@ _REPLACE_S = 0.5
 # is left for the examiner that takes its place.
 _NO_ANSWER_S = 10.0
 _LEAST_ANSWER_S = 3.0
+# One that has taken another's place and does not answer either is no exception: what hung the first one hangs it too.
+_SECOND_ANSWER_S = 5.0
 # A capture whose examiner is lost is asked of the next one; if that is lost as well, nobody waits for a third.
 _TRIES = 2
 _LEAST_BUDGET_S = 0.5
@@ -250,7 +252,8 @@ class Examiner:
         if not self._helper.queued_bytes:
             self._sent(number)
         if is_urgent:
-            self._waiting[number] = time.monotonic() + min(_NO_ANSWER_S, max(budget_s / 2, _LEAST_ANSWER_S))
+            patience_s = _NO_ANSWER_S if self._replaced == 1 else _SECOND_ANSWER_S
+            self._waiting[number] = time.monotonic() + min(patience_s, max(budget_s / 2, _LEAST_ANSWER_S))
         if on_lost is not None:
             self._asked[number] = on_lost
         os.set_blocking(read_end, False)

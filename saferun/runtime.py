@@ -816,7 +816,8 @@ class Runtime:
             self._events.append(EvidenceCaptured(time.monotonic(), action.attempt))
             return
         action = action._replace(local_ranks=ranks)
-        self._when_imported(State.CAPTURING, lambda: self._investigation.capture(action))
+        # CAPTURING, or STOPPING, where ranks do not end: what waits for the imports must still be wanted then.
+        self._when_imported(self._supervisor.state, lambda: self._investigation.capture(action))
 
     def _when_imported(self, state: State, call: Callable[[], None]) -> None:
         """Call when what it takes to look at ranks is in memory, unless the launch has got on without it."""

@@ -12,15 +12,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 
+from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
-from saferun.captures.tools import Steps, Tool, find_tool, run_steps
-from saferun.captures.wire import CoreRequest, CoresFound, DeadProcess
+from saferun.captures.tools import Steps, Tool, answers, called_apart, find_tool, run_steps
+from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess
 from saferun.evidence import CoreLook, OomKill
 from saferun.host.cgroups import parse_oom_lines
 from saferun.host.core_files import (
+    HANDLER_DIRECTORIES,
     CoreFile,
     delete_core,
     find_cores,
@@ -33,6 +35,7 @@ from saferun.host.core_files import (
 from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.host.core_pattern import CorePattern, read_core_pattern, room_for_core
 from saferun.host.procfs import is_core_dumping
+from saferun.linux.stuck import mount_of, mounts_of
 from saferun.model import Value
 
 # The signals whose default action leaves a core. Source: signal(7).
@@ -58,8 +61,18 @@ _LOOK_AGAIN_S = 0.1
 _BATCH = 4
 _UNPACK_S = 60.0
 _UNPACKED_FACTOR = 20
+# How long a file system is waited for: to tell of a directory, to delete a core, to move one (which copies nothing).
+_ANSWER_S = 1.5
+_DELETE_S = 5.0
+_MOVE_S = 5.0
 _GROUP_FRAMES = 3
 _SHARED_FRAMES = frozenset({"raise", "abort", "gsignal", "???"})
+
+
+class Unwritten(Value):
+    """A file that will not be written, by its name."""
+
+    name: str
 
 
 class _Find(Value):
@@ -73,7 +86,7 @@ class _Find(Value):
     executable: str
 
 
-def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomKill | str]:
+def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomKill | Unwritten | str]:
     """What is known of ranks that a signal killed: lines of the kernel log, the OOM killer's work, their cores.
 
     A rank whose signal makes no core, or that was killed by none, is looked at for the cores of its family alone, data
@@ -86,17 +99,23 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomK
     limits = resource.getrlimit(resource.RLIMIT_CORE)
     yield from _from_kernel_log(request)
     pattern = read_core_pattern()
-    if request.directory:
-        os.makedirs(request.directory, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="saferun-cores-", dir=request.directory or None) as unpacked:
+    silent = _silent_file_system(request, pattern)
+    if silent:
+        words = f"no core can be looked for: {DEAD_FILE_SYSTEM}{silent} does not answer"
+        yield from _coreless(request, set(), lambda _: words)
+        return
+    with ExitStack() as stack:
+
+        def unpacked() -> str:
+            # Made where it is wanted alone: the file system of the run directory may not answer.
+            if request.directory:
+                os.makedirs(request.directory, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(prefix="saferun-cores-", dir=request.directory or None)
+            return stack.enter_context(folder)
+
         finds, others = _find(request, pattern, limits, deadline, unpacked)
         found = {find.notes.pid for find in finds}
-        for dead in request.dead:
-            if dead.signum in CORE_SIGNALS and dead.pid not in found:
-                failure = why_none(pattern, dead.cwd or os.getcwd(), limits, others)
-                yield CoreLook(
-                    dead.rank, dead.pid, dead.signum, "", 0, kept=False, tool="", threads=(), failure=failure
-                )
+        yield from _coreless(request, found, lambda dead: why_none(pattern, dead.cwd or os.getcwd(), limits, others))
         groups: set[tuple[object, ...]] = set()
         for start in range(0, len(finds), _BATCH):
             batch = finds[start : start + _BATCH]
@@ -104,7 +123,31 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomK
             yield CoresFound(tuple(ranks), sum(find.notes.size_bytes for find in batch))
             jobs = [CoreJob(find.path, find.notes, find.notes.executable or find.executable) for find in batch]
             for find, reading in zip(batch, read_cores(jobs, deadline, gdb=request.gdb), strict=True):
-                yield _conclude(request, find, reading, groups)
+                look = _conclude(request, find, reading, groups)
+                yield look
+                if unwritten := _write(request, find, look, reading, deadline):
+                    yield Unwritten(unwritten)
+
+
+def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess], str]) -> Iterator[CoreLook]:
+    """Those of whom there should be a core, and is none."""
+    for dead in request.dead:
+        if dead.signum in CORE_SIGNALS and dead.pid not in found:
+            failure = why(dead)
+            yield CoreLook(dead.rank, dead.pid, dead.signum, "", 0, kept=False, tool="", threads=(), failure=failure)
+
+
+def _silent_file_system(request: CoreRequest, pattern: CorePattern) -> str:
+    """The mount point of a file system that does not answer, and without which no core is found; empty: all answer."""
+    cwds = [*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]
+    places = cwds if pattern.is_file else [*HANDLER_DIRECTORIES, *cwds]
+    if pattern.is_file and not pattern.is_relative:
+        places = [os.path.dirname(pattern.text.partition("%")[0])]
+    # The interpreter reads the cores, too.
+    for place in dict.fromkeys([*places, sys.executable]):
+        if not answers(place, _ANSWER_S):
+            return mount_of(place, mounts_of(os.getpid())) or place
+    return ""
 
 
 # --------------------------------------------------------------------------------------------------------- kernel log
@@ -129,7 +172,11 @@ def _from_kernel_log(request: CoreRequest) -> Iterator[OomKill | str]:
 
 
 def _find(
-    request: CoreRequest, pattern: CorePattern, limits: tuple[int, int], deadline: float, unpacked: str
+    request: CoreRequest,
+    pattern: CorePattern,
+    limits: tuple[int, int],
+    deadline: float,
+    unpacked: Callable[[], str],
 ) -> tuple[list[_Find], list[CoreFile]]:
     """The cores of the dead and their families, the ranks' own first; and cores of others where theirs would be."""
     cwds = list(dict.fromkeys([*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]))
@@ -152,7 +199,7 @@ def _find(
             continue
         _await_dump(core, deadline)
         with suppress(CoreError, OSError):
-            path = _unpack(core, unpacked, deadline) if core.is_compressed else core.path
+            path = _unpack(core, unpacked(), deadline) if core.is_compressed else core.path
             notes = read_core_notes(path)
             if core.is_compressed and notes.pid != dead.pid:
                 continue
@@ -225,14 +272,15 @@ def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: s
         if is_wanted:
             groups.add(group)
             if request.directory:
-                path = move_core(core, os.path.join(request.directory, _file_name(find, "core")))
+                path, failure = _moved(core, os.path.join(request.directory, _file_name(find, "core")))
         elif not core.is_managed:
-            trouble = delete_core(core)
+            trouble = called_apart(lambda: delete_core(core), _DELETE_S)
+            trouble = "its file system does not answer" if trouble is None else trouble
             is_kept = bool(trouble)
             failure = failure or (f"it cannot be deleted: {trouble}" if trouble else "")
     elif not failure:
         failure = "no tool could read it"
-    look = CoreLook(
+    return CoreLook(
         find.rank,
         notes.pid,
         notes.signum,
@@ -245,8 +293,19 @@ def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: s
         notes.address,
         failure,
     )
-    _write(request, find, look, reading)
-    return look
+
+
+def _moved(core: CoreFile, path: str) -> tuple[str, str]:
+    """Where a core is that should be moved to a path, and what kept it from there."""
+
+    def move() -> str:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return move_core(core, path)
+
+    moved = called_apart(move, _MOVE_S)
+    if moved is None:
+        return core.path, "it stays where it is: the file system of the run directory does not answer"
+    return moved, ""
 
 
 def failure_group(signum: int, reading: CoreReading) -> tuple[object, ...]:
@@ -261,14 +320,15 @@ def _file_name(find: _Find, suffix: str) -> str:
     return f"rank_{find.rank}.{process}{suffix}"
 
 
-def _write(request: CoreRequest, find: _Find, look: CoreLook, reading: CoreReading) -> None:
+def _write(request: CoreRequest, find: _Find, look: CoreLook, reading: CoreReading, deadline: float) -> str:
+    """Write the text. The name of its file, where that cannot be written; else empty."""
     if not request.directory:
-        return
+        return ""
     lines = [core_headline(find.notes), *core_words(look), *stack_lines(reading.threads)]
     text = "\n".join(_tidy(lines)) + (f"\n\n{reading.output}" if reading.output else "") + "\n"
-    path = os.path.join(request.directory, _file_name(find, "core.txt"))
-    with suppress(OSError), open(path, "wb", opener=_private) as file:
-        file.write(text.encode(errors="replace"))
+    name = _file_name(find, "core.txt")
+    files = files_of_this_process(deadline)
+    return "" if files.write(os.path.join(request.directory, name), text.encode(errors="replace")) else name
 
 
 def core_words(look: CoreLook) -> list[str]:
@@ -282,7 +342,3 @@ def core_words(look: CoreLook) -> list[str]:
 
 def _tidy(lines: Iterable[str]) -> Iterator[str]:
     return ("".join(char if char.isprintable() else "?" for char in line) for line in lines)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

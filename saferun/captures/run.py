@@ -94,7 +94,7 @@ def _first_look(request: Request, emit: Emit) -> tuple[Process, ...]:
 
 
 def _examine(request: CoreRequest, emit: Emit) -> None:
-    from saferun.captures.cores import examine_cores
+    from saferun.captures.cores import Unwritten, examine_cores
 
     for found in examine_cores(request):
         if isinstance(found, CoreLook):
@@ -103,6 +103,8 @@ def _examine(request: CoreRequest, emit: Emit) -> None:
             emit("cores_found", found)
         elif isinstance(found, OomKill):
             emit("oom", found)
+        elif isinstance(found, Unwritten):
+            emit("unwritten", found.name)
         else:
             emit("kernel_line", found)
 

@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 
 from saferun.host.children import Child, SpawnError, begin_spawn, spawn_error
@@ -23,6 +23,7 @@ from saferun.model import Value
 _OUTPUT_LIMIT_BYTES = 8 << 20
 _ERRORS_LIMIT_BYTES = 64 << 10
 _REAP_WAIT_S = 0.5
+_ANSWER_BYTES = 4096  # what a pipe takes in one piece
 # One that was killed and is still in an uninterruptible sleep will not end before what it waits for does.
 _STUCK_S = 0.1
 
@@ -75,6 +76,17 @@ def has_module(name: str) -> bool:
 
 def answers(path: str, patience_s: float) -> bool:
     """Whether the file system of a path answers in time. A path that does not exist is an answer."""
+
+    def look() -> str:
+        with suppress(OSError):
+            os.stat(path)
+        return ""
+
+    return called_apart(look, patience_s) is not None
+
+
+def called_apart(call: Callable[[], str], patience_s: float) -> str | None:
+    """What a call returns that may wait for a file system for ever; None where it does not return in time."""
     me = os.getpid()
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -84,20 +96,19 @@ def answers(path: str, patience_s: float) -> bool:
             die_with_parent(me)
             # It may outlive this process: nobody waits for the end of what it would hold open.
             close_all_but(write_end, low=0)
-            with suppress(OSError):
-                os.stat(path)
-            os.write(write_end, b"\n")
+            os.write(write_end, call().encode(errors="surrogateescape") + b"\n")
         finally:
             os._exit(0)
     os.close(write_end)
     poll = select.poll()
     poll.register(read_end, select.POLLIN)
-    answered = bool(poll.poll(patience_s * 1000))
+    has_answered = bool(poll.poll(patience_s * 1000))
+    answer = os.read(read_end, _ANSWER_BYTES).decode(errors="surrogateescape") if has_answered else ""
     os.close(read_end)
     with suppress(OSError):
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0 if answered else os.WNOHANG)
-    return answered
+        os.waitpid(pid, 0 if has_answered else os.WNOHANG)
+    return answer.removesuffix("\n") if answer else None
 
 
 def name_of(path: str) -> str:

@@ -46,6 +46,9 @@ class _Verdict(Value):
     lines: tuple[str, ...] = ()
 
 
+_TRACEBACK = "Traceback (most recent call last):"
+
+
 def diagnose_hang(evidence: Evidence) -> Diagnosis:
     """Name the ranks that hold up the others, and what they do.
 
@@ -74,7 +77,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     verdict = _Case(evidence, hosts, findings, waits).judge()
     lines = [*silent_lines(hosts, verdict.headline)]
     lines += [*verdict.lines, *(line for line in findings.lines if line not in verdict.headline)]
-    lines += [*_blind_spots(evidence, waits), *_unfinished(evidence)]
+    lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=f"the job hangs: {verdict.headline}",
         first=None,
@@ -379,6 +382,17 @@ def _taken(dumps: Iterable[StackDump]) -> dict[int, list[StackDump]]:
         if dump.is_rank:
             taken.setdefault(dump.rank, []).append(dump)
     return taken
+
+
+def _raising(evidence: Evidence) -> Iterable[str]:
+    """Ranks that have failed and cannot say so: Python reads the source for each line of a traceback."""
+    ended = {end.rank for end in evidence.ends}
+    for output in evidence.outputs:
+        rank = output.rank if output.rank >= 0 else output.local_rank
+        lines = output.last_lines
+        begins = [index for index, line in enumerate(lines) if line == _TRACEBACK]
+        if rank not in ended and begins and all(line.startswith("  ") for line in lines[begins[-1] + 1 :]):
+            yield f"rank {rank} has raised an exception, and its traceback is not complete: Python reads the source"
 
 
 def _unfinished(evidence: Evidence) -> Iterable[str]:

@@ -637,3 +637,34 @@ def test_a_file_that_is_no_core_is_told_in_two_lines(
     assert len(err) == 2
     assert words in err[0]
     assert err[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize(("mode", "call"), [("keep", "move_core"), ("backtrace", "delete_core")])
+def test_a_core_whose_file_system_does_not_answer_is_told_all_the_same(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, mode: str, call: str
+) -> None:
+    """A disk that can be read may hang whoever writes; the core stays where it is, and that is said."""
+    crew.start("step")
+    crew.crash()
+    [core] = crew.cores()
+    monkeypatch.setattr(cores, call, lambda *_: signal.pause())
+    monkeypatch.setattr(cores, "_MOVE_S", 0.1)
+    monkeypatch.setattr(cores, "_DELETE_S", 0.1)
+    dead = DeadProcess(0, crew.pids[0], signal.SIGSEGV, str(crew.directory))
+    request = CoreRequest((dead,), directory=str(crew.files), mode=mode, since=crew.began, budget_s=60.0)
+    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreLook)]
+    assert "step" in functions(look)
+    assert (look.kept, look.path) == (True, str(crew.directory / core))
+    assert "does not answer" in look.failure
+    assert [path.name for path in crew.files.iterdir()] == ["rank_0.core.txt"]
+
+
+def test_no_core_is_looked_for_where_the_file_system_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the whole time that there is for cores, and the verdict waits for it."""
+    monkeypatch.setattr(cores, "called_apart", lambda *_: None)
+    monkeypatch.setattr(cores, "answers", lambda *_: False)
+    monkeypatch.setattr(cores, "find_cores", lambda *_: signal.pause())
+    request = CoreRequest((DeadProcess(3, 4711, signal.SIGSEGV, "/"), DeadProcess(4, 4712, signal.SIGKILL, "/")))
+    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreLook)]
+    assert (look.rank, look.pid, look.kept) == (3, 4711, False)
+    assert look.failure == "no core can be looked for: the file system at / does not answer"

@@ -182,6 +182,30 @@ def test_a_hang_is_told(tmp_path: Path, disk: FileSystem) -> None:
         assert not [path for path in hang.iterdir() if path.name == "missing.txt"]
 
 
+def test_a_crash_is_told(tmp_path: Path, disk: FileSystem) -> None:
+    """What is read of its core is told now, and is in its file when the disk answers again."""
+    crash = 'tell("talked"); RANK == 0 and os.kill(os.getpid(), signal.SIGSEGV); stay()'
+    program = TALK.replace('tell("talked")', crash)
+    with launched(tmp_path, disk, program, "--cores", "backtrace", nproc=2, sweeps=False) as job:
+        job.hear("ready", 2)
+        freeze(job, disk)
+        job.hear("talked")
+        assert job.wait(60) == 1
+        (verdict,) = [line for line in job.err.splitlines() if "failed first" in line]
+        assert verdict.startswith("saferun: rank 0 ")
+        assert "killed by SIGSEGV" in verdict
+        disk.thaw()
+        job.assert_nothing_left(timeout_s=30)
+        run = disk.inside(disk.path / "run")
+        assert "SIGSEGV" in (run / "report.txt").read_text()
+        assert json.loads((run / "report.json").read_text())["incidents"]
+        (stacks,) = run.glob("*/attempt_0/failure_1/rank_1.py_spy.json")
+        assert json.loads(stacks.read_text())
+        if "reading the core" in job.err:
+            (core,) = run.glob("*/attempt_0/cores_2/rank_0.core.txt")
+            assert "SIGSEGV" in core.read_text()
+
+
 def test_files_of_a_hang_are_there_as_soon_as_the_disk_answers(tmp_path: Path, disk: FileSystem) -> None:
     """Not only at the end of the job, which goes on."""
     program = TALK.replace('tell("talked")', 'tell("talked"); await_release("more")')

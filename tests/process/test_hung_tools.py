@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING
 
 from saferun.captures.tools import Steps, Tool, ToolEnd, run_steps
 from tests.process.frozen import mirror, needs_mounts
+from tests.process.launching import DEADLINE_S, running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+HANG = """
+from rank import *
+tell("ready")
+await_release("hang")
+def hold_still():
+    stay()
+hold_still()
+"""
 
 
 def ends_of(*tools: Tool, deadline_s: float = 60.0) -> list[ToolEnd]:
@@ -58,3 +68,40 @@ def test_a_program_that_is_none_is_said(tmp_path: Path) -> None:
     assert bad.failure == "broken cannot be started: exec: Exec format error"
     assert not missing.was_killed
     assert os.path.exists(broken)
+
+
+@needs_mounts
+def test_a_tool_on_a_dead_file_system_costs_no_stacks(tmp_path: Path) -> None:
+    """It is found while all is well, and cannot be executed when the hang is there."""
+    (tmp_path / "bin").mkdir()
+    for name in ("strace", "gdb"):
+        program = tmp_path / "bin" / name
+        program.write_text("#!/bin/sh\nexit 1\n")
+        program.chmod(0o755)
+    options = ("--env-profile", "minimal", "--hang-timeout", "3", "--strace", "--on-hang", "stop")
+    with mirror(tmp_path, tmp_path / "bin") as system:
+        places = [path for path in os.environ["PATH"].split(os.pathsep) if path]
+        environ = {"PATH": os.pathsep.join([str(system.path), *places])}
+        with running(
+            tmp_path / "run",
+            HANG,
+            *options,
+            nproc=2,
+            environ=environ,
+            before=system.before(),
+            store=False,
+            sweeps=False,
+        ) as job:
+            job.hear("ready", 2)
+            until(lambda: job.has_happened("ExaminerReady"), "the tools are found")
+            until(lambda: job.has_happened("ModulesImported"), "the watch has begun")
+            system.freeze()
+            job.release("hang")
+            assert job.wait(60) == 1
+            told = (job.run_dir / "report.txt").read_text()
+            system.thaw()
+            # They have been killed, and notice it as soon as the file system answers.
+            job.assert_nothing_left(DEADLINE_S)
+        assert "hold_still  train.py" in job.err
+        assert "not ready in time" not in job.err
+        assert f"strace cannot be started: the file system at {system.path} does not answer" in told

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.process.launching import Job, running, until
+from tests.process.launching import Job, customized, in_saferun, running, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,3 +76,32 @@ def test_a_job_that_hangs_is_looked_at_before_it_is_cancelled(tmp_path: Path) ->
         assert job.wait() == 1
         assert "so their stacks are taken first" in job.err
         assert "waits" in json.dumps(report(job))
+
+
+# Whatever has moved, it is a job that hangs which is being cancelled; and py-spy takes for ever for rank 1.
+CUT_SHORT = (
+    "import saferun.supervisor as supervisor, saferun.captures.py_spy as py_spy\n"
+    "    supervisor._HUNG_S = 0.0\n"
+    "    plain = py_spy.argv_of\n"
+    "    def argv_of(program, pid, *flags):\n"
+    "        slow = b'\\0RANK=1\\0' in open(f'/proc/{pid}/environ', 'rb').read()\n"
+    "        return ('/bin/sleep', '1000') if slow else plain(program, pid, *flags)\n"
+    "    py_spy.argv_of = argv_of"
+)
+
+
+def test_a_look_that_is_cut_short_keeps_what_it_has_seen(tmp_path: Path) -> None:
+    """What it has not seen is named, on the console and beside the files."""
+    program = "from rank import *\ndef waits():\n    stay()\ntell('ready')\nwaits()"
+    environ = customized(tmp_path, in_saferun(CUT_SHORT))
+    with running(tmp_path / "run", program, "--hang-timeout", "600", nproc=2, environ=environ, store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: job.has_happened("ExaminerReady"), "who looks is ready")
+        job.send(signal.SIGTERM)
+        assert job.wait(60) == 1
+        assert "waits  train.py:3" in job.err
+        assert "not ready in time: py_spy of rank 1" in job.err
+        assert "waits" in json.dumps(report(job))
+        (directory,) = job.run_dir.glob("*/attempt_0/failure_1")
+        assert json.loads((directory / "rank_0.py_spy.json").read_text())
+        assert "not ready in time: py_spy of rank 1" in (directory / "missing.txt").read_text()

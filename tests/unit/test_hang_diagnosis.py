@@ -18,6 +18,7 @@ from saferun.evidence import (
     HangVerdict,
     ProcessLook,
     RankCollectives,
+    RankOutput,
     StackDump,
 )
 from saferun.model import ExitStatus, RankEnd
@@ -482,3 +483,20 @@ def test_whatever_is_seen_there_is_an_answer(
         assert "  " not in text
         assert "{" not in text
         assert not text.endswith((" ", ":", ";"))
+
+
+@pytest.mark.parametrize(
+    ("stderr", "raises"),
+    [
+        (("Traceback (most recent call last):", '  File "train.py", line 5, in <module>'), True),
+        (("Traceback (most recent call last):", '  File "train.py", line 5, in <module>', "ValueError: 5"), False),
+        (("step 5",), False),
+    ],
+)
+def test_a_rank_that_cannot_complete_its_traceback_is_named(stderr: tuple[str, ...], *, raises: bool) -> None:
+    """Python reads the source for it; where its file system does not answer, the rank hangs with its failure."""
+    seen = job((STEP,), (STEP,))._replace(
+        outputs=(RankOutput(0, (), "", "", 0.0), RankOutput(1, stderr, "", "", 0.0)),
+    )
+    told = "rank 1 has raised an exception, and its traceback is not complete: Python reads the source"
+    assert (told in diagnose_hang(seen).lines) is raises
