@@ -20,7 +20,11 @@ def run_description(
         "rendezvous_id": config.rendezvous.run_id,
         "nproc_per_node": config.nproc_per_node,
         "settings": {
-            name: {"value": _shown(name, setting.value), "origin": setting.origin}
+            # A default is in the table of options, for everybody to read.
+            name: {
+                "value": setting.value if setting.origin == "default" else _shown(name, setting.value),
+                "origin": setting.origin,
+            }
             for name, setting in config.settings.items()
         },
         "versions": {"saferun": __version__, "python": python_version, "torch": torch_version},
