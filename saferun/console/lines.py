@@ -61,6 +61,19 @@ class LineAssembler:
         pieces.append(memoryview(text)[: len(text) - unfinished - len(prefix)])
         return pieces
 
+    def skip(self, chunk: bytes) -> int:
+        """Forget the whole lines that the chunk completes. Returns how many."""
+        end = chunk.rfind(b"\n") + 1
+        if end == 0:
+            self.feed(chunk)
+            return 0
+        self._pieces.clear()
+        self._size = 0
+        self._overwritten = False
+        if end < len(chunk):
+            self._hold(chunk[end:])
+        return chunk.count(b"\n")
+
     def take(self) -> bytes:
         """What is unfinished, which is then forgotten."""
         text = b"".join(self._pieces)

@@ -351,9 +351,9 @@ class ConsoleStream:
             if pieces:
                 self._forget()
                 self._pane.put_pieces(pieces)
-        elif text := self._lines.feed(chunk):
+        elif lines := self._lines.skip(chunk):
             self._forget()
-            self._pane.target.skip(text.count(b"\n"))
+            self._pane.target.skip(lines)
         if self._lines:
             self._pane.note_unfinished(self, now)
             self._noted = True

@@ -71,6 +71,19 @@ def test_whole_lines_come_out_as_they_went_in(text: bytes, cuts: list[int]) -> N
 
 
 @given(
+    st.lists(st.sampled_from([b"1%", b"x", b"\r", b"\n", b"\n\n", b"\r\n"]), max_size=30),
+    st.lists(st.integers(0, 1 << 16), max_size=8),
+)
+def test_lines_that_are_skipped_are_counted_and_the_rest_is_kept(parts: list[bytes], cuts: list[int]) -> None:
+    """For a reader that is too slow; the next line may find room."""
+    skipped, shown = LineAssembler(), LineAssembler()
+    for chunk in cut(b"".join(parts), cuts):
+        assert skipped.skip(chunk) == shown.feed(chunk).count(b"\n")
+        assert skipped.unfinished == shown.unfinished
+        assert skipped.overwrites_itself == shown.overwrites_itself
+
+
+@given(
     st.lists(st.sampled_from([b"1%", b"x", b"\r", b"\n", b"\n\n", b"\r\n", b"y" * 50]), max_size=30),
     st.lists(st.integers(0, 1 << 16), max_size=8),
     st.sampled_from([b"", b"[0] ", b"p\\"]),
