@@ -29,6 +29,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import main_thread_run_s
 from saferun.host.run_dir import RunDirectory
 from saferun.incident_log import IncidentLog
+from saferun.linux.file_systems import is_in_memory
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
 from saferun.rank_group import Rank, RankGroup
@@ -189,6 +190,7 @@ class Investigation:
         self.preparation: RankPreparation | None = None
         """What is to be done in each rank's process before its program starts."""
         self._hook_directory = ""
+        self._reads_hook = False
         self._hook_attempt = -1
         self._run: CaptureRun | None = None
         self._has_imported = False
@@ -315,14 +317,27 @@ class Investigation:
         """What the paths of a rank's hook begin with; empty where there is no room for them."""
         if self._hook_attempt != attempt:
             self._hook_attempt = attempt
-            try:
-                # Asked for at each attempt: a cleaner of temporary directories may have deleted it.
-                self._hook_directory = self._run_dir.scratch.socket_path()
-            except OSError as error:
-                self._hook_directory = ""
-                self._warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")
+            if not self._hook_directory or self._reads_hook:
+                self._make_hook_directory()
         prefix = os.path.join(self._hook_directory, f"a{attempt}r{rank}") if self._hook_directory else ""
         return prefix if len(os.fsencode(prefix)) <= _LONGEST_PREFIX else ""
+
+    def _make_hook_directory(self) -> None:
+        try:
+            # Asked for at each attempt: a cleaner of temporary directories may have deleted it.
+            self._hook_directory = self._run_dir.scratch.socket_path()
+            self._reads_hook = is_in_memory(self._hook_directory)
+        except OSError as error:
+            self._hook_directory = ""
+            self._warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")
+
+    def _read_prefix(self, attempt: int, rank: int) -> str:
+        """The same for who looks at what the hook leaves there; empty where that is on a disk, which may be dead.
+
+        Heartbeats and sequence numbers are not known then; a capture, which may be lost, sees what it can.
+        """
+        prefix = self.hook_prefix(attempt, rank)
+        return prefix if self._reads_hook else ""
 
     def prepare(self) -> None:
         """Ranks are going to be started: find out and have at hand what is needed when they are."""
@@ -416,17 +431,15 @@ class Investigation:
         from saferun.watch_run import WatchedRank
 
         attempt = self._attempt()
-        return [
-            WatchedRank(
-                rank.place.local_rank,
-                rank.place.rank,
-                rank.child.pid,
-                rank.output_bytes,
-                self.hook_prefix(attempt, rank.place.rank),
-                f"{self.hook_prefix(attempt, rank.place.rank)}.heartbeat",
+        watched = []
+        for rank in self._living():
+            prefix = self._read_prefix(attempt, rank.place.rank)
+            heartbeat = f"{prefix}.heartbeat" if prefix else ""
+            place = rank.place
+            watched.append(
+                WatchedRank(place.local_rank, place.rank, rank.child.pid, rank.output_bytes, prefix, heartbeat)
             )
-            for rank in self._living()
-        ]
+        return watched
 
     def _on_verdict(self, verdict: HangVerdict) -> None:
         now = time.monotonic()
@@ -831,7 +844,7 @@ class Investigation:
     def _has_beaten(self) -> bool:
         """Whether a rank of this host has called ``saferun.heartbeat``."""
         ranks = self._group.ranks if self._group is not None else []
-        prefixes = [self.hook_prefix(self._attempt(), rank.place.rank) for rank in ranks]
+        prefixes = [self._read_prefix(self._attempt(), rank.place.rank) for rank in ranks]
         return any(os.path.exists(f"{prefix}.heartbeat") for prefix in prefixes if prefix)
 
     def _diagnosed(self) -> Diagnosis | None:
@@ -866,7 +879,7 @@ class Investigation:
 
         ranks = self._group.ranks if self._group is not None else []
         attempt = self._attempt()
-        prefixes = {rank.place.rank: self.hook_prefix(attempt, rank.place.rank) for rank in ranks}
+        prefixes = {rank.place.rank: self._read_prefix(attempt, rank.place.rank) for rank in ranks}
         return start_stage(evidence, marked=ranks_with_group(prefixes))
 
     def _seen(self, action: Diagnose, reader: CaptureReader | None, failure: str) -> Evidence:

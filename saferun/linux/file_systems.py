@@ -37,6 +37,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.statfs.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
 
 
+def is_in_memory(path: str) -> bool:
+    """Whether what lies there lies in memory: whoever looks at it waits for nobody."""
+    return kind_of(path) in _MEMORY.values()
+
+
 def kind_of(path: str) -> str:
     """The kind of file system, where large files should not be left there: a network's, a container's layers, memory.
 

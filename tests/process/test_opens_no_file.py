@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from saferun.linux.file_systems import is_in_memory
 from tests.process.launching import Job, running, until
 
 if TYPE_CHECKING:
@@ -62,14 +63,16 @@ class Call(NamedTuple):
 
 
 @contextlib.contextmanager
-def traced(folder: Path, program: str, *options: str, **arguments: Any) -> Iterator[Job]:
-    """A launch whose supervisor, and nobody else, is traced.
+def traced(folder: Path, program: str, *options: str, outside: tuple[str, ...] = (), **arguments: Any) -> Iterator[Job]:
+    """A launch whose supervisor, and nobody else, is traced; ``outside``: a command before all of it.
 
     The tracer is no parent of it (-D), does not follow forks, and says what descriptors are (-y); of what is read and
     written it shows nothing (-s 0).
     """
     tracer = ("strace", "-D", "-ttt", "-y", "-s", "0", "-e", "trace=%file,%desc", "-e", "signal=none")
-    with running(folder / "run", program, *options, before=(*tracer, "-o", str(folder / "calls")), **arguments) as job:
+    with running(
+        folder / "run", program, *options, before=(*outside, *tracer, "-o", str(folder / "calls")), **arguments
+    ) as job:
         yield job
 
 
@@ -157,6 +160,30 @@ await_release("end")
         job.release("end")
         assert job.wait() == 0
         assert job.out.count("line 999\n") == 2
+    assert_touches_no_file(job, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a disk's directory at /dev/shm")
+def test_private_directories_on_a_disk_are_not_looked_at(tmp_path: Path) -> None:
+    """Where no memory takes them, heartbeats and the like are not known, and the launch ends as it would have."""
+    (tmp_path / "disk").mkdir()
+    if is_in_memory(str(tmp_path / "disk")):
+        pytest.skip(f"{tmp_path} is in memory")
+    mount = f'mount --make-rprivate / && mount --bind {tmp_path / "disk"} /dev/shm && exec "$@"'
+    before = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    with traced(tmp_path, PROGRAM, "--max-restarts", "1", nproc=2, outside=before) as job:
+        job.hear("ready", 2)
+        until(lambda: job.has_happened("ModulesImported"), "all is in memory")
+        job.release("crash")
+        job.hear("ready", 2)
+        job.send(signal.SIGTERM)
+        assert job.wait() == 1
+        assert "ValueError: once" in job.err
+        since = started_time(job)
+    calls = [line for line in (tmp_path / "calls").read_text(errors="replace").splitlines() if "/dev/shm/" in line]
+    assert calls
+    late = [line for line in calls if float(line.split()[0]) >= since and " close(" not in line]
+    assert not late, "\n".join(late)
     assert_touches_no_file(job, tmp_path)
 
 
