@@ -21,7 +21,6 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "saferun" / "coordinator" / "__main__.py"
-# A passing test takes a small part of it, on a busy machine too.
 # Only what fails waits for so long: a dozen imports of torch beside each other on a busy machine take most of a minute.
 DEADLINE_S = 180.0
 HOST_TIMEOUT_S = 3.0

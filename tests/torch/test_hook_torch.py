@@ -21,7 +21,7 @@ from saferun.evidence import RankCollectives
 
 INJECT = Path(saferun.__file__).parent / "inject"
 # Sixty processes with torch take a quiet machine of two processors 20 s.
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 
 SETUP = """
 import ctypes, gc, os, sys, time
