@@ -93,6 +93,11 @@ class RankStream:
         self._last: deque[bytes] = deque()
         self._kept = 0
         self._size = READ_BYTES
+        if console is not None:
+            console.is_held = self._is_held
+
+    def _is_held(self) -> bool:
+        return self.is_full
 
     @property
     def is_full(self) -> bool:

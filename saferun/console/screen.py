@@ -147,6 +147,7 @@ class _Pane:
         self.target = target
         self.due: float | None = None
         self._unfinished: dict[ConsoleStream, bytes] = {}
+        self._since: dict[ConsoleStream, float] = {}  # of those: when the line was begun
         self._rows = 0
         target.shape_note = self._above_the_rows
 
@@ -183,9 +184,12 @@ class _Pane:
         """The stream has an unfinished line, which is new or has changed."""
         if self.due is None:
             self.due = now + (_TERMINAL_REFRESH_S if self.target.is_terminal else _PIPE_REFRESH_S)
-        self._unfinished.setdefault(stream, b"")
+        if stream not in self._unfinished:
+            self._unfinished[stream] = b""
+            self._since[stream] = now
 
     def forget(self, stream: ConsoleStream) -> None:
+        self._since.pop(stream, None)
         if self._unfinished.pop(stream, None) is not None and self._rows:
             self._redraw()
 
@@ -203,11 +207,21 @@ class _Pane:
             if stream.overwrites_itself:
                 self._unfinished[stream] = state
                 self.put(prefixed(stream.prefix, state))
-                self.due = now + _PIPE_REFRESH_S
+                self._look_again(now + _PIPE_REFRESH_S)
+            elif stream.is_held():
+                # Its end may have been written long ago.
+                self._since[stream] = now
+                self._look_again(now + _PIPE_REFRESH_S)
+            elif now < self._since[stream] + _PIPE_REFRESH_S:
+                # Another line than the one for which this look was due.
+                self._look_again(self._since[stream] + _PIPE_REFRESH_S)
             else:
                 # Plain text that waits for its end: it goes out as a line, and what follows begins another.
                 self.put(prefixed(stream.prefix, stream.take_unfinished()))
-                del self._unfinished[stream]
+                del self._unfinished[stream], self._since[stream]
+
+    def _look_again(self, at: float) -> None:
+        self.due = at if self.due is None else min(self.due, at)
 
     def _erase(self) -> bytes:
         rows, self._rows = self._rows, 0
@@ -320,6 +334,7 @@ class ConsoleStream:
         self._pane = pane
         self._lines = LineAssembler()
         self._noted = False
+        self.is_held: Callable[[], bool] = lambda: self.is_full  # whether the rank is not read for now
 
     @property
     def is_full(self) -> bool:

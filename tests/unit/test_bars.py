@@ -86,6 +86,40 @@ def test_a_bar_of_a_rank_that_ends_is_shown_once_more() -> None:
         assert reader.taken == b"[0]  51%\n"
 
 
+def test_a_line_in_two_pieces_stays_one_whenever_others_were_looked_at() -> None:
+    """A second after the first piece of an earlier line, this one has waited for a moment only."""
+    with Reader.pipe() as reader, console(reader) as screen:
+        stream = ConsoleStream(screen.out, b"[0] ")
+        stream.feed(b"early", now=0.0)
+        stream.feed(b" line\nnext", now=0.5)
+        screen.tick(1.0)
+        stream.feed(b" line\nname? ", now=1.1)
+        screen.tick(1.5)
+        drain(screen, reader)
+        assert reader.taken == b"[0] early line\n[0] next line\n"
+        screen.tick(2.1)
+        drain(screen, reader)
+        assert reader.taken == b"[0] early line\n[0] next line\n[0] name? \n"
+
+
+def test_a_line_whose_rank_is_not_read_waits_for_its_end() -> None:
+    """Where files or the console are slow its end may have been written long ago."""
+    with Reader.pipe() as reader, console(reader) as screen:
+        stream = ConsoleStream(screen.out, b"[0] ")
+        held = [True]
+        stream.is_held = lambda: held[0]
+        stream.feed(b"half a", now=0.0)
+        for now in (1.0, 2.0, 3.0):
+            screen.tick(now)
+        held.clear()
+        held.append(False)
+        stream.feed(b" line\nname? ", now=3.1)
+        screen.tick(4.0)
+        screen.tick(4.1)
+        drain(screen, reader)
+        assert reader.taken == b"[0] half a line\n[0] name? \n"
+
+
 def test_a_prompt_after_lines_that_end_with_crlf_is_no_bar() -> None:
     r"""A program that ends its lines with \r\n does not overwrite anything; its words are shown once."""
     with Reader.pipe() as reader, console(reader) as screen:
