@@ -119,14 +119,18 @@ def _run(
 
     writer = Writer(warn)
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
-    screen = Screen(
-        1,
-        2,
-        raw=output.prefix is None and output.legacy_template is None,
-        carries=True,
-        skipping=False,  # until there are files that keep all of it
-        where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
-    )
+    try:
+        screen = Screen(
+            1,
+            2,
+            raw=output.prefix is None and output.legacy_template is None,
+            carries=True,
+            skipping=False,  # until there are files that keep all of it
+            where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
+        )
+    except OSError:
+        writer.discard()
+        raise
     say = screen.say
     for text in early:
         say(text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -250,6 +251,15 @@ class Writer:
 
     def close(self) -> None:
         """Nothing: it is ``finish`` that ends the writer, after all others have said their last."""
+
+    def discard(self) -> None:
+        """The launch fails before anything could be written: end the process, and wait for that."""
+        pids = self.pids
+        if self._helper is not None:
+            self._helper.kill()
+        for pid in pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
     @property
     def _is_behind(self) -> bool:
