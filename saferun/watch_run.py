@@ -29,6 +29,8 @@ _LOOK_DEADLINE_S = 5.0
 _LOOKS_AT_ONCE = 2
 _LOOK_LIMIT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
+# A signal from outside goes straight to ranks that have moved since then: the supervisor's limit is longer.
+_SURELY_SHORT_S = 8.0
 
 
 class WatchedRank(Value):
@@ -84,7 +86,7 @@ class Watch:
         self._families: dict[int, FamilyReader] = {}
         self._principals: dict[int, int] = {}
         self._below: frozenset[int] = frozenset()
-        self._walked_at = float("-inf")
+        self._walked_at = self._sampled_at = float("-inf")
         self._sample_at: float | None = None
         self._asked_s = self._interval_s
         self._look_at: float | None = None
@@ -129,8 +131,11 @@ class Watch:
         self._begin_looks(now)
 
     def quiet_s(self, now: float) -> float:
-        """For how long no rank has moved; 0 where one may be working. Takes a sample, where it is not paused."""
-        if self._sample_at is not None:
+        """For how long no rank has moved; 0 where one may be working.
+
+        Takes a sample, which costs milliseconds, where it may be so long that a job hangs.
+        """
+        if self._sample_at is not None and self._watchdog.quiet_s + now - self._sampled_at >= _SURELY_SHORT_S:
             self._sample(now)
         return self._watchdog.quiet_s
 
@@ -172,6 +177,7 @@ class Watch:
 
     def _sample(self, now: float) -> None:
         began_s = time.thread_time()
+        self._sampled_at = now
         # Whatever happens below, the next one is not due at once.
         self._sample_at = now + self._asked_s
         outcome = self._watchdog.feed(JobSample(now, self._asked_s, tuple(self._read_ranks(now))))
