@@ -19,6 +19,8 @@ from tests.process.launching import DEADLINE_S, REPOSITORY, Job, running, until
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+# Whoever reads through a mirror takes many times as long, and more on a busy machine.
+SLOW_S = 120.0
 PLACES = {
     "run directory": ("run",),
     "current directory": ("cwd",),
@@ -86,7 +88,7 @@ class Frozen:
             texts = [path.read_text() for path in self.runs.glob("*/events.jsonl")]
             return any("ExaminerReady" in text and "ModulesImported" in text for text in texts)
 
-        until(is_there, "all is in memory")
+        until(is_there, "all is in memory", timeout_s=SLOW_S)
 
     def log(self, rank: int, attempt: int = 0) -> str:
         """What is in the file of a rank's output by now."""
@@ -115,5 +117,5 @@ def launched_from(
             finally:
                 system.thaw()
             # What waited for the file system ends as soon as it answers.
-            job.wait()
+            job.wait(SLOW_S)
             job.assert_nothing_left(DEADLINE_S)

@@ -226,7 +226,7 @@ class Job:
 
     # ------------------------------------------------------------------------------------------------- handshakes
 
-    def hear(self, word: str, count: int = 1) -> list[Word]:
+    def hear(self, word: str, count: int = 1, *, timeout_s: float = DEADLINE_S) -> list[Word]:
         """Wait until processes of the launch have said a word so many times; each is heard once."""
 
         def heard() -> list[Word]:
@@ -238,7 +238,7 @@ class Job:
             return found if len(found) == count else []
 
         try:
-            found = until(heard, f"{count} x {word!r}")
+            found = until(heard, f"{count} x {word!r}", timeout_s=timeout_s)
         except AssertionError as error:
             raise AssertionError(self._story(str(error))) from None
         for said in found:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.process.frozen import needs_mounts
-from tests.process.frozen_places import PLACES, launched_from
+from tests.process.frozen_places import PLACES, SLOW_S, launched_from
 from tests.process.launching import command_line, state_of, until
 
 if TYPE_CHECKING:
@@ -65,16 +65,16 @@ def places(*slow: str, without: tuple[str, ...] = ()) -> pytest.MarkDecorator:
 def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str) -> None:
     """The console goes on, the report has stacks, and what is in files is whole afterwards."""
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2) as (job, frozen):
-        job.hear("ready", 2)
+        job.hear("ready", 2, timeout_s=SLOW_S)
         frozen.await_memory()
         frozen.system.freeze()
         job.release("speak")
         job.hear("spoke", 2)
         until(lambda: job.out.count("still here") == 2, "the console goes on")
-        until(lambda: "sleeps at train.py:4 in hang" in job.err, "the hang is reported")
+        until(lambda: "sleeps at train.py:4 in hang" in job.err, "the hang is reported", timeout_s=SLOW_S)
         assert "not ready in time" not in job.err
         job.send(signal.SIGTERM)
-        assert job.wait() == 1
+        assert job.wait(SLOW_S) == 1
         assert "stopped by SIGTERM" in job.err
         assert "uninterruptible" not in job.err
         frozen.system.thaw()
@@ -89,13 +89,13 @@ def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str)
 def test_ctrl_c_ends_the_job(tmp_path: Path, place: str) -> None:
     """For the traceback Python reads the script again: where it is gone, the ranks cannot be ended, and are named."""
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2) as (job, frozen):
-        job.hear("ready", 2)
+        job.hear("ready", 2, timeout_s=SLOW_S)
         frozen.await_memory()
         frozen.system.freeze()
         job.release("speak")
         job.hear("spoke", 2)
         job.send(signal.SIGINT)
-        assert job.wait() == 1
+        assert job.wait(SLOW_S) == 1
         assert "stopped by SIGINT" in job.err
         assert ("uninterruptible" in job.err) == ("script" in PLACES[place])
         until(lambda: job.out.count("still here") == 2, "the console has everything")
@@ -112,15 +112,15 @@ def test_a_rank_that_waits_for_the_file_system_is_named_and_the_hang_of_another_
     """What no signal ends does not keep the others from being ended, nor saferun from ending."""
     wanted = f"{tmp_path}/mirror/etc/passwd"
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2, arguments=[wanted]) as (job, frozen):
-        job.hear("ready", 2)
+        job.hear("ready", 2, timeout_s=SLOW_S)
         frozen.await_memory()
         frozen.system.freeze()
         job.release("speak")
         job.hear("spoke", 2)
-        until(lambda: "newfstatat in request_wait_answer" in job.err, "it is named")
-        until(lambda: "sleeps at train.py:4 in hang" in job.err, "the hang is reported")
+        until(lambda: "newfstatat in request_wait_answer" in job.err, "it is named", timeout_s=SLOW_S)
+        until(lambda: "sleeps at train.py:4 in hang" in job.err, "the hang is reported", timeout_s=SLOW_S)
         job.send(signal.SIGTERM)
-        assert job.wait() == 1
+        assert job.wait(SLOW_S) == 1
         assert "stopped because of it: rank 0\n" in job.err
         assert "could not be killed (uninterruptible, state D): local rank 1;" in job.err
 
@@ -130,14 +130,14 @@ def test_a_failure_is_reported_and_the_next_attempt_started(tmp_path: Path, plac
     """Where Python and the script can be read, so that ranks can be started."""
     options = (*OPTIONS, "--max-restarts", "1")
     with launched_from(tmp_path, PLACES[place], FAILS_ONCE, *options, nproc=2) as (job, frozen):
-        job.hear("ready", 2)
+        job.hear("ready", 2, timeout_s=SLOW_S)
         frozen.await_memory()
         frozen.system.freeze()
         job.release("fail")
-        assert [word.attempt for word in job.hear("ready", 2)] == [1, 1]
+        assert [word.attempt for word in job.hear("ready", 2, timeout_s=SLOW_S)] == [1, 1]
         frozen.system.thaw()
         job.release("end")
-        assert job.wait() == 0
+        assert job.wait(SLOW_S) == 0
         assert "failed first" in job.err
         assert frozen.log(0, attempt=1) == "attempt 1\n"
 
@@ -157,12 +157,12 @@ os._exit(0) if sys.argv[1] == "exit" else stay()
         job,
         frozen,
     ):
-        job.hear("ready", 2)
+        job.hear("ready", 2, timeout_s=SLOW_S)
         frozen.system.freeze()
         if end == "stop":
             job.send(signal.SIGTERM)
         job.release("end")
-        assert job.wait() == (0 if end == "exit" else 1)
+        assert job.wait(SLOW_S) == (0 if end == "exit" else 1)
         if end == "crash":
             assert "rank 1" in job.err
             assert "exit code 3" in job.err
@@ -176,15 +176,15 @@ def test_native_frames_of_a_rank_whose_libraries_cannot_be_read_are_not_waited_f
     library = f"{tmp_path}/mirror{_json.__file__}"
     options = (*OPTIONS, "--native-stacks", "always")
     with launched_from(tmp_path, PLACES["TMPDIR"], LOADS, *options, arguments=[library]) as (job, frozen):
-        (rank,) = job.hear("ready")
+        (rank,) = job.hear("ready", timeout_s=SLOW_S)
         frozen.await_memory()
         frozen.system.freeze()
         job.release("hang")
-        until(lambda: "in hang" in job.err, "the hang is reported")
+        until(lambda: "in hang" in job.err, "the hang is reported", timeout_s=SLOW_S)
         assert state_of(rank.pid) == "S"
         assert not [pid for pid in job.processes() if command_line(pid).endswith("--native")]
         job.send(signal.SIGTERM)
-        assert job.wait() == 1
+        assert job.wait(SLOW_S) == 1
         assert "stopped because of it: rank 0\n" in job.err
 
 
@@ -192,9 +192,9 @@ def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervi
     """The ranks' error files are in a temporary directory then, which each attempt asks for."""
     options = (*OPTIONS, "--max-restarts", "1", "--run-dir", "none")
     with launched_from(tmp_path, PLACES["TMPDIR"], FAILS_ONCE, *options, nproc=2) as (job, frozen):
-        job.hear("ready", 2)
+        job.hear("ready", 2, timeout_s=SLOW_S)
         frozen.system.freeze()
         job.release("fail")
-        assert [word.attempt for word in job.hear("ready", 2)] == [1, 1]
+        assert [word.attempt for word in job.hear("ready", 2, timeout_s=SLOW_S)] == [1, 1]
         job.release("end")
-        assert job.wait() == 0
+        assert job.wait(SLOW_S) == 0

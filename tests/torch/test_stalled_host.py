@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.frozen import mirror, needs_mounts
-from tests.process.frozen_places import PLACES, Frozen
+from tests.process.frozen_places import PLACES, SLOW_S, Frozen
 from tests.torch.several import hosts
 
 # Prints until it may end, and how often it did.
@@ -57,7 +57,7 @@ def test_a_host_whose_file_systems_are_frozen_is_not_lost(
             of_each=lambda i: arguments if i == which else {},
         ) as jobs:
             for job in jobs:
-                job.hear("ready")
+                job.hear("ready", timeout_s=SLOW_S)
             one.await_memory()
             system.freeze()
             try:
@@ -67,7 +67,7 @@ def test_a_host_whose_file_systems_are_frozen_is_not_lost(
                 system.thaw()
             for job in jobs:
                 job.release("end")
-            assert [job.wait(60.0) for job in jobs] == [0] * 3
+            assert [job.wait(SLOW_S) for job in jobs] == [0] * 3
             said = "".join(job.err for job in jobs)
             assert "is lost" not in said
             assert "missing" not in said
