@@ -159,7 +159,7 @@ class Disk:
         self.now = 100.0
         self.error = errno.ENOSPC
         self._write = os.write
-        monkeypatch.setattr(Target, "_write_plainly", lambda target, block: self.write(target.fd, block))
+        monkeypatch.setattr(Target, "_write_plainly", lambda target, blocks: self.write(target.fd, b"".join(blocks)))
         monkeypatch.setattr("saferun.console.target.time.monotonic", lambda: self.now)
 
     def write(self, fd: int, block: bytes) -> int:
