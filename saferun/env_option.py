@@ -43,9 +43,9 @@ def read_env(
         else:
             tell(f"saferun: --env {printable(name)}: it is not set in this environment, and is left out")
     if seen:
-        names = ", ".join(map(printable, dict.fromkeys(seen)))
+        names = ", ".join(dict.fromkeys(seen))
         tell(
-            f"saferun: everyone on this host can read the value of {names} in ps; export it, and write --env "
-            f"{printable(seen[0])}"
+            f"saferun: everyone on this host can read the value of {printable(names)} in ps; export it, and write "
+            f"--env {printable(seen[0])}"
         )
     return tuple(pairs)

@@ -54,3 +54,8 @@ class UsageError(SaferunError):
 def printable(text: str) -> str:
     """A text as one line that a terminal only prints: what it quotes may hold line breaks or escape sequences."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines. All that saferun itself says on a terminal passes here or there."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))

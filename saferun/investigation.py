@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.capture_run import CaptureRun
 from saferun.config import LaunchConfig
+from saferun.errors import printable
 from saferun.events import (
     CaptureEvidence,
     Diagnose,
@@ -656,7 +657,7 @@ class Investigation:
         elif verdict is not None and diagnosis is not None:
             self._guarded("tell of the hang", self._tell_hang, action, verdict, diagnosis)
         elif verdict is not None:
-            self._say(f"saferun: nothing has moved for {verdict.quiet_s:.0f} s ({verdict.kind})")
+            self._say(f"saferun: nothing has moved for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})")
         self._last_hang = (self._capture, self._verdict)
         if action.next_step == "report":
             # What was seen now says nothing about a failure that comes later.
@@ -674,7 +675,7 @@ class Investigation:
             and self._job is not None
             and self._job.line.is_head
         ):
-            self._say(line)
+            self._say(printable(line))
         if self._diagnosis is not None:
             self._guarded("report", self._log_incident, "hang", self._diagnosis, "continued", [line])
 
@@ -773,7 +774,7 @@ class Investigation:
             self._poller,
             deadline=time.monotonic() + CORE_BUDGET_S,
             on_done=lambda reader, failure: self._conclude(action, reader, failure),
-            on_cores_found=lambda found: self._say(f"saferun: {found.words}"),
+            on_cores_found=lambda found: self._say(f"saferun: {printable(found.words)}"),
         )
         self._run.begin()
 

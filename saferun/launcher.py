@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.config import HostsConfig, LaunchConfig
 from saferun.console.screen import Screen
-from saferun.errors import SaferunError, suppress
+from saferun.errors import SaferunError, printable, suppress
 from saferun.events import Finish
 from saferun.files.writer import Writer
 from saferun.host.limits import has_room_for_files
@@ -65,7 +65,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         lines = config_lines(config) if config.show_config else []
         lines += plan_lines(config, resolution, environ, short_host_name()) if config.dry_run else []
         try:
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
             sys.stdout.flush()
         except BrokenPipeError:
             pass  # the reader has seen enough
@@ -115,7 +115,7 @@ def _run(
     say: Callable[[str], None] = early.append
 
     def warn(text: str) -> None:
-        say(f"saferun: {text}")
+        say(f"saferun: {printable(text)}")
 
     writer = Writer(warn)
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
@@ -143,7 +143,7 @@ def _run(
 
     hosts, retry = config.hosts, config.retry
     if config.settings_file is not None and config.settings["config"].origin == "default":
-        screen.say(f"saferun: settings from {config.settings_file}")
+        screen.say(f"saferun: settings from {printable(config.settings_file)}")
     if hosts.note:
         warn(hosts.note)
     limits = Limits(

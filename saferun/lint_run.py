@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.capture_run import Examiner
 from saferun.config import EnvironConfig
+from saferun.errors import printable
 from saferun.host.poller import Poller
 from saferun.model import ExitStatus
 
@@ -129,7 +130,7 @@ class LintRun:
             return
         lines = [one_line(finding) for finding in findings if finding.at_launch]
         for line in lines[:_MOST_LINES]:
-            self._say(f"saferun: {line}")
+            self._say(f"saferun: {printable(line)}")
         if len(lines) > _MOST_LINES:
             self._say(f"saferun: {len(lines) - _MOST_LINES} more: saferunctl env lint")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from saferun.config import LaunchConfig
+from saferun.console.stderr import tell
+from saferun.errors import printable
 from saferun.host.nics import read_nics
 from saferun.preflight.interfaces import mpirun_words, nic_environ
 
@@ -19,14 +20,13 @@ def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str
     chosen = nic_environ(names, read_nics(), environ)
     task = config.hosts.task
     if config.hosts.node_rank in {0, None} and (task is None or task.local_rank == 0) and not config.dry_run:
-        sys.stderr.write(f"{told(names, chosen)}\n")
+        tell(told(names, chosen))
         if config.hosts.detected.startswith("Open MPI"):
-            sys.stderr.write(f"saferun: for mpirun itself: {mpirun_words(names)}\n")
-        sys.stderr.flush()
+            tell(f"saferun: for mpirun itself: {printable(mpirun_words(names))}")
     return {**environ, **chosen}
 
 
 def told(names: Sequence[str], chosen: Mapping[str, str], *, auto: bool = False) -> str:
     """The line about it."""
     variables = " ".join(f"{name}={value}" for name, value in chosen.items()) or "all is set as it is to be"
-    return f"saferun: --nic {'auto: ' if auto else ''}{','.join(names)}: {variables}"
+    return printable(f"saferun: --nic {'auto: ' if auto else ''}{','.join(names)}: {variables}")

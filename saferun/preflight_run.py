@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from saferun.check_run import CheckProcess, CheckRun
 from saferun.checks.context import CheckContext
 from saferun.config import LaunchConfig
+from saferun.errors import printable
 from saferun.findings import SEVERITY, CheckResult, HostCard, Preflight, Probe
 from saferun.host.poller import Poller
 from saferun.model import ExitStatus, JsonObject, Value
@@ -499,7 +500,7 @@ class PreflightRun:
             from saferun.report.preflight_text import result_lines
 
             for line in result_lines(told):
-                self._say(line)
+                self._say(printable(line))
 
 
 def _alike(first: CheckResult, failing: Sequence[CheckResult]) -> list[CheckResult]:

@@ -15,7 +15,7 @@ from saferun.capture_run import Examiner
 from saferun.config import LaunchConfig
 from saferun.console.intake import Intake
 from saferun.console.screen import Screen
-from saferun.errors import EXIT_USAGE, SaferunError, suppress
+from saferun.errors import EXIT_USAGE, SaferunError, printable, suppress
 from saferun.events import (
     CaptureEvidence,
     ChecksAsked,
@@ -273,7 +273,7 @@ class Runtime:
             TellDone: self._tell_done,
             TellDecision: self._tell_decision,
             ReportDecision: self._report_decision,
-            Say: lambda action: self._screen.say(f"saferun: {action.text}"),
+            Say: lambda action: self._screen.say(f"saferun: {printable(action.text)}"),
             Finish: self._on_finish,
         }
 
@@ -611,7 +611,7 @@ class Runtime:
         from saferun.report.preflight_text import show
 
         text = show(outcome.preflight, outcome.cards, as_json=self._config.checks.as_json)
-        self._screen.out.say(text.encode(errors="backslashreplace"))
+        self._screen.answer(text)
         return EXIT_USAGE if outcome.failure is not None else 0
 
     def _join_hosts(self, action: JoinHosts) -> None:
@@ -733,7 +733,7 @@ class Runtime:
             )
         if attempt == 0:
             for line in launch_lines(self._resolution, has_run_dir=run_dir is not None):
-                self._screen.say(f"saferun: {line}")
+                self._screen.say(f"saferun: {printable(line)}")
 
     def _lint_soon(self, plan: AttemptPlan) -> None:
         """Look at the environment of the ranks, beside them, in a process of its own."""
@@ -930,7 +930,7 @@ class Runtime:
         self._leftovers.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
 
     def _say_leftovers(self, text: str) -> None:
-        self._screen.say(f"saferun: {text}")
+        self._screen.say(f"saferun: {printable(text)}")
         if self._job is not None and self._supervisor.state is State.STOPPING and text.startswith("waiting for "):
             # The host that leads says so as well: it waits for this one.
             self._job.set_state({"s": "leftovers", "words": text[:_LONGEST_TOLD]})
@@ -1064,7 +1064,7 @@ class Runtime:
         """One line about something that could not be written or done; never twice the same."""
         if text not in self._warned:
             self._warned.add(text)
-            self._screen.say(f"saferun: {text}")
+            self._screen.say(f"saferun: {printable(text)}")
 
     def _record(self, event: Event, before: State, after: State) -> None:
         entry: JsonObject = {"event": type(event).__name__, "time": time.time(), **_as_json(event)}
@@ -1137,7 +1137,8 @@ class Runtime:
             step()
         except Exception as error:
             with suppress(Exception):
-                self._screen.say(f"saferun: the end of the run: {name}: {type(error).__name__}: {error}")
+                words = f"{name}: {type(error).__name__}: {error}"
+                self._screen.say(f"saferun: the end of the run: {printable(words)}")
             return False
         return True
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from saferun.errors import printable
 from saferun.host.poller import Poller
 from saferun.isolation import Group, Isolation, Member, Outcome, Trial, check_results
 from saferun.trial_run import IMPORT_S, MARGIN_S, TrialPlace, TrialRun
@@ -115,7 +116,7 @@ class TrialSearch:
         if self._is_over:
             return
         if words:
-            self._say(f"saferun: {words}")
+            self._say(f"saferun: {printable(words)}")
         if self._is_prepared:
             return
         self._is_prepared = True
@@ -151,7 +152,7 @@ class TrialSearch:
             self._is_over = True
             self._on_over(check_results(self._isolation.finding()) if self._isolation is not None else ())
             return
-        self._say(f"saferun: trial {trial.number}: {trial.name}")
+        self._say(f"saferun: trial {trial.number:d}: {printable(trial.name)}")
         self._outcomes = []
         hosts = {member.host for group in trial.groups for member in group}
         self._waits_for_own = True

@@ -19,7 +19,10 @@ def main() -> int:
     try:
         request = decode_request(content)
     except (ValueError, TypeError, KeyError) as error:
-        sys.stderr.write(f"saferun: this is no request to look at processes: {error}\nhint: saferunctl stacks PID\n")
+        from saferun.errors import SaferunError
+
+        what = f"this is no request to look at processes: {error}"
+        sys.stderr.write(f"{SaferunError(what, 'saferunctl stacks PID')}\n")
         return 2
     try:
         run_request(request, _write, started_at)

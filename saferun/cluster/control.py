@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from saferun.cluster.progress import ProgressWatch, WatchedRank
 from saferun.cluster.silence import GO_ON, LOST, Progress, Unheard, judge, together
+from saferun.errors import printable
 from saferun.host.nics import route_to
 from saferun.host.poller import Poller
 from saferun.linux.nic_state import nic_state, working_nics
@@ -286,7 +287,7 @@ class Control:
 
     def _tell(self, words: str) -> None:
         if self._speaks:
-            self._say(f"saferun: {words}")
+            self._say(f"saferun: {printable(words)}")
 
 
 def _names(labels: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.target import Target
+from saferun.errors import printable_lines
 
 # An unfinished line (a prompt, a bar) appears on a terminal after this long, and on a pipe at most this often.
 _TERMINAL_REFRESH_S = 0.1
@@ -68,7 +69,11 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One or more lines of saferun's own on stderr."""
-        self.err.say(text.encode(errors="backslashreplace") + b"\n")
+        self.err.say(printable_lines(text).encode(errors="backslashreplace") + b"\n")
+
+    def answer(self, text: str) -> None:
+        """What was asked for, on stdout."""
+        self.out.say(printable_lines(text).encode(errors="backslashreplace"))
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""

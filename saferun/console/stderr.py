@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from saferun.errors import suppress
+from saferun.errors import printable_lines, suppress
 
 
 def tell(words: object) -> None:
     """Words of saferun's own, before there is a console."""
     with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{words}\n")
+        sys.stderr.write(f"{printable_lines(str(words))}\n")

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from saferun.errors import printable
 from saferun.linux.descriptors import close_all_but
 from saferun.model import Value
 
@@ -213,7 +214,7 @@ def _wait_for_all(order: MemberOrder, store: Any) -> None:  # noqa: ANN401 - as 
             store.set("all_done", "1")
         store.wait(["all_done"], timedelta(seconds=max(0.1, patience_s)))
     except Exception as error:  # its own part is done, and the store is not what is tried
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
 
 
 def size_words(size_bytes: int) -> str:

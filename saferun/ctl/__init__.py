@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from saferun import __version__
+from saferun.console.stderr import tell
 from saferun.ctl import core, doctor, env, stacks
 from saferun.errors import SaferunError, UsageError
 from saferun.model import Value
@@ -40,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
-        sys.stderr.write(f"{UsageError(message, f'see {self.prog} --help')}\n")
+        tell(UsageError(message, f"see {self.prog} --help"))
         raise SystemExit(2)
 
 
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
     except SaferunError as error:
-        sys.stderr.write(f"{error}\n")
+        tell(error)
         return error.exit_code
     except BrokenPipeError:
         # The reader has seen enough, and what is left in the buffer must not be written at exit.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 
 from saferun.captures.core_reading import CoreJob, core_headline, read_cores, stack_lines
+from saferun.ctl.answer import answer
 from saferun.errors import UsageError
 from saferun.host.core_notes import CoreError, read_core_notes
 
@@ -47,7 +47,5 @@ def run(arguments: argparse.Namespace) -> int:
     text = "\n".join([*lines, *stack_lines(reading.threads)]) + "\n"
     if arguments.gdb and reading.output:
         text += f"\n{reading.output}"
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
-    sys.stdout.flush()
+    answer(text)
     return 0

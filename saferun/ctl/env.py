@@ -8,6 +8,8 @@ import sys
 from typing import Any
 
 from saferun.config import EnvironConfig
+from saferun.console.stderr import tell
+from saferun.ctl.answer import answer
 from saferun.env_option import read_env
 from saferun.lint.check import check
 from saferun.lint.findings import one_line
@@ -65,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
             lines = explain_lines(profiles, arguments.variable)
         case _:
             lines = diff_lines(profiles, arguments.first, arguments.second, vendor=vendor, versions=versions)
-    _print(lines)
+    answer(_text(lines))
     return 0
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    pairs = read_env(arguments.env, os.environ, lambda line: print(line, file=sys.stderr), on_command_line=True)
+    pairs = read_env(arguments.env, os.environ, tell, on_command_line=True)
     config = EnvironConfig(
         profiles=tuple(name for name in arguments.env_profile.split(",") if name),
         profile_path=tuple(arguments.env_profile_path),
@@ -89,10 +91,9 @@ def _lint(arguments: argparse.Namespace) -> int:
     searched = f"searched: {', '.join(result.known.libraries) or 'no libraries'}"
     if result.known.unsearched:
         searched += f"; not found or not searched: {', '.join(result.known.unsearched)}"
-    _print([*lines, searched])
+    answer(_text([*lines, searched]))
     return 1 if shown else 0
 
 
-def _print(lines: list[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+def _text(lines: list[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 from saferun.capture_run import CaptureRun, Examiner
 from saferun.captures.wire import CaptureReader, Request, Target
+from saferun.ctl.answer import answer
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.stacks import merge
 from saferun.diagnosis.waiting import wait_groups
@@ -63,9 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = json.dumps(_as_json(scene, capture), indent=1) + "\n"
     else:
         text = "".join(f"{line}\n" for line in picture(scene, capture))
-    # Names of functions may hold whatever a script's author, or nobody, has put there.
-    sys.stdout.write(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"))
-    sys.stdout.flush()
+    answer(text)
     return 0
 
 

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.errors import suppress
+from saferun.errors import printable, suppress
 from saferun.host.children import signal_child
 from saferun.host.poller import Poller
 from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive
@@ -96,14 +96,14 @@ class PassedSignals:
         name = signal_name(signum)
         if ranks:
             count = "1 rank that handles it" if len(ranks) == 1 else f"{len(ranks)} ranks that handle it"
-            self._say(f"saferun: {name}: passed on to {count}")
+            self._say(f"saferun: {printable(name)}: passed on to {printable(count)}")
         else:
             self._say_once(f"{name}: no rank handles it, and the job goes on (--signals-to-handle)")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._say(f"saferun: {text}")
+            self._say(f"saferun: {printable(text)}")
 
     def _on_witness(self) -> None:
         content = b""
