@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from saferun.text.secret_names import is_secret
+from saferun.text.secret_names import is_secret, may_name_a_secret
 from saferun.text.token_shapes import Shape, without_tokens
 
 TYPE_CHECKING = False
@@ -30,11 +30,6 @@ _SIGNED = Shape(
 _OPTION = Shape(r"(?<![\w.-])(-{1,2})([A-Za-z_][\w.-]{0,199}+)(?=\s|\Z)[ \t]{0,3}")
 _WORD = Shape(
     r"\b(?:key|token|password|passwd|passphrase|secret|bearer|jwt)[ \t]{1,3}(?=[A-Za-z0-9+=~!@#$%^*]{8})", re.IGNORECASE
-)
-# Every name of a secret holds one of these: looking for them costs next to nothing.
-_STEMS = (
-    *("token", "key", "pass", "secret", "cred", "auth", "jwt", "cookie", "dsn", "psk", "csrf", "xsrf", "otp", "pw"),
-    *("pin", "sig", "pat", "sas", "bearer", "webhook", "web_hook", "web-hook", "conn", "url", "uri", "code"),
 )
 _QUOTE = Shape(r"""(?:[bBfFrRuU]{1,2}(?=["']))?(\\{0,2}["'`])""")
 _PLAIN = Shape(r"""[^\s,;"'`\\]+""")
@@ -84,8 +79,7 @@ def redacted_text(text: str) -> str:
         return text
     if "://" in text:
         text = _without_logins(text)
-    lower = text.lower()
-    if any(stem in lower for stem in _STEMS):
+    if may_name_a_secret(text):
         text = _cut(text, _WORD, _behind_word)
         text = _cut(text, _SIGNED, _behind_sign)
     if "-" in text and _has_space(text):

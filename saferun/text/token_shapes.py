@@ -85,7 +85,7 @@ _INNER: tuple[tuple[str, Shape], ...] = (
     ("pat", Shape(r"\bpat[A-Za-z0-9]{14}\.[0-9a-f]{40,64}+")),  # Airtable
     ("SK", Shape(r"\bSK[0-9a-f]{32}\b")),  # Twilio
 )
-_LEAST_INNER = 30
+_LEAST, _LEAST_INNER = 15, 30  # what is shorter is none
 _PRIVATE_KEY = Shape(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----.*?(?:-----END[A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL
 )
@@ -101,6 +101,8 @@ _BEHIND_HOOK = Shape(rf"({'|'.join(map(re.escape, _HOOKS))})[^\s\"'<>]++")
 
 def without_tokens(text: str, instead: str) -> str:
     """A text without tokens of well-known services, private keys, and what follows the address of a web hook."""
+    if len(text) < _LEAST:
+        return text
     for prefix in _PREFIXES:
         if prefix in text:
             text = _WITH_BEGINNINGS().sub(instead, text)
