@@ -31,7 +31,7 @@ _OPTION = Shape(r"(?<![\w.-])(-{1,2})([A-Za-z_][\w.-]{0,199}+)(?=\s|\Z)[ \t]{0,3
 _WORD = Shape(
     r"\b(?:key|token|password|passwd|passphrase|secret|bearer|jwt)[ \t]{1,3}(?=[A-Za-z0-9+=~!@#$%^*]{8})", re.IGNORECASE
 )
-_QUOTE = Shape(r"""(?:[bBfFrRuU]{1,2}(?=["']))?(\\{0,2}["'`])""")
+_QUOTE = Shape(r"""(?:[bBfFrRuU]{1,2}(?=["']))?("{3}|'{3}|\\{0,2}["'`])""")
 _PLAIN = Shape(r"""[^\s,;"'`\\]+""")
 _OF_A_QUERY = Shape(r"""[^\s,;"'`\\&#]+""")
 _LINE = Shape(r"""[^\r\n"'`\\]+""")
@@ -238,7 +238,8 @@ def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     found = _value(text, begin, _OF_A_QUERY if asked else _PLAIN)
     if found is None:
         return None
-    everyday = _EVERYDAY_BEFORE_COLON if is_colon else _EVERYDAY
+    # A key in quotes is one of a program's, not a word of a sentence.
+    everyday = _EVERYDAY_BEFORE_COLON if is_colon and between[0] in ": \t" else _EVERYDAY
     if lower in everyday and not dashes and not asked and not _looks_random(text[slice(*found)]):
         return None
     return found

@@ -158,6 +158,9 @@ HIDDEN = [
     (f"Authorization: Basic {S}", "Basic"),
     (f"Cookie: a=b; session={S}", "Cookie: "),
     (f"X-Api-Key: {S}", "X-Api-Key"),
+    (f'password = """{S}""" # x', "# x"),
+    (f"redis://:{S}@h:6379/0", "@h:6379/0"),
+    (f"jdbc:sqlserver://h;user=sa;password={S};x=1", ";x=1"),
     (f'{{"headers": {{"authorization": "Bearer {S}"}}}}', "headers"),
     (f"api_keys: ['{S}', 'x']", "api_keys: ["),
     (f"AccountName=n;AccountKey={S}==;EndpointSuffix=core", "EndpointSuffix=core"),
@@ -300,6 +303,12 @@ def test_a_long_hostile_line_is_read_in_linear_time(unit: str) -> None:
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_hostile_line_of_a_megabyte_is_read(unit: str) -> None:
     redacted_text(unit * ((1 << 20) // len(unit)))
+
+
+@pytest.mark.parametrize("name", ["token", "auth", "password", "creds"])
+def test_a_key_in_quotes_has_a_secret_of_any_kind(name: str) -> None:
+    """In a sentence it has to look like one: ``unexpected token: indent``."""
+    assert redacted_text(f'{{"{name}": "open sesame"}}') == f'{{"{name}": "{REDACTED}"}}'
 
 
 def test_json_is_redacted_by_keys_and_texts() -> None:
