@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 SOMEBODY = 54321
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+@contextlib.contextmanager
+def place_for_all(mode: int) -> Iterator[Path]:
+    """A directory that every user can reach: pytest's own are closed for others, anew at each start of it."""
+    place = Path(tempfile.mkdtemp(prefix="saferun-test-", dir="/tmp"))
+    try:
+        place.chmod(mode)
+        yield place
+    finally:
+        shutil.rmtree(place)
 
 
 def as_user(function: Callable[[], object], uid: int = SOMEBODY) -> str:

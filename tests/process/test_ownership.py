@@ -9,6 +9,7 @@ import pwd
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,16 @@ from saferun.linux.ownership import (
     open_temporary,
     remove_tree,
 )
-from tests.process.somebody import SOMEBODY, as_user, needs_root, start_as_user
+from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
+def shared() -> Iterator[Path]:
     """A directory in which every user may make files."""
-    for path in (tmp_path, *tmp_path.parents):
-        if path == Path("/tmp"):
-            break
-        if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & stat.S_IXOTH:
-            path.chmod(path.stat().st_mode | stat.S_IXOTH)
-    place = tmp_path / "shared"
-    place.mkdir()
-    place.chmod(0o777)
-    return place
+    with place_for_all(0o755) as top:
+        (top / "shared").mkdir()
+        (top / "shared").chmod(0o777)
+        yield top / "shared"
 
 
 def planted(path: Path, content: str = "", mode: int = 0o644) -> None:

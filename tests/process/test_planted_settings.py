@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.process.somebody import SOMEBODY, as_user, needs_root
+from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 
 PLANTED = "env: {PLANTED: 'yes'}\n"
 PROFILES = "profiles: {production: {variables: {PLANTED: 'yes'}}}\n"
@@ -17,17 +18,10 @@ PROFILE = "variables: {PLANTED: 'yes'}\n"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place() -> Iterator[Path]:
     """A directory like /tmp: everybody may make files, and remove their own."""
-    for path in (tmp_path, *tmp_path.parents):
-        if str(path) in {"/tmp", "/"}:
-            break
-        if path.stat().st_uid == os.geteuid():
-            path.chmod(path.stat().st_mode | 0o111)
-    found = tmp_path / "place"
-    found.mkdir()
-    found.chmod(0o1777)
-    return found
+    with place_for_all(0o1777) as found:
+        yield found
 
 
 @pytest.fixture
