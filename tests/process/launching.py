@@ -322,6 +322,11 @@ class Job:
                 found += [Path(place) / name for place in ("/tmp", "/var/tmp", "/dev/shm", self.folder / "job")]
         return sorted({path for path in found if path.is_dir()})
 
+    def scratch_folder(self) -> Path:
+        """The only one of them, once run.json says where it is: that comes a moment after the ranks have started."""
+        (folder,) = until(self.scratch_folders, "a private directory")
+        return folder
+
     def assert_nothing_left(self, timeout_s: float = 0.0) -> None:
         """Fail where something lives on, or lies about, after so many seconds."""
         give_up_at = time.monotonic() + timeout_s

@@ -176,7 +176,7 @@ def test_a_deleted_temporary_directory_is_there_again_in_the_next_attempt(tmp_pa
     options = ("--max-restarts", "1")
     with running(tmp_path, FAIL_FIRST, *options, nproc=2, store=False) as job:
         job.hear("ready", 2)
-        (folder,) = job.scratch_folders()
+        folder = job.scratch_folder()
         shutil.rmtree(folder)
         job.release("end.0")
         job.hear("ready", 2)
@@ -190,7 +190,7 @@ def test_the_temporary_directory_is_locked_while_the_job_runs(tmp_path: Path) ->
     """systemd-tmpfiles leaves alone what somebody has locked."""
     with running(tmp_path, STAY, nproc=1, store=False) as job:
         job.hear("ready")
-        (folder,) = job.scratch_folders()
+        folder = job.scratch_folder()
         fd = os.open(folder, os.O_RDONLY)
         try:
             with pytest.raises(BlockingIOError):
