@@ -21,6 +21,7 @@ from saferun.host.procfs import read_stat
 from saferun.host.run_dir import RunDirectory, shorter_path
 from saferun.host.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.linux.program_start import Waiting, start_error
+from saferun.linux.signals import caught_signals
 from saferun.linux.spares import Spares
 from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankEnd, RankPlace, Value
 from saferun.topology import rank_environ, substitute_local_rank
@@ -326,16 +327,32 @@ class RankGroup:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def signal(self, local_ranks: Sequence[int], signum: int) -> None:
-        """Send a signal to the process groups of ranks that have not ended."""
+    def signal(self, local_ranks: Sequence[int], signum: int, *, only_handled: bool = False) -> list[int]:
+        """Send a signal to the process groups of ranks that have not ended.
+
+        Args:
+            local_ranks: the ranks.
+            signum: the signal.
+            only_handled: leave out ranks that have no handler for it.
+
+        Returns:
+            The local ranks that it was sent to.
+        """
+        signalled = []
         for rank in self.ranks:
-            if rank.place.local_rank in local_ranks and rank.end is None:
-                rank.signals.add(signum)
-                signal_group(rank.child, signum)
-                stat = read_stat(rank.child.pid)
-                if stat is not None and stat.state == "T":
-                    # A stopped process takes no signal but SIGKILL before it goes on.
-                    signal_group(rank.child, SIGCONT)
+            if rank.place.local_rank not in local_ranks or rank.end is not None:
+                continue
+            if only_handled and signum not in caught_signals(rank.child.pid):
+                continue
+            rank.signals.add(signum)
+            signal_group(rank.child, signum)
+            signalled.append(rank)
+        for rank in signalled:
+            stat = read_stat(rank.child.pid)
+            if stat is not None and stat.state == "T":
+                # A stopped process takes no signal but SIGKILL before it goes on.
+                signal_group(rank.child, SIGCONT)
+        return [rank.place.local_rank for rank in signalled]
 
     def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
         """Remember how a rank ended, after taking in its last output.

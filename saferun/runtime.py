@@ -256,7 +256,7 @@ class Runtime:
         )
         self._waits: RetryWaits | None = None
         self._waiting_for_room, self._warned = set[int](), set[str]()
-        self._wake_read = -1
+        self._wake_read, self._is_told_to_stop, self._is_urgent = -1, False, False
         self._actions: dict[type, Callable[[Any], None]] = {
             RunChecks: self._run_checks,
             JoinHosts: self._join_hosts,
@@ -304,7 +304,14 @@ class Runtime:
             event = self._events.popleft()
             before = self._supervisor.state
             actions = self._supervisor.handle(event)
-            self._record(event, before, self._supervisor.state)
+            after = self._supervisor.state
+            if isinstance(event, SignalReceived | JobTrouble):
+                # The ranks of a job that is stopped have the signal before anything else is done about it.
+                for action in actions:
+                    if isinstance(action, SignalRanks):
+                        self._signal_ranks(action)
+                actions = [action for action in actions if not isinstance(action, SignalRanks)]
+            self._record(event, before, after)
             for action in actions:
                 self._actions[type(action)](action)
 
@@ -319,6 +326,10 @@ class Runtime:
         deadline = self._supervisor.deadline
         alive_at = now if deadline is None or now < deadline else self._alive_at
         self._poller.wait(None if due is None else max(due - now, 0.0))
+        if self._is_urgent:
+            self._is_urgent = False
+            self._alive_at = alive_at
+            return
         now = time.monotonic()
         self._screen.tick(now)
         for part in self._parts:
@@ -364,7 +375,7 @@ class Runtime:
         os.set_blocking(self._wake_read, False)
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self._poller.watch(self._wake_read, self._on_wakeup)
+        self._poller.watch_first(self._wake_read, self._on_wakeup)
         signal.signal(signal.SIGCHLD, _ignore)
         if any(pane.target.is_terminal for pane in self._screen.panes):
             signal.signal(signal.SIGWINCH, _ignore)
@@ -380,7 +391,8 @@ class Runtime:
                 self._warn(f"{signal_name(signum)} cannot be handled")
         self._passed.open(self._config.signals)
 
-    def _on_wakeup(self) -> None:
+    def _on_wakeup(self) -> bool:
+        """Take in the signals that have come. Returns whether nothing else is to be done before they are obeyed."""
         for signum in os.read(self._wake_read, 4096):
             if signum == signal.SIGCHLD:
                 self._reap()
@@ -391,6 +403,7 @@ class Runtime:
                 self._stop_by(signum)
             else:
                 self._passed.take(signum, time.monotonic())
+        return self._is_urgent
 
     def _living(self) -> list[Rank]:
         return [rank for rank in self._group.ranks if rank.end is None] if self._group is not None else []
@@ -400,6 +413,9 @@ class Runtime:
         self._stop_by(signal.SIGTERM, words)
 
     def _stop_by(self, signum: int, why: str = "") -> None:
+        # The first one: whoever sends them without end does not keep the loop from its work.
+        self._is_urgent = not self._is_told_to_stop
+        self._is_told_to_stop = True
         quiet_s = self._investigation.quiet_s()
         self._events.append(SignalReceived(time.monotonic(), self._supervisor.attempt, signum, why, quiet_s))
 
@@ -836,9 +852,15 @@ class Runtime:
             self._segments.note([rank.child.pid for rank in self._group.ranks if rank.end is None], since)
 
     def _signal_ranks(self, action: SignalRanks) -> None:
+        if self._group is None:
+            return
+        # A rank that handles the signal lives on for a moment, in which its memory can still be looked at; one that
+        # does not may be gone at once.
+        handling = self._group.signal(action.local_ranks, action.signum, only_handled=not self._segments.is_noted)
         self._note_segments()
-        if self._group is not None:
-            self._group.signal(action.local_ranks, action.signum)
+        others = [local_rank for local_rank in action.local_ranks if local_rank not in handling]
+        if others:
+            self._group.signal(others, action.signum)
 
     # ----------------------------------------------------------------------------------------------------------------
     # Other hosts

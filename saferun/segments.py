@@ -39,6 +39,11 @@ class Segments:
         """The helper, which is no leftover of the ranks."""
         return {self._pid} if self._pid is not None else set()
 
+    @property
+    def is_noted(self) -> bool:
+        """Whether the ranks of this attempt have been looked at, or are being."""
+        return self._pid is not None
+
     def note(self, pids: Sequence[int], since: float) -> None:
         """Look what these ranks, and all that came from them, have mapped now; once an attempt.
 

@@ -22,6 +22,8 @@ class Poller:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._processes: dict[int, _Process] = {}
         self._look_at = 0.0
+        self._first_fd = -1
+        self._first: Callable[[], bool] = bool
 
     def watch(self, fd: int, handler: Callable[[], None], events: int = select.EPOLLIN) -> None:
         """Call the handler whenever the descriptor is ready.
@@ -31,6 +33,11 @@ class Poller:
         """
         self._epoll.register(fd, events)
         self._handlers[fd] = handler
+
+    def watch_first(self, fd: int, handler: Callable[[], bool]) -> None:
+        """Call this handler before all others; where it returns True, their turn comes with the next ``wait``."""
+        self._epoll.register(fd, select.EPOLLIN)
+        self._first_fd, self._first = fd, handler
 
     def unwatch(self, fd: int) -> None:
         """No longer; a descriptor that is not watched is no error."""
@@ -76,7 +83,10 @@ class Poller:
         if looks:
             left_s = max(self._look_at - time.monotonic(), 0.0)
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
-        for fd, _ in self._epoll.poll(-1 if timeout_s is None else timeout_s):
+        ready = self._epoll.poll(-1 if timeout_s is None else timeout_s)
+        if any(fd == self._first_fd for fd, _ in ready) and self._first():
+            return
+        for fd, _ in ready:
             # A handler may end the watch of a descriptor whose turn comes later.
             handler = self._handlers.get(fd)
             if handler is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -54,6 +56,29 @@ def test_ranks_that_work_get_the_signal_before_anybody_looks_at_them(tmp_path: P
         assert job.wait() == 1
         assert not job.has_happened("EvidenceCaptured")
         assert "SIGTERM: stopping 2 ranks, SIGKILL follows in 600 s\n" in job.err
+
+
+@pytest.mark.skipif(
+    shutil.which("strace") is None and not os.environ.get("CI"),
+    reason="needs strace, which `make test` installs as root",
+)
+def test_ranks_that_handle_the_signal_have_it_before_saferun_does_anything_else(tmp_path: Path) -> None:
+    """A fork, for a look at their shared memory, takes as long as saferun is large; a pane may have much to write."""
+    calls = tmp_path / "calls"
+    tracer = ("strace", "-D", "-s", "0", "-e", "trace=kill,write,fork,vfork,clone,clone3", "-e", "signal=SIGTERM")
+    before = (*tracer, "-o", str(calls))
+    with running(tmp_path / "run", PREEMPTED, nproc=3, before=before, store=False) as job:
+        job.hear("ready", 3)
+        until(lambda: job.has_happened("ModulesImported"), "all is in memory")
+        job.send(signal.SIGTERM)
+        pids = {word.pid for word in job.hear("SIGTERM", 3)}
+        job.release("written")
+        assert job.wait() == 1
+    _, _, after = calls.read_text(errors="replace").partition("--- SIGTERM ")
+    # What follows the signal first is Python's own note of it, in the pipe that wakes the loop.
+    lines = [line for line in after.splitlines()[1:] if not line.startswith("write(") or " = 1" not in line]
+    assert {line.partition(",")[0] for line in lines[:3]} == {f"kill(-{pid}" for pid in pids}
+    assert any(line.startswith(("fork", "vfork", "clone")) for line in lines[3:]), "the test sees no forks"
 
 
 def test_a_rank_that_does_not_stop_is_looked_at_before_it_is_killed(tmp_path: Path) -> None:
