@@ -326,7 +326,8 @@ class Investigation:
     def _make_hook_directory(self) -> None:
         try:
             # Asked for at each attempt: a cleaner of temporary directories may have deleted it.
-            self._hook_directory = self._run_dir.scratch.socket_path()
+            scratch = self._run_dir.scratch
+            self._hook_directory = scratch.in_memory_path() if self._reads_hook else scratch.socket_path()
             self._reads_hook = is_in_memory(self._hook_directory)
         except OSError as error:
             self._hook_directory = ""

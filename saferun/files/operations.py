@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from saferun.errors import suppress
 from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
-from saferun.linux.scratch import remove_scratch
+from saferun.linux.scratch import Scratch, remove_scratch
 from saferun.model import JsonObject
 
 TYPE_CHECKING = False
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Words for people; what is longer is no message.
 _LONGEST_MESSAGE = 64 << 10
+# Temporary directories that were made here, by the run's id and what for: they are locked, which keeps cleaners away.
+_scratches: dict[tuple[str, int], Scratch] = {}
 
 
 def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str]) -> None:
@@ -105,9 +107,29 @@ def write_error(path: str, message: str, source: str, returncode: int) -> None:
         write_launcher_error(message, path)
 
 
+def make_scratch_directories(run_id: str, is_large: int, names: list[str]) -> str:
+    """Make directories in a private temporary directory of the run.
+
+    Args:
+        run_id: the run's.
+        is_large: 1 where what is written there may be too large for memory, else 0.
+        names: the directories, relative to it.
+
+    Returns:
+        The temporary directory.
+    """
+    scratch = _scratches.setdefault((run_id, is_large), Scratch(run_id))
+    base = scratch.path() if is_large else scratch.memory_path()
+    for name in names:
+        os.makedirs(os.path.join(base, name), exist_ok=True)
+    return base
+
+
 def remove_directories(paths: list[str]) -> None:
     """Remove the run's temporary files."""
     remove_scratch(paths)
+    while _scratches:
+        _scratches.popitem()[1].forget()
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {
@@ -116,5 +138,6 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "make_log_directories": make_log_directories,
     "read_error": read_error,
     "write_error": write_error,
+    "make_scratch_directories": make_scratch_directories,
     "remove_directories": remove_directories,
 }

@@ -104,29 +104,37 @@ class LogDirectory:
         answers: bool,
     ) -> None:
         """Say where all goes. ``answers``: whether a rank may write its error file in its directory."""
-        paths = error_paths = rank_paths
         ranks = [place.rank for place in placement.ranks]
-        try:
-            if not answers:
-                error_paths = [self._run_dir.scratch_rank_path(attempt, rank) for rank in ranks]
-            if not rank_paths:
-                paths = error_paths
-                if self._writes_logs(placement):
-                    paths = [self._run_dir.scratch_rank_path(attempt, rank, is_large=True) for rank in ranks]
-        except OSError as error:
-            on_ready(error)
-            return
+
+        def on_error_paths(error_paths: list[str] | OSError) -> None:
+            if isinstance(error_paths, OSError):
+                on_ready(error_paths)
+                return
+
+            def on_paths(paths: list[str] | OSError) -> None:
+                found = paths if isinstance(paths, OSError) else self._found(placement, paths, error_paths)
+                on_ready(found)
+
+            if not rank_paths and self._writes_logs(placement):
+                self._run_dir.make_scratch(attempt, ranks, on_paths, is_large=True)
+            else:
+                on_paths(rank_paths or error_paths)
+
+        if answers:
+            on_error_paths(rank_paths)
+        else:
+            self._run_dir.make_scratch(attempt, ranks, on_error_paths)
+
+    def _found(self, placement: Placement, paths: list[str], error_paths: list[str]) -> LogDestinations:
         attempt_path = os.path.dirname(paths[0])
-        on_ready(
-            LogDestinations(
-                stdouts=self._paths(placement, paths, _OUT, "stdout.log"),
-                stderrs=self._paths(placement, paths, _ERR, "stderr.log"),
-                tee_stdouts=self._teed(placement, _OUT),
-                tee_stderrs=self._teed(placement, _ERR),
-                error_files=tuple(os.path.join(path, _ERROR_FILE) for path in error_paths),
-                filtered_stdout=os.path.join(attempt_path, "filtered_stdout.log"),
-                filtered_stderr=os.path.join(attempt_path, "filtered_stderr.log"),
-            )
+        return LogDestinations(
+            stdouts=self._paths(placement, paths, _OUT, "stdout.log"),
+            stderrs=self._paths(placement, paths, _ERR, "stderr.log"),
+            tee_stdouts=self._teed(placement, _OUT),
+            tee_stderrs=self._teed(placement, _ERR),
+            error_files=tuple(os.path.join(path, _ERROR_FILE) if path else "" for path in error_paths),
+            filtered_stdout=os.path.join(attempt_path, "filtered_stdout.log"),
+            filtered_stderr=os.path.join(attempt_path, "filtered_stderr.log"),
         )
 
     def _writes_logs(self, placement: Placement) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
 from saferun.files.streams import APPENDED, WHOLE, DirectFiles, Files, FileStream
@@ -45,6 +45,7 @@ class RunDirectory:
         self._chosen = path
         self._wanted = wanted
         self._host = host
+        self._run_id = run_id
         self.scratch = Scratch(run_id)
         self._warn = warn
         self.files: Files = files or DirectFiles()
@@ -180,21 +181,49 @@ class RunDirectory:
             return None
         return os.path.join(self.host_path, f"attempt_{attempt}", f"rank_{rank}")
 
-    def scratch_rank_path(self, attempt: int, rank: int, *, is_large: bool = False) -> str:
-        """The same in the private temporary directory, made if need be.
+    def make_scratch(
+        self,
+        attempt: int,
+        ranks: Sequence[int],
+        on_made: Callable[[list[str] | OSError], None],
+        *,
+        is_large: bool = False,
+    ) -> None:
+        """Have the ranks' directories of an attempt made in a private temporary directory.
 
         Args:
             attempt: the attempt's number.
-            rank: the rank.
+            ranks: the ranks.
+            on_made: takes the directories, or why there is no temporary directory. Where a file system does not answer,
+                the ranks are not kept from their start: the directories are where they will be, or empty.
             is_large: what is written there may be too large for memory.
-
-        Raises:
-            OSError: not even a temporary directory can be made.
         """
-        scratch = self.scratch.path() if is_large else self.scratch.memory_path()
-        path = os.path.join(scratch, f"attempt_{attempt}", f"rank_{rank}")
-        os.makedirs(path, exist_ok=True)
-        return path
+        names = [os.path.join(f"attempt_{attempt}", f"rank_{rank}") for rank in ranks]
+        made = [] if is_large else self._made_in_memory(names)
+        if made:
+            on_made(made)
+            return
+
+        def on_answer(answer: JsonObject | None) -> None:
+            if answer is not None and "error" in answer:
+                errno, words, path = answer["error"]
+                on_made(OSError(errno, words, path))
+                return
+            base = answer["value"] if answer is not None else self.scratch.expected_path() if is_large else ""
+            if base:
+                self.scratch.note(base)
+            on_made([os.path.join(base, name) if base else "" for name in names])
+
+        self.files.ask("make_scratch_directories", [self._run_id, int(is_large), list(names)], on_answer)
+
+    def _made_in_memory(self, names: Sequence[str]) -> list[str]:
+        """Directories that nobody has to be asked for; none where there is no memory for them."""
+        with suppress(OSError):
+            base = self.scratch.in_memory_path()
+            for name in names:
+                os.makedirs(os.path.join(base, name), exist_ok=True)
+            return [os.path.join(base, name) for name in names]
+        return []
 
     def write_event(self, event: JsonObject) -> None:
         """Append one line to events.jsonl, without secrets."""

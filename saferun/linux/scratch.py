@@ -14,6 +14,7 @@ import stat
 from collections.abc import Sequence
 
 from saferun.errors import suppress
+from saferun.linux.file_systems import is_in_memory
 
 # The path of a Unix socket may have 107 bytes in all; 59 are left for the directory's name and the socket's.
 _LONGEST_BASE = 48
@@ -29,6 +30,8 @@ class Scratch:
     def __init__(self, run_id: str) -> None:
         self._name = f"saferun-{run_id}"
         self._locks: dict[str, int] = {}
+        self._noted: list[str] = []
+        self._in_memory: str | None = None  # None: nobody has looked yet; empty: there is none
 
     def path(self) -> str:
         """The directory for large files. It is there, and nobody else's, when this returns.
@@ -46,6 +49,30 @@ class Scratch:
         """
         return self._first(_memory_first())
 
+    def in_memory_path(self) -> str:
+        """The directory for small files where that is in memory: nothing else is looked at, on any disk.
+
+        Raises:
+            OSError: no memory takes it.
+        """
+        if self._in_memory is None:
+            bases = [base for base in _memory_bases() if is_in_memory(base)]
+            self._in_memory = ""
+            self._in_memory = self._first(bases)
+        if not self._in_memory:
+            raise _no_place()
+        self._make(self._in_memory)
+        return self._in_memory
+
+    def note(self, path: str) -> None:
+        """Another process has made this one."""
+        if path not in self._noted:
+            self._noted.append(path)
+
+    def expected_path(self) -> str:
+        """Where the directory for large files will be if nothing is in the way. It is not looked at."""
+        return os.path.join(scratch_bases()[0], self._name)
+
     def socket_path(self) -> str:
         """The directory for sockets, and for small files that the loop reads: the same with a short path.
 
@@ -57,7 +84,7 @@ class Scratch:
     @property
     def paths(self) -> list[str]:
         """What has been made."""
-        return list(self._locks)
+        return list(dict.fromkeys([*self._locks, *self._noted]))
 
     def close(self) -> None:
         """Remove what was made."""
@@ -70,16 +97,17 @@ class Scratch:
             with suppress(OSError):
                 os.close(fd)
         self._locks.clear()
+        self._noted.clear()
 
     def _first(self, bases: Sequence[str]) -> str:
-        failure = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a temporary directory")
+        failure = _no_place()
         # What is there already comes first: nothing moves because a better place has room again.
         paths = [os.path.join(base, self._name) for base in bases]
         for path in sorted(paths, key=lambda path: path not in self._locks):
             try:
                 self._make(path)
             except OSError as error:
-                failure = error  # type: ignore[assignment]
+                failure = error
             else:
                 return path
         raise failure
@@ -104,6 +132,10 @@ class Scratch:
         self._locks[path] = fd
         if known is not None:
             os.close(known)
+
+
+def _no_place() -> OSError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a temporary directory")
 
 
 def _check_owner(path: str, status: os.stat_result) -> None:

@@ -188,9 +188,12 @@ def test_native_frames_of_a_rank_whose_libraries_cannot_be_read_are_not_waited_f
         assert "stopped because of it: rank 0\n" in job.err
 
 
-def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervisor(tmp_path: Path) -> None:
-    """The ranks' error files are in a temporary directory then, which each attempt asks for."""
-    options = (*OPTIONS, "--max-restarts", "1", "--run-dir", "none")
+@pytest.mark.parametrize("logs", [(), ("--tee", "3"), ("--redirects", "2")], ids=["", "tee", "redirects"])
+def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervisor(
+    tmp_path: Path, logs: tuple[str, ...]
+) -> None:
+    """The ranks' error files are in a temporary directory then, and so are their logs; each attempt asks for both."""
+    options = (*OPTIONS, "--max-restarts", "1", "--run-dir", "none", *logs)
     with launched_from(tmp_path, PLACES["TMPDIR"], FAILS_ONCE, *options, nproc=2) as (job, frozen):
         job.hear("ready", 2, timeout_s=SLOW_S)
         frozen.system.freeze()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from saferun.files.streams import Answer
 from saferun.host.run_dir import BASE, RunDirectory
 
 
@@ -145,14 +146,60 @@ def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, warni
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".gitignore", "node3", "run.json"]
 
 
+def scratch_of(run_dir: RunDirectory, *, is_large: bool = False) -> Path:
+    """The directory of rank 1 in a temporary directory."""
+    made: list[list[str] | OSError] = []
+    run_dir.make_scratch(0, [1], made.append, is_large=is_large)
+    assert isinstance(made[0], list)
+    return Path(made[0][0])
+
+
+def test_where_no_memory_takes_a_rank_s_directory_the_writer_makes_it(
+    warnings: Warnings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On whatever disk there is, which only the writer may wait for."""
+    monkeypatch.setattr("saferun.linux.scratch.is_in_memory", lambda _path: False)
+    run_dir = make(None, warnings, wanted=False)
+    asked: list[str] = []
+    plain = run_dir.files.ask
+
+    def ask(name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+        asked.append(name)
+        plain(name, arguments, on_answer)
+
+    monkeypatch.setattr(run_dir.files, "ask", ask)
+    path = scratch_of(run_dir)
+    assert asked == ["make_scratch_directories"]
+    assert path.is_dir()
+    run_dir.close()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_temporary_directory_of_which_nothing_is_heard_keeps_no_rank_from_its_start(
+    warnings: Warnings, monkeypatch: pytest.MonkeyPatch, *, is_large: bool
+) -> None:
+    """Logs will be there when its file system answers; an error file is not relied upon."""
+    monkeypatch.setattr("saferun.linux.scratch.is_in_memory", lambda _path: False)
+    run_dir = make(None, warnings, wanted=False)
+    monkeypatch.setattr(run_dir.files, "ask", lambda _name, _arguments, on_answer=lambda _: None: on_answer(None))
+    made: list[list[str] | OSError] = []
+    run_dir.make_scratch(1, [3, 4], made.append, is_large=is_large)
+    base = run_dir.scratch.expected_path()
+    names = [f"{base}/attempt_1/rank_{rank}" for rank in (3, 4)]
+    assert made == [names if is_large else ["", ""]]
+    assert run_dir.scratch.paths == ([base] if is_large else [])
+
+
 def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: Path, warnings: Warnings) -> None:
     """Error files have to be somewhere."""
     run_dir = make(None, warnings, wanted=False)
     assert run_dir.path is None
     assert not (tmp_path / BASE).exists()
     assert run_dir.rank_path(0, 1) is None
-    path, large = Path(run_dir.scratch_rank_path(0, 1)), Path(run_dir.scratch_rank_path(0, 1, is_large=True))
-    scratch, disk = Path(run_dir.scratch.memory_path()), Path(run_dir.scratch.path())
+    path, large = (scratch_of(run_dir, is_large=is_large) for is_large in (False, True))
+    scratch, disk = Path(run_dir.scratch.in_memory_path()), Path(run_dir.scratch.expected_path())
+    assert disk.parent == tmp_path, "what may be large is not in memory"
     for directory, parent in ((path, scratch), (large, disk)):
         assert directory.is_dir()
         assert parent in directory.parents
