@@ -9,7 +9,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.control import Control
+from saferun.cluster.messages import LONGEST_WORDS as _LONGEST_WORDS
+from saferun.cluster.messages import (
+    MOST_HOSTS,
+    MOST_TASKS,
+    Ignored,
+    decision_from,
+    is_leaders,
+    piece_from,
+    task_of,
+    trouble_from,
+)
 from saferun.config import LaunchConfig
+from saferun.errors import SaferunError, printable
 from saferun.events import (
     Event,
     HostsDone,
@@ -27,18 +39,22 @@ from saferun.host.poller import Poller
 from saferun.host.run_dir import RunDirectory
 from saferun.job_line import JobLine
 from saferun.model import ExitStatus, JsonObject, Placement, RankPlace, Value
+from saferun.text.decoding import number, text, words
 
 if TYPE_CHECKING:
     from saferun.cluster.progress import WatchedRank
     from saferun.evidence import HangVerdict
 
-# What another host wrote may be anything.
-_LONGEST_WORDS = 1000
 _LONGEST_LEFTOVERS = 300
+_LONGEST_NAME = 255
+_LONGEST_PATH = 4096
 _MOST_LINES = 20
 # Of a piece of evidence: what is told along with it.
 _WRAPPING_BYTES = 256
 _MOST_LABELS = 8
+# Of a task, which is asked for one at a time: older ones are dropped. A peer can fill no more of the leader's memory.
+_MOST_PIECES = 4
+_MOST_HANGS = 1 << 31
 # How to do without what a scheduler told.
 _OFF = "--scheduler none: as under torchrun"
 _MOST_RANKS = 100_000
@@ -221,6 +237,7 @@ class Job:
         self.peers: dict[int, Peer] = {}
         self.part_limit_bytes = 1 << 16
         self._places: dict[int, int] = {}  # rank -> local rank
+        self.ignored = Ignored(self._warn)
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -376,31 +393,31 @@ class Job:
 
     def _on_joined(self, message: JsonObject) -> None:
         self._joining = False
-        self._number = int(message["attempt"])
+        self._number = number(message["attempt"])
         task = self._config.hosts.task
         nproc = self._config.nproc_per_node
-        self.host = int(message["host"])
+        self.host = number(message["host"])
         self.leads = bool(message["leader"])
-        self.leader = str(message["leader_name"])[:_LONGEST_WORDS]
-        self.part_limit_bytes = max(int(message.get("part_limit_bytes", 1 << 16)), 1 << 10) - _WRAPPING_BYTES
+        self.leader = words(message["leader_name"], _LONGEST_WORDS)
+        self.part_limit_bytes = max(number(message.get("part_limit_bytes", 1 << 16)), 1 << 10) - _WRAPPING_BYTES
         self.peers = {peer.host: peer for peer in map(_peer, message.get("peers") or ()) if peer is not None}
-        local_base = int(message.get("local_base", 0)) if task is not None else 0
-        base, role_base = int(message["base_rank"]), int(message["role_base"])
+        local_base = number(message.get("local_base", 0)) if task is not None else 0
+        base, role_base = number(message["base_rank"]), number(message["role_base"])
         rendezvous = self._config.rendezvous
-        hosts = int(message["hosts"])
+        hosts = number(message["hosts"])
         placement = Placement(
             group_rank=self.host,
             group_world_size=hosts,
-            world_size=int(message["world_size"]),
-            role_world_size=int(message["role_world_size"]),
+            world_size=number(message["world_size"]),
+            role_world_size=number(message["role_world_size"]),
             ranks=tuple(RankPlace(local_base + i, base + i, role_base + i) for i in range(nproc)),
-            master_addr=str(message["master_addr"]),
-            master_port=int(message["master_port"]),
+            master_addr=text(message["master_addr"], _LONGEST_NAME),
+            master_port=number(message["master_port"]),
             run_id=rendezvous.run_id,
-            local_world_size=int(message.get("local_world_size", nproc)),
-            host=str(message["label"])[:_LONGEST_WORDS],
+            local_world_size=number(message.get("local_world_size", nproc)),
+            host=words(message["label"], _LONGEST_WORDS),
             leader=self.leader,
-            restarts=int(message["restarts"]),
+            restarts=number(message["restarts"]),
         )
         self._places = {place.rank: place.local_rank for place in placement.ranks}
         place = Place(
@@ -408,13 +425,17 @@ class Job:
             self._number,
             self.leads,
             may_leave=hosts > self._config.hosts.least,
-            files=str(message.get("files") or ""),
+            files=text(message.get("files") or "", _LONGEST_PATH),
             checked=bool(message.get("checked")),
-            doors=tuple((int(host), str(label), str(door)) for host, label, door in message.get("doors") or ()),
+            doors=tuple(
+                (number(host), words(label, _LONGEST_WORDS), str(door))
+                for host, label, door in message.get("doors") or ()
+            ),
             cards=tuple((str(card), str(door)) for card, door in message.get("cards") or ()),
         )
         if self.leads and self._config.hosts.detected and place.number == 0:
-            self._say(f"saferun: {self._meeting_words(placement)}, from {self._config.hosts.detected} ({_OFF})")
+            met = f"{self._meeting_words(placement)}, from {self._config.hosts.detected}"
+            self._say(f"saferun: {printable(met)} ({_OFF})")
         if self.host == 0:
             addresses = [address for peer in list(self.peers.values())[1:] for address in peer.addresses]
         else:
@@ -522,7 +543,7 @@ class Job:
 
     def _ask_others(self) -> bool:
         """Have some other hosts whose ranks run tell whether these make progress. Returns whether there are any."""
-        hosts = {int(key.partition("/")[0]) for key, state in self._states.items() if state.get("s") in _RUNS}
+        hosts = {task_of(key)[0] for key, state in self._states.items() if state.get("s") in _RUNS}
         asked = sorted(hosts - {self.host} - self.control.unheard)[:_MOST_ASKED]
         if asked:
             self._tell({"kind": "watch", "hosts": asked})
@@ -533,9 +554,11 @@ class Job:
         self._send_state()
 
     def _hear_progress(self, key: str, told: object) -> None:
-        if not (isinstance(told, list) and len(told) == 2 and all(type(n) is int for n in told)):  # noqa: PLR2004
+        try:
+            moved, active = map(number, told)  # type: ignore[call-overload]
+            before, now = self._told_progress.get(key, (0, 0)), (moved, active)
+        except (TypeError, ValueError):
             return
-        before, now = self._told_progress.get(key, (0, 0)), (told[0], told[1])
         self._told_progress[key] = now
         if now[0] > before[0] or now[1] > before[1]:
             self.control.hear_progress(moved=now[0] > before[0])
@@ -617,12 +640,19 @@ class Job:
     # Hearing
 
     def _on_message(self, message: JsonObject) -> None:
+        """What another host has said, and what fails because of it, ends nothing: it is ignored, and counted."""
+        joins = self._joining and message.get("op") == "joined"
         try:
             self._take(message)
-        except (KeyError, TypeError, ValueError) as error:
-            if self._joining and message.get("op") == "joined":
+        except SaferunError:
+            raise  # not because of what was said, and the user can do something about it
+        except Exception as error:
+            if joins:
                 what = f"the hosts' agreement cannot be read: {type(error).__name__}: {error}"
                 self._fail(what, "run the same version of saferun on all hosts")
+                return
+            told = message.get("message")
+            self.ignored.add(told.get("kind") if isinstance(told, dict) else message.get("op"), error)
 
     def _take(self, message: JsonObject) -> None:  # noqa: C901 - one flat table of what is heard
         match message.get("op"):
@@ -632,7 +662,7 @@ class Job:
                 self._joining = False
                 self._fail(str(message["what"]), str(message["hint"]))
             case "waiting":
-                self._say(f"saferun: {str(message['words'])[:_LONGEST_WORDS]}")
+                self._say(f"saferun: {words(message['words'], _LONGEST_WORDS)}")
             case "warn" if message["attempt"] == self._number:
                 self._warn(message["words"])
             case "prepared" if self._preparing:
@@ -644,7 +674,7 @@ class Job:
                 code = 2 if message.get("usage") else 1
                 self._post(StartFailed(time.monotonic(), self._attempt(), str(message.get("what")), hint, code))
             case "told":
-                self._on_told(message["attempt"], message["message"], message.get("received"))
+                self._on_told(message["attempt"], message["message"])
             case "states" if self.leads and message["attempt"] == self._attempt():
                 self._on_changed(message["changed"])
             case "parts" if self.leads and message["attempt"] == self._number:
@@ -655,24 +685,26 @@ class Job:
                 self._on_lost(message)
             # That of the attempt before ends when the hosts meet anew, and one of them is always the first.
             case "store_lost" if message["attempt"] == self._number:
-                words = str(message["words"])[:_LONGEST_WORDS]
-                self.trouble = Trouble("store_lost", self.leader, words, None, str(message.get("why") or "unknown"))
+                said = words(message["words"], _LONGEST_WORDS)
+                self.trouble = Trouble("store_lost", self.leader, said, None, _why(message))
                 # Somebody there holds the port: its saferun, which can serve another store.
                 class_name = "store_lost" if message.get("again") is True else ""
-                self._on_line_lost(words, _LOOK_THERE, class_name)
+                self._on_line_lost(said, _LOOK_THERE, class_name)
             case "doubt" | "unheard" | "heard" if message["attempt"] == self._number and not self._is_told:
                 self._guarded(self.control.hear, message)
                 if self.leads:
                     self._look_at_end()
+            case "malformed" if message["attempt"] == self._number:
+                raise ValueError("an entry of the job's log cannot be read")
             case "start_stage" if message["attempt"] == self._number:
                 self.start_stage = message
             case "task_lost":
-                task = int(message["task"])
+                task = number(message["task"], 0, MOST_TASKS)
                 self._lost_tasks.add((self.host, task))
                 self.tell_trouble("task_lost", f"saferun of local rank {task} is gone", lost_task=task)
                 self._look_at_collection()
             case "membership" if self.leads and not self._is_told:
-                self.tell_trouble("membership", str(message.get("words") or "another host wants to join"))
+                self.tell_trouble("membership", words(message.get("words") or "a host wants to join", _LONGEST_WORDS))
 
     def _guarded(self, call: Callable[[Any], None], argument: object) -> None:
         """Where nothing can be made of silence, the job goes on."""
@@ -682,15 +714,15 @@ class Job:
             self.control.end()
             self._warn(f"cannot judge whether other hosts are there: {type(error).__name__}: {error}")
 
-    def _warn(self, words: object) -> None:
+    def _warn(self, what: object) -> None:
         if self.line.is_head:
-            self._say(f"saferun: warning: {str(words)[:_LONGEST_WORDS]}")
+            self._say(f"saferun: warning: {words(str(what), _LONGEST_WORDS)}")
 
     def _fail(self, what: str, hint: str) -> None:
         hosts = self._config.hosts
         if hosts.detected:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
-            self._say(f"saferun: this is {short_host_name()}, {here}, from {hosts.detected}")
+            self._say(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
 
     def _on_line_lost(self, what: str, hint: str, class_name: str = "") -> None:
@@ -703,33 +735,14 @@ class Job:
         self._after_loss = bool(class_name)
         self._post(JobLost(time.monotonic(), self._attempt(), what, hint, class_name))
 
-    def _on_told(self, attempt: int, message: JsonObject, received: object) -> None:  # noqa: C901 - a flat table
-        del received
+    def _on_told(self, attempt: int, message: JsonObject) -> None:
         now = time.monotonic()
-        match message["kind"]:
+        attempt, kind = number(attempt), message["kind"]
+        if is_leaders(kind) and message["host"] != 0:
+            raise ValueError("another host than the one that leads says so")
+        match kind:
             case "trouble":
-                if attempt == self._attempt():
-                    self._is_told = True
-                    self.control.end()
-                if isinstance(message.get("lost_task"), int):
-                    self._lost_tasks.add((int(message["host"]), message["lost_task"]))
-                if attempt == self._attempt():
-                    self.trouble = _trouble(message)
-                    if self.leads and self.start_stage is None:
-                        self.start_stage = {}
-                        self.line.send({"op": "start_stage", "attempt": attempt})
-                blamed = {rank for rank in message.get("ranks") or () if isinstance(rank, int)}
-                trouble = JobTrouble(
-                    now,
-                    int(attempt),
-                    str(message["reason"]),
-                    str(message["words"])[:_LONGEST_WORDS],
-                    str(message["label"])[:_LONGEST_WORDS],
-                    ours=(message["host"], message["task"]) == (self.host, self._task),
-                    signum=int(message.get("signum") or 0),
-                    culprits=tuple(sorted(local for rank, local in self._places.items() if rank in blamed)),
-                )
-                self._post(trouble)
+                self._on_trouble(attempt, message)
             case "watch" if attempt == self._attempt() and self.host in message["hosts"]:
                 self.control.watch()
             case "hang":
@@ -737,56 +750,84 @@ class Job:
 
                 verdict = verdict_from(message["verdict"])
                 if verdict is not None and attempt == self._attempt():
-                    self._on_hang(verdict, int(message["n"]))
+                    self._on_hang(verdict, number(message["n"], 0, _MOST_HANGS))
             case "preflight" if attempt == self._number:
                 self._on_preflight(message)
             case "notice" if attempt == self._number and self.host == 1:
                 # The leader cannot say it itself, and one of the others is enough.
                 self._warn(message["words"])
             case "decision":
-                words = tuple(str(line)[:_LONGEST_WORDS] for line in (message.get("words") or ())[:_MOST_LINES])
-                restart = message["next"] == "restart"
-                decided = JobDecided(
-                    now,
-                    int(attempt),
-                    "restart" if restart else "finish",
-                    int(message["exit_code"]),
-                    float(message["wait_s"]),
-                    int(message["restarts"]),
-                    words,
-                    excluded=int(message.get("excluded", -1)),
+                found = decision_from(message)
+                self._post(
+                    JobDecided(
+                        now,
+                        attempt,
+                        "restart" if found.restarts_job else "finish",
+                        found.exit_code,
+                        found.wait_s,
+                        found.restarts,
+                        found.words,
+                        excluded=found.excluded,
+                    )
                 )
-                self._post(decided)
                 self.acknowledge()
+
+    def _on_trouble(self, attempt: int, message: JsonObject) -> None:
+        heard = trouble_from(message)
+        if heard.lost_task is not None and heard.host in self.peers:
+            self._lost_tasks.add((heard.host, heard.lost_task))
+        if attempt == self._attempt():
+            self._is_told = True
+            self.control.end()
+            rank = heard.ranks[0] if heard.ranks else None
+            self.trouble = Trouble(heard.reason, heard.about, heard.words, rank, "")
+            if self.leads and self.start_stage is None:
+                self.start_stage = {}
+                self.line.send({"op": "start_stage", "attempt": attempt})
+        trouble = JobTrouble(
+            time.monotonic(),
+            attempt,
+            heard.reason,
+            heard.words,
+            heard.label,
+            ours=(heard.host, heard.task) == (self.host, self._task),
+            signum=heard.signum,
+            culprits=tuple(sorted(local for rank, local in self._places.items() if rank in heard.ranks)),
+        )
+        self._post(trouble)
 
     def _on_changed(self, changed: Mapping[str, object]) -> None:
         for key, state in changed.items():
-            host, _, task = key.partition("/")
-            if isinstance(state, dict):
-                self._states[key] = {name: value for name, value in state.items() if name not in _APART}
-                self._hear_progress(key, state.get("progress"))
-                peer = self.peers.get(int(host))
-                if peer is not None and isinstance(way := state.get("way"), str):
-                    self.control.note(peer.label, way)
-                self._tell_leftovers(key, peer, state)
-                if state.get("s") == "gone":
-                    self._lost_tasks.add((int(host), int(task)))
+            host, task = task_of(key)
+            peer = self.peers.get(host)
+            if peer is None or not self._has_task(peer, task) or not isinstance(state, dict):
+                continue
+            self._states[key] = {name: value for name, value in state.items() if name not in _APART}
+            self._hear_progress(key, state.get("progress"))
+            if isinstance(way := state.get("way"), str):
+                self.control.note(peer.label, way)
+            self._tell_leftovers(key, peer, state)
+            if state.get("s") == "gone":
+                self._lost_tasks.add((host, task))
         self._look_at_collection()
         missing = self.control.missing
         # Whether the job hangs is for those to say that can be heard.
-        heard = {key: {"s": "done"} if int(key.partition("/")[0]) in missing else s for key, s in self._states.items()}
+        heard = {key: {"s": "done"} if task_of(key)[0] in missing else s for key, s in self._states.items()}
         self._on_states(heard)
         self._look_at_end()
 
-    def _tell_leftovers(self, key: str, peer: Peer | None, state: Mapping[str, object]) -> None:
+    def _has_task(self, peer: Peer, task: int) -> bool:
+        """Whether a host may have a saferun of this number."""
+        return task < (1 if self._config.hosts.task is None else min(peer.ranks, MOST_TASKS))
+
+    def _tell_leftovers(self, key: str, peer: Peer, state: Mapping[str, object]) -> None:
         """Another host waits for what its ranks left behind, and so does the job."""
-        words = state.get("words")
-        if state.get("s") != "leftovers" or peer is None or peer.host == self.host or not isinstance(words, str):
+        if state.get("s") != "leftovers" or peer.host == self.host or not isinstance(state.get("words"), str):
             return
-        if self._told_leftovers.get(key) != words:
-            self._told_leftovers[key] = words
-            shown = "".join(c if c.isprintable() else "?" for c in words[:_LONGEST_LEFTOVERS])
-            self._say(f"saferun: {peer.label}: {shown}")
+        said = words(state["words"], _LONGEST_LEFTOVERS)
+        if self._told_leftovers.get(key) != said:
+            self._told_leftovers[key] = said
+            self._say(f"saferun: {printable(peer.label)}: {printable(said)}")
 
     def _tasks(self) -> int:
         if self._config.hosts.task is None:
@@ -794,20 +835,24 @@ class Job:
         return sum(peer.ranks for peer in self.peers.values())
 
     def _on_piece(self, message: JsonObject) -> None:
-        host, task, name = int(message["host"]), int(message["task"]), str(message["name"])
+        host, task = number(message["host"], 0, MOST_HOSTS), number(message["task"], 0, MOST_TASKS)
+        name = text(message["name"], _LONGEST_NAME)
         peer = self.peers.get(host)
-        content = json.loads(str(message["text"]))
-        if peer is None or not isinstance(content, dict):
-            return
-        skew_s = time.time() - float(content["t"])
+        if peer is None or not self._has_task(peer, task):
+            raise ValueError("there is no such host or task")
+        piece = piece_from(message["text"])
+        skew_s = time.time() - piece.time
+        older = [key for key in self._pieces if key[1:] == (host, task) and key[0] != name]
+        for key in older[: max(0, len(older) + 1 - _MOST_PIECES)]:
+            del self._pieces[key]
         self._pieces[name, host, task] = Piece(
             host,
             task,
             peer.label,
             skew_s if abs(skew_s) > _SKEW_S else 0.0,
-            moved=bool(content.get("moved")),
-            stopped=bool(content.get("stopped")),
-            evidence=str(content["evidence"]),
+            moved=piece.moved,
+            stopped=piece.stopped,
+            evidence=piece.evidence,
         )
         self._look_at_collection()
 
@@ -826,7 +871,7 @@ class Job:
 
     def _look_at_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that is heard of."""
-        living = {int(key.partition("/")[0]) for key, state in self._states.items() if state.get("s") != "done"}
+        living = {task_of(key)[0] for key, state in self._states.items() if state.get("s") != "done"}
         if len(self._states) >= self._tasks() and not living:
             self._post(HostsDone(time.monotonic(), self._attempt()))
             return
@@ -836,29 +881,32 @@ class Job:
             self._on_unheard(self.control.missing_words() if waits else "")
 
     def _on_lost(self, message: JsonObject) -> None:
-        host = int(message["host"])
+        host = number(message["host"], 0, MOST_HOSTS)
         peer = self.peers.get(host)
         if peer is None or host in self.lost or host == self.host:
             return
-        words = str(message.get("words") or "it does not answer")[:_LONGEST_WORDS]
-        why = str(message.get("why") or "unknown")
+        said = words(message.get("words") or "it does not answer", _LONGEST_WORDS)
+        why = _why(message)
         ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
-        self.lost[host] = Lost(host, peer.label, why, words, ranks)
+        self.lost[host] = Lost(host, peer.label, why, said, ranks)
         if not self._is_told:
-            self.tell_trouble("lost", f"{peer.label}: {words}")
+            self.tell_trouble("lost", f"{peer.label}: {said}")
         self._look_at_collection()
 
 
-def _trouble(message: JsonObject) -> Trouble:
-    ranks = message.get("ranks") or ()
-    rank = ranks[0] if ranks and isinstance(ranks[0], int) else None
-    label, words = (str(message[name])[:_LONGEST_WORDS] for name in ("label", "words"))
-    return Trouble(str(message["reason"]), str(message.get("about") or label)[:_LONGEST_WORDS], words, rank, "")
+def _why(message: JsonObject) -> str:
+    return words(message.get("why") or "unknown", _LONGEST_NAME)
 
 
 def _peer(value: object) -> Peer | None:
     try:
         host, label, _name, _pid, addresses, base_rank, nproc = value  # type: ignore[misc]
-        return Peer(int(host), str(label), tuple(map(str, addresses)), int(base_rank), int(nproc))  # type: ignore[has-type]
+        return Peer(
+            number(host, 0, MOST_HOSTS),  # type: ignore[has-type]
+            words(label, _LONGEST_WORDS),  # type: ignore[has-type]
+            tuple(words(address, _LONGEST_NAME) for address in addresses),  # type: ignore[has-type]
+            number(base_rank),  # type: ignore[has-type]
+            number(nproc),  # type: ignore[has-type]
+        )
     except (TypeError, ValueError):
         return None

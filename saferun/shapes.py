@@ -1,4 +1,4 @@
-"""Named tuples as JSON and back, where whoever wrote the JSON is not to be trusted. Pure.
+"""Named tuples from JSON that ``text/decoding`` has read; whoever wrote it is not to be trusted. Pure.
 
 A shape is a named tuple whose fields are texts, numbers, truth values, tuples of one shape (``tuple[X, ...]``), other
 named tuples, or ``X | None``. A named tuple is a list of its fields in order, or an object with their names; fields
@@ -7,12 +7,11 @@ that are missing have their defaults. What does not fit is an error, and everyth
 
 from __future__ import annotations
 
-import json
 import math
 import types
 from typing import Any, get_args, get_origin, get_type_hints
 
-__all__ = ["fit", "loads"]
+__all__ = ["fit"]
 
 _STRING_LIMIT = 4096
 _ITEMS_LIMIT = 8192
@@ -20,18 +19,6 @@ _INT_LIMIT = 1 << 63
 _SCALARS = frozenset({str, bool, int, float})
 
 _hints: dict[type, dict[str, Any]] = {}
-
-
-def loads(content: bytes | str) -> Any:  # noqa: ANN401 - JSON
-    """What JSON holds.
-
-    Raises:
-        ValueError: it is none, or too deep.
-    """
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("too deep") from None
 
 
 def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it

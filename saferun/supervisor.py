@@ -612,6 +612,9 @@ class Supervisor:
         return self._capture(event.at)
 
     def _on_decided(self, event: JobDecided) -> list[Action]:
+        if event.next_step == "finish" and event.exit_code == 0 and (self._running or self._failed):
+            # Nobody else can say that all went well here.
+            event = event._replace(exit_code=1)
         self._decision = event
         waits = self.state in {State.WAITING, State.PROBING}
         if waits or (self.state is State.DIAGNOSING and self._own_diagnosis is not None):

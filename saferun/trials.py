@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from saferun.cluster.messages import MOST_HOSTS
 from saferun.errors import printable
 from saferun.host.poller import Poller
 from saferun.isolation import Group, Isolation, Member, Outcome, Trial, check_results
+from saferun.text.decoding import MALFORMED, loads, measure, number, words
 from saferun.trial_run import IMPORT_S, MARGIN_S, TrialPlace, TrialRun
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 _COLLECT_S = 10.0
 _PREPARED = "trial-0"
 _MOST_OUTCOMES = 4096
+_MOST_RANKS = 1 << 16
+_MOST_MEMBERS = 1 << 20
+_LONGEST_TRIAL_S = 86400.0
 _LONGEST_WORDS = 500
 _KINDS = ("ok", "timeout", "error")
 
@@ -222,14 +227,25 @@ def decode_trial(raw: object) -> Trial | None:
     """The trial that another host tells; None where it tells none."""
     try:
         groups: list[Group] = []
+        room = _MOST_MEMBERS
         for runs in raw["groups"]:  # type: ignore[index]
-            counted = [(int(host), int(first), min(int(count), _MOST_OUTCOMES)) for host, first, count in runs]
+            counted = [
+                (number(host, 0, MOST_HOSTS), number(first, 0, _MOST_RANKS), number(count, 0, _MOST_OUTCOMES))
+                for host, first, count in runs
+            ]
+            room -= sum(count for _, _, count in counted)
+            if room < 0:
+                return None
             groups.append(tuple(Member(host, first + i) for host, first, count in counted for i in range(count)))
-        number, deadline_s = int(raw["number"]), float(raw["deadline_s"])  # type: ignore[index]
-        name, interface = str(raw["name"]), str(raw["interface"])  # type: ignore[index]
-    except (KeyError, TypeError, ValueError):
+        return Trial(
+            number(raw["number"]),  # type: ignore[index]
+            words(raw["name"], _LONGEST_WORDS),  # type: ignore[index]
+            tuple(groups),
+            words(raw["interface"], _LONGEST_WORDS),  # type: ignore[index]
+            measure(raw["deadline_s"], 0.0, _LONGEST_TRIAL_S),  # type: ignore[index]
+        )
+    except MALFORMED:
         return None
-    return Trial(number, name[:_LONGEST_WORDS], tuple(groups), interface[:_LONGEST_WORDS], deadline_s)
 
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> str:
@@ -241,10 +257,10 @@ def decode_outcomes(text: str, host: int) -> list[Outcome]:
     """What a host says of its own members, whatever else it says."""
     found = []
     try:
-        for local_rank, kind, words, where in json.loads(text)[:_MOST_OUTCOMES]:
-            if isinstance(local_rank, int) and kind in _KINDS:
-                member = Member(host, local_rank)
-                found.append(Outcome(member, kind, str(words)[:_LONGEST_WORDS], str(where)[:_LONGEST_WORDS]))
-    except (KeyError, TypeError, ValueError, RecursionError):
+        for local_rank, kind, said, where in loads(text)[:_MOST_OUTCOMES]:
+            if kind in _KINDS:
+                member = Member(host, number(local_rank, 0, _MOST_RANKS))
+                found.append(Outcome(member, kind, words(said, _LONGEST_WORDS), words(where, _LONGEST_WORDS)))
+    except MALFORMED:
         return found
     return found

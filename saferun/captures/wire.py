@@ -22,7 +22,8 @@ from saferun.evidence import (
     StuckLink,
 )
 from saferun.model import JsonObject, Value
-from saferun.shapes import fit, loads
+from saferun.shapes import fit
+from saferun.text.decoding import loads
 
 LINE_LIMIT_BYTES = 4 << 20
 """A longer line is dropped whole."""

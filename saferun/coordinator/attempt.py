@@ -110,7 +110,7 @@ class Attempt:
             self._monitor = Monitor(
                 self.client.another(),
                 self.prefix,
-                self.place.hosts,
+                [len(record.tasks) for record in self._records],
                 self._host_timeout_s,
                 on_states=self._on_states,
                 on_part=self._reader.announce,
@@ -216,6 +216,9 @@ class Attempt:
 
     def _on_told(self, k: int, message: dict[str, Any]) -> None:
         if self._closed:
+            return
+        if message["kind"] == "malformed":
+            self._send_head("malformed", k=k)
             return
         told = {"op": "told", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         self._tasks.send_all(told)

@@ -27,6 +27,7 @@ from saferun.coordinator.places import (
     missing_words,
 )
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.text.decoding import MALFORMED, loads, words
 
 _LOOK_AGAIN_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
@@ -54,13 +55,13 @@ def tell_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> No
 
 
 def _failure(text: bytes | None) -> JoinFailedError | None:
-    if text is None or len(text) > 4 * _LONGEST_WORDS:
+    if text is None:
         return None
     try:
-        what, hint = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
+        what, hint = loads(text, longest=4 * _LONGEST_WORDS)
+        return JoinFailedError(words(what, _LONGEST_WORDS), words(hint, _LONGEST_WORDS), is_told=True)
+    except MALFORMED:
         return None
-    return JoinFailedError(str(what), str(hint), is_told=True)
 
 
 class Gathering:

@@ -28,6 +28,7 @@ from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
+from saferun.text.decoding import MALFORMED, loads, number, text, words
 
 _LEADER_KEY = "saferun/leader"
 # Set by a host that does not reach the control store, and how long it tries before.
@@ -40,6 +41,9 @@ _DIAL_S = 3.5
 # When the handler has decided who takes part, all of them are there: they need not long for the rest.
 _EXCHANGE_S = 60.0
 _LONGEST_LEADER_BYTES = 64 << 10
+_LONGEST_NAME = 1024
+_MOST_ADDRESSES = 64
+_HIGHEST_PORT = 65535
 _EXIT_S = 2.0
 _BEFORE_THE_END_S = 2.0
 
@@ -423,21 +427,20 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in {"::1", "localhost"}
 
 
-def read_leader(text: bytes) -> Leader | None:
+def read_leader(content: bytes) -> Leader | None:
     """Where the first host serves its stores; None where that is malformed."""
-    if len(text) > _LONGEST_LEADER_BYTES:
-        return None
     try:
-        found = json.loads(text)
-        control_port, ranks_port = found["control_port"], found["ranks_port"]
-        addresses = tuple(map(str, found["addresses"]))
-        leader = Leader(str(found["job"]), control_port, ranks_port, str(found["master_addr"]), addresses)
-        leader = leader._replace(one_port=found.get("one_port") is True)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        found = loads(content, longest=_LONGEST_LEADER_BYTES)
+        leader = Leader(
+            text(found["job"], _LONGEST_NAME),
+            number(found["control_port"], 0, _HIGHEST_PORT),
+            number(found["ranks_port"], 0, _HIGHEST_PORT),
+            words(found["master_addr"], _LONGEST_NAME),
+            tuple(words(address, _LONGEST_NAME) for address in found["addresses"][:_MOST_ADDRESSES]),
+        )
+        return leader._replace(one_port=found.get("one_port") is True)
+    except MALFORMED:
         return None
-    highest = 65535
-    ports_are_such = all(type(port) is int and 0 <= port <= highest for port in (control_port, ranks_port))
-    return leader if ports_are_such else None
 
 
 def _in_words(error: BaseException) -> str:

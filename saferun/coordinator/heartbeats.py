@@ -12,13 +12,14 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from saferun.coordinator.line import Line
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.waiting_place import waiting_place
 from saferun.model import Value
+from saferun.text.decoding import MALFORMED, loads, number, text, words
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
@@ -27,6 +28,7 @@ _LONGEST_PLACE = 200
 # Stands for the place where a supervisor waits that somebody has stopped.
 STOPPED = "SIGSTOP"
 _MOST_PARTS = 1000
+_MOST_TASKS = 4096
 _LOOK_EVERY_S = 1.0
 _LONGEST_TICK_S = 2.0
 # When all hosts have something to say at once, this many times as long as a look took is waited before the next one.
@@ -186,28 +188,31 @@ class HostState(Value):
     places: dict[str, str]
 
 
-def read_state(text: bytes) -> HostState | None:
-    """A host's state; None where it is malformed or out of bounds."""
-    if len(text) > _LONGEST_STATE_BYTES:
-        return None
+def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
+    """A host's state; None where it is malformed or out of bounds.
+
+    Args:
+        content: what the host has written.
+        tasks: how many saferuns it has.
+    """
     try:
-        found = json.loads(text)
-        tasks, parts, stuck, places = found["t"], found["p"], found["x"], found.get("w", {})
-        if not (isinstance(tasks, dict) and isinstance(parts, list)):
-            return None
-        if not (isinstance(stuck, dict) and isinstance(places, dict)):
-            return None
-        if not all(key.isdigit() and isinstance(state, dict) for key, state in tasks.items()):
-            return None
-        return HostState(
-            tasks=tasks,
-            parts=[(int(task), str(name)) for task, name in parts[:_MOST_PARTS]],
-            stuck={str(task): str(letter)[:1] for task, letter in stuck.items()},
+        found = loads(content, longest=_LONGEST_STATE_BYTES)
+        state = HostState(
+            tasks={_task(key, tasks): value for key, value in found["t"].items()},
+            parts=[(number(task, 0, tasks - 1), text(name, _LONGEST_PLACE)) for task, name in found["p"][:_MOST_PARTS]],
+            stuck={_task(key, tasks): words(letter, 1) for key, letter in found["x"].items()},
             acked=found["a"] is True,
-            places={str(task): str(place)[:_LONGEST_PLACE] for task, place in places.items()},
+            places={_task(key, tasks): words(place, _LONGEST_PLACE) for key, place in found.get("w", {}).items()},
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except MALFORMED:
         return None
+    return state if all(isinstance(value, dict) for value in state.tasks.values()) else None
+
+
+def _task(key: str, tasks: int) -> str:
+    if not (key.isascii() and key.isdecimal() and len(key) < 6 and int(key) < tasks):  # noqa: PLR2004 - bounded
+        raise ValueError("there is no such task")
+    return key
 
 
 class Seen:
@@ -232,7 +237,7 @@ class Monitor:
     Args:
         client: to the control store, of its own.
         prefix: the attempt's.
-        hosts: their number, the leader included.
+        tasks: how many saferuns each host has, the leader included.
         host_timeout_s: for how long a host may be silent.
         on_states: gets the changed states of tasks: {"host/task": state}.
         on_part: told host, task and name of a part that lies in the store.
@@ -248,7 +253,7 @@ class Monitor:
         self,
         client: StoreClient,
         prefix: str,
-        hosts: int,
+        tasks: Sequence[int],
         host_timeout_s: float,
         *,
         on_states: Callable[[dict[str, Any]], None],
@@ -267,7 +272,8 @@ class Monitor:
         self._on_doubt = on_doubt
         self._on_heard = on_heard
         self._on_waiting = on_waiting
-        self._seen = {host: Seen() for host in range(1, hosts)}
+        self._tasks = tasks
+        self._seen = {host: Seen() for host in range(1, len(tasks))}
         self._changed = threading.Condition()
         self._closed = False
 
@@ -371,8 +377,8 @@ class Monitor:
         texts = self._client.read_all([f"{self._prefix}state/{host}" for host in hosts])
         changed: dict[str, Any] = {}
         parts = []
-        for host, text in zip(hosts, texts, strict=True):
-            state = read_state(text)
+        for host, content in zip(hosts, texts, strict=True):
+            state = read_state(content, self._tasks[host])
             if state is None:
                 continue
             before = self._seen[host].state

@@ -5,7 +5,7 @@ the next one; who is not reads what the winner said, and tries the one after it,
 moot. So when all hosts see the same failure at once, each asks the store once and learns the first one's words by that.
 
 An entry is JSON: ``h`` the host that wrote it, ``n`` a number unique to that host, ``m`` the message; or ``{"end":
-true}``, after which nothing more comes.
+true}``, after which nothing more comes. What is the leader's to say counts only as an entry of host 0.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from saferun.cluster.messages import MOST_HOSTS, is_leaders, is_sound
 from saferun.coordinator.line import Line
 from saferun.coordinator.store_client import StoreBrokenError
+from saferun.text.decoding import MALFORMED, loads, number
 
 LONGEST_MESSAGE_BYTES = 64 << 10
 _LONGEST_ENTRY_BYTES = LONGEST_MESSAGE_BYTES + 256
@@ -145,19 +147,26 @@ class JobLog:
             message = self._message_of(value)
             if message is None:
                 return
-            self._kinds.add(str(message.get("kind")))
+            if message["kind"] in _ONCE:
+                self._kinds.add(message["kind"])
             self._on_told(k, message)
 
     def _message_of(self, value: bytes) -> dict[str, Any] | None:
-        if len(value) > _LONGEST_ENTRY_BYTES:
-            return None
+        """The message of an entry, marked with the host that wrote it; ``malformed`` for what cannot be read.
+
+        None: it is the end.
+        """
         try:
-            entry = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(entry, dict):
-            return None
-        if entry.get("end") is True:
-            self._ended = True
-        message = entry.get("m")
-        return message if isinstance(message, dict) else None
+            entry = loads(value, longest=_LONGEST_ENTRY_BYTES)
+            if entry.get("end") is True:
+                self._ended = True
+                return None
+            host = number(entry["h"], 0, MOST_HOSTS)
+            message: dict[str, Any] = {**entry["m"], "host": host}
+            kind = message["kind"]
+            if not isinstance(kind, str) or (host != 0 and is_leaders(kind)) or not is_sound(message):
+                raise ValueError("it is out of bounds, or not for that host to say")
+        except MALFORMED:
+            # It does not count as one of its kind, of which another one may come that is right.
+            return {"kind": "malformed"}
+        return message

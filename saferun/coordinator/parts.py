@@ -18,6 +18,7 @@ from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
 _MOST_TASKS = 4096
+_MOST_NAMES = 1000
 _TRY_FOR_S = 60.0
 _TRY_AGAIN_S = 1.0
 _READ_TIMEOUT_S = 10.0
@@ -79,6 +80,7 @@ class PartReader:
         self._limit_bytes = limit_bytes
         self._deliver = deliver
         self._is_busy = is_busy
+        self._names: dict[tuple[int, int], set[str]] = {}
         self._waiting: queue.SimpleQueue[tuple[int, int, str] | None] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -86,8 +88,10 @@ class PartReader:
         threading.Thread(target=self._run, daemon=True).start()
 
     def announce(self, host: int, task: int, name: str) -> None:
-        """A part lies in the store."""
-        if 0 <= task < _MOST_TASKS and is_part_name(name):
+        """A part lies in the store. Each is read once, and of each task so many at most."""
+        names = self._names.setdefault((host, task), set())
+        if 0 <= task < _MOST_TASKS and is_part_name(name) and name not in names and len(names) < _MOST_NAMES:
+            names.add(name)
             self._waiting.put((host, task, name))
 
     def close(self) -> None:

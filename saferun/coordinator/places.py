@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from saferun.model import Value
+from saferun.text.decoding import MALFORMED, loads, number, text, words
 
 _MOST_TASKS = 4096
 _MOST_RANKS_OF_A_TASK = 65536
@@ -212,12 +212,10 @@ def encode_record(record: HostRecord) -> str:
     return json.dumps(record._asdict())
 
 
-def decode_record(text: bytes | str) -> HostRecord | None:
+def decode_record(content: bytes | str) -> HostRecord | None:
     """A host's record; None where it is malformed or out of bounds."""
-    found = _object(text)
-    if found is None:
-        return None
     try:
+        found = loads(content, longest=LONGEST_RECORD_BYTES)
         tasks = tuple(TaskRecord(_number(n, _MOST_RANKS_OF_A_TASK), _name(r), _number(p)) for n, r, p in found["tasks"])
         if not 0 < len(tasks) <= _MOST_TASKS:
             return None
@@ -226,16 +224,16 @@ def decode_record(text: bytes | str) -> HostRecord | None:
             tasks=tasks,
             addresses=_addresses(found["addresses"]),
             port=_number(found["port"], _HIGHEST_PORT),
-            files=_text(found["files"], _LONGEST_PATH),
+            files=text(found["files"], _LONGEST_PATH),
             attempt=_number(found["attempt"]),
             restarts=_number(found["restarts"]),
             most=_number(found["most"], _MOST_HOSTS),
-            born=_text(found["born"], _LONGEST_NAME),
-            card=_text(found["card"], _LONGEST_CARD),
-            door=_text(found["door"], _LONGEST_DOOR),
+            born=text(found["born"], _LONGEST_NAME),
+            card=text(found["card"], _LONGEST_CARD),
+            door=text(found["door"], _LONGEST_DOOR),
             full=found["full"] is True,
         )
-    except (KeyError, TypeError, ValueError):
+    except MALFORMED:
         return None
 
 
@@ -244,12 +242,10 @@ def encode_place(place: HostPlace) -> str:
     return json.dumps(place._asdict())
 
 
-def decode_place(text: bytes | str) -> HostPlace | None:
+def decode_place(content: bytes | str) -> HostPlace | None:
     """A host's place; None where it is malformed or out of bounds."""
-    found = _object(text)
-    if found is None:
-        return None
     try:
+        found = loads(content, longest=LONGEST_RECORD_BYTES)
         tasks = tuple(TaskPlace(*(_number(value) for value in values)) for values in found["tasks"])
         hosts = _number(found["hosts"], _MOST_HOSTS)
         host = _number(found["host"], hosts - 1)
@@ -264,48 +260,30 @@ def decode_place(text: bytes | str) -> HostPlace | None:
             leader_name=_name(found["leader_name"]),
             leader_port=_number(found["leader_port"], _HIGHEST_PORT),
             leader_addresses=_addresses(found["leader_addresses"]),
-            files=_text(found["files"], _LONGEST_PATH),
+            files=text(found["files"], _LONGEST_PATH),
             world_size=_number(found["world_size"]),
             part_limit_bytes=_number(found["part_limit_bytes"], _LARGEST_PART_BYTES),
             tasks=tasks,
             doors=tuple(
-                (_number(other, _MOST_HOSTS), _name(label), _text(door, _LONGEST_DOOR))
+                (_number(other, _MOST_HOSTS), _name(label), text(door, _LONGEST_DOOR))
                 for other, label, door in found["doors"][:_MOST_DOORS]
             ),
             checked=found["checked"] is True,
         )
-    except (KeyError, TypeError, ValueError):
+    except MALFORMED:
         return None
-
-
-def _object(text: bytes | str) -> dict[str, Any] | None:
-    if len(text) > LONGEST_RECORD_BYTES:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _number(value: object, highest: int = _MOST_ATTEMPTS) -> int:
-    if type(value) is not int or not 0 <= value <= highest:
-        raise ValueError("not a number within bounds")
-    return value
-
-
-def _text(value: object, longest: int) -> str:
-    if not isinstance(value, str) or len(value) > longest:
-        raise ValueError("not a text within bounds")
-    return value
-
-
-def _name(value: object) -> str:
-    # A name is shown to people, on terminals too.
-    return "".join(c if c.isprintable() else "?" for c in _text(value, _LONGEST_NAME)) or "?"
 
 
 def _addresses(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or len(value) > _MOST_ADDRESSES:
         raise ValueError("no list of addresses")
-    return tuple(_text(address, _LONGEST_NAME) for address in value)
+    return tuple(text(address, _LONGEST_NAME) for address in value)
+
+
+def _name(value: object) -> str:
+    # A name is shown to people, on terminals too.
+    return words(text(value, _LONGEST_NAME), _LONGEST_NAME) or "?"
+
+
+def _number(value: object, highest: int = _MOST_ATTEMPTS) -> int:
+    return number(value, 0, highest)

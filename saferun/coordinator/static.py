@@ -25,6 +25,7 @@ from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
+from saferun.text.decoding import MALFORMED, loads, number, text
 
 _CONTROL_KEY = "saferun/control"
 JOB_KEY = "saferun/job"
@@ -34,6 +35,8 @@ _FOREIGN_GRACE_S = 5.0
 _LOOK_AGAIN_S = 0.5
 _HIGHEST_PORT = 65535
 _MOST_ADDRESSES = 16
+_LONGEST_NAME = 1024
+_LONGEST_CONTROL_BYTES = 4096
 # Set by a host that reaches the ranks' store and not the control store, and how long it tries before.
 _ASK_KEY = "saferun/one_port"
 _ASK_AFTER_S = 5.0
@@ -353,21 +356,24 @@ class _Control(Value):
 
 
 def _read_control(client: StoreClient) -> _Control | None:
-    text = client.get(_CONTROL_KEY, _NO_CONTROL_S)
-    if text is None or len(text) > 4096:  # noqa: PLR2004
+    content = client.get(_CONTROL_KEY, _NO_CONTROL_S)
+    if content is None or len(content) > _LONGEST_CONTROL_BYTES:
         return None
     try:
-        found = json.loads(text)
-        port, run_id, most, job = (found[key] for key in ("port", "run_id", "most", "job"))
-        addresses = tuple(map(str, found.get("addresses") or ()))
-        one_port, moves = found.get("one_port") is True, found.get("moves", 0)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        found = loads(content)
+        # No names: a name service is not asked for what another host says.
+        addresses = (text(address, _LONGEST_NAME) for address in (found.get("addresses") or [])[:_MOST_ADDRESSES])
+        return _Control(
+            number(found["port"], 1, _HIGHEST_PORT),
+            text(found["run_id"], _LONGEST_CONTROL_BYTES),
+            number(found["most"]),
+            text(found["job"], _LONGEST_NAME),
+            tuple(address for address in addresses if _is_address(address)),
+            found.get("one_port") is True,
+            number(found.get("moves", 0)),
+        )
+    except MALFORMED:
         return None
-    if type(port) is not int or not 0 < port <= _HIGHEST_PORT or type(most) is not int or type(moves) is not int:
-        return None
-    # No names: a name service is not asked for what another host says.
-    addresses = tuple(address for address in addresses[:_MOST_ADDRESSES] if _is_address(address))
-    return _Control(port, str(run_id), most, str(job), addresses, one_port, moves)
 
 
 def _is_address(text: str) -> bool:

@@ -12,6 +12,8 @@ from saferun.host.procfs import read_stat
 from saferun.linux.pidfd import open_pidfd
 
 _LOOK_AGAIN_S = 1.0
+# epoll_wait(2) counts milliseconds in an int; whoever waits for longer waits again.
+_LONGEST_WAIT_S = 1e6
 
 
 class Poller:
@@ -83,7 +85,7 @@ class Poller:
         if looks:
             left_s = max(self._look_at - time.monotonic(), 0.0)
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
-        ready = self._epoll.poll(-1 if timeout_s is None else timeout_s)
+        ready = self._epoll.poll(-1 if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S))
         if any(fd == self._first_fd for fd, _ in ready) and self._first():
             return
         for fd, _ in ready:

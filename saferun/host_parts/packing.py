@@ -9,7 +9,8 @@ import zlib
 from saferun.evidence import CoreLook, Evidence, Frame, GroupProgress, RankCollectives, StackDump, ThreadStack
 from saferun.host_parts.sizes import REDUCTIONS
 from saferun.model import Value
-from saferun.shapes import fit, loads
+from saferun.shapes import fit
+from saferun.text.decoding import loads
 from saferun.text.redaction import redacted_json, redacted_text
 
 __all__ = ["decode_part", "encode_part"]

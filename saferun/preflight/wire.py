@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from saferun.findings import SEVERITY, CheckResult, Door, HostCard, Nic, Pairs, Probe
-from saferun.shapes import fit, loads
+from saferun.shapes import fit
+from saferun.text.decoding import loads
 from saferun.text.redaction import is_secret, redacted_text
 
 __all__ = ["decode_card", "decode_door", "decode_probes", "encode_card", "encode_door", "encode_probes"]

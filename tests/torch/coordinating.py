@@ -27,6 +27,30 @@ HOST_TIMEOUT_S = 3.0
 
 Message = dict[str, Any]
 
+# What hosts tell all others: what cannot be read is not passed on.
+TROUBLE: Message = {
+    "kind": "trouble",
+    "host": 1,
+    "task": 0,
+    "label": "node1",
+    "reason": "failure",
+    "words": "rank 2 died",
+    "ranks": [2],
+    "signum": 0,
+    "lost_task": None,
+}
+DECISION: Message = {
+    "kind": "decision",
+    "host": 0,
+    "task": 0,
+    "next": "finish",
+    "exit_code": 1,
+    "wait_s": 0,
+    "restarts": 0,
+    "words": [],
+    "excluded": -1,
+}
+
 
 def listening(address: str = "127.0.0.1") -> socket.socket:
     """A listening socket on a port of its own."""

@@ -10,7 +10,7 @@ import pytest
 
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import StoreClient
-from tests.torch.coordinating import Host, Message, listening, port_of
+from tests.torch.coordinating import DECISION, TROUBLE, Host, Message, listening, port_of
 
 ELSEWHERE = {"record": {"addresses": ["127.0.0.9"]}}
 
@@ -38,11 +38,11 @@ def store_of(message: Message, *, own: bool = False) -> StoreClient:
 
 def talk(job: list[Host], attempt: int) -> None:
     """A host reports a trouble, the leader decides, and all hear of both."""
-    job[2].send("tell", attempt=attempt, message={"kind": "trouble", "words": "x" * 1000})
+    job[2].send("tell", attempt=attempt, message={**TROUBLE, "words": "x" * 1000})
     assert [host.expect("told", attempt=attempt)["message"]["kind"] for host in job] == ["trouble"] * 3
     job[1].send("part", attempt=attempt, name="p", text="evidence")
     assert job[0].expect("parts")["text"] == "evidence"
-    job[0].send("tell", attempt=attempt, message={"kind": "decision", "next": "restart"})
+    job[0].send("tell", attempt=attempt, message={**DECISION, "next": "restart"})
     for host in job:
         assert host.expect("told", attempt=attempt)["message"]["kind"] == "decision"
         host.send("ack", attempt=attempt)
@@ -118,9 +118,9 @@ def test_one_port_is_enough_for_the_hosts_of_a_c10d_rendezvous(*, asked_for: boo
             joined = [host.expect("joined", attempt=attempt) for host in job]
             assert store_of(joined[0], own=True).find("saferun/job") is not None
             leader, follower = sorted(job, key=lambda host: joined[job.index(host)]["host"])
-            follower.send("tell", attempt=attempt, message={"kind": "trouble"})
+            follower.send("tell", attempt=attempt, message=TROUBLE)
             assert leader.expect("told", attempt=attempt)["message"]["kind"] == "trouble"
-            leader.send("tell", attempt=attempt, message={"kind": "decision", "next": "restart"})
+            leader.send("tell", attempt=attempt, message={**DECISION, "next": "restart"})
             for host in job:
                 host.expect("told", attempt=attempt, k=1)
                 host.send("ack", attempt=attempt)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.torch.coordinating import Host, listening, port_of
+from tests.torch.coordinating import DECISION, TROUBLE, Host, listening, port_of
 
 # What torch waits for more hosts once there are enough; its own default is 30 s.
 LAST_CALL_S = 1
@@ -59,8 +59,8 @@ def test_c10d_hosts_meet_again_and_again() -> None:
             assert {message["world_size"] for message in joined} == {4}
             leader, follower = by_host(job, joined)
             assert {message["master_port"] for message in joined} == {port_of(leader.ranks)}
-            follower.send("tell", attempt=attempt, message={"kind": "trouble"})
-            leader.send("tell", attempt=attempt, message={"kind": "decision", "next": "restart"})
+            follower.send("tell", attempt=attempt, message=TROUBLE)
+            leader.send("tell", attempt=attempt, message={**DECISION, "next": "restart"})
             for host in job:
                 assert host.expect("told", attempt=attempt)["k"] == 0
                 host.expect("told", attempt=attempt)
@@ -97,15 +97,15 @@ def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:
         membership = first.expect("membership")
         assert membership["attempt"] == 0
         assert membership["words"] == "1 host waits to join: node2"
-        first.send("tell", attempt=0, message={"kind": "decision", "next": "restart"})
+        first.send("tell", attempt=0, message={**DECISION, "next": "restart"})
         first.expect("told")
         first.join(**elastic, attempt=1)
         joined = [host.expect("joined") for host in (first, second)]
         assert {(message["attempt"], message["hosts"]) for message in joined} == {(1, 2)}
 
         leader, _ = by_host([first, second], joined)
-        second.send("tell", attempt=1, message={"kind": "trouble", "reason": "leave"})
-        leader.send("tell", attempt=1, message={"kind": "decision", "next": "restart"})
+        second.send("tell", attempt=1, message={**TROUBLE, "reason": "leave"})
+        leader.send("tell", attempt=1, message={**DECISION, "next": "restart"})
         for host in (first, second):
             host.expect("told", k=1)
             host.send("ack", attempt=1)
@@ -207,7 +207,7 @@ def test_a_registered_handler_of_somebody_else_works(tmp_path: Path) -> None:
             host.join(backend="files", endpoint=endpoint, node_rank=None, least=2, most=2)
         joined = [host.expect("joined") for host in job]
         leader, follower = by_host(job, joined)
-        follower.send("tell", attempt=0, message={"kind": "trouble"})
+        follower.send("tell", attempt=0, message=TROUBLE)
         assert leader.expect("told")["message"]["kind"] == "trouble"
     finally:
         for host in job:

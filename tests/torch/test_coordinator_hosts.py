@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.torch.coordinating import (
+    DECISION,
     HOST_TIMEOUT_S,
+    TROUBLE,
     Host,
     Line,
     Message,
@@ -275,7 +277,7 @@ def test_what_one_host_tells_all_hosts_learn_in_the_same_order() -> None:
     with hosts("node1", "node2", "node3") as job:
         join_all(job)
         for n, host in itertools.product(range(20), job):
-            host.send("tell", attempt=0, message={"kind": "hang", "n": f"{host.name}-{n}"})
+            host.send("tell", attempt=0, message={"kind": "news", "n": f"{host.name}-{n}"})
         told = [[host.expect("told", k=k)["message"]["n"] for k in range(60)] for host in job]
         assert told[0] == told[1] == told[2]
         for host in job:
@@ -289,8 +291,8 @@ def test_of_many_troubles_the_first_is_told_and_no_other() -> None:
         states_until(job[0], {f"{host}/0": {"s": "run"} for host in range(4)})
         operations = [count_operations(host) for host in job]
         for host in job:
-            host.send("tell", attempt=0, message={"kind": "trouble", "host": host.name})
-        job[0].send("tell", attempt=0, message={"kind": "decision", "next": "finish"})
+            host.send("tell", attempt=0, message={**TROUBLE, "host": host.name})
+        job[0].send("tell", attempt=0, message=DECISION)
         told = [[host.expect("told", k=k)["message"] for k in range(2)] for host in job]
         assert [message["kind"] for message in told[0]] == ["trouble", "decision"]
         assert all(messages == told[0] for messages in told)
@@ -313,9 +315,9 @@ def test_messages_of_another_attempt_are_moot() -> None:
     """Late words of the last attempt would end the next one."""
     with hosts("node1", "node2") as job:
         join_all(job)
-        job[1].send("tell", attempt=7, message={"kind": "trouble"})
-        job[1].send("tell", attempt=0, message={"kind": "hang"})
-        assert job[0].expect("told")["message"]["kind"] == "hang"
+        job[1].send("tell", attempt=7, message=TROUBLE)
+        job[1].send("tell", attempt=0, message={"kind": "news"})
+        assert job[0].expect("told")["message"]["kind"] == "news"
 
 
 def test_what_others_write_is_bounded_and_may_be_nonsense() -> None:
@@ -330,15 +332,16 @@ def test_what_others_write_is_bounded_and_may_be_nonsense() -> None:
             store.set(f"a0/log/{k}", nonsense or "null")
         for key in ("beat/1", "state/1", "missing"):
             store.set(f"a0/{key}", "\xff not a number")
-        job[1].send("tell", attempt=0, message={"kind": "trouble"})
+        job[1].send("tell", attempt=0, message=TROUBLE)
         for host in job:
-            assert host.expect("told")["message"] == {"kind": "trouble"}
+            assert host.expect("told")["message"] == {**TROUBLE, "host": 1}
         states_until(job[0], {"0/0": {"s": "run"}})
-        job[1].send("tell", attempt=0, message={"kind": "trouble", "x": "x" * 70000})
+        job[1].send("tell", attempt=0, message={**TROUBLE, "x": "x" * 70000})
         job[1].send("garbage")
         job[1].socket.sendall(b"no json\n[1]\n" + b'{"op": "join"}\n{"op": "tell", "attempt": 0}\n')
-        job[1].send("tell", attempt=0, message={"kind": "decision"})
-        assert job[0].expect("told")["message"] == {"kind": "decision"}
+        job[1].send("tell", attempt=0, message=DECISION)
+        job[0].send("tell", attempt=0, message={**DECISION, "exit_code": 7})
+        assert job[1].expect("told")["message"] == {**DECISION, "exit_code": 7}
 
 
 # ----------------------------------------------------------------------------------------------------- states and parts
@@ -529,7 +532,7 @@ def test_the_leaders_end_after_its_decision_is_no_loss() -> None:
     """The job is over; there is nothing to be told."""
     with hosts("node1", "node2") as job:
         join_all(job)
-        job[0].send("tell", attempt=0, message={"kind": "decision", "next": "finish"})
+        job[0].send("tell", attempt=0, message=DECISION)
         for host in job:
             host.expect("told")
             host.send("ack", attempt=0)
@@ -548,7 +551,7 @@ def test_a_connection_that_something_between_has_cut_is_made_anew() -> None:
         cut_connections(job[1].process.pid, job[0].control_port)
         job[0].send("tell", attempt=0, message={"kind": "hang"})
         assert job[1].expect("told")["message"]["kind"] == "hang"
-        job[1].send("tell", attempt=0, message={"kind": "trouble"})
+        job[1].send("tell", attempt=0, message=TROUBLE)
         assert job[0].expect("told", k=1)["message"]["kind"] == "trouble"
         assert not [message for message in job[1].read_all() if message["op"] == "store_lost"]
 
@@ -598,7 +601,7 @@ def test_the_leader_stays_until_all_have_taken_in_the_decision() -> None:
     """Its end takes the store away."""
     with hosts("node1", "node2", "node3") as job:
         join_all(job)
-        job[0].send("tell", attempt=0, message={"kind": "decision", "next": "finish"})
+        job[0].send("tell", attempt=0, message=DECISION)
         for host in job:
             host.expect("told")
         job[0].send("ack", attempt=0)
@@ -617,7 +620,7 @@ def test_a_decision_reaches_all_hosts_though_the_leader_says_goodbye_in_the_same
         join_all(job)
         # Much to be said before it, so that the goodbye is heard first.
         other = {"op": "tell", "attempt": 0, "message": {"kind": "other"}}
-        decision = {"op": "tell", "attempt": 0, "message": {"kind": "decision", "next": "finish"}}
+        decision = {"op": "tell", "attempt": 0, "message": DECISION}
         said = (*[other] * 900, decision, {"op": "ack", "attempt": 0}, {"op": "close"}, {"op": "goodbye"})
         job[0].socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in said))
         for host in job[1:]:
@@ -636,7 +639,7 @@ def test_a_lost_host_is_not_waited_for() -> None:
         join_all(job, host_timeout_s=1.0)
         job[1].vanish()
         job[0].expect("lost")
-        job[0].send("tell", attempt=0, message={"kind": "decision", "next": "finish"})
+        job[0].send("tell", attempt=0, message=DECISION)
         job[0].expect("told")
         job[0].send("ack", attempt=0)
         began_at = time.monotonic()
@@ -654,7 +657,7 @@ def test_the_next_attempt_has_an_empty_ranks_store_on_the_same_port() -> None:
     with hosts("node1", "node2") as job:
         first = join_all(job)
         ranks_store(first[1]).set("gloo/0", "127.0.0.1:1")
-        job[0].send("tell", attempt=0, message={"kind": "decision", "next": "restart"})
+        job[0].send("tell", attempt=0, message={**DECISION, "next": "restart"})
         for host in job:
             host.expect("told")
             host.send("ack", attempt=0)
@@ -663,8 +666,8 @@ def test_the_next_attempt_has_an_empty_ranks_store_on_the_same_port() -> None:
         assert second[1]["master_port"] == first[1]["master_port"]
         assert not ranks_store(second[1]).check(["gloo/0"])
         # The log begins anew, and the old one is silent.
-        job[1].send("tell", attempt=0, message={"kind": "trouble"})
-        job[1].send("tell", attempt=1, message={"kind": "trouble"})
+        job[1].send("tell", attempt=0, message=TROUBLE)
+        job[1].send("tell", attempt=1, message=TROUBLE)
         assert [host.expect("told")["attempt"] for host in job] == [1, 1]
 
 
@@ -690,7 +693,7 @@ def test_many_attempts_leave_little_in_the_store() -> None:
             joined = join_all(job, attempt=attempt)
             job[1].send("part", attempt=attempt, name="end", text="x")
             job[0].expect("parts", attempt=attempt, host=1)
-            job[0].send("tell", attempt=attempt, message={"kind": "decision"})
+            job[0].send("tell", attempt=attempt, message=DECISION)
             for host in job:
                 host.expect("told", attempt=attempt)
             control = json.loads(ranks_store(joined[0]).get("saferun/control"))
@@ -732,7 +735,7 @@ def test_tasks_of_a_host_share_its_coordinator(tmp_path: Path) -> None:
             states_until(head, {"0/2": {"s": "done"}, "0/1": {"s": "run"}, "1/0": {"s": "run"}})
             lines[1].send("part", attempt=0, name="end", text="mine")
             assert head.expect("parts", host=0, task=1)["text"] == "mine"
-            lines[2].send("tell", attempt=0, message={"kind": "trouble", "task": 2})
+            lines[2].send("tell", attempt=0, message={**TROUBLE, "task": 2})
             for line in [*lines, other]:
                 assert line.expect("told")["message"]["task"] == 2
             lines[2].socket.close()

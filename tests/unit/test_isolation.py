@@ -21,7 +21,8 @@ from saferun.isolation import (
     check_results,
 )
 from saferun.isolation.search import judge_pairs, rounds
-from saferun.shapes import fit, loads
+from saferun.shapes import fit
+from saferun.text.decoding import loads
 
 Fails = Callable[[Group, str], bool]
 

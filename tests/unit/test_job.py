@@ -111,6 +111,19 @@ JOINED: dict[str, Any] = {
 }
 
 
+DECISION: dict[str, Any] = {
+    "kind": "decision",
+    "host": 0,
+    "task": 0,
+    "next": "restart",
+    "exit_code": 1,
+    "wait_s": 0,
+    "restarts": 1,
+    "words": ["why"],
+    "excluded": -1,
+}
+
+
 @pytest.fixture
 def listening(monkeypatch: pytest.MonkeyPatch) -> Listening:
     return Listening(monkeypatch)
@@ -178,8 +191,7 @@ def test_what_the_log_tells_becomes_events(listening: Listening) -> None:
     listening.join()
     trouble = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
     listening.hear(op="told", attempt=0, k=0, message=trouble)
-    decision = {"kind": "decision", "next": "restart", "exit_code": 1, "wait_s": 0, "restarts": 1, "words": ["why"]}
-    listening.hear(op="told", attempt=0, k=1, message=decision)
+    listening.hear(op="told", attempt=0, k=1, message=DECISION)
     first, second = listening.events
     assert isinstance(first, JobTrouble)
     assert (first.reason, first.host, first.ours) == ("failure", "node1", False)
@@ -249,10 +261,10 @@ def test_a_host_that_is_asked_reports_that_its_ranks_move(
 ) -> None:
     """In its state, and only for a while."""
     listening.join()
-    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "hosts": [1]})
+    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [1]})
     control = listening.job.control
     assert control.deadline is None
-    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "hosts": [0, 1]})
+    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [0, 1]})
     moving = Progress(runs=True, watched_s=9.0, still_s=0.0, quiet_s=0.0)
     monkeypatch.setattr(control._watch, "progress", lambda _now, **_more: moving)
     control.tick(time.monotonic())
@@ -300,6 +312,142 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
+TROUBLE: dict[str, Any] = {
+    "kind": "trouble",
+    "host": 1,
+    "task": 0,
+    "label": "node1",
+    "reason": "failure",
+    "words": "rank 2 died",
+    "ranks": [2],
+    "signum": 0,
+    "lost_task": None,
+}
+HUGE = [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400), 1e308, -1, "7", None, [], {}]
+
+
+@pytest.mark.parametrize("field", ["exit_code", "wait_s", "restarts", "excluded", "words", "host"])
+@pytest.mark.parametrize("value", HUGE, ids=lambda value: repr(value)[:12])
+def test_a_decision_that_makes_no_sense_ends_nothing(listening: Listening, field: str, value: object) -> None:
+    """Neither by an exception nor by a wait that no clock can count."""
+    listening.join()
+    listening.hear(op="told", attempt=0, k=1, message={**DECISION, field: value})
+    for event in listening.events:
+        assert isinstance(event, JobDecided)
+        assert 0 <= event.exit_code <= 255
+        assert 0 <= event.wait_s < 1e7
+    if value not in (None, [], {}, -1):
+        assert (listening.events, listening.job.ignored.count) == ([], 1)
+
+
+@pytest.mark.parametrize("field", ["host", "task", "signum", "ranks", "lost_task", "words", "label", "reason"])
+@pytest.mark.parametrize("value", HUGE, ids=lambda value: repr(value)[:12])
+def test_a_trouble_that_makes_no_sense_ends_nothing(listening: Listening, field: str, value: object) -> None:
+    """It is ignored, and counted."""
+    listening.join()
+    listening.hear(op="told", attempt=0, k=0, message={**TROUBLE, field: value})
+    assert len(listening.events) + listening.job.ignored.count == 1
+    listening.hear(op="told", attempt=0, k=1, message=TROUBLE)
+    assert isinstance(listening.events[-1], JobTrouble)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        '{"t": 1' + "0" * 400 + ', "evidence": ""}',
+        '{"t": Infinity, "evidence": ""}',
+        '{"t": 1e999, "evidence": ""}',
+        '{"t": -1, "evidence": ""}',
+        '{"t": 1, "evidence": []}',
+        '{"t": 1, "evidence": "", "x": [' + "0," * 100_000 + "0]}",
+        "",
+        "7",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_piece_of_evidence_that_makes_no_sense_ends_nothing(listening: Listening, text: str) -> None:
+    """Nor does it shift times by an infinity."""
+    listening.join()
+    got: list[list[Piece]] = []
+    listening.job.collect("end", 60.0, got.append)
+    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=text)
+    assert (got, listening.job.ignored.count) == ([], 1)
+    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece())
+    assert len(got[0]) == 1
+
+
+def test_whatever_fails_because_of_a_message_is_ignored_and_counted(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a line for the first one, the tenth, the hundredth."""
+    listening.join()
+
+    def fail(_message: object) -> None:
+        raise RecursionError("so deep \x1b[2J")
+
+    monkeypatch.setattr(listening.job, "_on_changed", fail)
+    for _ in range(100):
+        listening.hear(op="states", attempt=0, changed={})
+    assert listening.job.ignored.count == 100
+    assert [line.partition(" (")[0] for line in listening.said] == [
+        "saferun: warning: ignored a message that makes no sense",
+        "saferun: warning: ignored 10 such messages so far",
+        "saferun: warning: ignored 100 such messages so far",
+    ]
+    assert all(line.isprintable() for line in listening.said)
+
+
+def test_only_the_host_that_leads_decides(listening: Listening) -> None:
+    """Another host that says so, by a mistake or on purpose, is not believed."""
+    listening.join()
+    for kind, fields in {
+        "decision": DECISION,
+        "hang": {"verdict": {"kind": "quiescent"}, "n": 1},
+        "preflight": {"ok": True},
+        "notice": {"words": "so"},
+        "watch": {"hosts": [0]},
+    }.items():
+        for host in (1, None, "0", [0]):
+            listening.hear(op="told", attempt=0, k=0, message={**fields, "kind": kind, "host": host})
+    assert (listening.events, listening.hangs, listening.told) == ([], [], [])
+    assert listening.job.ignored.count == 20
+    assert listening.job.control.deadline is None
+
+
+def test_words_of_another_host_hold_nothing_that_a_terminal_obeys(listening: Listening) -> None:
+    """A decision's words go to the console line by line; so do those of a lost host, a warning, what is waited for."""
+    listening.join()
+    evil = "W\x1b]0;owned\x07\x1b[2J\x1b[31m\n saferun: forged\u202e\udcff"
+    listening.hear(op="told", attempt=0, k=0, message={**DECISION, "words": [evil] * 30})
+    listening.hear(op="told", attempt=0, k=0, message={**TROUBLE, "words": evil, "label": evil, "reason": evil})
+    listening.hear(op="warn", attempt=0, words=evil)
+    listening.hear(op="waiting", words=evil)
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "leftovers", "words": evil}})
+    listening.hear(op="lost", attempt=0, host=1, why=evil, words=evil)
+    decided, trouble = listening.events
+    assert isinstance(decided, JobDecided)
+    assert isinstance(trouble, JobTrouble)
+    lost = listening.job.lost[1]
+    texts = [*decided.words, trouble.words, trouble.host, trouble.reason, *listening.said, lost.why, lost.words]
+    assert (len(decided.words), len(listening.said)) == (20, 3)
+    assert [text for text in texts if not text.isprintable()] == []
+
+
+def test_a_peer_fills_no_more_than_its_share_of_the_memory_of_the_host_that_leads(listening: Listening) -> None:
+    """Names, tasks and hosts that nobody asked for are bounded; the newest pieces are kept."""
+    listening.join()
+    for i in range(1000):
+        listening.hear(op="parts", attempt=0, name=f"hang-{i}", host=1, task=0, text=piece())
+        listening.hear(op="parts", attempt=0, name="end", host=1, task=1 + i, text=piece())
+        listening.hear(op="parts", attempt=0, name="end", host=2 + i, task=0, text=piece())
+        listening.hear(op="states", attempt=0, changed={f"1/{1 + i}": {"s": "run"}, f"{2 + i}/0": {"s": "gone"}})
+    assert [name for name, _, _ in listening.job._pieces] == ["hang-996", "hang-997", "hang-998", "hang-999"]
+    assert listening.job._states == {}
+    assert listening.job._lost_tasks == set()
+
+
 OPS = st.sampled_from(
     [
         *("joined", "join_failed", "waiting", "told", "states", "parts", "probed", "lost", "store_lost", "task_lost"),

@@ -147,7 +147,7 @@ def test_a_name_from_another_host_cannot_reach_the_terminal_raw() -> None:
     record = HostRecord("a\x1b[2Jb", (TaskRecord(1, "default", 1),))
     found = decode_record(encode_record(record))
     assert found is not None
-    assert found.name == "a?[2Jb"
+    assert found.name == r"a\x1b[2Jb"
 
 
 def test_a_different_number_of_hosts_is_a_disagreement() -> None:

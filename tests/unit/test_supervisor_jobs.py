@@ -303,6 +303,18 @@ def test_where_only_checks_are_wanted_they_are_all_there_is() -> None:
     assert follower.handle(JobDecided(1, 0, "finish", 2, 0.0, 0))[-1] == Finish(2)
 
 
+def test_no_other_host_can_say_that_all_went_well_here() -> None:
+    """Where ranks of this host still run, or have failed, a decision with exit code 0 is not believed."""
+    for leave in ((), (FAILED,)):
+        job = started(2)
+        host = job.hosts[1]
+        for status in leave:
+            host.exit(status)
+        host.deliver(JobDecided(job.now, 0, "finish", 0, 0.0, 0, ("all fine",)))
+        job.settle()
+        assert host.finish == Finish(1)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["take", "take", "take", "take", "ok", "fail", "term", "int", "off", "hang", "expire", "join"]),

@@ -1,0 +1,197 @@
+"""What the hosts of a job tell each other, decoded: every field typed and bounded, or the message is ignored. Pure.
+
+A host speaks for itself, and the one that leads decides: the coordinator marks each entry of the job's log with the
+host that wrote it, and what is the leader's to say is taken from host 0 only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from saferun.errors import printable
+from saferun.model import Value
+from saferun.text.decoding import MALFORMED, loads, measure, number, words
+
+__all__ = [
+    "LONGEST_WORDS",
+    "Decision",
+    "Heard",
+    "Ignored",
+    "PieceText",
+    "decision_from",
+    "is_leaders",
+    "is_sound",
+    "piece_from",
+    "task_of",
+    "trouble_from",
+]
+
+LONGEST_WORDS = 1000
+MOST_LINES = 20
+MOST_TASKS = 4096
+MOST_HOSTS = 1 << 20
+_MOST_RANKS = 1 << 31
+_LONGEST_REASON = 40
+_MOST_SIGNALS = 64
+_HIGHEST_EXIT_CODE = 255
+_MOST_RESTARTS = 1 << 40
+_LONGEST_WAIT_S = 30 * 86400.0
+# A piece is an object of a few values, one of which is a long text.
+_DEEPEST_PIECE = 4
+_MOST_OF_A_PIECE = 64
+_LONGEST_PIECE = 16 << 20
+_LATEST_TIME = float(1 << 40)
+_LEADERS = frozenset({"decision", "hang", "notice", "preflight", "watch"})
+
+
+class Heard(Value):
+    """That an attempt ends on all hosts, as one of them has told. ``ranks``: that it blames."""
+
+    reason: str
+    words: str
+    label: str
+    about: str
+    host: int
+    task: int
+    signum: int
+    ranks: tuple[int, ...]
+    lost_task: int | None
+
+
+class Decision(Value):
+    """What follows, on all hosts."""
+
+    restarts_job: bool
+    exit_code: int
+    wait_s: float
+    restarts: int
+    words: tuple[str, ...]
+    excluded: int
+
+
+class PieceText(Value):
+    """A piece of evidence as it was handed in. ``time``: when, by that host's clock."""
+
+    time: float
+    moved: bool
+    stopped: bool
+    evidence: str
+
+
+def is_leaders(kind: object) -> bool:
+    """Whether messages of this kind are for host 0 to tell, and for nobody else."""
+    return kind in _LEADERS if isinstance(kind, str) else False
+
+
+def trouble_from(message: Mapping[str, Any]) -> Heard:
+    """What ended an attempt.
+
+    Raises:
+        One of ``MALFORMED``: it is no such message.
+    """
+    ranks = message.get("ranks") or ()
+    lost = message.get("lost_task")
+    label = words(message["label"], LONGEST_WORDS)
+    return Heard(
+        words(message["reason"], _LONGEST_REASON),
+        words(message["words"], LONGEST_WORDS),
+        label,
+        words(message.get("about") or label, LONGEST_WORDS),
+        number(message["host"], 0, MOST_HOSTS),
+        number(message["task"], 0, MOST_TASKS),
+        number(message.get("signum") or 0, 0, _MOST_SIGNALS),
+        tuple(number(rank, 0, _MOST_RANKS) for rank in ranks[:MOST_LINES]),
+        None if lost is None else number(lost, 0, MOST_TASKS),
+    )
+
+
+def decision_from(message: Mapping[str, Any]) -> Decision:
+    """What the host that leads has decided.
+
+    Raises:
+        One of ``MALFORMED``: it is no such message, or another host's.
+    """
+    if message["host"] != 0:
+        raise ValueError("another host than the one that leads has decided")
+    lines = message.get("words") or []
+    if not isinstance(lines, list):
+        raise TypeError("a list is wanted")
+    return Decision(
+        message["next"] == "restart",
+        number(message["exit_code"], 0, _HIGHEST_EXIT_CODE),
+        measure(message["wait_s"], 0.0, _LONGEST_WAIT_S),
+        number(message["restarts"], 0, _MOST_RESTARTS),
+        tuple(words(line, LONGEST_WORDS) for line in lines[:MOST_LINES]),
+        number(message.get("excluded", -1), -1, MOST_HOSTS),
+    )
+
+
+def piece_from(content: object) -> PieceText:
+    """A piece of evidence.
+
+    Raises:
+        One of ``MALFORMED``: it is none.
+    """
+    if not isinstance(content, str):
+        raise TypeError("a text is wanted")
+    found = loads(content, longest=_LONGEST_PIECE, deepest=_DEEPEST_PIECE, most=_MOST_OF_A_PIECE)
+    evidence = found["evidence"]
+    if not isinstance(evidence, str):
+        raise TypeError("a text is wanted")
+    return PieceText(
+        measure(found["t"], 0.0, _LATEST_TIME), found.get("moved") is True, found.get("stopped") is True, evidence
+    )
+
+
+def task_of(key: object) -> tuple[int, int]:
+    """The host and the task of a key like ``3/0``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    host, slash, task = key.partition("/") if isinstance(key, str) else ("", "", "")
+    if not (slash and all(part.isascii() and part.isdecimal() and len(part) < 8 for part in (host, task))):  # noqa: PLR2004
+        raise ValueError("no host and task")
+    return int(host), int(task)
+
+
+def is_sound(message: Mapping[str, Any]) -> bool:
+    """Whether a message of the job's log can be read, where there may be one of its kind only."""
+    try:
+        match message.get("kind"):
+            case "trouble":
+                trouble_from(message)
+            case "decision":
+                decision_from(message)
+    except MALFORMED:
+        return False
+    return True
+
+
+class Ignored:
+    """Messages that made no sense: they are counted, and end nothing.
+
+    Args:
+        warn: takes a line about them, at the first, the tenth, the hundredth and so on.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._warn_at = 1
+        self.count = 0
+
+    def add(self, what: object, error: BaseException) -> None:
+        """One more.
+
+        Args:
+            what: which kind of message it was.
+            error: why it was ignored.
+        """
+        self.count += 1
+        if self.count < self._warn_at:
+            return
+        self._warn_at *= 10
+        so_far = "a message that makes no sense" if self.count == 1 else f"{self.count} such messages so far"
+        why = printable(f"{what}: {type(error).__name__}: {error}"[:LONGEST_WORDS])
+        self._warn(f"ignored {so_far} ({why})")

@@ -1,0 +1,98 @@
+"""The job's log as a coordinator reads it: what other hosts have written there may be anything. The line is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from saferun.coordinator.heartbeats import read_state
+from saferun.coordinator.job_log import JobLog
+from saferun.coordinator.parts import PartReader
+
+TROUBLE = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
+DECISION = {"kind": "decision", "host": 0, "next": "finish", "exit_code": 1, "wait_s": 0.0, "restarts": 0}
+
+
+class Log:
+    """A log with its entries."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.log = JobLog(None, "a0/", 1, lambda _, message: self.told.append(message))  # type: ignore[arg-type]
+
+    def take(self, entry: object) -> None:
+        content = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
+        self.log._take(self.log.count, content)
+
+
+@pytest.mark.parametrize(
+    ("writer", "message"),
+    [
+        (1, DECISION),  # written by somebody who says that the leader has
+        (0, {**DECISION, "exit_code": float("inf")}),
+        (0, {**DECISION, "wait_s": 10**400}),
+        (0, {**DECISION, "restarts": "many"}),
+        (1, {**TROUBLE, "signum": float("inf")}),
+        (1, {**TROUBLE, "words": 7}),
+        (1, {"kind": "hang", "verdict": {}, "n": 1}),
+        (1, {"kind": "preflight", "ok": True}),
+        (1, {"kind": ["decision"]}),
+        (10**400, TROUBLE),
+        ("1", TROUBLE),
+        (None, None),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_entry_that_makes_no_sense_stands_for_no_other_one(writer: object, message: object) -> None:
+    """There is one trouble and one decision; what cannot be read is not it, or the true one would never be told."""
+    log = Log()
+    log.take({"h": writer, "n": 1, "m": message})
+    assert [told["kind"] for told in log.told] == ["malformed"]
+    assert not log.log.has("decision")
+    assert not log.log.has("trouble")
+    log.take({"h": 1, "n": 1, "m": TROUBLE})
+    log.take({"h": 0, "n": 1, "m": DECISION})
+    assert [told["kind"] for told in log.told] == ["malformed", "trouble", "decision"]
+    assert log.log.has("decision")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 60_000, b"7", b"[]", b"null", b"1e999", b"x" * 100_000])
+def test_bytes_that_are_no_entry_are_passed_over(content: bytes) -> None:
+    log = Log()
+    log.take(content)
+    log.take({"h": 1, "n": 1, "m": TROUBLE})
+    assert [told["kind"] for told in log.told] == ["malformed", "trouble"]
+
+
+def test_a_message_is_marked_with_the_host_that_wrote_it() -> None:
+    """Whatever it says of itself."""
+    log = Log()
+    log.take({"h": 2, "n": 1, "m": TROUBLE})
+    assert log.told[0]["host"] == 2
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"t": {"1": {"s": "run"}}}, {"t": {"²": {}}}, {"t": {"0": 7}}, {"t": {"0" * 5000: {}}}, {"t": []}),
+        *({"x": {"a": "D"}}, {"x": {"5": "D"}}, {"x": {"0": 1}}, {"p": [[1, "end"]]}, {"p": [[0, "e" * 9999]]}),
+        *({"w": {"a": "x"}}, {"w": {"0": None}}, {"p": [[float("inf"), "end"]]}, {"p": {"0": 1}}),
+    ],
+    ids=lambda field: str(field)[:30],
+)
+def test_a_state_names_only_tasks_that_its_host_has(field: dict[str, Any]) -> None:
+    """The leader keeps what it is told of each, and looks up the one that waits for a file system by its number."""
+    state = {"t": {"0": {"s": "run"}}, "p": [], "x": {}, "a": False}
+    assert read_state(json.dumps(state).encode(), 1) is not None
+    assert read_state(json.dumps({**state, **field}).encode(), 1) is None
+
+
+def test_a_host_announces_so_many_parts_and_each_of_them_once() -> None:
+    """What is announced waits in the leader's memory until it is read."""
+    reader = PartReader(None, "a0/", 100, lambda *_: None, lambda: False)  # type: ignore[arg-type]
+    for i in range(10_000):
+        reader.announce(1, 0, f"hang-{i}")
+        reader.announce(1, 0, "end")
+    assert reader._waiting.qsize() == 1000
