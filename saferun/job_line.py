@@ -11,11 +11,12 @@ from contextlib import suppress
 
 from saferun.config import LaunchConfig
 from saferun.console.lines import LineAssembler
-from saferun.errors import SaferunError
+from saferun.errors import SaferunError, printable
 from saferun.host.children import SpawnError
 from saferun.host.coordinator_link import CoordinatorLink, connect_to_task
-from saferun.host.net import hold_port, listen_for_tasks, task_socket_path
+from saferun.host.net import hold_port
 from saferun.host.poller import Poller
+from saferun.host.task_sockets import TaskSockets
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
 from saferun.model import ExitStatus, JsonObject
@@ -78,6 +79,7 @@ class JobLine:
         task = config.hosts.task
         self.is_head = task is None or task.local_rank == 0
         self._listeners: dict[str, socket.socket] = {}
+        self._task_sockets: TaskSockets | None = None
         self._task_path = ""
         self._link: CoordinatorLink | None = None
         self._links_opened = 0
@@ -104,7 +106,7 @@ class JobLine:
         """
         task, rendezvous = self._config.hosts.task, self._config.rendezvous
         if task is not None:
-            self._task_path = task_socket_path(task.key)
+            self._task_sockets = TaskSockets(task.key)
         if not self.is_head:
             return
         if rendezvous.backend == "static" and self._config.hosts.node_rank == 0:
@@ -113,8 +115,10 @@ class JobLine:
             self._listeners["store"] = hold_port(None)
             self._bind_endpoint()
         self._listeners["control"] = self._hold_control_port(rendezvous.control)
-        if task is not None:
-            self._listeners["tasks"] = listen_for_tasks(self._task_path)
+        if self._task_sockets is not None:
+            self._listeners["tasks"], self._task_path = self._task_sockets.listen()
+            for words in self._task_sockets.squatted:
+                self._on_words(f"saferun: {printable(words)}\n".encode(errors="backslashreplace"))
         if "store" in self._listeners:
             self.port = self._listeners["store"].getsockname()[1]
         self.control_port = self._listeners["control"].getsockname()[1]
@@ -224,7 +228,9 @@ class JobLine:
         if self.is_head or self._lines is not None or self._is_closed:
             self._retry_at = None
             return
-        lines = connect_to_task(self._task_path, self._poller)
+        paths = self._task_sockets.paths() if self._task_sockets is not None else ()
+        found = (connect_to_task(path, self._poller) for path in paths)
+        lines = next((lines for lines in found if lines is not None), None)
         if lines is None:
             self._retry_at = now + self._retry_s
             self._retry_s = min(self._retry_s * 1.5, _LAST_RETRY_S)

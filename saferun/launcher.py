@@ -119,6 +119,7 @@ def _run(
 
     writer = Writer(warn)
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
+    run_dir.scratch.on_made = reaper.note_made
     try:
         screen = Screen(
             1,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from saferun.errors import suppress
-from saferun.host.error_files import copy_root_cause, read_error_file, write_launcher_error
+from saferun.host.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
 from saferun.linux.scratch import Scratch, remove_scratch
 from saferun.model import JsonObject
 
@@ -103,11 +103,13 @@ def write_error(path: str, message: str, source: str, returncode: int) -> None:
     recorded = read_error_file(source) if source else None
     if recorded is not None:
         copy_root_cause(recorded, returncode, path)
-    elif not source:
+    elif source:
+        copy_large(source, path)
+    else:
         write_launcher_error(message, path)
 
 
-def make_scratch_directories(run_id: str, is_large: int, names: list[str]) -> str:
+def make_scratch_directories(run_id: str, is_large: int, names: list[str]) -> tuple[str, int, int]:
     """Make directories in a private temporary directory of the run.
 
     Args:
@@ -116,20 +118,20 @@ def make_scratch_directories(run_id: str, is_large: int, names: list[str]) -> st
         names: the directories, relative to it.
 
     Returns:
-        The temporary directory.
+        The temporary directory, its device and its inode.
     """
     scratch = _scratches.setdefault((run_id, is_large), Scratch(run_id))
     base = scratch.path() if is_large else scratch.memory_path()
     for name in names:
         os.makedirs(os.path.join(base, name), exist_ok=True)
-    return base
+    return next(made for made in scratch.made if made[0] == base)
 
 
-def remove_directories(paths: list[str]) -> None:
-    """Remove the run's temporary files."""
-    remove_scratch(paths)
+def remove_directories(made: list[list[str | int]]) -> None:
+    """Remove the run's temporary directories: paths, devices and inodes; and those that were made here."""
+    remove_scratch(made)
     while _scratches:
-        _scratches.popitem()[1].forget()
+        _scratches.popitem()[1].close()
 
 
 OPERATIONS: Mapping[str, Callable[..., Any]] = {

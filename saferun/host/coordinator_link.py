@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 import sys
 from collections.abc import Mapping
 
 from saferun.host.children import JOB_SIGNALS, Child, spawn_unawaited
 from saferun.host.poller import Poller
+from saferun.host.task_sockets import peer_of
 from saferun.linux.json_lines import JsonLines
 from saferun.model import JsonObject
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "__main__.py")
 _LAST_WORDS_BYTES = 8 << 10
-# Source: unix(7), SO_PEERCRED: pid, uid, gid of the process that listens.
-_CREDENTIALS = struct.Struct("=3i")
 
 
 def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None:
@@ -31,11 +29,11 @@ def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None
     try:
         connection.settimeout(5.0)
         connection.connect(path)
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        owner = peer_of(connection)
     except OSError:
         connection.close()
         return None
-    if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+    if owner != os.getuid():
         connection.close()  # anybody can take an abstract name
         return None
     return JsonLines(connection, poller)

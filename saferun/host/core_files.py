@@ -144,6 +144,8 @@ def _cores_in(directory: str, pattern: CorePattern, since: float) -> Iterator[Co
             if not stat.S_ISREG(status.st_mode) or status.st_mtime < since - _CLOCK_SLACK_S:
                 continue
             is_compressed = is_managed and entry.name.endswith(_COMPRESSED)
+            if is_compressed and status.st_uid not in {os.geteuid(), 0}:
+                continue
             notes = None if is_compressed else read_core_notes(entry.path, whole=False)
             yield CoreFile(entry.path, notes, status.st_mtime, (status.st_dev, status.st_ino), is_managed)
 

@@ -9,11 +9,11 @@ Sources: elf(5), core(5), sigaction(2); Linux, fs/binfmt_elf.c, include/linux/el
 from __future__ import annotations
 
 import os
-import stat
 import struct
 import sys
 from collections.abc import Iterator
 
+from saferun.linux.ownership import open_ours
 from saferun.model import Value
 
 _HEADER_BYTES = 64
@@ -106,19 +106,17 @@ def read_core_notes(path: str, *, whole: bool = True) -> CoreNotes:
 
 
 def open_regular(path: str) -> int:
-    """Open a file for reading that is a regular file itself: no link, no FIFO, no device.
+    """Open a file for reading that is a regular file itself, and this user's or root's: no link, no FIFO, no device.
+
+    Who else has made a core has made up what is in it, for those who read it with tools that trust it.
 
     Raises:
         CoreError: it is something else, or cannot be opened.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
+        return open_ours(path, os.O_RDONLY, or_root=True, mapped=True)
     except OSError as error:
         raise CoreError(error.strerror or str(error)) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CoreError("no regular file")
-    return fd
 
 
 def is_core(path: str) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 
 from saferun.errors import suppress
+from saferun.linux.ownership import open_ours
 from saferun.model import JsonObject, Value
 
-_LARGEST_BYTES = 4 << 20
+# What @record writes has a message, and a traceback with it: a few kilobytes. Of a file that is larger nothing is read,
+# and it is handed on as it is.
+_LARGEST_BYTES = 256 << 10
+_LARGEST_COPIED_BYTES = 4 << 20
 
 
 class RecordedError(Value):
@@ -34,10 +37,29 @@ def read_error_file(path: str) -> RecordedError | None:
 
 
 def _read(path: str) -> bytes:
-    # Non-blocking, because a rank may have put a FIFO there, and opening that would wait for a writer.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = _open(path)
     with open(fd, "rb") as file:
-        return file.read(_LARGEST_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        return file.read(_LARGEST_BYTES) if os.fstat(fd).st_size <= _LARGEST_BYTES else b""
+
+
+def _open(path: str) -> int:
+    # A rank may have put a FIFO there, and opening that would wait for a writer; others may have put there what they
+    # like where its directory is not private.
+    return open_ours(path, os.O_RDONLY, or_root=True, mapped=True)
+
+
+def copy_large(source: str, path: str) -> None:
+    """Write a rank's error to the launcher's own error file as it is, where it is too large to be read.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = b""
+    with suppress(OSError), open(_open(source), "rb") as file:
+        if _LARGEST_BYTES < os.fstat(file.fileno()).st_size <= _LARGEST_COPIED_BYTES:
+            content = file.read(_LARGEST_COPIED_BYTES)
+    if content:
+        _write(path, content)
 
 
 def copy_root_cause(error: RecordedError, returncode: int, path: str) -> None:
@@ -63,7 +85,13 @@ def write_launcher_error(message: str, path: str) -> None:
 
 
 def _replace(path: str, content: JsonObject) -> None:
+    _write(path, json.dumps(content).encode())
+
+
+def _write(path: str, content: bytes) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(content, file)
+    # As readable as torchrun's: whoever started this launcher reads it.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with open(fd, "wb") as file:
+        file.write(content)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
-from stat import S_ISDIR
 
-from saferun.errors import SaferunError, suppress
+from saferun.errors import SaferunError
 from saferun.host.procfs import listeners_on, read_cmdline, read_stat
 
 _BACKLOG = 4096
@@ -121,59 +119,3 @@ def own_addresses() -> list[str]:
     except (OSError, ValueError):
         pass
     return list(dict.fromkeys(found))[:_MOST_ADDRESSES]
-
-
-def task_socket_path(key: str) -> str:
-    """Where the tasks of one job on one host meet: a socket in a directory of the user's own.
-
-    Where no such directory can be had it is an abstract name, which begins with a zero byte: it needs no file system.
-    Anybody can take such a name, and so both sides ask the kernel for the other one's user.
-
-    Source: unix(7), abstract.
-    """
-    import hashlib
-
-    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
-    # The same for all tasks, whatever TMPDIR each of them was given.
-    for base in ("/tmp", "/dev/shm", "/var/tmp", f"/run/user/{os.getuid()}"):  # noqa: S108
-        directory = f"{base}/saferun-{os.getuid()}"
-        with suppress(FileExistsError, OSError):
-            os.mkdir(directory, 0o700)
-        try:
-            status = os.lstat(directory)
-        except OSError:
-            continue
-        is_private = S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-        if is_private and os.access(directory, os.W_OK):
-            return f"{directory}/{name}.sock"
-    return f"\0saferun-{os.getuid()}-{name}"
-
-
-def listen_for_tasks(path: str) -> socket.socket:
-    """A listening Unix socket. What a killed job left there is replaced.
-
-    Raises:
-        SaferunError: another process of this user listens there.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    for _ in range(2):
-        try:
-            listener.bind(path)
-            break
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                listener.close()
-                raise SaferunError(f"{path.lstrip(chr(0))}: {error.strerror}", "make room there") from None
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(path) == 0:
-                    listener.close()
-                    raise SaferunError(
-                        "two processes of this job say that they are local rank 0 of this host",
-                        "start each task of the job once; pass --scheduler none to look at options only",
-                    ) from None
-            with suppress(OSError, ValueError):
-                os.unlink(path)
-    if not path.startswith("\0"):
-        os.chmod(path, 0o600)
-    listener.listen(_BACKLOG)
-    return listener

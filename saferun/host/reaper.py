@@ -20,15 +20,17 @@ from saferun.host.children import fork
 from saferun.host.prctl import set_name
 from saferun.host.procfs import belongs_to_run, living_processes
 from saferun.linux.descriptors import close_all_but
-from saferun.linux.scratch import remove_scratch, scratch_paths
+from saferun.linux.ownership import Identity
+from saferun.linux.scratch import remove_scratch
 from saferun.linux.sessions import Sessions
 from saferun.linux.signals import witness
 
-_GOODBYE, _STARTED, _ENDED = b"g", b"s", b"e"
-# What is said, a pid, and when that process started (clock ticks since boot). Records of one size, each written in one
-# piece: pipe(7), PIPE_BUF.
-_RECORD = struct.Struct("<c3xiQ")
-_RECORDS_AT_ONCE = 256
+_GOODBYE, _STARTED, _ENDED, _MADE = b"g", b"s", b"e", b"m"
+# What is said, a pid, and when that process started (clock ticks since boot). Of a directory that was made: how many
+# bytes of its path follow, its device and its inode. Each is written in one piece: pipe(7), PIPE_BUF.
+_RECORD = struct.Struct("<c3xiQQ")
+_READ_BYTES = 1 << 13
+_PIPE_BUF = 4096
 _PATIENCE_S = 10.0
 _LOOK_AGAIN_S = 0.02
 _LAST_WORDS_S = 1.0
@@ -53,11 +55,15 @@ class Reaper:
 
     def note_started(self, pid: int, start_ticks: int) -> None:
         """A rank leads a session of its own from now on. ``start_ticks``: when it started."""
-        self._write(_STARTED, pid, start_ticks)
+        self._write(_STARTED, start_ticks, pid=pid)
 
     def note_ended(self, pid: int) -> None:
         """A rank has been reaped; what it left behind is still in its session."""
-        self._write(_ENDED, pid)
+        self._write(_ENDED, pid=pid)
+
+    def note_made(self, path: str, which: Identity) -> None:
+        """A private directory of the run has been made, and is to be removed with it."""
+        self._write(_MADE, *which, name=os.fsencode(path))
 
     def dismiss(self) -> None:
         """Let it go, and wait until it is gone. Where the run has ended in good order, it is told goodbye first."""
@@ -77,15 +83,16 @@ class Reaper:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LOOK_AGAIN_S)
 
-    def _write(self, what: bytes, pid: int = 0, start_ticks: int = 0) -> None:
-        with suppress(OSError):
-            os.write(self._write_end, _RECORD.pack(what, pid, start_ticks))
+    def _write(self, what: bytes, first: int = 0, second: int = 0, *, pid: int = 0, name: bytes = b"") -> None:
+        record = _RECORD.pack(what, pid or len(name), first, second) + name
+        if len(record) <= _PIPE_BUF:
+            with suppress(OSError):
+                os.write(self._write_end, record)
 
 
 def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
     # What ends a job politely (a scheduler's SIGTERM to every process of it) does not end a helper process.
     set_name("sr-reaper")
-    scratch = scratch_paths(run_id)  # before the current directory changes
     supervisor_pid = os.getppid()
     kept = os.dup2(read_end, 3)
     moved = os.dup2(witness_end, 4)
@@ -94,10 +101,12 @@ def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
     with suppress(OSError):
         os.chdir("/")
     sessions = Sessions()
-    if _is_told_goodbye(kept, sessions):
+    made: dict[str, Identity] = {}
+    if _is_told_goodbye(kept, sessions, made):
         return
     killed = kill_run(run_id, sessions)
-    remove_scratch(scratch)
+    # What was really made, and that alone: others can know the run's id, and make what has it in its name.
+    remove_scratch((path, *which) for path, which in made.items())
     if not killed:
         return
     poll = select.poll()
@@ -108,9 +117,10 @@ def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
             os.write(2, f"saferun: {why}; {killed} processes of the run were ended\n".encode())
 
 
-def _is_told_goodbye(fd: int, sessions: Sessions) -> bool:
-    """Wait until the supervisor says goodbye, or is gone. Remembers the ranks' sessions meanwhile."""
+def _is_told_goodbye(fd: int, sessions: Sessions, made: dict[str, Identity]) -> bool:
+    """Wait until the supervisor says goodbye, or is gone. Remembers the ranks' sessions meanwhile, and what is made."""
     ended: set[int] = set()
+    rest = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     look_s = _FIRST_LOOK_S
@@ -123,18 +133,36 @@ def _is_told_goodbye(fd: int, sessions: Sessions) -> bool:
             ended -= gone
             look_s = _NEXT_LOOK_S
             continue
-        content = os.read(fd, _RECORD.size * _RECORDS_AT_ONCE)
+        content = os.read(fd, _READ_BYTES)
         if not content:
             return False
-        for what, pid, start_ticks in _RECORD.iter_unpack(content[: len(content) // _RECORD.size * _RECORD.size]):
+        records, rest = _records(rest + content)
+        for what, pid, first, second, name in records:
             if what == _GOODBYE:
                 return True
             if what == _STARTED:
-                sessions.add(pid, start_ticks)
+                sessions.add(pid, first)
                 ended.discard(pid)
             elif what == _ENDED:
                 ended.add(pid)
                 look_s = _FIRST_LOOK_S
+            elif what == _MADE:
+                made[os.fsdecode(name)] = first, second
+
+
+def _records(content: bytes) -> tuple[list[tuple[bytes, int, int, int, bytes]], bytes]:
+    """The whole records, and the beginning of one that is left."""
+    found = []
+    at = 0
+    while at + _RECORD.size <= len(content):
+        what, pid, first, second = _RECORD.unpack_from(content, at)
+        name_at = at + _RECORD.size
+        end = name_at + (pid if what == _MADE else 0)
+        if end > len(content):
+            break
+        found.append((what, pid, first, second, content[name_at:end]))
+        at = end
+    return found, content[at:]
 
 
 def kill_run(run_id: str, sessions: Sessions) -> int:

@@ -46,6 +46,7 @@ class RunDirectory:
         self._wanted = wanted
         self._host = host
         self._run_id = run_id
+        self._has_asked_for_scratch = False
         self.scratch = Scratch(run_id)
         self._warn = warn
         self.files: Files = files or DirectFiles()
@@ -209,11 +210,13 @@ class RunDirectory:
                 errno, words, path = answer["error"]
                 on_made(OSError(errno, words, path))
                 return
-            base = answer["value"] if answer is not None else self.scratch.expected_path() if is_large else ""
-            if base:
-                self.scratch.note(base)
+            base = self.scratch.expected_path() if is_large else ""
+            if answer is not None:
+                base, device, inode = answer["value"]
+                self.scratch.note(base, (device, inode))
             on_made([os.path.join(base, name) if base else "" for name in names])
 
+        self._has_asked_for_scratch = True
         self.files.ask("make_scratch_directories", [self._run_id, int(is_large), list(names)], on_answer)
 
     def _made_in_memory(self, names: Sequence[str]) -> list[str]:
@@ -263,13 +266,14 @@ class RunDirectory:
         if self._event_file is not None:
             self._event_file.close()
             self._event_file = None
-        paths = self.scratch.paths
-        if paths and self.files.is_stalled:
+        made = self.scratch.made
+        if made and self.files.is_stalled:
             # The place may be as dead as what the writer hangs in, or it may not.
             with suppress(OSError):
                 fork(self.scratch.close)
-        elif paths:
-            self.files.ask("remove_directories", [paths])
+            made = []
+        if made or self._has_asked_for_scratch:
+            self.files.ask("remove_directories", [made])
             self.scratch.forget()
 
 

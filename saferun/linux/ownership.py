@@ -80,7 +80,9 @@ def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700) -
     return open_directory(name, dir_fd=dir_fd)
 
 
-def open_ours(name: str, flags: int, *, dir_fd: int | None = None, mode: int = 0o600, or_root: bool = False) -> int:
+def open_ours(
+    name: str, flags: int, *, dir_fd: int | None = None, mode: int = 0o600, or_root: bool = False, mapped: bool = False
+) -> int:
     """A descriptor of a regular file that this user owns.
 
     Args:
@@ -89,6 +91,7 @@ def open_ours(name: str, flags: int, *, dir_fd: int | None = None, mode: int = 0
         dir_fd: the directory that it lies in.
         mode: the permissions of a file that is made.
         or_root: whether it may be root's as well.
+        mapped: whether the owner counts that its file system gives to new files of this user: see ``owner_of_new``.
 
     Raises:
         NotOursError: it belongs to somebody else.
@@ -99,7 +102,11 @@ def open_ours(name: str, flags: int, *, dir_fd: int | None = None, mode: int = 0
     try:
         status = os.fstat(fd)
         _check_regular(status, name)
-        _check_owner(status, name, or_root=or_root)
+        try:
+            _check_owner(status, name, or_root=or_root)
+        except NotOursError:
+            if not mapped or status.st_uid != owner_of_new(os.path.dirname(name) or ".", dir_fd=dir_fd):
+                raise
         if flags & os.O_ACCMODE != os.O_RDONLY:
             _check_only_name(status, name)
         if flags & os.O_TRUNC:
@@ -122,6 +129,31 @@ def open_temporary(stem: str, *, dir_fd: int | None = None, mode: int = 0o600) -
         name = f"{stem}.{os.urandom(6).hex()}"
         with suppress(FileExistsError):
             return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode, dir_fd=dir_fd), name
+
+
+def owner_of_new(directory: str, *, dir_fd: int | None = None) -> int:
+    """The owner of a file that this user makes in a directory; -1: none can be made.
+
+    Mostly this user. Some file systems give all files, or those that root makes, one owner: NFS with root_squash or
+    all_squash, CIFS, shares of virtual machines. There an owner that is not this user is nobody in particular. What is
+    asked is a file without a name, or with one that nobody had.
+    """
+    try:
+        try:
+            fd = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+        except OSError:
+            within = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+            try:
+                fd, name = open_temporary(".saferun", dir_fd=within)
+                os.unlink(name, dir_fd=within)
+            finally:
+                os.close(within)
+        try:
+            return os.fstat(fd).st_uid
+        finally:
+            os.close(fd)
+    except OSError:
+        return -1
 
 
 def identity(fd: int) -> Identity:

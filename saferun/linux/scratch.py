@@ -10,11 +10,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from saferun.errors import suppress
 from saferun.linux.file_systems import is_in_memory
+from saferun.linux.ownership import Identity, identity, open_directory, remove_tree
 
 # The path of a Unix socket may have 107 bytes in all; 59 are left for the directory's name and the socket's.
 _LONGEST_BASE = 48
@@ -29,9 +29,11 @@ class Scratch:
 
     def __init__(self, run_id: str) -> None:
         self._name = f"saferun-{run_id}"
-        self._locks: dict[str, int] = {}
-        self._noted: list[str] = []
+        self._locks: dict[str, tuple[int, Identity]] = {}
+        self._noted: dict[str, Identity] = {}
         self._in_memory: str | None = None  # None: nobody has looked yet; empty: there is none
+        self.on_made: Callable[[str, Identity], None] = _nothing
+        """Told of each directory that was made: whoever removes them if this process cannot."""
 
     def path(self) -> str:
         """The directory for large files. It is there, and nobody else's, when this returns.
@@ -64,10 +66,11 @@ class Scratch:
         self._make(self._in_memory)
         return self._in_memory
 
-    def note(self, path: str) -> None:
+    def note(self, path: str, which: Identity) -> None:
         """Another process has made this one."""
-        if path not in self._noted:
-            self._noted.append(path)
+        if self._noted.get(path) != which:
+            self._noted[path] = which
+            self.on_made(path, which)
 
     def expected_path(self) -> str:
         """Where the directory for large files will be if nothing is in the way. It is not looked at."""
@@ -82,18 +85,19 @@ class Scratch:
         return self._first([base for base in _memory_first() if len(os.fsencode(base)) <= _LONGEST_BASE])
 
     @property
-    def paths(self) -> list[str]:
-        """What has been made."""
-        return list(dict.fromkeys([*self._locks, *self._noted]))
+    def made(self) -> list[tuple[str, int, int]]:
+        """What has been made: paths, and which directories they were then, by device and inode."""
+        known = {**self._noted, **{path: which for path, (_, which) in self._locks.items()}}
+        return [(path, *which) for path, which in known.items()]
 
     def close(self) -> None:
         """Remove what was made."""
-        remove_scratch(self.paths)
+        remove_scratch(self.made)
         self.forget()
 
     def forget(self) -> None:
         """Let go of what was made: somebody else removes it."""
-        for fd in self._locks.values():
+        for fd, _ in self._locks.values():
             with suppress(OSError):
                 os.close(fd)
         self._locks.clear()
@@ -115,12 +119,12 @@ class Scratch:
     def _make(self, path: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # The name is no secret for long: what is there may be anybody's, or a link.
+        fd = open_directory(path, private=True)
         known = self._locks.get(path)
         try:
-            status = os.fstat(fd)
-            _check_owner(path, status)
-            if known is not None and os.path.samestat(os.fstat(known), status):
+            which = identity(fd)
+            if known is not None and known[1] == which:
                 os.close(fd)
                 return
             # Not waited for: on a network file system a lock may take its time, or there is none.
@@ -129,18 +133,14 @@ class Scratch:
         except BaseException:
             os.close(fd)
             raise
-        self._locks[path] = fd
+        self._locks[path] = fd, which
         if known is not None:
-            os.close(known)
+            os.close(known[0])
+        self.on_made(path, which)
 
 
 def _no_place() -> OSError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a temporary directory")
-
-
-def _check_owner(path: str, status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(errno.EPERM, "somebody else's directory", path)
 
 
 def scratch_bases() -> list[str]:
@@ -159,28 +159,14 @@ def _memory_bases() -> list[str]:
     return [place for place in places if place]
 
 
-def scratch_paths(run_id: str) -> list[str]:
-    """Where a run's temporary files may lie."""
-    return [os.path.join(base, f"saferun-{run_id}") for base in scratch_bases()]
+def remove_scratch(made: Iterable[Sequence[str | int]]) -> None:
+    """Remove a run's temporary directories, and nothing else that has their names by now.
 
-
-def remove_scratch(paths: Sequence[str]) -> None:
-    """Remove a run's temporary files, if there are any. ``paths``: where they may lie."""
-    for path in paths:
-        _remove(path)
-
-
-def _remove(path: str) -> None:
-    # shutil, which can do this, takes longer to import than most launches take to end.
-    with suppress(OSError):
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    _remove(entry.path)
-                else:
-                    with suppress(OSError):
-                        os.unlink(entry.path)
-        os.rmdir(path)
+    Args:
+        made: their paths, devices and inodes.
+    """
+    for path, device, inode in made:
+        remove_tree(str(path), made=(int(device), int(inode)))
 
 
 def current_directory() -> str:
@@ -189,3 +175,7 @@ def current_directory() -> str:
         return os.getcwd()
     except OSError:
         return ""
+
+
+def _nothing(*_arguments: object) -> None:
+    """Nobody wants to know."""

@@ -7,6 +7,7 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from saferun.errors import SaferunError
-from saferun.host import child_output, net, poller
+from saferun.host import child_output, poller, task_sockets
 from saferun.host.children import Child, fork
 from saferun.host.coordinator_link import connect_to_task
 from saferun.host.poller import Poller
@@ -344,7 +345,6 @@ def test_the_places_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_pat
     bases = scratch.scratch_bases()
     assert bases[:2] == [str(tmp_path / "relative"), "/tmp"]
     assert {"/dev/shm", "/var/tmp", "/runtime", str(tmp_path)} <= set(bases)
-    assert scratch.scratch_paths("id") == [f"{base}/saferun-id" for base in bases]
 
 
 # ------------------------------------------------------------------------------------------------- sockets of tasks
@@ -353,24 +353,22 @@ def test_the_places_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.fixture
 def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nowhere a private directory can be made."""
-
-    def refuse(*_arguments: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "mkdir", refuse)
-    monkeypatch.setattr(os, "lstat", refuse)
+    monkeypatch.setattr(task_sockets, "_bases", lambda: ["/proc/nowhere"])
 
 
 @pytest.mark.usefixtures("no_directories")
 def test_where_there_is_no_directory_tasks_meet_under_a_name() -> None:
-    path = net.task_socket_path(os.urandom(8).hex())
+    sockets = task_sockets.TaskSockets(os.urandom(8).hex())
+    (path,) = sockets.paths()
     assert path.startswith(f"\0saferun-{os.getuid()}-")
     assert connect_to_task(path) is None
-    listener = net.listen_for_tasks(path)
+    listener, listens_at = sockets.listen()
+    assert listens_at == path
     lines = connect_to_task(path)
     assert lines is not None
     with pytest.raises(SaferunError, match="local rank 0"):
-        net.listen_for_tasks(path)
+        sockets.listen()
+    assert not sockets.squatted
     lines.close()
     listener.close()
 
@@ -379,12 +377,15 @@ def test_where_there_is_no_directory_tasks_meet_under_a_name() -> None:
 @pytest.mark.usefixtures("no_directories")
 def test_somebody_else_under_that_name_is_not_spoken_to() -> None:
     """Anybody can take an abstract name."""
-    path = net.task_socket_path(os.urandom(8).hex())
+    sockets = task_sockets.TaskSockets(os.urandom(8).hex())
+    (path,) = sockets.paths()
     ready_read, ready_write = os.pipe()
 
     def pretend() -> None:
         os.setuid(65534)
-        listener = net.listen_for_tasks(path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
         os.write(ready_write, b"x")
         signal.pause()
         listener.close()
@@ -393,6 +394,9 @@ def test_somebody_else_under_that_name_is_not_spoken_to() -> None:
     try:
         assert os.read(ready_read, 1) == b"x"
         assert connect_to_task(path) is None
+        with pytest.raises(SaferunError, match="user 65534 has taken @saferun-") as raised:
+            sockets.listen()
+        assert "XDG_RUNTIME_DIR" in raised.value.hint
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -403,4 +407,8 @@ def test_somebody_else_under_that_name_is_not_spoken_to() -> None:
 def test_a_directory_that_cannot_be_written_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that an earlier job left in a /tmp that is read-only by now."""
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
-    assert net.task_socket_path("key").startswith("\0")
+    sockets = task_sockets.TaskSockets(os.urandom(8).hex())
+    assert [path[0] for path in sockets.paths()] == ["\0"]
+    listener, path = sockets.listen()
+    assert path.startswith("\0")
+    listener.close()

@@ -182,13 +182,20 @@ def test_a_temporary_directory_of_which_nothing_is_heard_keeps_no_rank_from_its_
     """Logs will be there when its file system answers; an error file is not relied upon."""
     monkeypatch.setattr("saferun.linux.scratch.is_in_memory", lambda _path: False)
     run_dir = make(None, warnings, wanted=False)
-    monkeypatch.setattr(run_dir.files, "ask", lambda _name, _arguments, on_answer=lambda _: None: on_answer(None))
+    asked: list[str] = []
+
+    def ask(name: str, _arguments: list[object], on_answer: Answer = lambda _: None) -> None:
+        asked.append(name)
+        on_answer(None)
+
+    monkeypatch.setattr(run_dir.files, "ask", ask)
     made: list[list[str] | OSError] = []
     run_dir.make_scratch(1, [3, 4], made.append, is_large=is_large)
     base = run_dir.scratch.expected_path()
     names = [f"{base}/attempt_1/rank_{rank}" for rank in (3, 4)]
     assert made == [names if is_large else ["", ""]]
-    assert run_dir.scratch.paths == ([base] if is_large else [])
+    run_dir.close()
+    assert asked == ["make_scratch_directories", "remove_directories"], "whoever may have made it removes it"
 
 
 def test_without_files_a_rank_gets_a_private_directory_that_goes_away(tmp_path: Path, warnings: Warnings) -> None:
