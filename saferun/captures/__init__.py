@@ -19,6 +19,8 @@ class CaptureStep(Value):
         function: its name.
         wanted_by: the field of the request that asks for it; empty where it always runs.
         is_late: whether it begins only when the others have ended, because it would disturb them.
+        memory_bytes: how much address space it may take, where it reads what a rank has written and starts no program;
+            0: as much as there is.
     """
 
     name: str
@@ -26,13 +28,19 @@ class CaptureStep(Value):
     function: str
     wanted_by: str = ""
     is_late: bool = False
+    memory_bytes: int = 0
 
+
+# For the answers of eight ranks at a time, the values of one of them, and what malloc reserves for each thread.
+_RECORDERS_BYTES = 1 << 30
 
 CAPTURES: tuple[CaptureStep, ...] = (
     CaptureStep("stacks", "saferun.captures.stacks", "capture_stacks"),
     CaptureStep("process_state", "saferun.captures.process_state", "capture_process_state"),
     CaptureStep("links", "saferun.captures.links", "capture_links"),
-    CaptureStep("flight_recorder", "saferun.captures.beside_stacks", "capture_flight_recorder"),
+    CaptureStep(
+        "flight_recorder", "saferun.captures.beside_stacks", "capture_flight_recorder", memory_bytes=_RECORDERS_BYTES
+    ),
     CaptureStep("gpu_nvidia", "saferun.captures.beside_stacks", "capture_gpu_nvidia", "gpu"),
     CaptureStep("gpu_amd", "saferun.captures.beside_stacks", "capture_gpu_amd", "gpu"),
     CaptureStep("kernel_log", "saferun.captures.beside_stacks", "capture_kernel_log"),

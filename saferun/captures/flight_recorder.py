@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from typing import Any
 
 from saferun.captures.wire import Target
 from saferun.evidence import CollectiveCall, Frame, GroupProgress, RankCollectives
 from saferun.model import Value
+from saferun.text.decoding import loads
 
-REPLY_LIMIT_BYTES = 64 << 20
+REPLY_LIMIT_BYTES = 16 << 20
 _RECORDERS = {"fr_trace_json": "gloo", "dump_nccl_trace_json": "nccl"}
 """torch's names of its recorders, and whose calls each keeps; a process may have both."""
+# Ranks are asked at the same time, and their answers read one after the other: values take many times their JSON.
+_READING = threading.Lock()
 _NO_SOCKET = "it has no process group yet, or a torch without a worker server"
 _NEWEST_CALLS = 20
 _OLDEST_WAITING_CALLS = 4
@@ -59,8 +63,7 @@ def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollec
         # One that does not answer leaves time for the next.
         give_up_at = time.monotonic() + max(0.0, deadline - time.monotonic()) * 0.6
         try:
-            replies = _ask_recorders(path, give_up_at)
-            groups = read_groups(replies)
+            replies, groups = _ask_recorders(path, give_up_at)
         except _NoAnswerError as error:
             failure = str(error)
             continue
@@ -88,23 +91,35 @@ def _sockets(target: Target) -> list[str]:
     return [f"{target.hook_prefix}.{pid}.sock" for pid in pids[:_SOCKETS_LIMIT]]
 
 
-def _ask_recorders(path: str, deadline: float) -> dict[str, bytes]:
+def _ask_recorders(path: str, deadline: float) -> tuple[dict[str, bytes], tuple[GroupProgress, ...]]:
+    """What each recorder has answered, and the groups that it tells of."""
     names = _loads(_ask(path, "GET", "/handler/", deadline))
     present = [name for name in _RECORDERS if isinstance(names, list) and name in names]
     if not present:
         raise _NoAnswerError("this torch has no Flight Recorder that can be asked")
     replies: dict[str, bytes] = {}
+    groups: dict[str, GroupProgress] = {}
     failure: _NoAnswerError | None = None
     for name in present:
         try:
-            replies[name] = _ask(path, "POST", f"/handler/{name}", deadline)
-            _loads(replies[name])
+            reply = _ask(path, "POST", f"/handler/{name}", deadline)
+            for group in _read(reply, name):
+                groups.setdefault(group.group, group)
         except _NoAnswerError as error:
-            replies.pop(name, None)
             failure = error
+        else:
+            replies[name] = reply
     if failure is not None and not replies:
         raise failure
-    return replies
+    return replies, tuple(groups.values())[:_GROUPS_LIMIT]
+
+
+def _read(reply: bytes, recorder: str) -> tuple[GroupProgress, ...]:
+    try:
+        with _READING:
+            return read_groups(_loads(reply), recorder)
+    except MemoryError:
+        raise _NoAnswerError("its answer takes too much memory") from None
 
 
 def _ask(path: str, method: str, resource: str, deadline: float) -> bytes:
@@ -157,8 +172,8 @@ def _body_of(content: bytearray) -> bytes:
 
 def _loads(content: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
+        return loads(content, longest=REPLY_LIMIT_BYTES, most=REPLY_LIMIT_BYTES)
+    except ValueError:
         raise _NoAnswerError("its answer is no JSON") from None
 
 
@@ -171,24 +186,21 @@ class _Entry(Value):
     call: CollectiveCall
 
 
-def read_groups(replies: dict[str, bytes]) -> tuple[GroupProgress, ...]:
-    """What recorders tell, by process group.
+def read_groups(content: object, recorder: str) -> tuple[GroupProgress, ...]:
+    """What a recorder tells, by process group.
 
     A group is called ``<backend>:<name>``, for each backend of a group counts for itself. ``enqueued`` is the newest
     collective, ``completed`` the last one before the first that is not complete; calls between two ranks do not count.
 
     Args:
-        replies: name of the recorder -> JSON that it gave.
-
-    Raises:
-        ValueError: something is not JSON.
+        content: what its JSON holds.
+        recorder: its name.
     """
+    if not isinstance(content, dict):
+        return ()
     groups: dict[str, GroupProgress] = {}
-    for name, reply in replies.items():
-        content = json.loads(reply)
-        if isinstance(content, dict):
-            for group in _groups_of(content, _RECORDERS.get(name, name)):
-                groups.setdefault(group.group, group)
+    for group in _groups_of(content, _RECORDERS.get(recorder, recorder)):
+        groups.setdefault(group.group, group)
     return tuple(groups.values())[:_GROUPS_LIMIT]
 
 
@@ -253,8 +265,8 @@ def _members(content: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         ranks = config.get("ranks")
         if isinstance(ranks, str) and len(ranks) <= _RANKS_LIMIT * 8:
             try:
-                ranks = json.loads(ranks)
-            except (ValueError, RecursionError):
+                ranks = loads(ranks)
+            except ValueError:
                 continue
         numbers = [rank for rank in _list(ranks)[:_RANKS_LIMIT] if type(rank) is int and 0 <= rank < _NUMBER_LIMIT]
         members[_text(config.get("name") or key)] = tuple(dict.fromkeys(numbers))

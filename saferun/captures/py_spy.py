@@ -5,17 +5,20 @@ Whatever runs in the process chose the names in it, so everything is bounded.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from saferun.captures.scene import one_line
 from saferun.captures.tools import ToolEnd
 from saferun.evidence import Frame, ThreadStack
+from saferun.text.decoding import loads
 
 _THREADS_LIMIT = 256
 _FRAMES_LIMIT = 256
 _ALL_FRAMES_LIMIT = 8192
 _INNERMOST_KEPT = 192
+# Thousands of threads are read, of which some are left out.
+_ITEMS_LIMIT = 4 << 20
+_LENGTH_LIMIT_BYTES = 64 << 20
 _NAME_LIMIT = 512
 _PATH_LIMIT = 1024
 
@@ -35,10 +38,7 @@ def threads_from_json(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
     Raises:
         ValueError: it is something else.
     """
-    try:
-        raw_threads = json.loads(content)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+    raw_threads = loads(content, longest=_LENGTH_LIMIT_BYTES, most=_ITEMS_LIMIT)
     if not isinstance(raw_threads, list):
         raise ValueError("it is no list of threads")  # noqa: TRY004 - what was read is wrong, not the caller
     threads = []

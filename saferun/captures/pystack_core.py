@@ -16,6 +16,9 @@ from typing import Any
 
 from saferun.captures.tools import Tool
 from saferun.evidence import Frame, ThreadStack
+from saferun.model import Value
+from saferun.shapes import fit
+from saferun.text.decoding import loads
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from saferun.captures.pystack_core import main; sys.exit(main())"
@@ -44,19 +47,25 @@ def pystack_tool(core: str, executable: str, timeout_s: float) -> Tool:
     return Tool((sys.executable, "-P", "-c", _PROGRAM, _ROOT, core, executable), timeout_s)
 
 
+class _Thread(Value):
+    name: str
+    tid: int
+    is_main: bool
+    owns_gil: bool
+    frames: tuple[Frame, ...]
+
+
 def threads_from_pystack(content: bytes) -> tuple[ThreadStack, ...]:
     """The threads that the program has found.
 
     Raises:
         ValueError: it is something else.
     """
-    threads = json.loads(content)
-    if not isinstance(threads, list):
-        raise ValueError("it is no list of threads")  # noqa: TRY004 - what was read is wrong, not the caller
-    return tuple(
-        ThreadStack(name, tid, is_main, owns_gil, owns_gil, tuple(Frame(*frame) for frame in frames))
-        for name, tid, is_main, owns_gil, frames in threads
-    )
+    try:
+        threads: tuple[_Thread, ...] = fit(tuple[_Thread, ...], loads(content))
+    except TypeError as error:
+        raise ValueError(f"it is no list of threads: {error}") from None
+    return tuple(ThreadStack(one.name, one.tid, one.is_main, one.owns_gil, one.owns_gil, one.frames) for one in threads)
 
 
 # --------------------------------------------------------------------------------------------------------- the program

@@ -23,6 +23,7 @@ from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Requ
 from saferun.evidence import CaptureNote, CoreLook, OomKill
 from saferun.host.children import reset_signals
 from saferun.host.prctl import die_with_parent
+from saferun.linux.memory_limit import limit_memory
 from saferun.model import Value, signal_name
 
 _PROCESSES_LIMIT = 2048
@@ -74,6 +75,8 @@ def _run_live(request: Request, write: Callable[[bytes], None], ends_at: float) 
 
 def _bound(step: CaptureStep, scene: Scene) -> Callable[[Emit], None]:
     def run(emit: Emit) -> None:
+        if step.memory_bytes:
+            limit_memory(step.memory_bytes)
         # Imported where it runs: what is missing or broken is missing there alone.
         import_module(step.module).__dict__[step.function](scene._replace(emit=emit))
 

@@ -66,12 +66,14 @@ class _Member:
             return []
         if not chunk or len(self._received) > _REPORT_BYTES_AT_MOST:
             return None
+        from saferun.text.decoding import loads  # where main has put the package on the path
+
         *lines, self._received = (self._received + chunk).split(b"\n")
         said = []
         for line in lines:
             # A member that is about to crash may write anything.
             with suppress(ValueError):
-                said.append(json.loads(line))
+                said.append(loads(line))
         return [one for one in said if isinstance(one, dict)]
 
     def read_output(self) -> bool:

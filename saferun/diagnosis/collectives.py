@@ -6,12 +6,12 @@ rank that took another path through the code shows in the first number where the
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
 from saferun.model import Value
+from saferun.text.decoding import loads
 
 _EQUAL_SIZES = frozenset(
     {
@@ -25,6 +25,7 @@ _EQUAL_SIZES = frozenset(
     }
 )
 """In these every rank hands in as many elements as every other. In scatter, gather and all_to_all they need not."""
+_LONGEST_SIZES = 4096
 _DEFAULT_GROUP = "default_pg"
 _NAMELESS = {"", "undefined"}
 _SPANS_SHOWN = 6
@@ -414,9 +415,9 @@ def _kind(call: CollectiveCall, sized: bool) -> tuple[object, ...]:  # noqa: FBT
 def _elements(sizes: str) -> tuple[int, ...] | None:
     """How many elements each tensor has: ``[[2, 3], [4]]`` -> ``(6, 4)``; None where it cannot be told."""
     try:
-        shapes = json.loads(sizes)
+        shapes = loads(sizes, longest=_LONGEST_SIZES)
         return tuple(math.prod(_dimension(size) for size in shape) for shape in shapes)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return None
 
 

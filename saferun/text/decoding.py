@@ -24,7 +24,7 @@ MOST_ITEMS = 1 << 20
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading a value may raise that is not what was expected."""
 _LARGEST = 1 << 63
-# No integer of so many digits fits 64 bits; no float that is written with fewer, and without an exponent, is infinite.
+# Those of 2**64. No float that is written with fewer, and without an exponent, is infinite.
 _MOST_DIGITS = 20
 _UNUSUAL_NUMBER = re.compile(r"[0-9]{20}|[0-9][eE]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
@@ -82,7 +82,7 @@ def _check_shape(json_text: str, deepest: int, most: int) -> None:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
+    if len(digits.removeprefix("-")) > _MOST_DIGITS:
         raise ValueError("a number of too many digits")
     return int(digits)
 

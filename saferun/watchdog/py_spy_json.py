@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from saferun.evidence import Frame, ThreadStack
+from saferun.text.decoding import MALFORMED, loads
 
 _THREADS = 1024
 _FRAMES = 1024
@@ -15,9 +15,9 @@ _LENGTH = 512
 def threads_from(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
     """The threads of the process; none where the text is no answer about it."""
     try:
-        threads = json.loads(content)
+        threads = loads(content)
         return tuple(_thread(thread, pid) for thread in threads[:_THREADS])
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except MALFORMED:
         return ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -499,6 +501,28 @@ def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
     (hanging,) = reader.capture.host_lines
     until(lambda: state_of(int(hanging)) in {"Z", ""}, "it is killed")
     os.waitpid(int(hanging), 0)
+
+
+def test_what_ranks_write_is_read_with_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile answer costs its own capture; programs that other captures start map libraries of gigabytes."""
+    monkeypatch.setattr(run, "import_module", lambda _: SimpleNamespace(**dict.fromkeys(FUNCTIONS, tell_limit)))
+    limits = {}
+    for step in CAPTURES:
+        reader = CaptureReader()
+        steps = [(step.name, run._bound(step, Scene(Request(()), (), 0.0, lambda *_: None)))]
+        run._run_beside_each_other(steps, reader.feed, time.monotonic() + 30.0)
+        (limits[step.name],) = reader.capture.host_lines
+    unlimited = str(resource.getrlimit(resource.RLIMIT_AS)[0])
+    limited = {name for name, limit in limits.items() if limit != unlimited}
+    assert limited == {"flight_recorder"}
+    assert (1 << 30) < int(limits["flight_recorder"]) < (8 << 30)
+
+
+FUNCTIONS = [step.function for step in CAPTURES]
+
+
+def tell_limit(scene: Scene) -> None:
+    scene.emit("host_line", str(resource.getrlimit(resource.RLIMIT_AS)[0]))
 
 
 # ---------------------------------------------------------------------------------------------------------- the process

@@ -90,7 +90,7 @@ def test_what_is_no_dump_is_refused(content: bytes) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers(-(1 << 64), 1 << 64) | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.sampled_from(["frames", "name", "line", "module", "os_thread_id"]), inner, max_size=4)

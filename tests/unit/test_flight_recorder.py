@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,7 @@ from saferun.captures.flight_recorder import capture_flight_recorder, read_group
 from saferun.captures.wire import CaptureReader, Target, encode
 from saferun.diagnosis.collectives import compare
 from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+from saferun.text.decoding import loads
 
 PID = os.getpid()
 
@@ -187,7 +190,7 @@ def test_a_process_that_does_not_answer_leaves_time_for_the_next(tmp_path: Path)
 
 
 def groups_of(*entries: Any, recorder: str = "fr_trace_json", **other: Any) -> dict[str, GroupProgress]:
-    return {group.group: group for group in read_groups({recorder: trace(*entries, **other)})}
+    return {group.group: group for group in read_groups(json.loads(trace(*entries, **other)), recorder)}
 
 
 def test_a_call_is_read() -> None:
@@ -268,10 +271,60 @@ JSON = st.recursive(
 def test_whatever_an_entry_holds_it_is_read_or_passed_over(entries: Any, status: Any, config: Any) -> None:
     """And what is read travels to the supervisor, and can be compared and shown."""
     reply = json.dumps({"entries": entries, "pg_status": status, "pg_config": config}).encode()
-    found = RankCollectives(0, read_groups({"fr_trace_json": reply}))
+    found = RankCollectives(0, read_groups(json.loads(reply), "fr_trace_json"))
     reader = CaptureReader()
     reader.feed(encode("collectives", found))
     assert reader.capture.collectives == (found,)
     for line in compare([found, found._replace(rank=1)], [0, 1]).lines:
         assert line.isprintable()
     assert all(isinstance(call, CollectiveCall) for group in found.groups for call in group.calls)
+
+
+def test_an_answer_is_parsed_once_and_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values take many times the memory of their JSON: two answers of 60 MB cost 1.5 GB and 20 s."""
+    assert flight_recorder.REPLY_LIMIT_BYTES == 16 << 20
+    parsed: list[bytes] = []
+
+    def counted(content: bytes, **bounds: int) -> Any:
+        parsed.append(content)
+        return loads(content, **bounds)
+
+    monkeypatch.setattr(flight_recorder, "loads", counted)
+    replies = [trace(entry(1)), trace(entry(7, "nccl:_all_gather_base"))]
+    answers = {"/handler/fr_trace_json": http(replies[0]), "/handler/dump_nccl_trace_json": http(replies[1])}
+    with answering(tmp_path, {"/handler/": BOTH, **answers}) as target:
+        assert len(capture(target)[0].groups) == 2
+    assert [content for content in parsed if b"entries" in content] == replies
+
+
+def test_an_answer_that_takes_too_much_memory_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short_of_memory(content: bytes, **bounds: int) -> Any:
+        if b"all_gather" in content:
+            raise MemoryError
+        return loads(content, **bounds)
+
+    monkeypatch.setattr(flight_recorder, "loads", short_of_memory)
+    nccl = http(trace(entry(7, "nccl:_all_gather_base")))
+    answers = {"/handler/fr_trace_json": http(trace(entry(1))), "/handler/dump_nccl_trace_json": nccl}
+    with answering(tmp_path, {"/handler/": BOTH, **answers}) as target:
+        assert [group.group for group in capture(target)[0].groups] == ["gloo:0"]
+    (tmp_path / f"a0r3.{PID}.sock").unlink()
+    with answering(tmp_path, {"/handler/": http(b'["dump_nccl_trace_json"]'), **answers}) as target:
+        assert capture(target)[0].failure == "its answer takes too much memory"
+
+
+def test_memory_is_limited_for_what_is_parsed() -> None:
+    """A hostile answer costs its own capture, not the job its memory."""
+    program = (
+        "from saferun.linux.memory_limit import limit_memory\n"
+        "from saferun.text.decoding import loads\n"
+        "limit_memory(64 << 20)\n"
+        "limit_memory(1 << 40)\n"  # a lower limit stays
+        "content = b'[' + b'[],' * (5 << 20) + b'[]]'\n"
+        "try:\n"
+        "    loads(content, longest=1 << 30, most=1 << 30)\n"
+        "except MemoryError:\n"
+        "    print('bounded')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "bounded\n"
