@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from saferun.errors import suppress
 from saferun.host.children import reap
 from saferun.host.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
+from saferun.host.reaper import INNER_PATIENCE_S, is_reaper
 from saferun.linux.activity import Activity
 from saferun.linux.sessions import Sessions
 from saferun.model import ExitStatus
@@ -154,7 +155,8 @@ class Leftovers:
         if new:
             self._say(f"ending {self._words(new)}{why}")
         for pid in pids:
-            killing = now >= self._swept.setdefault(pid, now + self._term_s)
+            more_s = INNER_PATIENCE_S if is_reaper(pid) else 0.0
+            killing = now >= self._swept.setdefault(pid, now + self._term_s + more_s)
             if killing or pid in new:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL if killing else signal.SIGTERM)
@@ -194,7 +196,8 @@ class Leftovers:
         """Whatever the reason for the end: none of them lives on, unless they are to be left."""
         give_up_at = time.monotonic() + _LAST_SWEEP_S
         while not self.is_left and (pids := self.remaining()) and time.monotonic() < give_up_at:
-            for pid in pids:
+            is_late = time.monotonic() > give_up_at - _LAST_SWEEP_S / 2
+            for pid in [pid for pid in pids if is_late or not is_reaper(pid)]:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             reap()

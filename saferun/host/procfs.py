@@ -31,6 +31,11 @@ def read_stat(pid: int) -> Stat | None:
         return None
 
 
+def read_name(pid: int) -> str:
+    """What a process calls itself; empty where it is gone. Source: proc(5), /proc/PID/comm."""
+    return _read(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
+
+
 def main_thread_run_s(pid: int) -> float:
     """How long the main thread of a process has run, in seconds; 0 where it is gone. Source: proc(5), schedstat."""
     fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()

@@ -18,7 +18,7 @@ import time
 from saferun.errors import suppress
 from saferun.host.children import fork
 from saferun.host.prctl import set_name
-from saferun.host.procfs import belongs_to_run, living_processes
+from saferun.host.procfs import belongs_to_run, living_processes, read_name
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.ownership import Identity
 from saferun.linux.scratch import remove_scratch
@@ -31,7 +31,10 @@ _GOODBYE, _STARTED, _ENDED, _MADE = b"g", b"s", b"e", b"m"
 _RECORD = struct.Struct("<c3xiQQ")
 _READ_BYTES = 1 << 13
 _PIPE_BUF = 4096
+_NAME = "sr-reaper"
 _PATIENCE_S = 10.0
+# The reaper of a launcher that a rank has started removes what that has made, and ends by itself; not for ever.
+INNER_PATIENCE_S = 2.0
 _LOOK_AGAIN_S = 0.02
 _LAST_WORDS_S = 1.0
 _LEAST_PAUSE_S = 0.0002
@@ -92,7 +95,7 @@ class Reaper:
 
 def _wait_for_the_end(run_id: str, read_end: int, witness_end: int) -> None:
     # What ends a job politely (a scheduler's SIGTERM to every process of it) does not end a helper process.
-    set_name("sr-reaper")
+    set_name(_NAME)
     supervisor_pid = os.getppid()
     kept = os.dup2(read_end, 3)
     moved = os.dup2(witness_end, 4)
@@ -165,6 +168,11 @@ def _records(content: bytes) -> tuple[list[tuple[bytes, int, int, int, bytes]], 
     return found, content[at:]
 
 
+def is_reaper(pid: int) -> bool:
+    """Whether it is the reaper of a launch, by its name: of another one, where it is not known as this one's own."""
+    return read_name(pid) == _NAME
+
+
 def kill_run(run_id: str, sessions: Sessions) -> int:
     """Kill every process of a run until none is left, for at most ten seconds. Returns how many were killed.
 
@@ -173,14 +181,16 @@ def kill_run(run_id: str, sessions: Sessions) -> int:
         sessions: those that the run's ranks made.
     """
     killed: set[int] = set()
-    give_up_at = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < give_up_at:
+    began_at = time.monotonic()
+    while (now := time.monotonic()) < began_at + _PATIENCE_S:
         pids = [
             pid for pid in living_processes() if sessions.session_of(pid) is not None or belongs_to_run(pid, run_id)
         ]
         if not pids:
             break
         for pid in pids:
+            if now < began_at + INNER_PATIENCE_S and is_reaper(pid):
+                continue
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)

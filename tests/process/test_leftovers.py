@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from saferun.host.procfs import read_environ_entry
 from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, kill, read_stat, running, state_of, until
 from tests.process.reading import Pipe
-
-if TYPE_CHECKING:
-    pass
 
 # Every rank starts a family in all the ways that keep a process from ending with its parent.
 FAMILY = """
@@ -291,14 +287,13 @@ def test_saferun_in_saferun_ends_as_one(tmp_path: Path) -> None:
 def test_saferun_in_saferun_dies_as_one(tmp_path: Path, signum: signal.Signals) -> None:
     """A training script that starts a launcher of its own (for an evaluation, a sweep) is common."""
     with running(tmp_path, NESTING, "--shutdown-timeout", "3", nproc=2) as job:
-        job.hear("ready", 4)
+        inner = {read_environ_entry(said.pid, "SAFERUN_RUN_ID") for said in job.hear("ready", 4)}
+        assert len(inner) == 2
         job.hear("grandchild", 4)
         job.send(signum)
         assert job.wait() == (-signum if signum == signal.SIGKILL else 1)
-        # Directories in TMPDIR apart: they are the inner ones' and have a test of their own.
         until(lambda: not job.processes(), "all processes are gone")
-        for path in (tmp_path / "tmp").iterdir():
-            subprocess.run(["rm", "-r", str(path)], check=True)
+        assert not [name for run_id in inner for name in Path("/dev/shm").glob(f"*{run_id}*")]
 
 
 def test_when_an_inner_saferun_is_killed_its_ranks_die_and_the_outer_one_reports(tmp_path: Path) -> None:
