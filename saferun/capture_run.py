@@ -115,7 +115,7 @@ class Examiner:
         def write_code(names: list[str]) -> None:
             recorder.write(names, _write)
 
-        kinds = {"lint": _lint, "code": write_code, "waits": _waits}
+        kinds = {"lint": _lint, "code": write_code, "waits": _waits, "hook": _copy_hook}
         serve(connection, self._environ, self._wanted, kinds, outbox, on_loaded=recorder.end)
 
     @property
@@ -226,7 +226,7 @@ class Examiner:
         """Ask for something.
 
         Args:
-            kind: ``capture``, ``dump``, ``lint``, ``code`` or ``waits``.
+            kind: ``capture``, ``dump``, ``lint``, ``code``, ``hook`` or ``waits``.
             value: what exactly, as JSON has it.
             budget_s: after so many seconds it is ended by the examiner.
             on_lost: told where the examiner is lost before ``end`` is called for it; another one may be asked then.
@@ -291,6 +291,13 @@ def _waits(value: Any) -> None:  # noqa: ANN401 - see RetryWaits
 
     first_s, count = value
     _write(json.dumps(retry_waits_s(float(first_s), int(count))).encode())
+
+
+def _copy_hook(value: Any) -> None:  # noqa: ANN401 - the directories from and to which it is copied
+    from saferun.launch.hook_copy import copy_hook
+
+    with suppress(OSError):
+        copy_hook(*map(str, value))
 
 
 def _write(content: bytes) -> None:

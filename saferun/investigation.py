@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from saferun.capture_run import CaptureRun
 from saferun.config import LaunchConfig
-from saferun.errors import printable
+from saferun.errors import printable, suppress
 from saferun.events import (
     CaptureEvidence,
     Diagnose,
@@ -30,6 +30,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import main_thread_run_s
 from saferun.host.run_dir import RunDirectory
 from saferun.incident_log import IncidentLog
+from saferun.launch.hook_copy import copied_hook
 from saferun.linux.file_systems import is_in_memory
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 # How often is looked whether what it takes to watch can be read by now.
 _IMPORTS_S = 30.0
+# How long copying the hook into memory may take whoever does it.
+_COPY_S = 60.0
 # Ranks that are done by then were not worth watching.
 _WATCH_DELAY_S = 0.5
 # How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache.
@@ -311,7 +314,8 @@ class Investigation:
         variables = {"SAFERUN_HEARTBEAT_FILE": f"{prefix}.heartbeat"}
         if self._watching.inject:
             path = environ.get("PYTHONPATH")
-            variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{INJECT}{os.pathsep}{path}" if path else INJECT}
+            hook = (copied_hook(self._hook_directory) if self._reads_hook else "") or INJECT
+            variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}
         return variables
 
     def hook_prefix(self, attempt: int, rank: int) -> str:
@@ -373,6 +377,11 @@ class Investigation:
         self._has_imported = True
         if self._watch_at is not None:
             self._watch_at = max(self._started_at + _WATCH_DELAY_S, 0.0)
+        if self._watching.inject and self._reads_hook:
+            # For restarts. Where it does not come, their ranks read the hook where it is.
+            with suppress(OSError):
+                _, fd = self._examiner.ask("hook", [INJECT, self._hook_directory], _COPY_S, is_urgent=False)
+                os.close(fd)
 
     def _watch_cores(self) -> None:
         if self._core_watch is None:

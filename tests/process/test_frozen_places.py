@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import _json
 import signal
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.process.frozen import needs_mounts
 from tests.process.frozen_places import PLACES, SLOW_S, launched_from
-from tests.process.launching import command_line, state_of, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.process.launching import REPOSITORY, command_line, state_of, until
 
 pytestmark = needs_mounts
 
@@ -201,3 +200,25 @@ def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervi
         assert [word.attempt for word in job.hear("ready", 2, timeout_s=SLOW_S)] == [1, 1]
         job.release("end")
         assert job.wait(SLOW_S) == 0
+
+
+def test_a_restart_does_not_wait_for_the_files_of_saferun(tmp_path: Path) -> None:
+    """Where only those are dead: the ranks' Python, which reads the start-up hook first, and the script are not."""
+    place = f"{tmp_path}/mirror{REPOSITORY}"
+    program = f"import runpy, sys; sys.path.insert(0, {place!r}); runpy.run_module('saferun', run_name='__main__')"
+    more: dict[str, Any] = {"launcher": (sys.executable, "-c", program), "environ": {"PYTHONPATH": ""}}
+    options = (*OPTIONS, "--max-restarts", "1")
+    with launched_from(tmp_path, (), FAILS_ONCE, *options, nproc=2, **more) as (job, frozen):
+        (rank, _) = job.hear("ready", 2, timeout_s=SLOW_S)
+        variables = Path(f"/proc/{rank.pid}/environ").read_text().split("\0")
+        (heartbeat,) = (entry for entry in variables if entry.startswith("SAFERUN_HEARTBEAT_FILE="))
+        hook = Path(heartbeat.partition("=")[2]).parent / "hook"
+        frozen.await_memory()
+        until(hook.exists, "the hook is in memory")
+        frozen.system.freeze()
+        job.release("fail")
+        assert [word.attempt for word in job.hear("ready", 2, timeout_s=SLOW_S)] == [1, 1]
+        frozen.system.thaw()
+        job.release("end")
+        assert job.wait(SLOW_S) == 0
+        assert "failed first" in job.err

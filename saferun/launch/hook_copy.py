@@ -1,0 +1,52 @@
+"""The start-up hook of ranks, copied into memory: the ranks of a restart find it while saferun's own files are dead."""
+
+from __future__ import annotations
+
+import os
+
+from saferun.errors import suppress
+from saferun.linux.scratch import remove_scratch
+
+_NAME = "hook"
+_FILE = "sitecustomize.py"
+
+
+def copy_hook(source: str, directory: str) -> None:
+    """Copy the hook, and what Python has compiled of it; all of it is there at once, or nothing.
+
+    Args:
+        source: the directory with the hook.
+        directory: a private directory in memory.
+
+    Raises:
+        OSError: it cannot be read, or there is no room.
+    """
+    making = os.path.join(directory, f".{_NAME}-{os.getpid()}")
+    os.mkdir(making, 0o700)
+    try:
+        _copy(os.path.join(source, _FILE), os.path.join(making, _FILE))
+        with suppress(OSError):  # Python compiles it again
+            compiled = os.path.join(source, "__pycache__")
+            os.mkdir(os.path.join(making, "__pycache__"), 0o700)
+            for name in os.listdir(compiled):
+                if name.startswith("sitecustomize.") and name.endswith(".pyc"):
+                    _copy(os.path.join(compiled, name), os.path.join(making, "__pycache__", name))
+        with suppress(OSError):  # there is one already
+            os.rename(making, os.path.join(directory, _NAME))
+    finally:
+        remove_scratch([making])
+
+
+def copied_hook(directory: str) -> str:
+    """Where the copy is; empty where there is none. The directory must be in memory."""
+    copy = os.path.join(directory, _NAME)
+    return copy if os.path.exists(os.path.join(copy, _FILE)) else ""
+
+
+def _copy(source: str, target: str) -> None:
+    with open(source, "rb") as file:
+        content, status = file.read(), os.fstat(file.fileno())
+    with open(target, "xb") as file:
+        file.write(content)
+    # What is compiled says of which source, by the time of its last change.
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
