@@ -193,9 +193,10 @@ class Examiner:
         if self._helper is not None:
             states = [stat.state for stat in map(read_stat, self._helper.pids) if stat is not None]
             if "D" in states:
-                from saferun.linux.stuck import stuck_words
+                with suppress(ImportError):
+                    from saferun.linux.stuck import stuck_words
 
-                words = f"the examiner {stuck_words(min(self._helper.pids))}"
+                    words = f"the examiner {stuck_words(min(self._helper.pids))}"
         self._replace(words)
 
     def _replace(self, words: str) -> None:

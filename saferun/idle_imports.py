@@ -65,6 +65,15 @@ MODULES = (
 """In the order in which they are wanted."""
 FOR_SEVERAL_HOSTS = ("saferun.job_watch", "saferun.exchange")
 """What a job of several hosts takes beside."""
+BEFORE_SEVERAL_HOSTS = (
+    "saferun.watchdog.job",
+    "saferun.watch_run",
+    "saferun.exchange",
+    "saferun.linux.stuck",
+    "saferun.text.redaction",
+    "saferun.lint.findings",
+)
+"""Of that what messages of other hosts may ask for as soon as the ranks run. It is imported while the hosts meet."""
 # The processor is left to the ranks for three times as long as a module takes.
 _PAUSE_FACTOR = 3.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
@@ -117,6 +126,11 @@ class IdleImports:
 
     # ----------------------------------------------------------------------------------------------- beside the loop
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether ranks have been started, so that no file is opened for an import."""
+        return self._held is not None
+
     def seal(self) -> None:
         """The ranks have been started: no file is opened for an import any more."""
         if self._held is None:
@@ -124,6 +138,12 @@ class IdleImports:
 
             self._held = HeldModules(self._fetch)
             self._held.seal()
+
+    def import_now(self, names: Iterable[str]) -> None:
+        """Import modules from their files, unless the ranks have been started."""
+        for name in () if self.is_sealed else names:
+            with suppress(Exception):  # who needs it says what is wrong with it
+                __import__(name)
 
     def begin(self, names: Iterable[str]) -> None:
         """The modules can be read without waiting. ``names``: in an order in which each depends on those before it."""

@@ -438,9 +438,11 @@ class Investigation:
         self._watch.begin(now, self.watched_ranks())
 
     def watched_ranks(self) -> list[WatchedRank]:
-        """The ranks that run."""
-        from saferun.watch_run import WatchedRank
-
+        """The ranks that run; none where what it takes cannot be read."""
+        try:
+            from saferun.watch_run import WatchedRank
+        except ImportError:
+            return []
         attempt = self._attempt()
         watched = []
         for rank in self._living():

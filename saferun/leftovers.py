@@ -242,9 +242,14 @@ def _listed(by_name: Mapping[str, list[int]]) -> str:
 
 def _name(pid: int) -> str:
     """A process's command line, short, without secrets and on one line."""
-    from saferun.text.redaction import redacted_arguments
+    arguments = read_cmdline(pid)
+    try:
+        from saferun.text.redaction import redacted_arguments
 
-    text = " ".join(redacted_arguments(read_cmdline(pid))) or "a process without a command line"
+        arguments = redacted_arguments(arguments)
+    except ImportError:  # its file cannot be read, and what follows the program's name may be secret
+        arguments = arguments[:1]
+    text = " ".join(arguments) or "a process without a command line"
     text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 

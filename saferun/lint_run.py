@@ -122,11 +122,11 @@ class LintRun:
         self._tell()
 
     def _tell(self) -> None:
-        from saferun.lint.findings import Finding, one_line
-
         try:
+            from saferun.lint.findings import Finding, one_line
+
             findings = [Finding(**fields) for fields in json.loads(self._answer)["findings"]]
-        except (ValueError, KeyError, TypeError):
+        except (ImportError, ValueError, KeyError, TypeError):
             return
         lines = [one_line(finding) for finding in findings if finding.at_launch]
         for line in lines[:_MOST_LINES]:

@@ -60,7 +60,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import is_core_dumping
 from saferun.host.reaper import Reaper
 from saferun.host.run_dir import RunDirectory
-from saferun.idle_imports import FOR_SEVERAL_HOSTS, MODULES, IdleImports
+from saferun.idle_imports import BEFORE_SEVERAL_HOSTS, FOR_SEVERAL_HOSTS, MODULES, IdleImports
 from saferun.investigation import Investigation
 from saferun.launch.checks import Checks, ranks_wait
 from saferun.launch.passed_signals import PassedSignals
@@ -107,6 +107,8 @@ _HELPERS_S, _LOOK_AGAIN_S = 0.5, 0.001
 _MOST_WAITS = 64
 # Of what is said here, what other hosts are told.
 _LONGEST_TOLD = 300
+# A pause of the loop's where a module is missing.
+_MISSING_S = 0.02
 # How often the end looks whether a file has taken something.
 _CONSOLE_S = 0.1
 
@@ -313,7 +315,18 @@ class Runtime:
                 actions = [action for action in actions if not isinstance(action, SignalRanks)]
             self._record(event, before, after)
             for action in actions:
-                self._actions[type(action)](action)
+                self._unless_missing(self._actions[type(action)], action)
+
+    def _unless_missing(self, call: Callable[..., object], *arguments: object) -> None:
+        """Go on without what cannot be imported: no module that is missing may end a launch."""
+        try:
+            call(*arguments)
+        except ImportError as error:
+            if not self._imports.is_sealed:
+                raise
+            self._warn(f"{error}: the launch goes on without it")
+            # What asks for it again at once shall not take a whole processor.
+            time.sleep(_MISSING_S)
 
     def _wait(self) -> None:
         """Wait for the next thing to happen and take it in."""
@@ -325,7 +338,7 @@ class Runtime:
         # The last moment before the deadline at which this loop is known to have run.
         deadline = self._supervisor.deadline
         alive_at = now if deadline is None or now < deadline else self._alive_at
-        self._poller.wait(None if due is None else max(due - now, 0.0))
+        self._unless_missing(self._poller.wait, None if due is None else max(due - now, 0.0))
         if self._is_urgent:
             self._is_urgent = False
             self._alive_at = alive_at
@@ -333,7 +346,7 @@ class Runtime:
         now = time.monotonic()
         self._screen.tick(now)
         for part in self._parts:
-            part.tick(now)
+            self._unless_missing(part.tick, now)
         deadline = self._supervisor.deadline
         if deadline is not None and deadline <= now and self._events:
             self._alive_at = alive_at  # what has happened comes first
@@ -636,6 +649,7 @@ class Runtime:
             run = self._checks.opened() if self._checks is not None else None
             card, door = (run.card, run.door) if run is not None else ("", "")
             self._job.join(action, card, door)
+            self._imports.import_now(BEFORE_SEVERAL_HOSTS)  # the other hosts take longer
         else:
             assert self._placement is not None  # noqa: S101 - CHECKING has set it
             self._placement = self._placement._replace(restarts=action.restarts)

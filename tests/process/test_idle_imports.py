@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from textwrap import dedent
+from typing import TYPE_CHECKING
 
-from tests.process.launching import REPOSITORY
+from tests.process.launching import REPOSITORY, customized, in_saferun, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # A loop that has code read by forks of this process, as the examiner's children do it.
 LOOP = """
@@ -246,3 +250,34 @@ def test_shared_libraries_are_loaded_from_memory() -> None:
         """
     )
     assert out == "True []\n"
+
+
+# A message, the time and an action ask for what nobody can read, as long as ranks run.
+MISSING = (
+    "import sys, saferun.idle_imports as idle, saferun.leftovers as leftovers, saferun.runtime as runtime\n"
+    "    idle.IdleImports._request = lambda self: None\n"
+    "    idle.IdleImports._fetch = lambda self, name: False\n"
+    "    plain_tick, plain_signal = leftovers.Leftovers.tick, runtime.Runtime._check_beside\n"
+    "    asked = [0]\n"
+    "    def tick(self, now):\n"
+    "        asked[0] += 'saferun.linux.held_code' in sys.modules\n"
+    "        if asked[0] % 2:\n"
+    "            import saferun.never_read_by_time\n"
+    "        plain_tick(self, now)\n"
+    "    def check_beside(self, plan):\n"
+    "        import saferun.never_read_by_a_handler\n"
+    "    leftovers.Leftovers.tick, runtime.Runtime._check_beside = tick, check_beside"
+)
+
+
+def test_a_module_that_is_missing_ends_no_launch(tmp_path: Path) -> None:
+    """Wherever in the loop it is asked for: one line says so, and what needs it is absent."""
+    program = "from rank import *\ntell('ready')\nawait_release('end')"
+    environ = customized(tmp_path, in_saferun(MISSING))
+    with running(tmp_path / "run", program, nproc=2, environ=environ, store=False) as job:
+        job.hear("ready", 2)
+        job.release("end")
+        assert job.wait() == 0
+        assert job.err.count("saferun.never_read_by_time is not in memory: the launch goes on without it\n") == 1
+        assert job.err.count("saferun.never_read_by_a_handler is not in memory: the launch goes on without it\n") == 1
+        assert "Traceback" not in job.err

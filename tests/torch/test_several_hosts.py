@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.launching import END_AS_TOLD, STAY, Job, kill, until
+from tests.process.launching import END_AS_TOLD, STAY, Job, customized, in_saferun, kill, until
 from tests.process.test_leftovers_wait import UPLOADING
 from tests.torch.several import free_port, hosts
 
@@ -72,6 +72,28 @@ def test_work_that_goes_on_after_the_ranks_is_waited_for_on_all_hosts(tmp_path: 
         assert [job.wait() for job in jobs] == [0, 0]
         assert (jobs[1].folder / "uploaded.1").read_text() == "whole"
         assert "hidden" not in jobs[0].err
+
+
+# The file system with saferun's files has died while the ranks started.
+NO_MODULES = (
+    "import saferun.idle_imports as idle\n"
+    "    idle.IdleImports._request = lambda self: None\n"
+    "    idle.IdleImports._fetch = lambda self, name: False"
+)
+
+
+@pytest.mark.parametrize("how", ["exit", "fail"])
+def test_hosts_on_which_nothing_can_be_imported_once_the_ranks_run_end_as_one(tmp_path: Path, how: str) -> None:
+    """Whatever one host tells another, it is taken in, and the exit code is the job's."""
+    program = f"from rank import *\ntell('ready')\nawait_release('end')\nsys.exit({how == 'fail'} and RANK == 1)"
+    environ = customized(tmp_path, in_saferun(NO_MODULES))
+    with hosts(tmp_path, program, environs=lambda _: environ) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        for job in jobs:
+            job.release("end")
+        assert [job.wait() for job in jobs] == [how == "fail"] * 2
+        assert not [line for job in jobs for line in job.err.splitlines() if "Traceback" in line]
 
 
 @pytest.mark.parametrize("failing", [0, 1])

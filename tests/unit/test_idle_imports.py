@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.idle_imports import FOR_SEVERAL_HOSTS, MODULES
+from saferun.idle_imports import BEFORE_SEVERAL_HOSTS, FOR_SEVERAL_HOSTS, MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -111,7 +111,22 @@ def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> N
 START_ONLY = frozenset({"array", "fcntl", "gc", "hashlib", "json", "select", "socket", "struct", "string", "termios"})
 
 
-@pytest.mark.parametrize("name", [*MODULES, *FOR_SEVERAL_HOSTS])
+def test_what_messages_of_other_hosts_may_ask_for_is_imported_before_the_ranks() -> None:
+    """They may come in the first second, before anything has been imported beside the ranks."""
+    loaded = with_all_that_they_import(["saferun.launcher", "saferun.runtime", "saferun.job", *BEFORE_SEVERAL_HOSTS])
+    of_jobs = [name for name in loaded if name.startswith(("saferun.job", "saferun.cluster.", "saferun.watchdog."))]
+    assert "saferun.cluster.control" in of_jobs
+    forgotten = {
+        f"{module} imports {name}"
+        for module in of_jobs
+        if (path := path_of(module)) is not None
+        for name, within in imports_of(path)
+        if within and name not in loaded | BUILT_IN | START_ONLY
+    }
+    assert not forgotten
+
+
+@pytest.mark.parametrize("name", [*MODULES, *FOR_SEVERAL_HOSTS, *BEFORE_SEVERAL_HOSTS])
 def test_every_module_that_is_named_is_there(name: str) -> None:
     """One that cannot be imported is passed over in silence."""
     assert path_of(name) is not None or name in sys.stdlib_module_names
