@@ -30,6 +30,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import main_thread_run_s
 from saferun.host.run_dir import RunDirectory
 from saferun.incident_log import IncidentLog
+from saferun.launch.core_watch import CoreWatch
 from saferun.launch.hook_copy import copied_hook
 from saferun.linux.file_systems import is_in_memory
 from saferun.linux.scratch import current_directory
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from saferun.exchange import EvidenceExchange
     from saferun.findings import HostCard, Preflight
     from saferun.host.cgroups import MemoryState
-    from saferun.host.core_watch import CoreWatch
     from saferun.job import Job
     from saferun.model import ExitStatus, JsonObject
     from saferun.policy import Decision, FailureFacts
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 # How often is looked whether what it takes to watch can be read by now.
 _IMPORTS_S = 30.0
+# Cores are watched for from then on: what runs for a shorter time is not to pay for it.
+_CORES_DELAY_S = 0.1
 # How long copying the hook into memory may take whoever does it.
 _COPY_S = 60.0
 # Ranks that are done by then were not worth watching.
@@ -244,6 +246,7 @@ class Investigation:
         watch_at = self._watch.deadline if self._watch is not None else self._watch_at
         moments = [watch_at, self._run.deadline if self._run is not None else None]
         moments.append(self._exchange.deadline if self._exchange is not None else None)
+        moments.append(self._core_watch.deadline if self._core_watch is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -251,6 +254,8 @@ class Investigation:
         self._log.write()
         if self._run is not None and self._run.deadline <= now:
             self._run.expire()
+        if self._core_watch is not None:
+            self._core_watch.tick(now)
         if self._exchange is not None:
             self._exchange.tick(now)
         if self._watch_at is not None and self._watch_at <= now and not self._has_imported:
@@ -263,12 +268,12 @@ class Investigation:
 
     @property
     def pids(self) -> set[int]:
-        """None of its own: what looks at processes is the examiner's."""
-        return set()
+        """The one that saves cores. What looks at processes is the examiner's."""
+        return self._core_watch.pids if self._core_watch is not None else set()
 
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. It was none of these."""
-        return False
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was this one."""
+        return self._core_watch is not None and self._core_watch.on_exit(pid, status)
 
     def close(self) -> None:
         """End whatever runs."""
@@ -369,6 +374,8 @@ class Investigation:
         self._begin_attempt()
         self._group = group
         self._started_at = now
+        if self._core_watch is not None:
+            self._core_watch.begin_at(now + _CORES_DELAY_S)
         if self._watching.hang_timeout_s > 0:
             self._watch_at = now + (_WATCH_DELAY_S if self._has_imported else _IMPORTS_S)
 
@@ -385,8 +392,6 @@ class Investigation:
 
     def _watch_cores(self) -> None:
         if self._core_watch is None:
-            from saferun.host.core_watch import CoreWatch
-
             self._core_watch = CoreWatch(current_directory(), self._poller)
 
     def _read_memory(self) -> None:
@@ -749,7 +754,7 @@ class Investigation:
         group = self._group
         if group is None:
             return []
-        cores_seen = self._core_watch is not None and bool(self._core_watch.renamed)
+        cores_seen = self._core_watch is not None and self._core_watch.has_saved
         outputs = dict(zip((rank.place.rank for rank in group.ranks), group.outputs(), strict=False))
         dead = []
         for rank in group.ranks:

@@ -73,6 +73,11 @@ def read_core_pattern() -> CorePattern:
     return CorePattern(_read(_PATTERN), _read(_USES_PID) not in {"", "0"})
 
 
+def share_a_name(pattern: CorePattern) -> bool:
+    """Whether cores of ranks go to one place by one name, so that each is lost to the next one."""
+    return pattern.is_relative and pattern.is_shared_name and "%" not in os.path.dirname(pattern.text)
+
+
 def room_for_core(directory: str, size_bytes: int) -> str:
     """Why a core should not be written to a directory, in one line; empty: it may.
 

@@ -17,8 +17,7 @@ import struct
 from collections.abc import Callable
 
 from saferun.errors import suppress
-from saferun.host.core_pattern import RENAMED_PREFIX, CorePattern, read_core_pattern
-from saferun.host.poller import Poller
+from saferun.host.core_pattern import RENAMED_PREFIX, CorePattern, read_core_pattern, share_a_name
 from saferun.host.procfs import children_of, descendants_of, is_core_dumping, read_stat
 
 _IN_CREATE, _IN_ONLYDIR, _IN_ISDIR = 0x100, 0x01000000, 0x40000000
@@ -29,26 +28,27 @@ _READ_BYTES = 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class CoreWatch:
-    """Watches the directory in which ranks start.
+class CoreSaver:
+    """Watches the directory in which ranks start. It waits for its file system, so it is no part of a loop.
 
     It does nothing where cores have names of their own or go elsewhere, and where the kernel has no watch to give.
 
     Args:
         directory: the directory that the ranks start in.
-        poller: the loop's.
+        owner_pid: whose children the ranks are.
         pattern: what the kernel does with cores; None: as it is now.
 
     Attributes:
+        fd: is readable when there is something to be taken in; -1: there never is.
         renamed: where cores were moved to.
     """
 
-    def __init__(self, directory: str, poller: Poller, pattern: CorePattern | None = None) -> None:
+    def __init__(self, directory: str, owner_pid: int, pattern: CorePattern | None = None) -> None:
+        self.fd = -1
         self.renamed: list[str] = []
-        self._poller = poller
-        self._fd = -1
+        self._owner_pid = owner_pid
         pattern = pattern or read_core_pattern()
-        if not pattern.is_relative or not pattern.is_shared_name or "%" in os.path.dirname(pattern.text):
+        if not share_a_name(pattern):
             return
         self._directory = pattern.directory(directory)
         self._is_core_name = _matcher(pattern)
@@ -58,24 +58,25 @@ class CoreWatch:
         if _libc.inotify_add_watch(fd, os.fsencode(self._directory), _IN_CREATE | _IN_ONLYDIR) < 0:
             os.close(fd)
             return
-        self._fd = fd
-        poller.watch(fd, self._on_events)
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether there is anything to be watched."""
-        return self._fd >= 0
+        self.fd = fd
 
     def close(self) -> None:
         """Watch no longer."""
-        if self._fd >= 0:
-            self._poller.unwatch(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
-    def _on_events(self) -> None:
+    def save_present(self) -> None:
+        """Save what is there already: it may have come before the watch began."""
+        with suppress(OSError):
+            for name in os.listdir(self._directory) if self.fd >= 0 else ():
+                if self._is_core_name(name):
+                    self._save(os.path.join(self._directory, name))
+
+    def take_in(self) -> None:
+        """Save what has come."""
         try:
-            content = os.read(self._fd, _READ_BYTES)
+            content = os.read(self.fd, _READ_BYTES)
         except OSError:
             return
         names = set()
@@ -92,7 +93,7 @@ class CoreWatch:
 
     def _save(self, path: str) -> None:
         with suppress(OSError):
-            if not stat.S_ISREG(os.lstat(path).st_mode) or not _is_ours(path):
+            if not stat.S_ISREG(os.lstat(path).st_mode) or not _is_ours(path, self._owner_pid):
                 return
             free = self._free_path()
             os.rename(path, free)
@@ -102,7 +103,7 @@ class CoreWatch:
         # With the pid: several launches may share the directory.
         number = len(self.renamed)
         while True:
-            path = os.path.join(self._directory, f"{RENAMED_PREFIX}{os.getpid()}.{number}")
+            path = os.path.join(self._directory, f"{RENAMED_PREFIX}{self._owner_pid}.{number}")
             if not os.path.lexists(path):
                 return path
             number += 1
@@ -119,14 +120,13 @@ def _matcher(pattern: CorePattern) -> Callable[[str], bool]:
     return lambda found: expression.fullmatch(found) is not None
 
 
-def _is_ours(path: str) -> bool:
-    """Whether a file is a core that a descendant of this process writes or has just written.
+def _is_ours(path: str, owner_pid: int) -> bool:
+    """Whether a file is a core that a descendant of a process writes or has just written.
 
     Programs make files called ``core`` for other reasons, and other people's programs crash too.
     """
-    mine = os.getpid()
     # The ranks first: walking the whole family takes longer, and the next crash may come at once.
-    if any(map(is_core_dumping, children_of(mine))) or any(map(is_core_dumping, descendants_of(mine))):
+    if any(map(is_core_dumping, children_of(owner_pid))) or any(map(is_core_dumping, descendants_of(owner_pid))):
         return True
     from saferun.host.core_notes import CoreError, is_core, read_core_notes
 
@@ -137,4 +137,4 @@ def _is_ours(path: str) -> bool:
     except CoreError:
         return False
     leader = read_stat(notes.sid)
-    return notes.ppid == mine or (leader is not None and leader.ppid == mine)
+    return notes.ppid == owner_pid or (leader is not None and leader.ppid == owner_pid)

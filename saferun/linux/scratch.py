@@ -58,9 +58,13 @@ class Scratch:
             OSError: no memory takes it.
         """
         if self._in_memory is None:
-            bases = [base for base in _memory_bases() if is_in_memory(base)]
             self._in_memory = ""
-            self._in_memory = self._first(bases)
+            for base in _memory_bases():
+                with suppress(OSError):
+                    if is_in_memory(base):
+                        self._make(os.path.join(base, self._name))
+                        self._in_memory = os.path.join(base, self._name)
+                        break
         if not self._in_memory:
             raise _no_place()
         self._make(self._in_memory)

@@ -24,11 +24,12 @@ from saferun.host.cgroups import oom_kill_between, read_memory_state
 from saferun.host.children import Child, exit_status, spawn
 from saferun.host.core_limits import RankPreparation, plan_preparation, prepare_rank
 from saferun.host.core_notes import read_core_notes
-from saferun.host.core_pattern import CorePattern, read_core_pattern
-from saferun.host.core_watch import CoreWatch
+from saferun.host.core_pattern import CorePattern, read_core_pattern, share_a_name
+from saferun.host.core_watch import CoreSaver
 from saferun.host.poller import Poller
+from saferun.host.procfs import children_of
 from saferun.model import ExitStatus
-from tests.process.launching import DEADLINE_S, REPOSITORY
+from tests.process.launching import DEADLINE_S, REPOSITORY, customized, in_saferun, running, until
 
 PATTERN = read_core_pattern()
 pytestmark = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.words()}")
@@ -62,6 +63,16 @@ print("ready", flush=True)
 sys.stdin.read()
 globals()[sys.argv[-1]]()
 """
+
+
+class CoreWatch(CoreSaver):
+    """Saves the cores of this process's children, in this process's loop."""
+
+    def __init__(self, directory: str, poller: Poller) -> None:
+        super().__init__(directory, os.getpid())
+        self.is_watching = self.fd >= 0
+        if self.is_watching:
+            poller.watch(self.fd, self.take_in)
 
 
 class Crew:
@@ -413,6 +424,39 @@ def test_no_more_cores_are_kept_than_asked_for(crew: Crew) -> None:
     [look] = crew.examine(mode="keep", keep=0)
     assert not look.kept
     assert "give_up" in functions(look)
+
+
+# --------------------------------------------------------------------------------------------------- beside a launch
+
+
+@pytest.mark.skipif(not share_a_name(PATTERN), reason="cores do not share a name here")
+@pytest.mark.parametrize("how", ["killed", "impossible"])
+def test_a_launch_goes_on_without_the_process_that_saves_cores(tmp_path: Path, how: str) -> None:
+    """Another one takes its place, and where there is none cores are lost to each other, as without saferun."""
+    program = "from rank import *\ntell('ready')\nawait_release('end')"
+    taken = (
+        "import saferun.launch.core_watch as core_watch\n"
+        "    def helper(*_, **__): raise OSError(11, 'no process')\n"
+        "    core_watch.Helper = helper"
+    )
+    environ = customized(tmp_path, in_saferun(taken)) if how == "impossible" else None
+    with running(tmp_path / "run", program, environ=environ, store=False) as job:
+
+        def saver() -> int | None:
+            names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children_of(job.process.pid)}
+            return next((pid for pid, name in names.items() if name == "sr-cores\n"), None)
+
+        job.hear("ready")
+        until(lambda: job.has_happened("ModulesImported"), "the launch is under way")
+        if how == "killed":
+            first = until(saver, "it is there") or 0
+            os.kill(first, signal.SIGKILL)
+            until(lambda: saver() not in {None, first}, "another one takes its place")
+        else:
+            assert saver() is None
+        job.release("end")
+        assert job.wait() == 0
+        assert "Traceback" not in job.err
 
 
 # -------------------------------------------------------------------------------------------------------- the limits

@@ -12,16 +12,18 @@ import os
 import re
 import shutil
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from saferun.host.core_pattern import read_core_pattern, share_a_name
+from saferun.host.procfs import children_of
 from saferun.linux.file_systems import is_in_memory
 from tests.process.launching import Job, running, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # Where CI is set a missing strace is a failure: `make test` installs it, as root.
 pytestmark = pytest.mark.skipif(
@@ -194,3 +196,40 @@ def test_the_trace_shows_what_touches_a_file(tmp_path: Path) -> None:
     names = {call.name for call in calls_on_files(tmp_path, 0.0)}
     assert names >= {"openat", "read", "close", "execve"}
     assert names & {"newfstatat", "stat", "fstatat64"}
+
+
+def watches_for_cores(job: Job) -> bool:
+    """Whether the process that saves cores has its watch."""
+    for pid in children_of(job.process.pid):
+        with contextlib.suppress(OSError):
+            if (Path("/proc") / str(pid) / "comm").read_text() == "sr-cores\n":
+                return any(os.readlink(fd) == "anon_inode:inotify" for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+@pytest.mark.skipif(not share_a_name(read_core_pattern()), reason="cores do not share a name here")
+def test_cores_that_share_a_name_are_saved_from_each_other_by_another_process(tmp_path: Path) -> None:
+    """In the directory in which the ranks start, which may be the one that does not answer."""
+    program = """
+from rank import *
+def crash(*_):
+    os.kill(os.getpid(), signal.SIGQUIT)
+if RANK == 1:
+    signal.signal(signal.SIGTERM, crash)
+tell("ready")
+if RANK == 1:
+    stay()
+await_release("crash")
+crash()
+stay()
+"""
+    with traced(tmp_path, program, "--cores", "backtrace", nproc=2) as job:
+        job.hear("ready", 2)
+        until(lambda: job.has_happened("ModulesImported"), "all is in memory")
+        until(lambda: watches_for_cores(job), "somebody watches")
+        job.release("crash")
+        assert job.wait() == 1
+        assert "reading the cores of ranks 0, 1" in job.err
+        texts = {path.name for path in job.run_dir.glob("*/attempt_0/*/*.core.txt")}
+        assert texts == {"rank_0.core.txt", "rank_1.core.txt"}, "the first one has not been lost to the second"
+    assert_touches_no_file(job, tmp_path)
