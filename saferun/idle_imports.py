@@ -34,6 +34,7 @@ MODULES = (
     "saferun.watchdog.verdicts",
     "saferun.watchdog.job",
     "saferun.linux.stuck",
+    "saferun.linux.locked_code",
     # To have them looked at, and to know what was seen
     "saferun.captures.wire",
     "saferun.captures.gaps",

@@ -1110,6 +1110,10 @@ class Runtime:
 
     def _on_imported(self) -> None:
         """No file is opened by this process any more."""
+        with suppress(ImportError):
+            from saferun.linux.locked_code import lock_code
+
+            lock_code()
         self._note("ModulesImported")
         self._investigation.imported()
         if self._checks is not None:

@@ -1,6 +1,6 @@
 """Runs a command without what some kernels, containers and Pythons lack.
 
-    python tests/without.py kernel COMMAND...         # pidfds, memfd_create, close_range: as on old kernels
+    python tests/without.py kernel COMMAND...         # pidfds, memfd_create, close_range, mlock2: as on old kernels
     python tests/without.py python COMMAND...         # os.pidfd_open and the like: as in Pythons of conda and uv
     python tests/without.py kernel,prctl COMMAND...   # and no orphans handed over, no death with the parent
 
@@ -31,6 +31,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLOSE = {"x86_64": 3, "aarch64": 57}
 _PRCTL = {"x86_64": 157, "aarch64": 167}
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
+_MLOCK2 = {"x86_64": 325, "aarch64": 284}
 # The same everywhere.
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLOSE_RANGE, _PIDFD_GETFD = 424, 434, 436, 438
 _NEWER = (_PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLOSE_RANGE, _PIDFD_GETFD)
@@ -47,7 +48,7 @@ def _filter(features: Sequence[str]) -> bytes:
         (_LOAD, 0, 0, _NUMBER),
     ]
     if "kernel" in features:
-        for number in (*_NEWER, _MEMFD_CREATE[machine]):
+        for number in (*_NEWER, _MEMFD_CREATE[machine], _MLOCK2[machine]):
             steps += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
         steps += [
             (_JUMP_IF_EQUAL, 0, 5, _CLOSE[machine]),

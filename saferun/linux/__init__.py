@@ -16,6 +16,8 @@ the bare system call (``system_call``), then replaced. Nothing else calls ``os.p
 ``memory_file``
     A file that is in no file system: ``memfd_create``; else an unlinked file in /dev/shm, XDG_RUNTIME_DIR, TMPDIR or
     /tmp.
+``locked_code``
+    The code of this process stays in memory: ``mlock2``; else the kernel may drop it and read it again.
 ``scratch``
     A private directory in TMPDIR; else in /tmp, /var/tmp, /dev/shm, XDG_RUNTIME_DIR, /run/user/UID, the current
     directory. One whose path is short enough for sockets, in memory if it can be: where there is none, nothing that

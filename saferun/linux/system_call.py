@@ -15,7 +15,9 @@ _syscall.restype = ctypes.c_long
 _EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434, "close_range": 436}
 # Source: arch/*/…/syscall*.tbl of Linux.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "loongarch64": 279, "ppc64le": 360, "s390x": 350}
-_NUMBERS = {**_EVERYWHERE, "memfd_create": _MEMFD_CREATE.get(os.uname().machine, -1)}
+_MLOCK2 = {"x86_64": 325, "aarch64": 284, "riscv64": 284, "loongarch64": 284, "ppc64le": 378, "s390x": 374}
+_MACHINE = os.uname().machine
+_NUMBERS = {**_EVERYWHERE, "memfd_create": _MEMFD_CREATE.get(_MACHINE, -1), "mlock2": _MLOCK2.get(_MACHINE, -1)}
 
 
 def system_call(name: str, *arguments: int | bytes) -> int:

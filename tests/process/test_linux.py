@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -12,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,7 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import read_stat
 from saferun.linux import descriptors, memory_file, pidfd, scratch
 from saferun.linux.system_call import system_call
+from tests.process.launching import customized, in_saferun, running, until
 from tests.without import lacks_pidfds
 
 LACKS = ("nothing", "Python's functions", "the system calls")
@@ -412,3 +416,69 @@ def test_a_directory_that_cannot_be_written_is_passed_over(monkeypatch: pytest.M
     listener, path = sockets.listen()
     assert path.startswith("\0")
     listener.close()
+
+
+# How much it says that it has locked, and how much the kernel says, in KiB.
+LOCKING = """
+import re
+from pathlib import Path
+from saferun.linux.locked_code import lock_code
+print(lock_code() >> 10, re.search(r"VmLck:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def locked_kib(**more: Any) -> tuple[int, int]:
+    """The same, of a process of its own."""
+    done = subprocess.run([sys.executable, "-c", LOCKING], check=True, capture_output=True, text=True, **more)
+    said, seen = map(int, done.stdout.split())
+    return said, seen
+
+
+def test_the_code_of_a_process_is_locked_in_memory() -> None:
+    """No page of it is read again from a file system that may be dead by then."""
+    said, seen = locked_kib()
+    assert said == seen
+    # The interpreter and the C library have more than that.
+    assert (seen > 2000) is not REFUSED
+
+
+def test_code_that_may_not_be_locked_stays_as_it_is() -> None:
+    """A container's limit may be 0."""
+
+    def forbid() -> None:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+        ctypes.CDLL(None).prctl(24, 14, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_IPC_LOCK
+
+    assert locked_kib(preexec_fn=forbid) == (0, 0)
+
+
+def test_a_little_room_takes_what_finds_it() -> None:
+    """Less than the usual limit."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))
+        ctypes.CDLL(None).prctl(24, 14, 0, 0, 0)
+
+    said, seen = locked_kib(preexec_fn=limit)
+    assert said == seen
+    assert seen <= 1 << 10
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_the_supervisor_locks_its_code_where_it_may(tmp_path: Path, *, is_allowed: bool) -> None:
+    """Beside the ranks; where it may not, nothing is said, and the job goes on."""
+    refuse = (
+        "import saferun.linux.locked_code as locked_code\n"
+        "    def refuse(*_): raise OSError(12, 'no room')\n"
+        "    locked_code.system_call = refuse"
+    )
+    environ = None if is_allowed else customized(tmp_path, in_saferun(refuse))
+    program = "from rank import *\ntell('ready')\nawait_release('end')"
+    with running(tmp_path / "run", program, environ=environ, store=False) as job:
+        job.hear("ready")
+        until(lambda: job.has_happened("ModulesImported"), "all is in memory")
+        status = Path(f"/proc/{job.process.pid}/status").read_text()
+        assert ("VmLck:\t       0 kB" in status) is not (is_allowed and not REFUSED)
+        job.release("end")
+        assert job.wait() == 0
+        assert job.err == ""
