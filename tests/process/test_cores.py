@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -429,6 +430,13 @@ def test_no_more_cores_are_kept_than_asked_for(crew: Crew) -> None:
 # --------------------------------------------------------------------------------------------------- beside a launch
 
 
+def name_of(pid: int) -> str:
+    """A process's name; empty where it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 @pytest.mark.skipif(not share_a_name(PATTERN), reason="cores do not share a name here")
 @pytest.mark.parametrize("how", ["killed", "impossible"])
 def test_a_launch_goes_on_without_the_process_that_saves_cores(tmp_path: Path, how: str) -> None:
@@ -443,8 +451,7 @@ def test_a_launch_goes_on_without_the_process_that_saves_cores(tmp_path: Path, h
     with running(tmp_path / "run", program, environ=environ, store=False) as job:
 
         def saver() -> int | None:
-            names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children_of(job.process.pid)}
-            return next((pid for pid, name in names.items() if name == "sr-cores\n"), None)
+            return next((pid for pid in children_of(job.process.pid) if name_of(pid) == "sr-cores"), None)
 
         job.hear("ready")
         until(lambda: job.has_happened("ModulesImported"), "the launch is under way")
