@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from saferun.errors import suppress
-from saferun.linux.scratch import remove_scratch
+from saferun.linux.ownership import remove_tree
 
 _NAME = "hook"
 _FILE = "sitecustomize.py"
@@ -34,7 +34,7 @@ def copy_hook(source: str, directory: str) -> None:
         with suppress(OSError):  # there is one already
             os.rename(making, os.path.join(directory, _NAME))
     finally:
-        remove_scratch([making])
+        remove_tree(making)
 
 
 def copied_hook(directory: str) -> str:

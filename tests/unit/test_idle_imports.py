@@ -107,8 +107,10 @@ def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> N
     assert not forgotten
 
 
-# The standard library's that saferun has at its start in any case, by other ways.
-START_ONLY = frozenset({"array", "fcntl", "gc", "hashlib", "json", "select", "socket", "struct", "string", "termios"})
+# The standard library's that saferun has at its start in any case, by other ways, or needs only then.
+START_ONLY = frozenset(
+    {"array", "fcntl", "gc", "grp", "hashlib", "json", "select", "socket", "struct", "string", "termios"}
+)
 
 
 def test_what_messages_of_other_hosts_may_ask_for_is_imported_before_the_ranks() -> None:
