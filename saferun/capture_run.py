@@ -295,7 +295,7 @@ def _waits(value: Any) -> None:  # noqa: ANN401 - see RetryWaits
 
 
 def _copy_hook(value: Any) -> None:  # noqa: ANN401 - the directories from and to which it is copied
-    from saferun.launch.hook_copy import copy_hook
+    from saferun.linux.hook_copy import copy_hook
 
     with suppress(OSError):
         copy_hook(*map(str, value))

@@ -30,9 +30,9 @@ from saferun.host.poller import Poller
 from saferun.host.procfs import main_thread_run_s
 from saferun.host.run_dir import RunDirectory
 from saferun.incident_log import IncidentLog
-from saferun.launch.core_watch import CoreWatch
-from saferun.launch.hook_copy import copied_hook
+from saferun.linux.core_saving import CoreWatch
 from saferun.linux.file_systems import is_in_memory
+from saferun.linux.hook_copy import copied_hook
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
 from saferun.rank_group import Rank, RankGroup

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from saferun.investigation import INJECT
-from saferun.launch.hook_copy import copied_hook, copy_hook
+from saferun.linux.hook_copy import copied_hook, copy_hook
 
 if TYPE_CHECKING:
     from pathlib import Path
