@@ -718,6 +718,9 @@ class Runtime:
         changed: Sequence[Mapping[str, str]],
     ) -> None:
         """The directories of the attempt are there, as far as they are going to be."""
+        if self._run_dir.refusal is not None:
+            self._start_failed(attempt, self._run_dir.refusal)
+            return
         # Nothing that is asked for is impossible: from here on the launch leaves files.
         self._describe()
         own = self._own_environ()

@@ -13,6 +13,8 @@ import threading
 import time
 
 from saferun.files.hand_in import hand_in
+from saferun.files.trees import open_parent
+from saferun.linux.ownership import open_ours
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,18 +97,14 @@ def _serve(jobs: queue.SimpleQueue[_Job]) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    try:
-        file = open(path, "wb", opener=_private)  # noqa: SIM115 - closed below
-    except FileNotFoundError:  # whoever makes the directory has not come to it yet
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        file = open(path, "wb", opener=_private)  # noqa: SIM115
-    with file:
-        file.write(content)
-
-
-def _private(path: str, flags: int) -> int:
     # What a process has open and what it is called with is its owner's business alone.
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    parent, name, _ = open_parent(path)
+    try:
+        fd = open_ours(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, dir_fd=parent, mapped=True)
+    finally:
+        os.close(parent)
+    with open(fd, "wb") as file:
+        file.write(content)
 
 
 _own: tuple[int, CaptureFiles] | None = None

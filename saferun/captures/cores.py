@@ -20,6 +20,7 @@ from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, r
 from saferun.captures.tools import Steps, Tool, answers, called_apart, find_tool, run_steps
 from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess
 from saferun.evidence import CoreLook, OomKill
+from saferun.files.trees import make_directories
 from saferun.host.cgroups import parse_oom_lines
 from saferun.host.core_files import (
     HANDLER_DIRECTORIES,
@@ -109,7 +110,7 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomK
         def unpacked() -> str:
             # Made where it is wanted alone: the file system of the run directory may not answer.
             if request.directory:
-                os.makedirs(request.directory, exist_ok=True)
+                make_directories(request.directory)
             folder = tempfile.TemporaryDirectory(prefix="saferun-cores-", dir=request.directory or None)
             return stack.enter_context(folder)
 
@@ -299,7 +300,7 @@ def _moved(core: CoreFile, path: str) -> tuple[str, str]:
     """Where a core is that should be moved to a path, and what kept it from there."""
 
     def move() -> str:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        make_directories(os.path.dirname(path))
         return move_core(core, path)
 
     moved = called_apart(move, _MOVE_S)

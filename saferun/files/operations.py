@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable, Mapping
 
 from saferun.errors import suppress
+from saferun.files import trees
+from saferun.files.trees import Tree, add_tree, log_tree
 from saferun.host.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
 from saferun.linux.scratch import Scratch, remove_scratch
 from saferun.model import JsonObject
@@ -31,28 +33,40 @@ def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str
         host_path: where this host's files go.
         ignored: where a .gitignore is put if there is none; empty where it would be an intrusion into what was there
             before, unless the run directory is new.
-        latest: a temporary name and the name of a link to the run directory; empty where there is to be none.
+        latest: a temporary name and the name, beside the run directory, of a link to it; empty: there is to be none.
+
+    Raises:
+        NotOursError: it, or the directory of all runs, belongs to somebody else.
+        OSError: it cannot be made.
     """
-    existed = os.path.isdir(path)
-    os.makedirs(path, exist_ok=True)
-    top = ignored or ("" if existed else path)
-    if top and not os.path.exists(ignore := os.path.join(top, ".gitignore")):
-        with open(ignore, "w", encoding="ascii") as file:
-            file.write("*\n")
-    if latest:
-        with suppress(OSError):
-            os.symlink(os.path.basename(path), latest[0])
-            os.replace(*latest)
-    os.makedirs(host_path, exist_ok=True)
+    tree = add_tree(Tree(ignored or path))
+    is_new = tree.make()
+    fd = tree.open()
+    try:
+        if ignored or is_new:
+            _write_new(".gitignore", b"*\n", fd)
+        trees.make_directories(host_path)
+        if latest:
+            with suppress(OSError):
+                os.symlink(os.path.basename(path), latest[0], dir_fd=fd)
+                os.replace(*latest, src_dir_fd=fd, dst_dir_fd=fd)
+    finally:
+        os.close(fd)
+
+
+def _write_new(name: str, content: bytes, dir_fd: int) -> None:
+    with suppress(FileExistsError):
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+        with open(fd, "wb") as file:
+            file.write(content)
 
 
 def make_directories(paths: list[str], outdated: list[str]) -> None:
     """Make directories, and remove files: a directory that is used again must not show the errors of the run before."""
     for path in paths:
-        os.makedirs(path, exist_ok=True)
+        trees.make_directories(path)
     for path in outdated:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        trees.remove_file(path)
 
 
 def make_log_directories(base: str, name: str, attempt: int, ranks: list[str], known: int) -> str:
@@ -76,6 +90,7 @@ def make_log_directories(base: str, name: str, attempt: int, ranks: list[str], k
             name = name[:-8] + os.urandom(4).hex()
             continue
         break
+    add_tree(log_tree(base, name))
     path = os.path.join(base, name, f"attempt_{attempt}")
     os.makedirs(path)
     for rank in ranks:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from saferun.files.operations import OPERATIONS
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
+from saferun.linux.ownership import NotOursError
 from saferun.model import JsonObject
 
 TYPE_CHECKING = False
@@ -117,6 +118,7 @@ class FileServer:
             answer: JsonObject = {"answer": number, "value": OPERATIONS[name](*arguments)}
         except OSError as error:
             answer = {"answer": number, "error": [error.errno, error.strerror, str(error.filename or "")]}
+            answer["is_theirs"] = isinstance(error, NotOursError)
         except Exception as error:
             answer = {"answer": number, "error": [0, f"{type(error).__name__}: {error}", ""]}
         self._send(answer)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from saferun.errors import suppress
+from saferun.files.trees import open_parent
+from saferun.linux.ownership import open_temporary
 
 # What a file that cannot be written keeps in memory; what comes after it is missing in the end.
 _KEPT_BYTES = 256 << 10
@@ -134,11 +136,15 @@ class Sink:
 
     def _opened(self) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_APPEND | (os.O_TRUNC if self._fresh else 0)
+        parent, name, tree = open_parent(self.path)
         try:
-            fd = os.open(self.path, flags, 0o666)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            fd = os.open(self.path, flags, 0o666)
+            if tree is None:
+                fd = os.open(name, flags, 0o666, dir_fd=parent)
+            else:
+                fd = tree.open_file(parent, name, flags, self.path)
+        finally:
+            with suppress(OSError):
+                os.close(parent)
         self._fresh = False
         return fd
 
@@ -232,13 +238,14 @@ class WholeFile:
             self._put()
 
     def _put(self) -> None:
-        temporary = f"{self.path}.{os.getpid()}"
         try:
-            self._write(temporary)
-            os.replace(temporary, self.path)
+            parent, name, tree = open_parent(self.path)
+            try:
+                self._replace(parent, name, self.mode & tree.file_mode if tree is not None else self.mode)
+            finally:
+                with suppress(OSError):
+                    os.close(parent)
         except OSError as error:
-            with suppress(OSError):
-                os.unlink(temporary)
             first = self.retry_at is None
             self.retry_at = time.monotonic() + RETRY_S
             if first:
@@ -251,13 +258,17 @@ class WholeFile:
     def _blocks(self) -> Iterable[bytes]:
         return [b"".join(self._pieces)]
 
-    def _write(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_TRUNC | os.O_NOFOLLOW
+    def _replace(self, parent: int, name: str, mode: int) -> None:
+        fd, temporary = open_temporary(f".{name}", dir_fd=parent, mode=mode)
         try:
-            fd = os.open(path, flags, self.mode)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            fd = os.open(path, flags, self.mode)
+            self._write(fd)
+            os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
+
+    def _write(self, fd: int) -> None:
         try:
             for block in self._blocks():
                 rest = memoryview(block)

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
 from saferun.host.core_pattern import RENAMED_PREFIX, CorePattern, room_for_core
+from saferun.linux.ownership import open_directory
 from saferun.model import Value
 
 HANDLER_DIRECTORIES = ("/var/lib/systemd/coredump", "/var/lib/apport/coredump")
@@ -175,9 +176,16 @@ def delete_core(core: CoreFile) -> str:
 def move_core(core: CoreFile, path: str) -> str:
     """Move a core to a path on the same file system. Returns where it is then: there, or where it was."""
     with suppress(OSError):
-        if not core.is_managed and not os.path.lexists(path):
-            os.rename(core.path, path)
-            return path
+        status = os.lstat(core.path)
+        if not core.is_managed and (status.st_dev, status.st_ino) == core.inode:
+            folder, name = os.path.split(path)
+            fd = open_directory(folder, mapped=True)
+            try:
+                if name not in os.listdir(fd):
+                    os.rename(core.path, name, dst_dir_fd=fd)
+                    return path
+            finally:
+                os.close(fd)
     return core.path
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from saferun.config import LogConfig
+from saferun.files.trees import add_tree, log_tree
 from saferun.host.run_dir import RunDirectory
 from saferun.model import JsonObject, LogDestinations, Placement
 
@@ -61,6 +62,7 @@ class LogDirectory:
                 on_ready(OSError(errno, words, path or base))
                 return
             self._job_name = answer["value"] if answer is not None else name
+            add_tree(log_tree(base, str(self._job_name)))  # for a writer that follows the first one
             path = os.path.join(base, str(self._job_name), f"attempt_{attempt}")
             paths = [os.path.join(path, rank) for rank in names]
 

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.errors import suppress
+from saferun.errors import SaferunError, UsageError, suppress
 from saferun.files.streams import APPENDED, WHOLE, DirectFiles, Files, FileStream
+from saferun.files.trees import Tree, add_tree
 from saferun.host.children import fork
 from saferun.linux.scratch import Scratch
 from saferun.model import JsonObject
@@ -62,6 +63,8 @@ class RunDirectory:
         self._events: list[JsonObject] = []
         self._is_part = False
         self._part = ""
+        self.refusal: SaferunError | None = None
+        """Why the launch cannot be: the user has chosen a directory of somebody else."""
         self.path: str | None = None
         self.host_path: str | None = None
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}"
@@ -106,17 +109,23 @@ class RunDirectory:
         ours = self._chosen is None
         host_path = os.path.join(path, self._host)
         top = os.path.dirname(path)
-        latest = [os.path.join(top, f".latest-{os.getpid()}"), os.path.join(top, "latest")]
+        latest = [f".latest-{os.urandom(6).hex()}", "latest"]
         self.path, self.host_path = path, host_path
         self._waiting = [on_open] if on_open is not None else []
 
         self.files.place = path
+        add_tree(Tree(top if ours else path))  # for a writer that follows the first one, and for captures
 
         def on_answer(answer: JsonObject | None) -> None:
             if answer is not None and "error" in answer:
                 errno, words, failed = answer["error"]
                 self.path = self.host_path = None
-                self.lost(f"no run directory: {failed or chosen}", OSError(errno, words))
+                if answer.get("is_theirs") and not ours:
+                    hint = "pass another --run-dir, or --run-dir none to keep no files"
+                    where = f"{shorter_path(failed)}: " if failed not in {path, chosen, ""} else ""
+                    self.refusal = UsageError(f"--run-dir {chosen}: {where}{words}", hint)
+                else:
+                    self.lost(f"no run directory: {failed or chosen}", OSError(errno, words))
             elif answer is None:
                 self._failing.add(path)  # it may yet be made, and is not relied upon
             self._begin()
@@ -151,7 +160,7 @@ class RunDirectory:
 
     def lost(self, path: str, error: OSError) -> None:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
-        if not self._has_warned:
+        if not self._has_warned and self.refusal is None:
             self._has_warned = True
             self._warn(f"{path}: {error.strerror}; what cannot be written to files still goes to the console")
 

@@ -22,6 +22,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITABLE_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _ROOT = 0
 _MOST_PARENTS = 4096
+_MOST_LINKS = 8
 _DEEPEST = 1000
 _ACL = "system.posix_acl_access"
 
@@ -40,7 +41,16 @@ class NotOursError(PermissionError):
 # Directories and files of ours
 
 
-def open_directory(path: str, *, dir_fd: int | None = None, or_root: bool = False, private: bool = False) -> int:
+def open_directory(
+    path: str,
+    *,
+    dir_fd: int | None = None,
+    or_root: bool = False,
+    private: bool = False,
+    also: int = -1,
+    mapped: bool = False,
+    links: bool = False,
+) -> int:
     """A descriptor of a directory that this user owns.
 
     Args:
@@ -48,6 +58,9 @@ def open_directory(path: str, *, dir_fd: int | None = None, or_root: bool = Fals
         dir_fd: what a relative path is relative to; None: the current directory.
         or_root: whether it may be root's as well.
         private: whether group and others may have no access at all.
+        also: a further owner that it may have.
+        mapped: whether it may have the owner that its file system gives to new files of this user: ``owner_of_new``.
+        links: whether a link is followed that is itself this user's, or root's.
 
     Returns:
         The descriptor. Closing it is the caller's.
@@ -56,10 +69,21 @@ def open_directory(path: str, *, dir_fd: int | None = None, or_root: bool = Fals
         NotOursError: it belongs to somebody else, or others have access.
         OSError: it cannot be opened, or is no directory (ENOTDIR, for a link too).
     """
-    fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
+    if links:
+        path = _followed(path, dir_fd)
+    try:
+        fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
+    except PermissionError:
+        # Somebody else's is told as such, whatever others may do there.
+        _check_owner(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), path, or_root=or_root, also=also)
+        raise
     try:
         status = os.fstat(fd)
-        _check_owner(status, path, or_root=or_root)
+        try:
+            _check_owner(status, path, or_root=or_root, also=also)
+        except NotOursError:
+            if not mapped or status.st_uid != owner_of_new(".", dir_fd=fd):
+                raise
         if private:
             _check_private(status, path)
     except BaseException:
@@ -68,7 +92,29 @@ def open_directory(path: str, *, dir_fd: int | None = None, or_root: bool = Fals
     return fd
 
 
-def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700) -> int:
+def _followed(path: str, dir_fd: int | None) -> str:
+    """Where links of this user, or of root, lead to. Which link was looked at is the one that is read."""
+    for _ in range(_MOST_LINKS):
+        try:
+            link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        except FileNotFoundError:
+            return path
+        try:
+            status = os.fstat(link)
+            if not stat.S_ISLNK(status.st_mode):
+                return path
+            try:
+                _check_owner(status, path, or_root=True)
+            except NotOursError:
+                if status.st_uid != owner_of_new(os.path.dirname(path) or ".", dir_fd=dir_fd):
+                    raise
+            path = os.path.join(os.path.dirname(path), os.readlink("", dir_fd=link))
+        finally:
+            os.close(link)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700, also: int = -1) -> int:
     """The same of a directory that is made if need be. One that is there keeps its mode.
 
     Raises:
@@ -77,11 +123,18 @@ def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700) -
     """
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=dir_fd)
-    return open_directory(name, dir_fd=dir_fd)
+    return open_directory(name, dir_fd=dir_fd, also=also)
 
 
 def open_ours(
-    name: str, flags: int, *, dir_fd: int | None = None, mode: int = 0o600, or_root: bool = False, mapped: bool = False
+    name: str,
+    flags: int,
+    *,
+    dir_fd: int | None = None,
+    mode: int = 0o600,
+    or_root: bool = False,
+    also: int = -1,
+    mapped: bool = False,
 ) -> int:
     """A descriptor of a regular file that this user owns.
 
@@ -91,7 +144,8 @@ def open_ours(
         dir_fd: the directory that it lies in.
         mode: the permissions of a file that is made.
         or_root: whether it may be root's as well.
-        mapped: whether the owner counts that its file system gives to new files of this user: see ``owner_of_new``.
+        also: a further owner that it may have.
+        mapped: whether it may have the owner that its file system gives to new files of this user: ``owner_of_new``.
 
     Raises:
         NotOursError: it belongs to somebody else.
@@ -103,7 +157,7 @@ def open_ours(
         status = os.fstat(fd)
         _check_regular(status, name)
         try:
-            _check_owner(status, name, or_root=or_root)
+            _check_owner(status, name, or_root=or_root, also=also)
         except NotOursError:
             if not mapped or status.st_uid != owner_of_new(os.path.dirname(name) or ".", dir_fd=dir_fd):
                 raise
@@ -414,8 +468,8 @@ def owner_words(uid: int) -> str:
     return "root" if uid == _ROOT else f"user {uid}"
 
 
-def _check_owner(status: os.stat_result, path: str, *, or_root: bool) -> None:
-    if status.st_uid != os.geteuid() and not (or_root and status.st_uid == _ROOT):
+def _check_owner(status: os.stat_result, path: str, *, or_root: bool, also: int = -1) -> None:
+    if status.st_uid not in {os.geteuid(), also} and not (or_root and status.st_uid == _ROOT):
         raise NotOursError(f"it belongs to {owner_words(status.st_uid)}", path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -123,10 +124,13 @@ def test_a_directory_whose_inside_cannot_be_written_is_one_warning(tmp_path: Pat
     run_dir.close()
 
 
-def test_a_full_disk_is_told_once(tmp_path: Path, warnings: Warnings) -> None:
+def test_a_full_disk_is_told_once(tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events stop; the run does not."""
-    (tmp_path / "run" / "node3").mkdir(parents=True)
-    (tmp_path / "run" / "node3" / "events.jsonl").symlink_to("/dev/full")
+
+    def fill(_fd: int, _blocks: list[memoryview]) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "writev", fill)
     run_dir = make("run", warnings)
     for _ in range(3):
         run_dir.write_event({"event": "A"})

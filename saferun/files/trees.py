@@ -1,0 +1,196 @@
+"""Directories below which everything is this user's own: a run directory, a launch's directory in ``--log-dir``.
+
+A file in one is reached from its top, directory by directory, each opened relative to the one before and owned by this
+user: whoever else may write somewhere in it can lead nothing elsewhere. What others plant in place of a file that is
+to be made anew is replaced.
+
+Paths that lie in none of them are opened as torchrun opens them: the user, or a plugin of torch's, has named them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from saferun.errors import suppress
+from saferun.linux.ownership import NotOursError, make_directory, open_directory, open_ours, owner_of_new
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+_ALL_PARENTS = 0o777
+_IN_THE_WAY = frozenset({errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.EPERM, errno.ENXIO})
+
+
+class Tree:
+    """One such directory.
+
+    Args:
+        path: the directory.
+        directory_mode: the permissions of directories that are made, the first one included.
+        file_mode: the permissions of files that are made.
+    """
+
+    def __init__(self, path: str, directory_mode: int = 0o700, file_mode: int = 0o600) -> None:
+        self.path = path
+        self.file_mode = file_mode
+        self._directory_mode = directory_mode
+        self._owner = -1  # besides this user: see owner_of_new
+
+    def open(self, folders: list[str] | tuple[str, ...] = ()) -> int:
+        """A descriptor of a directory in it. What is missing is made.
+
+        Raises:
+            NotOursError: one belongs to somebody else.
+            OSError: one cannot be had.
+        """
+        fd = self._top()
+        try:
+            for number, folder in enumerate(folders):
+                below = self._opened(fd, folder, os.path.join(self.path, *folders[: number + 1]))
+                os.close(fd)
+                fd = below
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def make(self) -> bool:
+        """Make the directory itself, if there is none. Returns whether it is new.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        parent = os.path.dirname(self.path)
+        if parent:
+            os.makedirs(parent, _ALL_PARENTS, exist_ok=True)
+        try:
+            os.mkdir(self.path, self._directory_mode)
+        except FileExistsError:
+            return False
+        return True
+
+    def open_file(self, fd: int, name: str, flags: int, path: str) -> int:
+        """A descriptor of a file. With ``O_TRUNC`` it takes the place of what is no file of this user's alone.
+
+        Raises:
+            OSError: it cannot be had.
+        """
+        try:
+            return self._tried(fd, path, lambda: self._open_file(fd, name, flags))
+        except OSError as error:
+            if not flags & os.O_TRUNC or error.errno not in _IN_THE_WAY:
+                raise
+        os.unlink(name, dir_fd=fd)
+        return os.open(
+            name, (flags & ~os.O_TRUNC) | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, self.file_mode, dir_fd=fd
+        )
+
+    def _open_file(self, fd: int, name: str, flags: int) -> int:
+        return open_ours(name, flags, dir_fd=fd, mode=self.file_mode, also=self._owner)
+
+    def _top(self) -> int:
+        try:
+            return open_directory(self.path, or_root=True, mapped=True, links=True)
+        except FileNotFoundError:
+            self.make()
+            return open_directory(self.path, or_root=True, mapped=True, links=True)
+
+    def _opened(self, fd: int, name: str, path: str) -> int:
+        if name in {"", ".", ".."}:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        return self._tried(
+            fd, path, lambda: make_directory(name, dir_fd=fd, mode=self._directory_mode, also=self._owner)
+        )
+
+    def _tried(self, fd: int, path: str, call: Callable[[], T]) -> T:
+        try:
+            try:
+                return call()
+            except NotOursError:
+                # Only now, and once: nearly everywhere files are owned by who makes them.
+                if self._owner >= 0:
+                    raise
+                self._owner = owner_of_new(".", dir_fd=fd)
+                return call()
+        except OSError as error:
+            error.filename = path
+            raise
+
+
+_trees: dict[str, Tree] = {}
+
+
+def add_tree(tree: Tree) -> Tree:
+    """What lies below it is opened with care from now on, in this process."""
+    return _trees.setdefault(tree.path, tree)
+
+
+def log_tree(base: str, name: str) -> Tree:
+    """A launch's directory in ``--log-dir``: files in it are as readable as torchrun makes them."""
+    return Tree(os.path.join(base, name), 0o777, 0o666)
+
+
+def open_parent(path: str) -> tuple[int, str, Tree | None]:
+    """The directory in which a file is to be: its descriptor, the name in it, and the tree, if it is in one.
+
+    Raises:
+        OSError: it cannot be had, or made.
+    """
+    folder, name = os.path.split(path)
+    tree = _tree_of(folder)
+    if tree is not None:
+        return tree.open(_folders(tree, folder)), name, tree
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(folder or ".", flags), name, None
+    except FileNotFoundError:
+        os.makedirs(folder, exist_ok=True)
+        return os.open(folder, flags), name, None
+
+
+def make_directories(path: str) -> None:
+    """Make a directory and those above it, where they are missing.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    tree = _tree_of(path)
+    if tree is None:
+        os.makedirs(path, exist_ok=True)
+    else:
+        os.close(tree.open(_folders(tree, path)))
+
+
+def remove_file(path: str) -> None:
+    """Remove a file, if there is one.
+
+    Raises:
+        OSError: it is there and cannot be removed.
+    """
+    with suppress(FileNotFoundError):
+        fd, name, _ = open_parent(path)
+        try:
+            os.unlink(name, dir_fd=fd)
+        finally:
+            os.close(fd)
+
+
+def _tree_of(folder: str) -> Tree | None:
+    while folder:
+        tree = _trees.get(folder)
+        if tree is not None:
+            return tree
+        above = os.path.dirname(folder)
+        if above == folder:
+            return None
+        folder = above
+    return None
+
+
+def _folders(tree: Tree, folder: str) -> list[str]:
+    return folder[len(tree.path) + 1 :].split("/") if folder != tree.path else []
