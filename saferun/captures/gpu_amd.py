@@ -8,7 +8,7 @@ Source: ROCm documentation, "AMD SMI CLI tool" and "ROCm SMI".
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import re
 import time
@@ -20,6 +20,7 @@ from saferun.captures.wire import HostCapture
 from saferun.host.amd_gpus import read_amd_sysfs
 from saferun.host.gpu_reading import Snapshot, families_of, owned, read_until
 from saferun.model import JsonObject
+from saferun.text.decoding import loads_first
 
 _ROCM_BIN = "/opt/rocm/bin"
 _LAST_WAIT_S = 0.1
@@ -189,17 +190,21 @@ def parse_rocm_smi(text: str) -> tuple[list[JsonObject], list[tuple[int, int | N
     gpus: list[JsonObject] = []
     processes: list[tuple[int, int | None, str]] = []
     for key, entry in content.items() if isinstance(content, dict) else ():
-        if key.startswith("card") and key[4:].isdigit() and isinstance(entry, dict):
+        if key.startswith("card") and _is_number(key[4:]) and isinstance(entry, dict):
             gpus.append(_from_card(int(key[4:]), entry))
         elif key == "system" and isinstance(entry, dict):
             for name, words in entry.items():
                 pid = name.removeprefix("PID").strip()
-                if name.startswith("PID") and pid.isdigit() and isinstance(words, str):
+                if name.startswith("PID") and _is_number(pid) and isinstance(words, str):
                     # Name, number of GPUs, bytes of memory, bytes of SDMA, occupancy.
                     fields = [field.strip() for field in words.rsplit(",", 4)]
                     memory = fields[2] if len(fields) > 2 else ""  # noqa: PLR2004
-                    processes.append((int(pid), int(memory) if memory.isdigit() else None, fields[0]))
+                    processes.append((int(pid), int(memory) if _is_number(memory) else None, fields[0]))
     return gpus, processes
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 19  # noqa: PLR2004 - fits 64 bits
 
 
 def _from_card(index: int, entry: JsonObject) -> JsonObject:
@@ -275,8 +280,8 @@ def _json(text: str) -> Any:  # noqa: ANN401 - whatever it is
     """The JSON in a tool's output, which warnings may precede or follow."""
     for match in re.finditer(r"^\s*(?=[\[{])", text, re.MULTILINE):
         try:
-            return json.JSONDecoder().raw_decode(text, match.end())[0]
-        except (ValueError, RecursionError):
+            return loads_first(text, match.end())
+        except ValueError:
             continue
     return None
 
@@ -303,7 +308,8 @@ def _number(raw: Any) -> float | None:  # noqa: ANN401 - JSON
         raw = float(match[0])
     if isinstance(raw, bool) or not isinstance(raw, (int, float)):
         return None
-    return float(raw) * _UNITS.get(str(unit).upper(), 1)
+    number = float(raw) * _UNITS.get(str(unit).upper(), 1)
+    return number if math.isfinite(number) else None
 
 
 def _put(gpu: JsonObject, key: str, value: float | None, kind: type[int | float] = float) -> None:

@@ -13,6 +13,7 @@ from saferun.model import JsonObject, Value
 # What @record writes has a message, and a traceback with it: a few kilobytes. Of a file that is larger nothing is read,
 # and it is handed on as it is.
 _LARGEST_BYTES = 256 << 10
+_LATEST_TIME = 1e12
 _LARGEST_COPIED_BYTES = 4 << 20
 
 
@@ -27,13 +28,25 @@ class RecordedError(Value):
 def read_error_file(path: str) -> RecordedError | None:
     """Read a rank's error file; None where there is none or it makes no sense. The rank may write what it likes."""
     try:
-        content = json.loads(_read(path))
+        content = json.loads(_read(path), parse_constant=_refuse)
         message = content["message"]
         if isinstance(message, dict):
-            return RecordedError(str(message["message"]), float(message["extraInfo"]["timestamp"]), content)
-        return RecordedError(str(message), float(content.get("timestamp", 0)), content)
+            return RecordedError(str(message["message"]), _seconds(message["extraInfo"]["timestamp"]), content)
+        return RecordedError(str(message), _seconds(content.get("timestamp", 0)), content)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _seconds(raw: str | float) -> float:
+    """Seconds since the epoch, which ``@record`` writes as text."""
+    seconds = float(raw)
+    if not -_LATEST_TIME < seconds < _LATEST_TIME:  # nor anything that is no number
+        raise ValueError("no time")
+    return seconds
 
 
 def _read(path: str) -> bytes:

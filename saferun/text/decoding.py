@@ -16,7 +16,18 @@ TYPE_CHECKING = False  # importing typing would cost every launch some 5 % of it
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["DEEPEST", "LONGEST_BYTES", "MALFORMED", "MOST_ITEMS", "loads", "measure", "number", "text", "words"]
+__all__ = [
+    "DEEPEST",
+    "LONGEST_BYTES",
+    "MALFORMED",
+    "MOST_ITEMS",
+    "loads",
+    "loads_first",
+    "measure",
+    "number",
+    "text",
+    "words",
+]
 
 LONGEST_BYTES = 16 << 20
 DEEPEST = 64
@@ -59,6 +70,18 @@ def loads(
     decoder = _CAREFUL if _UNUSUAL_NUMBER.search(json_text) is not None else _PLAIN
     try:
         return decoder.decode(json_text)
+    except RecursionError:
+        raise ValueError("too deep") from None
+
+
+def loads_first(json_text: str, start: int = 0) -> Any:  # noqa: ANN401 - JSON
+    """The JSON that begins at a place in a text, whatever follows it. How deep it is only its length bounds.
+
+    Raises:
+        ValueError: there is none, or none that can be read.
+    """
+    try:
+        return _CAREFUL.raw_decode(json_text, start)[0]
     except RecursionError:
         raise ValueError("too deep") from None
 
