@@ -164,10 +164,15 @@ def names_process(core: CoreFile, pid: int) -> bool:
 def delete_core(core: CoreFile) -> str:
     """Delete a core, if it still is the file that was found. Returns why not, or nothing."""
     try:
-        status = os.lstat(core.path)
-        if core.is_managed or (status.st_dev, status.st_ino) != core.inode or status.st_uid != os.geteuid():
-            return "it is not this user's to delete"
-        os.unlink(core.path)
+        folder, name = os.path.split(core.path)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if core.is_managed or (status.st_dev, status.st_ino) != core.inode or status.st_uid != os.geteuid():
+                return "it is not this user's to delete"
+            os.unlink(name, dir_fd=fd)
+        finally:
+            os.close(fd)
     except OSError as error:
         return error.strerror or str(error)
     return ""
