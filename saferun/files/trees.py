@@ -193,4 +193,5 @@ def _tree_of(folder: str) -> Tree | None:
 
 
 def _folders(tree: Tree, folder: str) -> list[str]:
-    return folder[len(tree.path) + 1 :].split("/") if folder != tree.path else []
+    below = folder[len(tree.path) :].strip("/")  # the tree may be the root directory
+    return below.split("/") if below else []

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from saferun.errors import SaferunError
+from saferun.files import trees
 from saferun.files.operations import make_run_directory, write_error
 from saferun.files.streams import APPENDED, FRESH, WHOLE, DirectFiles
 from saferun.host import task_sockets
@@ -539,6 +540,16 @@ def test_a_file_system_that_gives_all_files_one_owner_keeps_files(
     assert found == [b"two", b"onetwo", b"two"]
     assert (top / "1" / "node3").stat().st_uid == SOMEBODY
     assert (top / "latest").resolve() == top / "1"
+
+
+def test_the_root_directory_may_hold_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """``--run-dir .`` in a container's working directory."""
+    monkeypatch.setattr(trees, "_trees", {"/": trees.Tree("/")})
+    files = DirectFiles()
+    stream = files.open(str(tmp_path / "node3" / "file"), FRESH)
+    stream.write(b"x")
+    stream.close()
+    assert (tmp_path / "node3" / "file").read_bytes() == b"x"
 
 
 def test_what_is_in_the_way_of_a_new_file_is_replaced_and_never_written_through(tmp_path: Path) -> None:
