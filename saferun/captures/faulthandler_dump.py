@@ -149,7 +149,7 @@ def threads_from_text(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
         if head := _THREAD.match(line):
             threads.append((head["name"] or "", line.startswith("Current"), []))
         elif threads and (frame := _FRAME.match(line)):
-            number = int(frame["line"]) if frame["line"].isdigit() and len(frame["line"]) < 10 else 0  # noqa: PLR2004
+            number = int(frame["line"]) if frame["line"].isdecimal() and len(frame["line"]) < 10 else 0  # noqa: PLR2004
             threads[-1][2].append(Frame(frame["function"][:512], frame["file"][:1024], number))
         elif line == _CUT_SHORT:
             is_whole = False

@@ -23,7 +23,7 @@ _KEPT = 500
 _SYSLOG_READ_ALL, _SYSLOG_SIZE = 3, 10
 _JOURNAL_TIMEOUT_S = 5.0
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
-_SYSLOG_LINE = re.compile(r"<(\d+)>\[ *(\d+\.\d+)\](?:\[ *[TC]\d+\])? ?(.*)")
+_SYSLOG_LINE = re.compile(r"<(\d{1,9})>\[ *(\d{1,15}\.\d{1,15})\](?:\[ *[TC]\d+\])? ?(.*)")
 _FACILITY_SHIFT = 3
 # The kernel stamps its lines with a clock that nobody corrects, while the system's is corrected all the time: they
 # drift apart by some millionths of the time since boot.

@@ -330,6 +330,21 @@ def test_what_others_have_written_is_read_or_refused(name: str) -> None:
         check(decoder.read(sample))  # what is right is read
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("kernel log", b"<" + b"1" * 5000 + b"6>[   12.345678] text\n"),
+        ("gdb", GDB.replace(b"71", b"1" * 5000)),
+        ("gdb", GDB.replace(b"t.c:1", b"t.c:" + b"1" * 5000)),
+        ("amd-smi", b'[{"gpu": 0, "usage": {"gfx_activity": Infinity}}]'),
+        ("rocm-smi", b'{"card0": {"GPU use (%)": 1e999}}'),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_was_once_an_exception_is_none(name: str, content: bytes) -> None:
+    check(DECODERS[name].read(content))
+
+
 @pytest.mark.slow
 def test_a_lot_of_it_is_read_or_refused_within_a_limit_of_memory() -> None:
     """Thousands of inputs for each decoder, never twice the same."""
