@@ -14,7 +14,7 @@ from saferun.errors import suppress
 from saferun.host.poller import Poller
 from saferun.host.prctl import set_name
 from saferun.host.procfs import read_stat
-from saferun.linux.helper import Helper
+from saferun.linux.helper import Helper, NoHelperError
 from saferun.model import ExitStatus, JsonObject
 
 TYPE_CHECKING = False
@@ -74,6 +74,7 @@ class Examiner:
         self._helper: Helper | None = None
         self._lost: list[Helper] = []  # ended, not reaped yet; in an uninterruptible sleep perhaps
         self._replaced = 0
+        self._is_impossible = False  # not even the first one could be forked
         self._number = 0
         self._waiting: dict[int, float] = {}  # number -> when it must have begun
         self._unsent: dict[int, int] = {}  # number -> the descriptor for its answer
@@ -99,6 +100,7 @@ class Examiner:
                     "sr-examiner", partial(self._serve, outbox), keep=outbox.fds if outbox is not None else ()
                 )
             except OSError as error:
+                self._is_impossible = self._replaced == 1
                 self._replaced = _REPLACED_AT_MOST + 1
                 self._warn(f"the examiner cannot be forked: {error.strerror}; hangs are not looked into")
                 self._take_loaded(list(self._wanted), [])  # nobody has tried, and somebody has to be the first
@@ -237,9 +239,12 @@ class Examiner:
             The number to end it by, and a descriptor to read the answer from, non-blocking; the caller closes it.
 
         Raises:
+            NoHelperError: there has never been an examiner, and there never will be.
             OSError: there is no examiner, or it takes no requests.
         """
         self.begin()
+        if self._is_impossible:
+            raise NoHelperError(0, "there can be no examiner")
         if self._helper is None:
             raise OSError(0, "there is no examiner")
         read_end, write_end = os.pipe()

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from saferun.errors import suppress
+from saferun.linux.helper import NoHelperError
 from saferun.linux.search_path import search_theirs_last
 from saferun.model import ExitStatus
 
@@ -96,7 +97,8 @@ class IdleImports:
         on_imported: told, once, when all of them are there.
         poller: the loop's.
         ask: has code read by another process: takes the modules and a time limit, and returns a descriptor to read
-            what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where there is nobody to read.
+            what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where there is nobody to read
+            now, and NoHelperError where there never was.
         wanted: the modules, in an order in which each depends on those before it, as far as possible.
     """
 
@@ -213,10 +215,14 @@ class IdleImports:
         self._held.begin()
         try:
             self._fd = self._ask(self._wanted, _BUDGET_S)
-        except OSError:
+        except NoHelperError:
             # Nobody can read it, so this process has to: what captures and reports would be missing in every launch.
             self._held.unseal()
             self._have()
+            return
+        except OSError:
+            # Whoever read it has been lost, perhaps to the file system on which the code lies.
+            self._ask_at = time.monotonic() + _AGAIN_S
             return
         self._poller.watch(self._fd, self._on_readable)
 
@@ -259,8 +265,10 @@ class IdleImports:
             return False
         try:
             fd = self._ask([name], _FETCH_S)
-        except OSError:
+        except NoHelperError:
             return None
+        except OSError:
+            return False
         give_up_at = time.monotonic() + _FETCH_S
         poll = select.poll()
         poll.register(fd, select.POLLIN)

@@ -19,6 +19,10 @@ from saferun.model import ExitStatus, JsonObject
 _READS_AT_MOST = 8
 
 
+class NoHelperError(OSError):
+    """The system has never let this helper process be forked: what it was for is done by the caller, or not at all."""
+
+
 class Helper:
     """One helper process. It is a fork: it costs no start of an interpreter, and needs no file to begin.
 

@@ -17,6 +17,7 @@ LOOP = """
 import os, sys, time
 from saferun.host.poller import Poller
 from saferun.idle_imports import IdleImports
+from saferun.linux.helper import NoHelperError
 from saferun.linux.held_code import Recorder
 
 def write(content):
@@ -198,7 +199,7 @@ def test_where_nobody_can_read_for_it_the_supervisor_reads_itself() -> None:
     out = run(
         """
         def nobody(names, budget_s):
-            raise OSError("no processes")
+            raise NoHelperError("no processes")
 
         imports = make(["colorsys"], nobody)
         imports.begin(["colorsys"])
@@ -208,6 +209,39 @@ def test_where_nobody_can_read_for_it_the_supervisor_reads_itself() -> None:
         """
     )
     assert out == "['imported'] False\n"
+
+
+def test_where_the_reader_is_lost_nothing_is_read_from_files_meanwhile() -> None:
+    """It may have been lost to the very file system from which the supervisor would read."""
+    out = run(
+        """
+        import saferun.idle_imports
+        saferun.idle_imports._PATIENCE_S = saferun.idle_imports._AGAIN_S = 0.2
+        is_lost = True
+
+        def lost_for_now(names, budget_s):
+            if is_lost:
+                raise OSError("the examiner does not answer")
+            return read_by_a_fork(names, budget_s)
+
+        def call():
+            try:
+                import colorsys
+            except ImportError as error:
+                said.append(str(error))
+
+        imports = make(["colorsys"], lost_for_now)
+        imports.seal()
+        del opened[:]
+        imports.need(call)
+        turn_until(lambda: said)
+        imports.begin(["colorsys"])
+        is_lost = False
+        turn_until(lambda: "imported" in said)
+        print(said, opened, "colorsys" in sys.modules)
+        """
+    )
+    assert out == "['colorsys is not in memory', 'imported'] [] True\n"
 
 
 def test_a_fork_imports_from_files() -> None:
