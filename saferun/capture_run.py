@@ -244,7 +244,7 @@ class Examiner:
         """
         self.begin()
         if self._is_impossible:
-            raise NoHelperError(0, "there can be no examiner")
+            raise NoHelperError(0, "there is no examiner")
         if self._helper is None:
             raise OSError(0, "there is no examiner")
         read_end, write_end = os.pipe()
