@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.process.launching import Job, running, two_lines, without
+from tests.process.launching import DEADLINE_S, Job, running, two_lines, without
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -183,7 +183,10 @@ def test_questions_are_answered_on_stdout_and_begin_nothing(tmp_path: Path, opti
 @pytest.mark.parametrize("limit", [8, 10, 12])
 def test_too_few_descriptors_for_saferun_itself_are_said_in_two_lines(tmp_path: Path, limit: int) -> None:
     """Not by a traceback; there is nothing that could be done with so few."""
-    with running(tmp_path, PROGRAM, nproc=4, before=("prlimit", f"--nofile={limit}:{limit}", "--")) as job:
+    before = ("prlimit", f"--nofile={limit}:{limit}", "--")
+    with running(tmp_path, PROGRAM, nproc=4, before=before, sweeps=False) as job:
         assert job.wait() == 1
+        # What it had forked by then ends because saferun has ended.
+        job.assert_nothing_left(DEADLINE_S)
         assert "saferun: cannot go on: Too many open files\nhint: raise the limit" in job.err
         assert "Traceback" not in job.err
