@@ -173,6 +173,33 @@ def open_ours(
     return fd
 
 
+def open_secret(path: str) -> int:
+    """A descriptor, for reading, of a file that this user or root owns and that nobody else may read or write.
+
+    A link is followed where it belongs to one of the two as well, as volumes of Kubernetes have them. The permissions
+    of a group that only this user is in are no one else's.
+
+    Raises:
+        NotOursError: it belongs to somebody else, or others may read or write it; ``strerror`` says which.
+        OSError: it cannot be opened, or is no regular file (EINVAL).
+    """
+    fd = open_ours(_followed(path, None), os.O_RDONLY, or_root=True)
+    try:
+        _check_secret(fd, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_secret(fd: int, path: str) -> None:
+    status = os.fstat(fd)
+    if status.st_mode & stat.S_IRWXO:
+        raise NotOursError("everyone may read or write it", path)
+    if status.st_mode & stat.S_IRWXG and (not is_private_group(status.st_gid) or _has_acl(fd)):
+        raise NotOursError(f"group {status.st_gid} may read or write it", path)
+
+
 def open_temporary(stem: str, *, dir_fd: int | None = None, mode: int = 0o600) -> tuple[int, str]:
     """A new file for writing, and its name: ``stem`` and a random text. ``os.replace`` gives it its final name.
 
