@@ -13,6 +13,7 @@ from saferun.evidence import Evidence, HangVerdict, ToldTrouble
 from saferun.host_parts import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
 from saferun.job import Job, Piece
 from saferun.job_watch import JobWatch
+from saferun.watchdog.job import packed
 
 if TYPE_CHECKING:
     from saferun.evidence import Diagnosis
@@ -71,7 +72,7 @@ class EvidenceExchange:
 
     def tell_quiet(self, verdict: HangVerdict) -> None:
         """Nothing moves on this host; whether the job hangs is for all hosts to say together."""
-        self._job.set_state({"s": "quiet", **verdict._asdict(), "since": time.time() - verdict.quiet_s})
+        self._job.set_state({"s": "quiet", **packed(verdict), "since": time.time() - verdict.quiet_s})
 
     def tell_moving(self) -> None:
         """Something moves here again."""

@@ -509,7 +509,9 @@ class Job:
 
     def tell_hang(self, verdict: HangVerdict, number: int) -> None:
         """Every host is to capture."""
-        self._tell({"kind": "hang", "verdict": verdict._asdict(), "n": number})
+        from saferun.watchdog.job import packed
+
+        self._tell({"kind": "hang", "verdict": packed(verdict), "n": number})
 
     def tell_preflight(self, message: JsonObject) -> None:
         """What the checks came to, or whom to try once more."""

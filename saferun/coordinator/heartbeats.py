@@ -34,6 +34,7 @@ _LONGEST_TICK_S = 2.0
 # When all hosts have something to say at once, this many times as long as a look took is waited before the next one.
 _PAUSE_PER_READ = 4.0
 _LEAST_PAUSE_S = 0.005
+_REWRITE_EVERY_S = 60.0
 
 
 class Beats:
@@ -63,6 +64,8 @@ class Beats:
         self._places: dict[str, str] = {}  # where those in state D wait
         self._seen_in_d: set[int] = set()
         self._acked = False
+        self._sum = 0  # what the beats have come to
+        self._rewrite_at = 0.0
 
     def start(self) -> None:
         """Beat, with the line's connection of now."""
@@ -99,20 +102,29 @@ class Beats:
         with self._changed:
             self._is_dirty = True
         looked_at = 0.0
+        is_first = True
         while self._line.is_current(client):
             now = time.monotonic()
             if now - looked_at >= self._interval_s:
                 looked_at = now
                 self._look_at_supervisors()
             with self._changed:
-                wanted, text = self._wanted, self._text() if self._is_dirty else None
+                is_news, is_old = self._is_dirty, now >= self._rewrite_at
+                wanted, text = self._wanted, self._text() if is_news or is_old else None
                 self._is_dirty = False
             try:
+                if is_first and self._sum:
+                    # Whatever somebody else has made of it; what is no number would break the connection again.
+                    client.set(f"{self._prefix}beat/{self._host}", str(self._sum))
+                is_first = False
                 if text is None:
-                    client.add(f"{self._prefix}beat/{self._host}", 1)
+                    self._sum = client.add(f"{self._prefix}beat/{self._host}", 1)
                 else:
+                    # Now and then without need: the leader may have read something else there.
+                    self._rewrite_at = now + _REWRITE_EVERY_S
                     client.set(f"{self._prefix}state/{self._host}", text)
-                    client.add(f"{self._prefix}beat/{self._host}", CHANGE + 1)
+                    self._sum = client.add(f"{self._prefix}beat/{self._host}", CHANGE + 1)
+                if is_news:
                     client.set(f"{self._prefix}wake", "1")
             except StoreBrokenError:
                 self._line.repair(client)
@@ -342,15 +354,23 @@ class Monitor:
                 # The store is this process's own: it is being closed, or something held the connection up.
                 with contextlib.suppress(StoreBrokenError):
                     self._client = self._client.another()
+                    self._restore_keys()
                 began_at = time.monotonic() - _LOOK_EVERY_S
             pause_s = max(_LEAST_PAUSE_S, min(_LOOK_EVERY_S, _PAUSE_PER_READ * (time.monotonic() - began_at)))
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause_s)
 
+    def _restore_keys(self) -> None:
+        """All are read in one go, which waits for those that somebody has deleted."""
+        for host, seen in self._seen.items():
+            if not seen.is_lost:
+                self._client.compare_set(f"{self._prefix}beat/{host}", "", "0")
+                self._client.compare_set(f"{self._prefix}state/{host}", "", "")
+
     def _look(self, elapsed_s: float) -> None:
         hosts = [host for host, seen in self._seen.items() if not seen.is_lost]
         beats = self._client.read_all([f"{self._prefix}beat/{host}" for host in hosts]) if hosts else []
-        changed = []
+        changed: dict[int, int] = {}
         for host, beat in zip(hosts, beats, strict=True):
             seen = self._seen[host]
             if beat != seen.beat:
@@ -362,14 +382,15 @@ class Monitor:
                     self._on_heard(host)
                 changes = int(beat) // CHANGE if beat.isdigit() and len(beat) < 20 else seen.changes  # noqa: PLR2004
                 if changes != seen.changes:
-                    seen.changes = changes
-                    changed.append(host)
+                    changed[host] = changes
             else:
                 seen.silent_s += elapsed_s
             letters = seen.state.stuck.values()
             seen.waiting_s = seen.waiting_s + elapsed_s if letters else 0.0
         if changed:
-            self._read_states(changed)
+            self._read_states(list(changed))
+        for host, changes in changed.items():
+            self._seen[host].changes = changes
         for host in hosts:
             self._judge(host, self._seen[host])
 
@@ -402,7 +423,10 @@ class Monitor:
             self._on_doubt()
         if seen.silent_s >= self._host_timeout_s:
             seen.is_asked = True
-            self._on_silent(host)
+            try:
+                self._on_silent(host)
+            except RuntimeError:
+                seen.is_asked = False  # no thread can be started now
         elif seen.waiting_s < self._host_timeout_s / 2:
             seen.is_told_waiting = seen.is_told_waiting and seen.waiting_s > 0
         elif not seen.is_told_waiting:

@@ -67,8 +67,8 @@ class Host:
 
     def handle(self, connection: TaskConnection, message: Message) -> bool:
         """Do what a task asks for. False where the message is none of those that are known here."""
-        with suppress(KeyError, TypeError, ValueError):
-            # A malformed message is its sender's misfortune.
+        with suppress(KeyError, TypeError, ValueError, RuntimeError):
+            # A malformed message is its sender's misfortune; where no thread can be started, the job goes on.
             return self._handle(connection, message)
         return True
 
@@ -135,7 +135,11 @@ class Host:
                 meeting.on_all_here = self._close_attempt
                 for other, join in {**others, task: message}.items():
                     meeting.add(other, join)
-                threading.Thread(target=self._meet, args=(meeting,), daemon=True).start()
+                try:
+                    threading.Thread(target=self._meet, args=(meeting,), daemon=True).start()
+                except RuntimeError as error:
+                    what = f"the coordinator of this host cannot work: {error}"
+                    self._fail(meeting, JoinFailedError(what, "look at the limits of processes and threads: ulimit -u"))
 
     def _meet(self, meeting: Meeting) -> None:
         try:
@@ -275,7 +279,10 @@ class Host:
             self._leave()
             done()
 
-        self._in_background(end)
+        try:
+            self._in_background(end)
+        except RuntimeError:
+            end()
 
     def _leave(self) -> None:
         with self._lock:
@@ -305,9 +312,10 @@ def _bounded(do: Callable[[], None], timeout_s: float) -> None:
         with suppress(Exception):
             do()
 
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
+    with suppress(RuntimeError):
+        thread = threading.Thread(target=attempt, daemon=True)
+        thread.start()
+        thread.join(timeout_s)
 
 
 def exit_now() -> None:

@@ -26,7 +26,10 @@ LONGEST_MESSAGE_BYTES = 64 << 10
 _LONGEST_ENTRY_BYTES = LONGEST_MESSAGE_BYTES + 256
 # Of these, the first of an attempt says it all.
 _ONCE = frozenset({"trouble", "decision"})
-_WAIT_S = 3600.0
+# What is between the hosts may forget connections on which nothing is said for minutes.
+_WAIT_S = 120.0
+# The end of the log is the end of waiting where the attempt is over for this host as well, which shows in a moment.
+_WAIT_AFTER_END_S = 5.0
 _LOOK_AGAIN_S = 0.1
 _MOST_UNSAID = 1000
 _END = '{"end": true}'
@@ -50,6 +53,7 @@ class JobLog:
         self._lock = threading.Lock()
         self._count = 0  # entries known
         self._kinds: set[str] = set()
+        self._is_ending = False  # this host ends it
         self._ended = False
         self._said = threading.Condition()
         self._unsaid: deque[tuple[str, str]] = deque()  # the kind and the entry
@@ -77,15 +81,22 @@ class JobLog:
         self._number += 1
         entry = json.dumps({"h": self._host, "n": self._number, "m": message})
         if len(entry) > _LONGEST_ENTRY_BYTES:
-            return
+            # What follows from it matters more than its words.
+            entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "words": message["words"][:0]}})
         with self._said:
             if len(self._unsaid) < _MOST_UNSAID:
                 self._unsaid.append((str(message.get("kind")), entry))
                 self._said.notify_all()
 
+    @property
+    def _is_over(self) -> bool:
+        # On other hosts it is over when the attempt is: anybody can write that it has ended.
+        return self._ended and self._is_ending
+
     def end(self) -> None:
         """Let those who wait for the next entry go home."""
         with self._said:
+            self._is_ending = True
             self._unsaid.append(("", _END))
             self._said.notify_all()
 
@@ -100,10 +111,10 @@ class JobLog:
 
     def _watch(self) -> None:
         client = self._line.watching
-        while self._line.is_current(client) and not self._ended:
+        while self._line.is_current(client) and not self._is_over:
             k = self._count
             try:
-                value = client.get(f"{self._prefix}log/{k}", _WAIT_S)
+                value = client.get(f"{self._prefix}log/{k}", _WAIT_AFTER_END_S if self._ended else _WAIT_S)
             except StoreBrokenError:
                 self._line.repair(client)
                 return
@@ -112,7 +123,7 @@ class JobLog:
 
     def _say(self) -> None:
         client = self._line.client
-        while self._line.is_current(client) and not self._ended:
+        while self._line.is_current(client) and not self._is_over:
             with self._said:
                 # The time-out is for a line that has been made anew meanwhile.
                 if not self._said.wait_for(lambda: self._unsaid, 60.0):
@@ -131,7 +142,7 @@ class JobLog:
                 self._said.notify_all()
 
     def _place(self, client: Any, kind: str, entry: str) -> None:  # noqa: ANN401
-        while not (self._ended or (kind in _ONCE and self.has(kind))):
+        while not (self._is_over or (kind in _ONCE and self.has(kind))):
             k = self._count
             found = client.compare_set(f"{self._prefix}log/{k}", "", entry)
             self._take(k, found)
@@ -159,6 +170,8 @@ class JobLog:
         try:
             entry = loads(value, longest=_LONGEST_ENTRY_BYTES)
             if entry.get("end") is True:
+                if self._host == 0 and not self._is_ending:
+                    raise ValueError("only this host ends the log")
                 self._ended = True
                 return None
             host = number(entry["h"], 0, MOST_HOSTS)

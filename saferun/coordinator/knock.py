@@ -82,7 +82,10 @@ def knock(
         return any(sight.kind == REFUSED and not sight.answered for sight in sights.values())
 
     for address in tried:
-        threading.Thread(target=look, args=(address,), daemon=True).start()
+        try:
+            threading.Thread(target=look, args=(address,), daemon=True).start()
+        except RuntimeError:
+            look(address)  # no thread can be started now
     answer_s = _ANSWER_TIMEOUT_S if answers is None else _STORE_ANSWER_TIMEOUT_S
     with seen_one:
         seen_one.wait_for(lambda: is_complete() or is_refused(), 2 * _CONNECT_TIMEOUT_S + answer_s + 0.5)

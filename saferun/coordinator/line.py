@@ -10,6 +10,7 @@ that host is dead or only the way to it: that is reported, and the search goes o
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNKNOWN, Finding, knock
@@ -20,6 +21,8 @@ _JOB_TIMEOUT_S = 2.0
 _EARLY_SHARE = 1 / 3
 _SEARCH_SHARE = 1 / 6
 _LEAST_SEARCH_S = 0.5
+# A line that breaks each time that it is used is not made more often.
+_LEAST_PAUSE_S = 1.0
 # A process that was stopped itself may not blame others for the time.
 _LONGEST_TICK_S = 2.0
 
@@ -72,6 +75,8 @@ class Line:
         self._lock = threading.Lock()
         self._woken = threading.Condition()
         self._repairing = False
+        self._broken: StoreClient | None = None  # broke while somebody was already looking after the line
+        self._made_at = -_LEAST_PAUSE_S  # when it was made anew last
         self._early = False  # the store was looked after since it answered last
         self._closed = False
         self._answers = -1
@@ -90,6 +95,7 @@ class Line:
         with self._lock:
             self.client, self.watching = client, watching
             self._silent_s = 0.0
+            self._broken = None
         self._start()
 
     def is_current(self, client: StoreClient) -> bool:
@@ -129,9 +135,14 @@ class Line:
             client = self.client
         if is_early:
             self._on_doubt()
-        threading.Thread(
-            target=self.repair, args=(client,), kwargs={"is_silent": True, "is_early": is_early}, daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self.repair, args=(client,), kwargs={"is_silent": True, "is_early": is_early}, daemon=True
+            ).start()
+        except RuntimeError:
+            # No thread can be started now; another tick follows.
+            with self._lock:
+                self._early = False
 
     def repair(self, broken: StoreClient, *, is_silent: bool = False, is_early: bool = False) -> None:
         """Find out about a connection that broke or fell silent, and make the line again if that can be.
@@ -142,23 +153,37 @@ class Line:
             is_early: that has not lasted long: only a line whose way is cut, and to which there is another, is made.
         """
         with self._lock:
-            if self._closed or self._repairing or broken not in {self.client, self.watching}:
+            if self._closed or broken not in {self.client, self.watching}:
+                return
+            if self._repairing:
+                # Whoever is at it may be there only to look; the one that used this connection has ended.
+                self._broken = self._broken if is_silent else broken
                 return
             self._repairing = True
         try:
-            finding = self._ask_leader(broken)
-            if is_early and finding.why != CUT:
-                return
-            if self._is_made(finding, broken.address[0]) or is_early:
-                return
-            if finding.why == GONE or (finding.why == FROZEN and not is_silent):
-                # What held the store has ended; where somebody holds its port still, there may be another one.
-                self._lose(finding, may_come_again=finding.why == FROZEN)
-            else:
-                self._search(finding, broken)
+            self._look_after(broken, is_silent=is_silent, is_early=is_early)
         finally:
             with self._lock:
                 self._repairing = False
+                another, self._broken = self._broken, None
+        if another is not None:
+            self.repair(another)
+
+    def _look_after(self, broken: StoreClient, *, is_silent: bool, is_early: bool) -> None:
+        with self._woken:
+            pause_s = self._made_at + _LEAST_PAUSE_S - time.monotonic()
+            if pause_s > 0 and self._woken.wait_for(lambda: self.is_closed, pause_s):
+                return
+        finding = self._ask_leader(broken)
+        if is_early and finding.why != CUT:
+            return
+        if self._is_made(finding, broken.address[0]) or is_early:
+            return
+        if finding.why == GONE or (finding.why == FROZEN and not is_silent):
+            # What held the store has ended; where somebody holds its port still, there may be another one.
+            self._lose(finding, may_come_again=finding.why == FROZEN)
+        else:
+            self._search(finding, broken)
 
     def _is_made(self, finding: Finding, way: str) -> bool:
         """Make the line again where the store answers; whether it is there."""
@@ -169,6 +194,7 @@ class Line:
             self._make(client)
         except StoreBrokenError:
             return False
+        self._made_at = time.monotonic()
         if finding.address != way:
             self._on_moved(way, finding.address)
         return True

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 from saferun.coordinator.line import Line
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
@@ -21,7 +21,6 @@ _MOST_TASKS = 4096
 _MOST_NAMES = 1000
 _TRY_FOR_S = 60.0
 _TRY_AGAIN_S = 1.0
-_READ_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
 
 
@@ -103,10 +102,21 @@ class PartReader:
             while self._is_busy():
                 time.sleep(_PAUSE_S)
             key = part_key(self._prefix, *part)
-            try:
-                text: Any = self._client.get(key, _READ_TIMEOUT_S)
-                self._client.delete(key)
-            except StoreBrokenError:
-                return
+            text = self._read(key)
             if text is not None and len(text) <= self._limit_bytes:
                 self._deliver(*part, text.decode(errors="replace"))
+
+    def _read(self, key: str) -> bytes | None:
+        """What lies there. Nothing is waited for: a part is there before it is announced, or it will never be."""
+        for _ in range(2):
+            try:
+                text = self._client.find(key)
+                if text is not None:
+                    self._client.delete(key)
+            except StoreBrokenError:
+                # Something held the connection up; or somebody deleted the key, which torch's store waits for.
+                with suppress(StoreBrokenError):
+                    self._client = self._client.another()
+                continue
+            return text
+        return None

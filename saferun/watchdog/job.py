@@ -8,7 +8,7 @@ from typing import Any
 
 from saferun.evidence import HangVerdict
 
-__all__ = ["combine", "verdict_from"]
+__all__ = ["combine", "packed", "verdict_from"]
 
 # What the job's verdict is called where hosts say different things: what is about single ranks first.
 _KINDS = ("stopped", "uninterruptible", "heartbeat", "spinning", "stuck_collective", "quiescent")
@@ -59,6 +59,21 @@ def combine(
     )
 
 
+def packed(verdict: HangVerdict) -> dict[str, Any]:
+    """A verdict as ``verdict_from`` reads it, short however many ranks it names: first and last of those in a row."""
+    return {**verdict._asdict(), "ranks": _packed_ranks(verdict.ranks), "busy": _packed_ranks(verdict.busy)}
+
+
+def _packed_ranks(ranks: Iterable[int]) -> list[list[int]]:
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank <= runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return runs
+
+
 def verdict_from(raw: object, *, own: Collection[int] | None = None) -> HangVerdict | None:
     """The verdict that another host sent; None where it is none.
 
@@ -99,7 +114,13 @@ def _seconds(raw: object) -> float:
 def _ranks(raw: object, own: Collection[int] | None) -> tuple[int, ...]:
     if not isinstance(raw, (list, tuple)):
         return ()
-    ranks = {rank for rank in raw[:_MOST_RANKS] if type(rank) is int and 0 <= rank < 1 << 31}
+    ranks: set[int] = set()
+    for told in raw[:_MOST_RANKS]:
+        pair = told if isinstance(told, list) else (told, told)
+        if len(pair) != len(("first", "last")) or any(type(rank) is not int for rank in pair):
+            continue
+        first, last = max(pair[0], 0), min(pair[1], (1 << 31) - 1)
+        ranks.update(range(first, min(last + 1, first + _MOST_RANKS - len(ranks))))
     return tuple(sorted(ranks if own is None else ranks.intersection(own)))
 
 

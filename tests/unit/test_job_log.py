@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.parts import PartReader
+from tests.unit.fake_store import DEADLINE_S, Line, Store
 
 TROUBLE = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
 DECISION = {"kind": "decision", "host": 0, "next": "finish", "exit_code": 1, "wait_s": 0.0, "restarts": 0}
@@ -96,3 +99,76 @@ def test_a_host_announces_so_many_parts_and_each_of_them_once() -> None:
         reader.announce(1, 0, f"hang-{i}")
         reader.announce(1, 0, "end")
     assert reader._waiting.qsize() == 1000
+
+
+# ------------------------------------------------------------------------------------------------- between the hosts
+
+
+class Hearing:
+    """A log at work, and what it has told."""
+
+    def __init__(self, store: Store, host: int) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.changed = threading.Condition()
+        self.line = Line(store)
+        self.log = JobLog(self.line, "a0/", host, self._on_told)  # type: ignore[arg-type]
+        self.line.start = self.log.start
+        self.log.start()
+
+    def _on_told(self, _k: int, message: dict[str, Any]) -> None:
+        with self.changed:
+            self.told.append(message)
+            self.changed.notify_all()
+
+    def until(self, *kinds: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: [m["kind"] for m in self.told] == [*kinds], DEADLINE_S), self.told
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_whoever_writes_that_the_log_has_ended_silences_nobody(host: int) -> None:
+    """Only the host that leads ends it; what comes after that is still heard and told."""
+    store = Store()
+    store.put("a0/log/0", '{"end": true}')
+    hearing = Hearing(store, host)
+    store.put("a0/log/1", json.dumps({"h": 2, "n": 1, "m": TROUBLE}))
+    heard = ["malformed", "trouble"] if host == 0 else ["trouble"]
+    hearing.until(*heard)
+    if host == 0:
+        hearing.log.tell(DECISION)
+        hearing.until(*heard, "decision")
+    hearing.line.close()
+
+
+def test_whoever_ends_the_log_waits_for_no_more() -> None:
+    """Threads of an attempt that is over go home."""
+    store = Store()
+    before = threading.active_count()
+    hearing = Hearing(store, 0)
+    hearing.log.end()
+    store.until("a0/log/0", '{"end": true}')
+    give_up_at = time.monotonic() + DEADLINE_S
+    while threading.active_count() > before:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def test_the_wait_for_an_entry_is_no_silence_of_an_hour() -> None:
+    """A firewall or NAT between the hosts forgets a connection on which nothing is said, without a word."""
+    store = Store()
+    hearing = Hearing(store, 1)
+    store.put("a0/log/0", json.dumps({"h": 2, "n": 1, "m": TROUBLE}))
+    hearing.until("trouble")
+    assert max(store.waits) <= 120.0
+    hearing.line.close()
+
+
+def test_a_decision_of_too_many_words_is_told_without_them() -> None:
+    """What follows matters more than why: nobody may wait for it in vain."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    hearing.log.tell({**DECISION, "words": ["\u65e5" * 1000] * 20})
+    hearing.until("decision")
+    assert hearing.told[0]["words"] == []
+    assert hearing.told[0]["exit_code"] == 1
+    hearing.line.close()

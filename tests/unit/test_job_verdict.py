@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from saferun.evidence import HangVerdict
-from saferun.watchdog.job import combine
+from saferun.watchdog.job import combine, packed, verdict_from
 
 
 def quiet(*ranks: int, kind: str = "quiescent", quiet_s: float = 300.0, certain: bool = True, **more: Any) -> Any:
@@ -96,3 +97,20 @@ def test_whatever_a_host_says_is_no_exception(state: dict[str, Any]) -> None:
             assert all(isinstance(rank, int) for rank in (*verdict.ranks, *verdict.busy))
             assert verdict.quiet_s >= 0
     assert combine({0: state["s"]} if "s" in state else {0: None}) is None
+
+
+@pytest.mark.parametrize("ranks", [(), (3,), (0, 1, 2, 7, 9, 10), tuple(range(80_000))], ids=len)
+def test_a_verdict_is_short_however_many_ranks_it_names(ranks: tuple[int, ...]) -> None:
+    """A message that is too long is told to nobody, and a job of ten thousand ranks would hang unseen."""
+    verdict = HangVerdict("quiescent", ranks, 300.0, certain=True, busy=ranks)
+    text = json.dumps(packed(verdict))
+    assert len(text) < 300
+    assert verdict_from(json.loads(text)) == verdict
+
+
+@pytest.mark.parametrize("pair", [[0, 10**400], [0], [0, 1, 2], ["a", 1], [True, 3], [5, 1], [-3, -1]])
+def test_a_row_of_ranks_that_makes_no_sense_names_few(pair: list[object]) -> None:
+    """And takes no more memory than a list of ranks could."""
+    verdict = verdict_from({"kind": "quiescent", "ranks": [pair, pair, pair]})
+    assert verdict is not None
+    assert len(verdict.ranks) <= 1 << 20

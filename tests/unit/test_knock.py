@@ -14,6 +14,7 @@ from saferun.coordinator.arrivals import waiting_words
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
 from saferun.coordinator.handlers import endpoint_of, is_loopback, master_addr, read_leader
 from saferun.coordinator.heartbeats import read_state
+from saferun.coordinator.host import Host
 from saferun.coordinator.knock import Sight, judge, knock
 from saferun.coordinator.meeting import Meeting
 from saferun.coordinator.parts import is_part_name
@@ -222,3 +223,49 @@ def test_a_malformed_leader_is_none() -> None:
 def test_parts_have_plain_names(name: object, is_one: bool) -> None:
     """They become keys of the store."""
     assert is_part_name(name) is is_one
+
+
+def test_where_no_thread_can_be_started_an_address_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that cannot be asked after would be missed for ever."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert knock("node3", ["127.0.0.1"], port, way=None).why == "gone"
+
+
+class Told:
+    """Stands in for the connection to a task, and for all of them."""
+
+    def __init__(self) -> None:
+        self.task: int | None = 0
+        self.said: list[dict[str, Any]] = []
+        self.head = self
+
+    def of_task(self, _: int) -> Told:
+        return self
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.said.append(message)
+
+
+def test_a_coordinator_lives_on_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end a job in which nothing is amiss; only what cannot wait fails, with the reason."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    told: Any = Told()
+    host = Host(told, None, -1, "2.13")  # type: ignore[arg-type]
+    assert host.handle(told, {"op": "close"})
+    host.handle(told, {"op": "join", "task": 0, **MEETING})
+    (failed,) = told.said
+    assert failed["op"] == "join_failed"
+    assert "can't start new thread" in failed["what"]
+    ended: list[bool] = []
+    host.farewell(lambda: ended.append(True))
+    assert ended == [True]

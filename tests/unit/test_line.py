@@ -160,3 +160,52 @@ def test_a_way_that_answers_and_cannot_be_used_is_no_way(monkeypatch: pytest.Mon
     world.repair(is_silent=True)
     assert [word for word, _ in world.said] == ["started", "searching", "started", "moved"]
     assert world.line.client.address[0] == "10.0.0.1"
+
+
+def test_a_connection_that_breaks_while_somebody_only_looks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever used it has ended: without another one this host would hear of nothing any more."""
+    world = World(monkeypatch, Finding(REACHED, "words", "node1"))
+    looked: list[str] = []
+
+    def ask(_broken: object) -> Finding:
+        if not looked:
+            looked.append("early")
+            world.line.repair(world.line.watching)  # as the thread does that waits in it
+        return Finding(REACHED, "words", "node1")
+
+    monkeypatch.setattr(world.line, "_ask_leader", ask)
+    world.repair(is_silent=True, is_early=True)
+    assert world.said == [("started", "node1"), ("started", "node1")]
+
+
+def test_a_connection_that_breaks_as_soon_as_it_is_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at once, and each time."""
+    monkeypatch.setattr(line_module, "_LEAST_PAUSE_S", 0.01)
+    world = World(monkeypatch, Finding(REACHED, "words", "node1"))
+    say, times = world._say, 3
+
+    def break_again(word: str, value: Any) -> None:
+        say(word, value)
+        if len(world.said) <= times:
+            world.line.repair(world.line.client)  # which the one that makes it does not wait for
+
+    monkeypatch.setattr(world, "_say", break_again)
+    world.repair()
+    assert world.said == [("started", "node1")] * (times + 1)
+
+
+def test_where_no_thread_can_be_started_the_store_is_looked_after_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator lives on: a limit of threads that is reached for a moment ends no job."""
+    world = World(monkeypatch, Finding(CUT, "words", "10.1.0.1"))
+    start = threading.Thread.start
+    full = [True, True]
+
+    def starts(thread: threading.Thread) -> None:
+        if full and full.pop():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    for _ in range(5):
+        world.line.tick(1.0)
+    world.wait_said("started", "doubt", "doubt", "doubt", "started", "moved")
