@@ -31,6 +31,7 @@ from saferun.captures.py_spy import threads_from_json
 from saferun.captures.pystack_core import threads_from_pystack
 from saferun.captures.wire import CaptureReader, Request, Target, decode_request, encode, encode_request
 from saferun.cluster.messages import decision_from, piece_from, task_of, trouble_from
+from saferun.cluster.secret_sharing import NoSecretError, pack, read_offer, unpack
 from saferun.coordinator.gathering import _failure
 from saferun.coordinator.handlers import read_leader
 from saferun.coordinator.heartbeats import read_state
@@ -165,6 +166,7 @@ ERROR = {"message": {"message": "x", "extraInfo": {"timestamp": "1700000000", "p
 STATE = {"t": {"0": {"s": "run"}}, "p": [[0, "end"]], "x": {"0": "D"}, "a": False, "w": {"0": "/mnt"}}
 LEADER = {"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["10.0.0.1"]}
 RECORD = HostRecord("node1", (TaskRecord(2, "default", 7),), ("10.0.0.1",), 29500, "run", card="{}", door="{}")
+BOUND = "0" * 64
 TRIAL = {"number": 1, "name": "pairs", "groups": [[[0, 0, 2], [1, 0, 2]]], "interface": "eth0", "deadline_s": 30.0}
 GDB = b"Thread 1 (LWP 71):\n#0  0x00007f in raise (sig=6) at x.c:3\n#1  main () at t.c:1\n"
 STACKS = (
@@ -194,6 +196,12 @@ DECODERS: dict[str, Decoder] = {
     "places": Decoder(decode_place, (encode_place(assign([RECORD, RECORD])[1]).encode(),)),
     "leaders": Decoder(read_leader, dumped(LEADER)),
     "failures": Decoder(_failure, dumped(["what", "hint"])),
+    "offers of secrets": Decoder(
+        lambda content: read_offer(text_of(content)),
+        dumped({"munge": "MUNGE:A:"}, {"file": ".private-" + "0" * 32}),
+        (NoSecretError,),
+    ),
+    "secrets": Decoder(lambda content: unpack(content, BOUND), (pack(bytes(32), BOUND),), (NoSecretError,)),
     "cards": Decoder(decode_card, (encode_card(HostCard("node1", 1.0)).encode(),)),
     "doors": Decoder(decode_door, (encode_door(Door(4711, "0" * 32, ())).encode(),)),
     "probes": Decoder(

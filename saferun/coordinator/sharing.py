@@ -1,0 +1,163 @@
+"""The process that shares a job secret with other hosts (``cluster/secret_sharing.py``), as the coordinator sees it.
+
+It is forked before torch is imported, while the coordinator is small and has no threads, and imports what it needs
+beside that: so the meeting of the hosts waits for nothing but the call of munge. Whatever becomes of it, there is no
+secret then, and the job goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+_NAME = "sr-secret"
+# Longer than each way takes at most, and the imports before the first.
+_ANSWER_S = 10.0
+_END_S = 3.0
+_MOST_BYTES = 64 << 10
+
+
+class Sharing:
+    """A handle on that process.
+
+    Args:
+        close_fds: descriptors of this process that it must not keep: ports, and the line to the supervisor.
+        serve: what the process does; for tests.
+    """
+
+    def __init__(self, close_fds: Sequence[int] = (), serve: Callable[[socket.socket], None] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._line: socket.socket | None = None
+        self._rest = b""
+        ours, theirs = socket.socketpair()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            self._pid = -1
+            ours.close()
+            theirs.close()
+            return
+        if self._pid == 0:
+            _run(theirs.detach(), (ours.fileno(), *close_fds), serve)
+        theirs.close()
+        self._line = ours
+
+    @property
+    def pid(self) -> int:
+        """The process; -1: there is none."""
+        return self._pid
+
+    def offer(self, secret: bytes, bound_to: str, ttl_s: int, base: str) -> dict[str, Any]:
+        """Offer a secret to the other hosts; blocks for some seconds at most.
+
+        Returns:
+            ``text``: the offer, empty where there is none; ``why``; ``made``: what a killed run leaves behind.
+        """
+        return self._ask(op="offer", secret=secret.hex(), job=bound_to, ttl_s=ttl_s, base=base)
+
+    def take(self, offer: str, bound_to: str, base: str) -> tuple[bytes, str]:
+        """Take a secret; blocks for some seconds at most.
+
+        Returns:
+            The secret, empty where there is none, and why.
+        """
+        answer = self._ask(op="take", offer=offer, job=bound_to, base=base)
+        with suppress(ValueError, TypeError):
+            return bytes.fromhex(answer.get("secret", "")), str(answer.get("why", ""))
+        return b"", "no answer that makes sense"
+
+    def withdraw(self) -> None:
+        """All have taken the offer: remove what anybody could still read."""
+        self._ask(op="withdraw")
+
+    def close(self) -> None:
+        """The same, and end the process."""
+        with self._lock:
+            line, self._line = self._line, None
+            pid, self._pid = self._pid, -1
+        if line is not None:
+            line.close()
+        if pid > 0 and not _ended(pid, _END_S):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _ended(pid, 0.1)
+
+    def _ask(self, **request: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+        with self._lock:
+            if self._line is None:
+                return {"why": "the process that shares the secret is gone"}
+            self._number += 1
+            try:
+                self._line.settimeout(_ANSWER_S)
+                self._line.sendall(json.dumps({**request, "id": self._number}).encode() + b"\n")
+                return self._answer(self._line)
+            except (OSError, ValueError):
+                # It is not asked again: an answer that comes late could be taken for another one.
+                self._line.close()
+                self._line = None
+                return {"why": "the process that shares the secret does not answer"}
+
+    def _answer(self, line: socket.socket) -> dict[str, Any]:
+        give_up_at = time.monotonic() + _ANSWER_S
+        while b"\n" not in self._rest:
+            line.settimeout(max(0.001, give_up_at - time.monotonic()))
+            chunk = line.recv(4096)
+            if not chunk or len(self._rest) > _MOST_BYTES:
+                raise OSError("no answer")
+            self._rest += chunk
+        first, _, self._rest = self._rest.partition(b"\n")
+        answer = json.loads(first)
+        if not isinstance(answer, dict) or answer.get("id") != self._number:
+            raise ValueError("another answer")
+        return answer
+
+
+def _run(fd: int, close_fds: Sequence[int], serve: Callable[[socket.socket], None] | None) -> None:
+    """In the forked process. Does not return."""
+    try:
+        # First of all, before anything that may wait for a file system: ports must not stay bound because of it.
+        for other in close_fds:
+            if other >= 0 and other != fd:
+                with suppress(OSError):
+                    os.close(other)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        os.setsid()  # signals of the job are ignored, as by the coordinator
+        from saferun.host.prctl import set_name
+        from saferun.linux.descriptors import close_all_but
+
+        set_name(_NAME)
+        close_all_but(fd)
+        if serve is None:
+            from saferun.cluster.secret_sharing import serve as serve_secrets
+
+            serve = serve_secrets
+        serve(socket.socket(fileno=fd))
+    finally:
+        os._exit(0)
+
+
+def _ended(pid: int, timeout_s: float) -> bool:
+    """Whether a child ends in time; it is reaped then."""
+    give_up_at = time.monotonic() + timeout_s
+    pause_s = 0.0005
+    while True:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                return True
+        except ChildProcessError:
+            return True
+        if time.monotonic() >= give_up_at:
+            return False
+        select.select([], [], [], pause_s)
+        pause_s = min(2 * pause_s, 0.02)

@@ -1,0 +1,244 @@
+"""MUNGE credentials: a text that one user has made, and that only the same user can read, on all hosts of a cluster.
+
+The programs ``munge`` and ``unmunge`` ask the daemon of this host, which shares a key with those of the other hosts and
+learns from the kernel who asks. Slurm depends on it, so clusters with Slurm mostly have it.
+
+Sources: munge(1), unmunge(1), munge(7), munge.h (the error numbers).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import stat
+import time
+from collections.abc import Sequence
+
+from saferun.errors import printable, suppress
+from saferun.host.children import Child, SpawnError, begin_spawn, spawn_error
+from saferun.linux.pidfd import send_signal
+from saferun.model import Value
+
+# Not PATH, which says nothing about who owns the program.
+_FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin", "/opt/munge/bin")
+_SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
+_ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
+_TIMEOUT_S = 3.0
+_END_S = 0.5
+_ROOT = 0
+_WRITABLE_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+LONGEST_CREDENTIAL = 4096
+"""Fits into a pipe at once."""
+_LONGEST_PAYLOAD = 1024
+_LONGEST_OUTPUT_BYTES = 8192
+_CREDENTIAL = re.compile(r"MUNGE:[A-Za-z0-9+/=]{1,4000}:")
+# ``UID:   0``, or where the option for numbers is not known: ``UID:  root (0)``.
+_NUMBER = re.compile(rb"(?:.*\()?([0-9]{1,10})\)?")
+
+_SUCCESS, _REPLAYED = 0, 17
+_STATUS_WORDS = {
+    6: "the munge daemon of this host does not answer",
+    15: "the credential has expired",
+    16: "the credential is from the future: the clocks of the hosts differ",
+    18: "the credential is another user's",
+}
+
+
+class MungeError(Exception):
+    """There is no credential, or it cannot be read; why, in words."""
+
+
+class Munge(Value):
+    """The programs and the socket of the daemon."""
+
+    encoder: str
+    decoder: str
+    socket: str
+
+
+def find_munge(folders: Sequence[str] = _FOLDERS, sockets: Sequence[str] = _SOCKETS) -> Munge | None:
+    """The programs and the daemon's socket, where root has installed them; None: they are not there.
+
+    Nothing is asked of the daemon.
+    """
+    socket = next((path for path in sockets if _is_socket(path)), None)
+    if socket is None:
+        return None
+    encoder, decoder = (_program(name, folders) for name in ("munge", "unmunge"))
+    return Munge(encoder, decoder, socket) if encoder and decoder else None
+
+
+def _is_socket(path: str) -> bool:
+    """Whether it is a socket that only root, or a service that root has given a directory, can have put there."""
+    folder = os.path.dirname(path)
+    try:
+        if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode):
+            return False
+        own, above = os.stat(folder), os.stat(os.path.dirname(os.path.realpath(folder)))
+    except OSError:
+        return False
+    return not own.st_mode & _WRITABLE_FOR_OTHERS and _is_roots(above)
+
+
+def _program(name: str, folders: Sequence[str]) -> str:
+    for folder in folders:
+        path = os.path.join(folder, name)
+        with suppress(OSError):
+            status = os.stat(path)
+            if stat.S_ISREG(status.st_mode) and _is_roots(status) and _is_roots(os.stat(folder)):
+                return path
+    return ""
+
+
+def _is_roots(status: os.stat_result) -> bool:
+    return status.st_uid == _ROOT and not status.st_mode & _WRITABLE_FOR_OTHERS
+
+
+def encode(munge: Munge, payload: bytes, ttl_s: int) -> str:
+    """A credential with a payload that only this user can read.
+
+    Args:
+        munge: the programs.
+        payload: at most 1024 bytes.
+        ttl_s: for how many seconds it can be read; the daemon may allow less.
+
+    Raises:
+        MungeError: there is none.
+    """
+    if len(payload) > _LONGEST_PAYLOAD:
+        raise MungeError("the payload is too long")
+    arguments = [f"--socket={munge.socket}", f"--restrict-uid={os.geteuid()}", f"--ttl={ttl_s}"]
+    code, output, _ = _run([munge.encoder, *arguments], payload)
+    credential = output.decode(errors="replace").strip()
+    if code != 0 or not is_credential(credential):
+        raise MungeError(_STATUS_WORDS.get(code, f"munge ended with exit code {code}"))
+    return credential
+
+
+def is_credential(text: str) -> bool:
+    """Whether it looks like one."""
+    return _CREDENTIAL.fullmatch(text) is not None
+
+
+def decode(munge: Munge, credential: str) -> bytes:
+    """The payload of a credential that this user, or root, has made and that has not expired.
+
+    That it has been read on this host before is no reason to refuse it, though the daemon says so: several processes of
+    a user may need the same one. A payload must say by itself what it is good for.
+
+    Raises:
+        MungeError: it cannot be read, or somebody else has made it.
+    """
+    if not is_credential(credential):
+        raise MungeError("this is no credential")
+    arguments = [f"--socket={munge.socket}", "--keys=STATUS,UID,LENGTH"]
+    # Without it names of users are looked up, which may take long.
+    code, output, errors = _run([munge.decoder, "--numeric", *arguments], credential.encode())
+    if not output and b"option" in errors:
+        code, output, errors = _run([munge.decoder, *arguments], credential.encode())
+    if not output:
+        raise MungeError(_STATUS_WORDS.get(code, f"unmunge ended with exit code {code}"))
+    head, blank, payload = output.partition(b"\n\n")
+    fields = dict(_field(line) for line in head.splitlines())
+    status, uid, length = (fields.get(name, -1) for name in (b"STATUS", b"UID", b"LENGTH"))
+    if status not in {_SUCCESS, _REPLAYED}:
+        raise MungeError(_STATUS_WORDS.get(status, f"unmunge says {status}"))
+    if uid not in {os.geteuid(), _ROOT}:
+        raise MungeError(f"the credential was made by user {uid}")
+    if not blank or length != len(payload):
+        raise MungeError("unmunge ended before it had written all of the payload")
+    return payload
+
+
+def _field(line: bytes) -> tuple[bytes, int]:
+    name, _, value = line.partition(b":")
+    found = _NUMBER.fullmatch(value.strip())
+    return name, int(found[1]) if found is not None else -1
+
+
+def _run(argv: Sequence[str], content: bytes) -> tuple[int, bytes, bytes]:
+    """Run a program for at most three seconds: its exit code, and what it wrote to stdout and to stderr.
+
+    Raises:
+        MungeError: it does not end in time, or cannot be run.
+    """
+    pipes = [os.pipe() for _ in range(3)]
+    (in_read, in_write), (out_read, out_write), (err_read, err_write) = pipes
+    try:
+        os.write(in_write, content)  # less than a pipe takes
+        child, report = begin_spawn(argv, _ENVIRON, stdin=in_read, stdout=out_write, stderr=err_write)
+    except (OSError, SpawnError) as error:
+        _close(*(fd for ends in pipes for fd in ends))
+        raise MungeError(f"{argv[0]} cannot be run: {printable(str(error))}") from None
+    _close(in_read, in_write, out_write, err_write)
+    try:
+        give_up_at = time.monotonic() + _TIMEOUT_S
+        output, errors = _read({out_read: bytearray(), err_read: bytearray()}, give_up_at)
+        code = _ended(child, give_up_at)
+    finally:
+        _close(out_read, err_read)
+        if child.pidfd >= 0:
+            _close(child.pidfd)
+        failed = _close_report(report)
+    if failed is not None:
+        raise MungeError(f"{argv[0]} cannot be run: {printable(str(failed))}")
+    if code is None:
+        raise MungeError(f"{os.path.basename(argv[0])} did not end within {_TIMEOUT_S:.0f} s")
+    return code, output, errors
+
+
+def _read(buffers: dict[int, bytearray], give_up_at: float) -> tuple[bytes, bytes]:
+    """What comes until both are closed, the time is over, or one is too much."""
+    poll = select.poll()
+    for fd in buffers:
+        poll.register(fd, select.POLLIN)
+    open_fds = set(buffers)
+    while open_fds and (left_s := give_up_at - time.monotonic()) > 0:
+        for fd, _ in poll.poll(left_s * 1000):
+            chunk = os.read(fd, 4096)
+            buffers[fd] += chunk
+            if not chunk or len(buffers[fd]) > _LONGEST_OUTPUT_BYTES:
+                poll.unregister(fd)
+                open_fds.discard(fd)
+    output, errors = buffers.values()
+    return bytes(output), bytes(errors)
+
+
+def _ended(child: Child, give_up_at: float) -> int | None:
+    """The exit code; None: the program had to be killed. One that not even that ends is left behind."""
+    pause_s = 0.0002
+    killed = False
+    while True:
+        try:
+            pid, status = os.waitpid(child.pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid:
+            return None if killed else os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= give_up_at:
+            if killed:
+                return None
+            killed, give_up_at = True, time.monotonic() + _END_S
+            with suppress(OSError):
+                send_signal(child.pid, child.pidfd, signal.SIGKILL)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.02)
+
+
+def _close_report(report: int) -> SpawnError | None:
+    """Why the program has not been started, as far as is known by now."""
+    poll = select.poll()
+    poll.register(report, select.POLLIN)
+    if poll.poll(0):
+        return spawn_error(report)
+    _close(report)
+    return None
+
+
+def _close(*fds: int) -> None:
+    for fd in fds:
+        with suppress(OSError):
+            os.close(fd)
