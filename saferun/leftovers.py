@@ -25,6 +25,8 @@ from saferun.model import ExitStatus
 _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
 _LAST_SWEEP_S = 2.0
+# Whose a process is that waits for a disk may be read a moment later; one that waits longer, no signal ends anyway.
+_UNSURE_S = 1.0
 # Helpers of a library that end by themselves when their rank is gone are worth no line.
 _SAY_AFTER_S = 1.0
 _MOST_NAMED = 4
@@ -73,6 +75,7 @@ class Leftovers:
         self._idle_s = 0.0
         self._say_at = 0.0
         self._activity: Activity | None = None
+        self._unsure: dict[int, float] = {}  # pid -> until when it may turn out to be one of them
 
     def begin_attempt(self) -> None:
         """A new attempt begins: the numbers of the old sessions may be anybody's from now on."""
@@ -112,13 +115,16 @@ class Leftovers:
 
     def sweep(self, now: float) -> None:
         """Look what there is, and signal what is to end: SIGTERM once to each process, SIGKILL later."""
-        pids = self.remaining()
-        if not pids:
+        pids, unsure = self._look()
+        if not pids and not any(now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
             self.deadline = None
             self._activity = None
+            self._warn_of(unsure)
             self._on_gone(tuple(sorted(self._swept)))
             return
         self.deadline = now + _SWEEP_INTERVAL_S
+        if not pids:
+            return
         if self._activity is not None and now < self._wait_until:
             idle = self._idle_among(pids, now, self._activity)
             self._end(idle, now, f", idle for {self._idle_s:g} s")
@@ -170,10 +176,15 @@ class Leftovers:
         if self.deadline is None:
             return
         self.deadline = None
-        left = self.remaining()
+        left, unsure = self._look()
         if left:
             self.given_up.update(left)
             self._warn(f"could not be ended and is left behind: {self._words(left)}")
+        self._warn_of(unsure)
+
+    def _warn_of(self, unsure: list[int]) -> None:
+        if unsure:
+            self._warn(f"may be left behind, asleep in the kernel (state D): {self._words(unsure)}")
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -208,11 +219,15 @@ class Leftovers:
 
     def remaining(self) -> list[int]:
         """Those that are there now; parents come before their children."""
-        leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
-        return [pid for pid in descendants_of(os.getpid(), frozenset(leave_out)) if self._is_ours(pid)]
+        return self._look()[0]
 
-    def _is_ours(self, pid: int) -> bool:
-        return self._sessions.session_of(pid) is not None or belongs_to_run(pid, self._run_id)
+    def _look(self) -> tuple[list[int], list[int]]:
+        """Those that are there now, and those of which that cannot be known without waiting for them."""
+        leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
+        found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
+        for pid in descendants_of(os.getpid(), frozenset(leave_out)):
+            found[self._sessions.session_of(pid) is not None or belongs_to_run(pid, self._run_id)].append(pid)
+        return found[True], found[None]
 
     def _rank_of(self, pid: int) -> str:
         session = self._sessions.session_of(pid)

@@ -87,6 +87,22 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
     return found
 
 
+def waits_uninterruptibly(pid: int) -> bool:
+    """Whether a thread of a process is in an uninterruptible sleep (state D).
+
+    Such a thread may hold the lock on the process's memory map, as one does that maps a file of a network file system
+    which does not answer. Whoever reads ``cmdline``, ``environ`` or ``maps`` then waits for that lock, and as long.
+
+    Sources: proc(5); Linux, mm/memory.c, __access_remote_vm.
+    """
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    contents = (_read(f"/proc/{pid}/task/{task}/stat") for task in tasks)
+    return any(content[content.rfind(b")") + 2 :][:1] == b"D" for content in contents)
+
+
 def processes_of_run(run_id: str) -> list[int]:
     """Processes anywhere on this host whose environment says that they belong to the run, this one apart."""
     return [pid for pid in living_processes() if belongs_to_run(pid, run_id)]
@@ -100,13 +116,20 @@ def living_processes() -> list[int]:
     ]
 
 
-def belongs_to_run(pid: int, run_id: str) -> bool:
-    """Whether a process's environment says that it belongs to the run."""
+def belongs_to_run(pid: int, run_id: str) -> bool | None:
+    """Whether a process's environment says that it belongs to the run; None: it cannot be read now without waiting."""
+    if waits_uninterruptibly(pid):
+        return None
     return _belongs(_read(f"/proc/{pid}/environ"), run_id.encode())
 
 
 def read_environ_entry(pid: int, name: str) -> str:
-    """A variable of a process's environment, as it was when its program started; empty where there is none."""
+    """A variable of a process's environment, as it was when its program started.
+
+    Empty where there is none, or it cannot be read now without waiting.
+    """
+    if waits_uninterruptibly(pid):
+        return ""
     beginning = f"{name}=".encode()
     for entry in _read(f"/proc/{pid}/environ").split(b"\0"):
         if entry.startswith(beginning):
@@ -126,7 +149,9 @@ def _belongs(environ: bytes, run_id: bytes) -> bool:
 
 
 def read_cmdline(pid: int) -> list[str]:
-    """A process's command line; empty where it is gone."""
+    """A process's command line; its name alone where that cannot be read now without waiting; empty where it is gone."""
+    if waits_uninterruptibly(pid):
+        return [read_name(pid)]
     return [part.decode(errors="replace") for part in _read(f"/proc/{pid}/cmdline").split(b"\0") if part]
 
 

@@ -36,6 +36,8 @@ _PATIENCE_S = 10.0
 # The reaper of a launcher that a rank has started removes what that has made, and ends by itself; not for ever.
 INNER_PATIENCE_S = 2.0
 _LOOK_AGAIN_S = 0.02
+# Whose a process is that waits for a disk may be read a moment later.
+_UNSURE_S = 1.0
 _LAST_WORDS_S = 1.0
 _LEAST_PAUSE_S = 0.0002
 # A rank that has ended may have left something in its session; if not, the session's number may become anybody's.
@@ -183,10 +185,11 @@ def kill_run(run_id: str, sessions: Sessions) -> int:
     killed: set[int] = set()
     began_at = time.monotonic()
     while (now := time.monotonic()) < began_at + _PATIENCE_S:
-        pids = [
-            pid for pid in living_processes() if sessions.session_of(pid) is not None or belongs_to_run(pid, run_id)
-        ]
-        if not pids:
+        found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
+        for pid in living_processes():
+            found[sessions.session_of(pid) is not None or belongs_to_run(pid, run_id)].append(pid)
+        pids = found[True]
+        if not pids and (not found[None] or now > began_at + _UNSURE_S):
             break
         for pid in pids:
             if now < began_at + INNER_PATIENCE_S and is_reaper(pid):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.process.frozen import frozen_disk, needs_mounts
 from tests.process.launching import DEADLINE_S, command_line, read_stat, running, state_of, until
 
 if TYPE_CHECKING:
@@ -163,3 +164,69 @@ print("still heard")
         assert daemon_lives
         assert job.out.endswith("still heard\n")
         assert "  | the reason\n" in job.err
+
+
+# A thread waits in a page fault; another one waits for it, and has the lock on the memory map of both.
+LOCKED_MAP = """
+import ctypes, threading
+from rank import *
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def waiting():
+    return [task for task in os.listdir("/proc/self/task") if ") D " in open(f"/proc/self/task/{task}/stat").read()]
+def begin(function, *arguments):
+    number = len(waiting())
+    threading.Thread(target=function, args=arguments, daemon=True).start()
+    while len(waiting()) == number:
+        time.sleep(0.005)
+def lock_the_map(size=8192):
+    fd = os.open(f"{FOLDER}/disk/{os.getpid()}", os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"x" * size)
+    os.fsync(fd)
+    address = libc.mmap(None, size, 3, 1, fd, 0)
+    tell("mapped")
+    await_release("fault")
+    begin(ctypes.memset, address, 1, 1)
+    begin(libc.mprotect, address, size, 1)
+    tell("locked")
+    await_release("never")
+if os.fork() == 0:
+    if "session" in sys.argv:
+        os.setsid()
+    lock_the_map()
+await_release("end")
+sys.exit(1)
+"""
+
+
+@needs_mounts
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("session", "may be left behind, asleep in the kernel (state D): 1 process: python"),
+        pytest.param("family", "could not be ended and is left behind: 1 process of rank 0: ", marks=pytest.mark.slow),
+    ],
+)
+def test_leftovers_are_not_read_while_their_memory_map_is_locked(tmp_path: Path, where: str, told: str) -> None:
+    """Whoever reads their command line or environment waits as they do: for ever, and no signal ends that."""
+    options = ("--shutdown-timeout", "0")
+    with (
+        frozen_disk(tmp_path) as disk,
+        running(
+            tmp_path, LOCKED_MAP, *options, arguments=[where], before=disk.before(), store=False, sweeps=False
+        ) as job,
+    ):
+        try:
+            (stuck,) = job.hear("mapped")
+            disk.freeze()
+            job.release("fault")
+            job.hear("locked")
+            job.release("end")
+            # Not job.wait: of a launch that does not end it reads as much, and would wait as well.
+            assert job.process.wait(DEADLINE_S) == 1
+            assert state_of(stuck.pid) != ""
+        finally:
+            disk.thaw()
+        assert told in job.err
