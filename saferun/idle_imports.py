@@ -155,7 +155,7 @@ class IdleImports:
         self.seal()
         if self._is_there:
             self._import_at = 0.0
-        elif self._fd < 0:
+        else:
             self._request()
 
     def need(self, call: Callable[[], None]) -> None:
@@ -169,8 +169,7 @@ class IdleImports:
         if not self._waiting:
             self._give_up_at = time.monotonic() + _PATIENCE_S
         self._waiting.append(call)
-        if self._fd < 0:
-            self._request()
+        self._request()
 
     @property
     def deadline(self) -> float | None:
@@ -183,7 +182,6 @@ class IdleImports:
     def tick(self, now: float) -> None:
         """Import the next one, ask again, or go on without, where that is due."""
         if self._ask_at is not None and self._ask_at <= now:
-            self._ask_at = None
             self._request()
         if self._waiting and self._give_up_at <= now:
             self._is_patient = False
@@ -210,7 +208,8 @@ class IdleImports:
     # ------------------------------------------------------------------------------------------------------ the code
 
     def _request(self) -> None:
-        if self._is_closed or self._held is None or self._is_there:
+        self._ask_at = None
+        if self._is_closed or self._held is None or self._is_there or self._fd >= 0:
             return
         self._held.begin()
         try:

@@ -149,7 +149,7 @@ def _belongs(environ: bytes, run_id: bytes) -> bool:
 
 
 def read_cmdline(pid: int) -> list[str]:
-    """A process's command line; its name alone where that cannot be read now without waiting; empty where it is gone."""
+    """A process's command line; its name alone where that cannot be read without waiting; empty where it is gone."""
     if waits_uninterruptibly(pid):
         return [read_name(pid)]
     return [part.decode(errors="replace") for part in _read(f"/proc/{pid}/cmdline").split(b"\0") if part]

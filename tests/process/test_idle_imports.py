@@ -244,6 +244,30 @@ def test_where_the_reader_is_lost_nothing_is_read_from_files_meanwhile() -> None
     assert out == "['colorsys is not in memory', 'imported'] [] True\n"
 
 
+def test_what_is_being_read_is_not_asked_for_a_second_time() -> None:
+    """The descriptor of the first answer would be ready for ever, and nobody's."""
+    out = run(
+        """
+        is_lost = True
+
+        def lost_at_first(names, budget_s):
+            if is_lost:
+                raise OSError("the examiner does not answer")
+            return read_by_a_fork(names, budget_s)
+
+        imports = make(["colorsys"], lost_at_first)
+        imports.begin(["colorsys"])
+        again_at = imports.deadline
+        is_lost = False
+        imports.need(lambda: said.append("needed"))
+        imports.tick(again_at)
+        turn_until(lambda: "imported" in said)
+        print(said, len(asked), poller._handlers)
+        """
+    )
+    assert out == "['needed', 'imported'] 1 {}\n"
+
+
 def test_a_fork_imports_from_files() -> None:
     """It may hang: that costs what it was forked for."""
     out = run(
