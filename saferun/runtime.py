@@ -372,10 +372,11 @@ class Runtime:
         for pane in self._screen.panes:
             target = pane.target
             waiting = target.fd in self._waiting_for_room
-            if waiting and target.is_empty:
+            wanted = target.waits_for_room
+            if waiting and not wanted:
                 self._poller.unwatch(target.fd)
                 self._waiting_for_room.discard(target.fd)
-            elif target.can_wait and not waiting and not target.is_empty:
+            elif wanted and not waiting:
                 with suppress(OSError):  # EPERM: a file that is always ready
                     self._poller.watch(target.fd, _nothing, select.EPOLLOUT)
                     self._waiting_for_room.add(target.fd)
@@ -1225,7 +1226,7 @@ class Runtime:
         poll.register(self._wake_read, select.POLLIN)
         waits_for_time = False
         for pane in self._screen.panes:
-            if not pane.target.is_empty and pane.target.can_wait:
+            if pane.target.waits_for_room:
                 poll.register(pane.target.fd, select.POLLOUT)
             if pane.target.file is not None:
                 waits_for_time = True

@@ -21,6 +21,8 @@ _PIPE_BUF = 4096
 _DUMB = frozenset({None, "", "dumb"})
 # A reader that is gone stays gone; a file that takes nothing now may take something later.
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EINVAL})
+# What a pipe or a socket says that is there, while the kernel, or the memory cgroup, has no room for its bytes.
+_SHORT = frozenset({errno.ENOMEM, errno.ENOBUFS})
 _AGAIN_S = 1.0
 # A process that writes a file is asked so often whether it has room.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.256
@@ -44,7 +46,7 @@ class Target:
     Attributes:
         file: that process.
         is_file: whether it is a regular file.
-        retry_at: when a file that took nothing is tried again, in monotonic seconds.
+        retry_at: when what took nothing is tried again, in monotonic seconds; None: when there is room.
     """
 
     def __init__(self, fd: int, *, skipping: bool, where: Callable[[], str], carries: bool = False) -> None:
@@ -66,7 +68,6 @@ class Target:
         self._pause_s = _PAUSE_S
         self._moved_at = 0.0  # when a file last took something, or nothing waited for it
         self._write = self._write_plainly
-        self.can_wait = not self.is_file
         if not self.is_file:
             self._write = self._choose(mode)
         elif carries:
@@ -128,6 +129,11 @@ class Target:
         """Whether everything has been written."""
         return not self._waiting and not self._skipped_lines
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it is to be tried again when its descriptor takes bytes, rather than by time."""
+        return not self.is_file and self.retry_at is None and not self.is_empty
+
     def flush(self) -> bool:
         """Write as much as goes without waiting. Returns whether something was written."""
         wrote = False
@@ -184,8 +190,8 @@ class Target:
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             else:
                 self._stop_carrying()
-        elif self.is_file and error.errno not in _GONE:
-            # No room, no quota, an error of the device: everything is kept, and tried again.
+        elif error.errno in _SHORT or (self.is_file and error.errno not in _GONE):
+            # No memory, no room, no quota, an error of the device: everything is kept, and tried again.
             self.retry_at = time.monotonic() + _AGAIN_S
         else:
             # The reader is gone, or the terminal is. The ranks do not care; the files go on.

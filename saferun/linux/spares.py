@@ -101,10 +101,10 @@ class Spares:
 
 
 def _end(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    with suppress(ChildProcessError):  # it has been reaped with others
-        os.waitpid(pid, 0)
+    with suppress(ChildProcessError):  # it has been reaped with others, and its number may be anybody's
+        if os.waitpid(pid, os.WNOHANG)[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _fork_spare() -> tuple[int, socket.socket]:

@@ -130,6 +130,18 @@ def test_who_finds_no_spare_forks(spares: Spares) -> None:
     assert by_a_spare(Spares(0), ["/bin/true"], {}) is None
 
 
+def test_a_spare_that_has_been_reaped_is_sent_no_signal(spares: Spares, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop reaps whatever child has ended; from then on the number may be a stranger's."""
+    dead, _ = spares.pids
+    os.kill(dead, signal.SIGKILL)
+    os.waitpid(dead, 0)
+    signalled: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda pid, _signum: signalled.append(pid))
+        assert by_a_spare(spares, ["/bin/true"], {}) is None
+    assert signalled == []
+
+
 def test_those_that_are_left_end_by_themselves(spares: Spares) -> None:
     pids = spares.pids
     spares.release()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -221,6 +223,31 @@ def test_a_device_that_takes_nothing_is_given_up() -> None:
         os.close(fd)
 
 
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.ENOBUFS])
+def test_a_pipe_for_which_there_is_no_memory_now_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """A memory cgroup that is full charges for a pipe's pages, too: the console is not silent from then on."""
+    moment = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    with Reader.pipe() as reader:
+        target = Target(reader.fd, skipping=True, where=lambda: WHERE)
+
+        def refuse(_fd: int, _blocks: object) -> int:
+            raise OSError(error, os.strerror(error))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", refuse)
+            target.put(b"one\n")
+            assert not target.flush()
+        assert states_of(target) == ()
+        assert target.retry_at is not None
+        assert not target.waits_for_room  # there is room all the while, and the loop would turn without end
+        assert not target.flush()
+        moment = target.retry_at
+        assert target.flush()
+        assert reader.take(100) == b"one\n"
+        close(target, reader)
+
+
 def test_a_pipe_that_nobody_reads_any_more_is_found_out_on_the_first_write() -> None:
     """Its reader may be gone before saferun starts."""
     with Reader.pipe() as reader:
@@ -310,8 +337,8 @@ def test_a_regular_file_is_never_waited_for(tmp_path: Path) -> None:
     """Epoll takes no regular files; they are always ready."""
     fd = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     target = Target(fd, skipping=True, where=lambda: WHERE)
-    assert not target.can_wait
     target.put(b"x" * (9 << 20) + b"\n")
+    assert not target.waits_for_room
     os.close(fd)
 
 
