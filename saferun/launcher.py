@@ -114,8 +114,8 @@ def _run(
     early: list[str] = []  # what is to be said before there is a console
     say: Callable[[str], None] = early.append
 
-    def warn(text: str) -> None:
-        say(f"saferun: {printable(text)}")
+    def warn(text: str, hint: str = "") -> None:
+        say(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
 
     writer = Writer(warn)
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)

@@ -141,6 +141,11 @@ class HandedFile(WholeFile):
         super().retry(now, at_once=at_once)
         self._release()
 
+    def forget(self) -> None:
+        """It is not to be written any more: a newer one takes its place."""
+        super().forget()
+        self._release()
+
     def _release(self) -> None:
         if self.retry_at is None and self._fd >= 0:
             os.close(self._fd)

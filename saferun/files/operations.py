@@ -44,21 +44,25 @@ def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str
     fd = tree.open()
     try:
         if ignored or is_new:
-            _write_new(".gitignore", b"*\n", fd)
+            with suppress(OSError):
+                _write_new(".gitignore", b"*\n", fd)
         trees.make_directories(host_path)
         if latest:
             with suppress(OSError):
                 os.symlink(os.path.basename(path), latest[0], dir_fd=fd)
+            try:
                 os.replace(*latest, src_dir_fd=fd, dst_dir_fd=fd)
+            except OSError:  # a directory has the name, or there are no links here
+                with suppress(OSError):
+                    os.unlink(latest[0], dir_fd=fd)
     finally:
         os.close(fd)
 
 
 def _write_new(name: str, content: bytes, dir_fd: int) -> None:
-    with suppress(FileExistsError):
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
-        with open(fd, "wb") as file:
-            file.write(content)
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    with open(fd, "wb") as file:
+        file.write(content)
 
 
 def make_directories(paths: list[str], outdated: list[str]) -> None:
@@ -91,10 +95,8 @@ def make_log_directories(base: str, name: str, attempt: int, ranks: list[str], k
             continue
         break
     add_tree(log_tree(base, name))
-    path = os.path.join(base, name, f"attempt_{attempt}")
-    os.makedirs(path)
     for rank in ranks:
-        os.mkdir(os.path.join(path, rank))
+        trees.make_directories(os.path.join(base, name, f"attempt_{attempt}", rank))
     return name
 
 

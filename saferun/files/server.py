@@ -64,7 +64,7 @@ class FileServer:
         file = inbox.take(self._report)
         if file is None:
             return False
-        self._unwritten = [old for old in self._unwritten if old.path != file.path]
+        self._forget_unwritten(file.path)
         file.close()
         if file.retry_at is not None:
             self._unwritten.append(file)
@@ -107,11 +107,17 @@ class FileServer:
         if sink is None:
             return
         if isinstance(sink, WholeFile):
-            # What could not be written before is out of date.
-            self._unwritten = [old for old in self._unwritten if old.path != sink.path]
+            self._forget_unwritten(sink.path)
         sink.close()
         if sink.retry_at is not None:
             self._unwritten.append(sink)
+
+    def _forget_unwritten(self, path: str) -> None:
+        """What could not be written before is out of date."""
+        for old in self._unwritten:
+            if old.path == path and isinstance(old, WholeFile):
+                old.forget()
+        self._unwritten = [old for old in self._unwritten if old.path != path]
 
     def _answer(self, number: int, name: str, arguments: list[Any]) -> None:
         try:

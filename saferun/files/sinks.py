@@ -237,6 +237,11 @@ class WholeFile:
         if self.retry_at is not None and (now >= self.retry_at or at_once):
             self._put()
 
+    def forget(self) -> None:
+        """It is not to be written any more: a newer one takes its place."""
+        self.retry_at = None
+        self._pieces.clear()
+
     def _put(self) -> None:
         try:
             parent, name, tree = open_parent(self.path)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _ALL_PARENTS = 0o777
-_IN_THE_WAY = frozenset({errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.EPERM, errno.ENXIO})
+_IN_THE_WAY = frozenset({errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.EPERM, errno.EACCES, errno.ENXIO})
 
 
 class Tree:
@@ -145,7 +145,7 @@ def open_parent(path: str) -> tuple[int, str, Tree | None]:
     tree = _tree_of(folder)
     if tree is not None:
         return tree.open(_folders(tree, folder)), name, tree
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # it need not be readable
     try:
         return os.open(folder or ".", flags), name, None
     except FileNotFoundError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 
 from saferun.errors import suppress
-from saferun.linux.ownership import open_ours
+from saferun.linux.ownership import NotOursError, open_ours, owner_words
 from saferun.model import JsonObject, Value
 
 # What @record writes has a message, and a traceback with it: a few kilobytes. Of a file that is larger nothing is read,
@@ -15,6 +16,7 @@ from saferun.model import JsonObject, Value
 _LARGEST_BYTES = 256 << 10
 _LATEST_TIME = 1e12
 _LARGEST_COPIED_BYTES = 4 << 20
+_ROOT = 0
 
 
 class RecordedError(Value):
@@ -102,9 +104,28 @@ def _replace(path: str, content: JsonObject) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    # As readable as torchrun's: whoever started this launcher reads it.
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = _open_device(path)
+    if fd < 0:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        # As readable as torchrun's: whoever started this launcher reads it.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with open(fd, "wb") as file:
         file.write(content)
+
+
+def _open_device(path: str) -> int:
+    """``/dev/null`` and ``/dev/stderr`` are written to, as torchrun does, and stay what they are; -1: it is no such."""
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            return -1
+    except OSError:
+        return -1
+    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) and status.st_uid in {os.geteuid(), _ROOT}:
+        return fd
+    os.close(fd)
+    if stat.S_ISREG(status.st_mode):  # by now
+        return -1
+    raise NotOursError(f"it belongs to {owner_words(status.st_uid)}", path)

@@ -16,6 +16,7 @@ from saferun.model import JsonObject
 
 BASE = "saferun_runs"
 _LONGEST_NAME = 128
+_THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"
 
 
 class RunDirectory:
@@ -29,7 +30,7 @@ class RunDirectory:
         wanted: False: keep no files.
         host: name of this host's sub-directory.
         run_id: distinguishes runs that start in the same second.
-        warn: told, in one line, what could not be written.
+        warn: told, in one line, what could not be written; a second argument is what to do about it.
         files: writes them; None: this process.
     """
 
@@ -40,7 +41,7 @@ class RunDirectory:
         wanted: bool,
         host: str,
         run_id: str,
-        warn: Callable[[str], None],
+        warn: Callable[..., None],
         files: Files | None = None,
     ) -> None:
         self._chosen = path
@@ -125,7 +126,8 @@ class RunDirectory:
                     where = f"{shorter_path(failed)}: " if failed not in {path, chosen, ""} else ""
                     self.refusal = UsageError(f"--run-dir {chosen}: {where}{words}", hint)
                 else:
-                    self.lost(f"no run directory: {failed or chosen}", OSError(errno, words))
+                    hint = _THEIRS_HINT if answer.get("is_theirs") else ""
+                    self.lost(f"no run directory: {failed or chosen}", OSError(errno, words), hint)
             elif answer is None:
                 self._failing.add(path)  # it may yet be made, and is not relied upon
             self._begin()
@@ -158,11 +160,12 @@ class RunDirectory:
         """Whether whatever the ranks write can be read here."""
         return self.path is not None and self._waiting is None and not self._failing and not self.files.is_stalled
 
-    def lost(self, path: str, error: OSError) -> None:
+    def lost(self, path: str, error: OSError, hint: str = "") -> None:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
         if not self._has_warned and self.refusal is None:
             self._has_warned = True
-            self._warn(f"{path}: {error.strerror}; what cannot be written to files still goes to the console")
+            words = f"{path}: {error.strerror}; what cannot be written to files still goes to the console"
+            self._warn(words, *([hint] if hint else []))
 
     def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files
         if is_tried_again:

@@ -160,12 +160,16 @@ def _listen(path: str) -> socket.socket:
 
 def _check_free(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        if probe.connect_ex(path) != 0:
+        probe.setblocking(False)  # a stranger who takes no connections keeps nobody waiting
+        failure = probe.connect_ex(path)
+        if failure not in {0, errno.EAGAIN}:
             return
-        owner = peer_of(probe)
-    if owner != os.getuid():
+        # Of one whose queue is full the user cannot be asked; only this user listens in a private directory.
+        is_ours = peer_of(probe) == os.getuid() if not failure else not path.startswith("\0")
+        who = owner_words(peer_of(probe)) if not failure else "a process that takes no connections"
+    if not is_ours:
         shown = path.replace("\0", "@")
-        raise SaferunError(f"no place where the tasks of this job meet: {owner_words(owner)} has taken {shown}", _HINT)
+        raise SaferunError(f"no place where the tasks of this job meet: {who} has taken {shown}", _HINT)
     raise SaferunError(
         "two processes of this job say that they are local rank 0 of this host",
         "start each task of the job once; pass --scheduler none to look at options only",

@@ -121,6 +121,9 @@ def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700, a
         NotOursError: it belongs to somebody else.
         OSError: as ``open_directory``, and where it cannot be made.
     """
+    # Opened first: a file system of a server may refuse to make what is there with other words than "it is there".
+    with suppress(FileNotFoundError):
+        return open_directory(name, dir_fd=dir_fd, also=also)
     with suppress(FileExistsError):
         os.mkdir(name, mode, dir_fd=dir_fd)
     return open_directory(name, dir_fd=dir_fd, also=also)
@@ -313,29 +316,30 @@ class _Removal:
     def _empty(self) -> Iterator[str]:
         """Remove all but the directories, whose names are returned."""
         directories: list[str] = []
-        with os.scandir(self._here) as entries:
+        with suppress(OSError), os.scandir(self._here) as entries:
             for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    directories.append(entry.name)
-                    continue
                 with suppress(OSError):
-                    os.unlink(entry.name, dir_fd=self._here)
+                    if entry.is_dir(follow_symlinks=False):
+                        directories.append(entry.name)
+                    else:
+                        os.unlink(entry.name, dir_fd=self._here)
         return iter(directories)
 
     def _descend(self, name: str, rest: Iterator[str]) -> Iterator[str] | None:
         """Go into a directory, and empty it; None: it is left alone."""
         if len(self._above) >= _DEEPEST:
             return None
-        with suppress(OSError):
+        try:
             fd = open_directory(name, dir_fd=self._here)
-            if os.fstat(fd).st_dev != self._device or _mount_of(fd) != self._mount:
-                os.close(fd)
-                return None
-            self._above.append((identity(self._here), name, rest))
-            os.close(self._here)
-            self._here = fd
-            return self._empty()
-        return None
+        except OSError:
+            return None
+        if os.fstat(fd).st_dev != self._device or _mount_of(fd) != self._mount:
+            os.close(fd)
+            return None
+        self._above.append((identity(self._here), name, rest))
+        os.close(self._here)
+        self._here = fd
+        return self._empty()
 
     def _ascend(self) -> Iterator[str]:
         which, name, rest = self._above.pop()

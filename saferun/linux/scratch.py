@@ -121,10 +121,19 @@ class Scratch:
         raise failure
 
     def _make(self, path: str) -> None:
+        is_new = False
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
+            is_new = True
         # The name is no secret for long: what is there may be anybody's, or a link.
-        fd = open_directory(path, private=True)
+        try:
+            fd = open_directory(path, private=True)
+        except OSError:
+            # File systems that know no modes, or give all files one owner, have no private directories.
+            if is_new:
+                with suppress(OSError):
+                    os.rmdir(path)
+            raise
         known = self._locks.get(path)
         try:
             which = identity(fd)

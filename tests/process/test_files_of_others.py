@@ -431,13 +431,14 @@ def test_a_host_s_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
 def test_where_the_default_place_is_somebody_else_s_the_job_runs_without_files(
     tmp_path: Path, command: str, words: str
 ) -> None:
-    """Torchrun would have run: one line, and nothing is written there."""
+    """Torchrun would have run: two lines, and nothing is written there."""
     with running(tmp_path, HELLO, before=prepared(command)) as job:
         assert job.wait() == 0
         assert job.out.count("hello") == 1
-        (line,) = job.err.splitlines()
-        assert line.startswith("saferun: no run directory: ")
-        assert words in line
+        what, hint = job.err.splitlines()
+        assert what.startswith("saferun: no run directory: ")
+        assert words in what
+        assert hint.startswith("hint: pass --run-dir DIRECTORY")
         for name in ("saferun_runs", "mine", "theirs"):
             path = tmp_path / "job" / name
             assert not path.exists() or os.listdir(path) == []

@@ -1,0 +1,302 @@
+"""File systems and files that are not as they mostly are: nothing of what saferun does there costs a job, or a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun.errors import SaferunError
+from saferun.files.hand_in import hand_in
+from saferun.files.inbox import Inbox
+from saferun.files.operations import make_log_directories, make_run_directory, write_error
+from saferun.files.server import FileServer
+from saferun.files.streams import FRESH, DirectFiles
+from saferun.host import task_sockets
+from saferun.host.task_sockets import TaskSockets
+from saferun.linux import scratch
+from saferun.linux.ownership import make_directory, remove_tree
+from saferun.linux.scratch import Scratch
+from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
+
+
+@pytest.fixture(name="files")
+def _files() -> Iterator[DirectFiles]:
+    files = DirectFiles()
+    yield files
+    files.finish()
+
+
+# ------------------------------------------------------------------------------------------- the launcher's error file
+
+
+@pytest.mark.parametrize("way", ["itself", "a link to it"])
+def test_a_device_as_the_launchers_error_file_stays_a_device(tmp_path: Path, way: str) -> None:
+    """``TORCHELASTIC_ERROR_FILE=/dev/null``: as root, whoever replaces it breaks the machine."""
+    device = tmp_path / "null"
+    if os.geteuid() == 0:
+        try:
+            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            os.close(os.open(device, os.O_WRONLY))
+        except OSError:
+            device.unlink(missing_ok=True)
+    if not device.exists():  # no root, or a file system without devices
+        os.mkfifo(device)
+    reader = os.open(device, os.O_RDONLY | os.O_NONBLOCK)
+    path = device
+    if way != "itself":
+        path = tmp_path / "stderr"
+        path.symlink_to(device)
+    write_error(str(path), "no port", "", 1)
+    os.close(reader)
+    assert not device.is_file()
+    assert device.exists()
+    assert path.is_symlink() is (way != "itself")
+
+
+def test_a_pipe_as_the_launchers_error_file_gets_it_or_is_passed_over(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        write_error(str(pipe), "no port", "", 1)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_error(str(pipe), "no port", "", 1)
+    assert b"no port" in os.read(reader, 1 << 16)
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@needs_root
+def test_a_pipe_of_somebody_else_gets_no_error(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    os.chown(pipe, SOMEBODY, -1)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(PermissionError, match=f"it belongs to user {SOMEBODY}"):
+        write_error(str(pipe), "no port", "", 1)
+    assert os.read(reader, 10) == b""
+    os.close(reader)
+
+
+def test_a_file_or_a_link_to_one_is_replaced(tmp_path: Path) -> None:
+    """As torchrun does."""
+    (tmp_path / "target").write_text("mine")
+    path = tmp_path / "error.json"
+    for target in ("target", "missing"):
+        path.symlink_to(target)
+        write_error(str(path), "no port", "", 1)
+        assert not path.is_symlink()
+        assert "no port" in path.read_text()
+        path.unlink()
+    assert (tmp_path / "target").read_text() == "mine"
+    assert not (tmp_path / "missing").exists()
+
+
+# --------------------------------------------------------------------------------------------------------- directories
+
+
+@needs_root
+def test_a_directory_that_may_be_written_and_not_read_takes_log_files() -> None:
+    """Where a plugin of torch's, or --log-dir, puts them: torchrun only opens files there."""
+    with place_for_all(0o733) as place:
+
+        def write() -> None:
+            files = DirectFiles()
+            said: list[str] = []
+            files.on_failed = lambda path, error, _: said.append(f"{path}: {error}")
+            stream = files.open(str(place / "log"), FRESH)
+            stream.write(b"hello")
+            stream.close()
+            assert said == []
+
+        as_user(write)
+        assert (place / "log").read_bytes() == b"hello"
+
+
+def test_a_place_without_private_directories_is_passed_over_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of Windows, or a file system that makes every file anybody's: each launch would leave a directory."""
+    places = [tmp_path / "share", tmp_path / "disk"]
+    for place in places:
+        place.mkdir()
+    monkeypatch.setattr(scratch, "scratch_bases", lambda: list(map(str, places)))
+    made = os.mkdir
+
+    def make(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        made(path, mode, dir_fd=dir_fd)
+        if str(path).startswith(str(places[0])):
+            os.chmod(path, 0o755)  # noqa: S103 - as such a share has it
+
+    monkeypatch.setattr(os, "mkdir", make)
+    private = Scratch("0123456789abcdef")
+    assert private.path() == str(places[1] / "saferun-0123456789abcdef")
+    assert os.listdir(places[0]) == []
+    # What somebody else has made there is theirs.
+    (places[0] / "saferun-0123456789abcdef").mkdir()
+    Scratch("0123456789abcdef").path()
+    assert os.listdir(places[0]) == ["saferun-0123456789abcdef"]
+    private.close()
+
+
+def test_a_directory_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of file systems refuse to make it with various words: read-only, not permitted."""
+    (tmp_path / "node3").mkdir()
+
+    def refuse(_path: str, *_arguments: int, **_more: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    os.close(make_directory(str(tmp_path / "node3")))
+
+
+def test_a_run_directory_without_room_for_a_gitignore_is_one_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody needs it. The disk may have room again later."""
+    opened = os.open
+
+    def refuse(path: str, flags: int, *arguments: int, **more: Any) -> int:
+        if path == ".gitignore":
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return opened(path, flags, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    make_run_directory(str(tmp_path / "runs" / "1"), str(tmp_path / "runs" / "1" / "node3"), str(tmp_path / "runs"), [])
+    assert (tmp_path / "runs" / "1" / "node3").is_dir()
+
+
+@pytest.mark.parametrize("latest", ["a directory", "no links"])
+def test_where_the_newest_run_cannot_be_linked_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latest: str
+) -> None:
+    top = tmp_path / "runs"
+    (top / "latest" if latest == "a directory" else top).mkdir(parents=True)
+
+    def refuse(*_arguments: str, **_more: int) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if latest == "no links":
+        monkeypatch.setattr(os, "symlink", refuse)
+    make_run_directory(str(top / "1"), str(top / "1" / "node3"), str(top), [".latest-1", "latest"])
+    assert not list(top.glob(".latest*"))
+
+
+def test_directories_of_logs_are_made_where_the_launch_has_made_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not through a link that takes its place as soon as it is there."""
+    home = tmp_path / "home"
+    home.mkdir()
+    logs = tmp_path / "logs"
+    made = os.mkdir
+
+    def make(path: str, *arguments: int, **more: int) -> None:
+        made(path, *arguments, **more)
+        if path == str(logs / "job_1"):
+            os.rename(path, f"{path}.away")
+            os.symlink(home, path)
+            os.chown(path, SOMEBODY, SOMEBODY, follow_symlinks=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", make)
+        if os.geteuid() == 0:
+            with pytest.raises(PermissionError, match=f"it belongs to user {SOMEBODY}"):
+                make_log_directories(str(logs), "job_1", 0, ["0", "1"], 0)
+            assert os.listdir(home) == []
+    assert make_log_directories(str(logs), "job_2", 0, ["0", "1"], 0) == "job_2"
+    assert make_log_directories(str(logs), "job_2", 1, ["0", "1"], 1) == "job_2"
+    found = sorted(str(path.relative_to(logs)) for path in (logs / "job_2").glob("*/*"))
+    assert found == ["job_2/attempt_0/0", "job_2/attempt_0/1", "job_2/attempt_1/0", "job_2/attempt_1/1"]
+
+
+# --------------------------------------------------------------------------------------------------- what is in the way
+
+
+@needs_root
+def test_a_file_that_only_somebody_else_may_write_is_replaced_in_a_directory_of_ours() -> None:
+    """Whoever may write to a run directory would keep its logs from being written."""
+    with place_for_all(0o777) as place:
+        as_user(lambda: make_run_directory(str(place / "1"), str(place / "1" / "node3"), "", []))
+        log = place / "1" / "node3" / "stdout.log"
+        log.write_text("root's")
+        log.chmod(0o600)
+
+        def write() -> None:
+            make_run_directory(str(place / "1"), str(place / "1" / "node3"), "", [])
+            files = DirectFiles()
+            stream = files.open(str(log), FRESH)
+            stream.write(b"hello")
+            stream.close()
+
+        as_user(write)
+        assert log.read_bytes() == b"hello"
+
+
+def test_a_directory_that_cannot_be_listed_keeps_nothing_else_from_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = tmp_path / "top"
+    for name in ("a", "b", "c"):
+        (top / name / "d").mkdir(parents=True)
+        (top / name / "file").touch()
+    silent = (top / "b").stat().st_ino
+    scandir = os.scandir
+
+    def refuse(fd: int) -> Any:
+        if os.fstat(fd).st_ino == silent:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(fd)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert not remove_tree(str(top))
+    monkeypatch.undo()
+    assert sorted(str(path.relative_to(top)) for path in top.rglob("*")) == ["b", "b/d", "b/file"]
+    assert remove_tree(str(top))
+
+
+# ------------------------------------------------------------------------------------------------------------- and more
+
+
+def test_a_handed_in_file_that_is_replaced_before_it_could_be_written_takes_nothing_with_it(tmp_path: Path) -> None:
+    """Neither its descriptor nor its share of the room."""
+    inbox = Inbox()
+    place = tmp_path / "place"
+    place.write_text("no directory")
+    server = FileServer(lambda _: None)
+    before = len(os.listdir("/proc/self/fd"))
+    for content in (b"one", b"two", b"three"):
+        assert hand_in(inbox.outbox, str(place / "a"), content, 0.0)
+        assert server.take(inbox)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    place.unlink()
+    server.retry(at_once=True)
+    assert (place / "a").read_bytes() == b"three"
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert inbox.waiting_bytes() == 0
+    inbox.close()
+
+
+def test_a_stranger_who_takes_no_connections_keeps_no_job_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can take an abstract name, and let its queue run full."""
+    monkeypatch.setattr(task_sockets, "_bases", list)
+    (path,) = TaskSockets("job-with-a-stranger").paths()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind(path)
+        stranger.listen(0)
+        waiting = []
+        while True:
+            waiting.append(socket.socket(socket.AF_UNIX))
+            waiting[-1].setblocking(False)
+            if waiting[-1].connect_ex(path):
+                break
+        with pytest.raises(SaferunError, match="a process that takes no connections has taken @saferun-"):
+            TaskSockets("job-with-a-stranger").listen()
+        for one in waiting:
+            one.close()
