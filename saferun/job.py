@@ -68,6 +68,7 @@ _AGAIN_S = 60.0
 _GONE = ("gone", "unreachable")
 # What a task's state says of its ranks where some run, and what it says of other things.
 _RUNS = ("run", "quiet")
+_ENDED = ("done", "leftovers")
 _APART = ("way", "progress")
 # So many hosts are asked how their ranks do, where another one is silent.
 _MOST_ASKED = 8
@@ -214,6 +215,8 @@ class Job:
             on_unheard=self._on_unheard,
             ask_others=self._ask_others,
             on_progress=self._tell_progress,
+            has_ended=lambda: self._own_state.get("s") in _ENDED,
+            is_done=self._is_done,
         )
         self._progress: tuple[int, int] | None = None  # what the host that leads has asked for
         self._way = ""  # what became of this host's way to the one that leads
@@ -242,6 +245,7 @@ class Job:
 
     def _begin_attempt(self) -> None:
         self.lost: dict[int, Lost] = {}
+        self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
         self._pieces: dict[tuple[str, int, int], Piece] = {}
         self._collection: _Collection | None = None
         self._states: dict[str, JsonObject] = {}
@@ -276,6 +280,8 @@ class Job:
             self.line.tick(now)
         if self.control.deadline is not None and self.control.deadline <= now:
             self._guarded(self.control.tick, now)
+            if self.leads:
+                self._look_at_missing()
         collection = self._collection
         if collection is None:
             return
@@ -619,6 +625,7 @@ class Job:
             for host, task in collection.expected
             if (collection.name, host, task) not in self._pieces
             and host not in self.lost
+            and host not in self._left
             and host not in self.control.missing
             and (host, task) not in self._lost_tasks
         }
@@ -873,10 +880,25 @@ class Job:
 
     def _look_at_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that is heard of."""
-        living = {task_of(key)[0] for key, state in self._states.items() if state.get("s") != "done"}
-        if len(self._states) >= self._tasks() and not living:
+        if len(self._states) >= self._tasks() and not self._living():
             self._post(HostsDone(time.monotonic(), self._attempt()))
             return
+        self._look_at_missing()
+
+    def _living(self) -> set[int]:
+        """Hosts with ranks that have not ended well, as far as is known."""
+        unknown = set(self.peers) - {task_of(key)[0] for key in self._states}
+        return unknown | {task_of(key)[0] for key, state in self._states.items() if state.get("s") != "done"}
+
+    def _is_done(self, host: int) -> bool:
+        """Whether all ranks of a host have ended well, by what it has said."""
+        peer = self.peers.get(host)
+        tasks = 0 if peer is None else 1 if self._config.hosts.task is None else min(peer.ranks, MOST_TASKS)
+        states = (self._states.get(f"{host}/{task}", {}) for task in range(tasks))
+        return tasks > 0 and all(state.get("s") == "done" for state in states)
+
+    def _look_at_missing(self) -> None:
+        living = self._living()
         waits = bool(living) and living <= self.control.missing
         if waits != self._is_waiting_for_unheard:
             self._is_waiting_for_unheard = waits
@@ -885,9 +907,15 @@ class Job:
     def _on_lost(self, message: JsonObject) -> None:
         host = number(message["host"], 0, MOST_HOSTS)
         peer = self.peers.get(host)
-        if peer is None or host in self.lost or host == self.host:
+        if peer is None or host in self.lost or host in self._left or host == self.host:
             return
         said = words(message.get("words") or "it does not answer", _LONGEST_WORDS)
+        if self._is_done(host) and not self._is_told:
+            # Nobody waits for it. Were it to be waited for at another meeting, that would find out.
+            self._left.add(host)
+            self._warn(f"{said}; the ranks of {peer.label} have ended well, so the job goes on")
+            self._look_at_collection()
+            return
         why = _why(message)
         ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
         self.lost[host] = Lost(host, peer.label, why, said, ranks)

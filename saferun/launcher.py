@@ -34,6 +34,8 @@ _BACKSTOP_S = 5.0
 _COLLECTIVE_S = 6 * 3600.0
 # A meeting that fails is told by the coordinator; this is for one that says nothing.
 _JOIN_BACKSTOP_S = 60.0
+# Of --host-timeout: five minutes unless another one is given, as torchrun waits at its exit barrier.
+_UNHEARD_TIMEOUTS = 10
 # The host that decides waits for the others' parts of a picture (``exchange.OTHERS_S``), and a little longer.
 _OTHERS_S = 12.0
 # A few chunks of output with their prefixes.
@@ -163,7 +165,9 @@ def _run(
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
         limits = limits._replace(
-            capture_s=limits.capture_s + _OTHERS_S, join_s=join_s + _JOIN_BACKSTOP_S, unheard_s=hosts.host_timeout_s
+            capture_s=limits.capture_s + _OTHERS_S,
+            join_s=join_s + _JOIN_BACKSTOP_S,
+            unheard_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
         )
     gc.freeze()  # all this stays to the end
     gc.enable()

@@ -126,7 +126,7 @@ class Limits(Value):
     leftovers_s: float = 600.0  # what works on after ranks that ended well
     dump_s: float = 60.0  # by how much a core dump in progress may put SIGKILL off
     diagnose_s: float = 30.0
-    unheard_s: float = 30.0  # for how long a host whose ranks ended well waits for hosts of which nothing is heard
+    unheard_s: float = 300.0  # for how long a host whose ranks ended well waits for hosts of which nothing is heard
 
 
 class Supervisor:
@@ -256,9 +256,7 @@ class Supervisor:
                 return [TellDecision(self.attempt, "finish", 0), *self._finish(0)]
             case HostsUnheard() | HostsHeard():
                 self._unheard = event.words if isinstance(event, HostsUnheard) else ""
-                if self.state is State.WAITING:
-                    self._wait_for_others(event.at)
-                return []
+                return self._wait_for_others(event.at) if self.state is State.WAITING else []
             case HangSuspected() if self.state is State.RUNNING:
                 return self._capture(event.at, event.verdict)
             case EvidenceCaptured() if self.state is State.CAPTURING:
@@ -451,16 +449,22 @@ class Supervisor:
             if not self._job.together:
                 # STOPPING -> DONE: every rank ended with exit code 0.
                 return self._finish(0)
+            if self._alone:
+                return self._end_unheard(self._trouble)
             # STOPPING -> WAITING: and others' have not yet.
-            self._wait_for_others(at)
+            waits = self._wait_for_others(at)
             if self._decision is not None:
                 return self._follow(self._decision, at)
-            return [TellDone(self.attempt)]
+            return [TellDone(self.attempt), *waits]
         return self._diagnose(at)
 
-    def _wait_for_others(self, at: float) -> None:
+    def _wait_for_others(self, at: float) -> list[Action]:
         """Without end, unless they cannot be heard."""
         self._enter(State.WAITING, at + self._limits.unheard_s if self._unheard else None)
+        if not self._unheard:
+            return []
+        limit_s = self._limits.unheard_s
+        return [Say(f"{self._unheard}; all ranks that are known of ended well; waiting for {limit_s:g} s at most")]
 
     def _diagnose(self, at: float) -> list[Action]:
         # STOPPING | WAITING -> DIAGNOSING
@@ -636,6 +640,8 @@ class Supervisor:
         match self.state:
             case State.STARTING | State.RUNNING:
                 return self._fail(event.at)
+            case State.WAITING if self._may_end_unheard(event):
+                return self._end_unheard(event.what)
             case State.WAITING | State.PROBING:
                 self._failed = True
                 return self._diagnose(event.at)
@@ -643,13 +649,21 @@ class Supervisor:
                 self._failed = self._failed or not self._regroups
             case State.STOPPING if self._stage is Stage.SWEEPING and not self._failed:
                 # As in WAITING, where it would be next.
-                self._failed = not self._regroups
+                self._failed = not self._regroups and not self._may_end_unheard(event)
                 return self._hurry_leftovers(event.at)
             case State.DIAGNOSING if self._own_diagnosis is not None:
                 # DIAGNOSING -> DIAGNOSING: its ranks may have failed only because that host was gone.
                 self._own_diagnosis = None
                 return self._diagnose(event.at)
         return []
+
+    def _may_end_unheard(self, event: JobLost) -> bool:
+        """Whether ranks that ended well are the end of it here, though it was not heard what the leader decided."""
+        return not (self._job.outlives_leader or event.class_name)
+
+    def _end_unheard(self, what: str) -> list[Action]:
+        # WAITING | STOPPING -> DONE: as under torchrun, whose exit barrier ends then.
+        return [Say(f"{what}; all ranks of this host ended well"), *self._finish(0)]
 
     # ----------------------------------------------------------------------------------------------------------------
 

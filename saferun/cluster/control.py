@@ -43,6 +43,8 @@ class Control:
         ask_others: on the host that leads: asks some other hosts to report progress; returns whether there are any
             whose ranks run.
         on_progress: takes what this host was asked to report: how often its ranks were seen to move, and to be active.
+        has_ended: whether all ranks of this host have ended well.
+        is_done: whether another host has said that all of its ranks have.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Control:
         on_unheard: Callable[[str], None],
         ask_others: Callable[[], bool] = lambda: False,
         on_progress: Callable[[int, int], None] = lambda _moved, _active: None,
+        has_ended: Callable[[], bool] = lambda: False,
+        is_done: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._host_timeout_s = host_timeout_s
         self._hang_timeout_s = hang_timeout_s
@@ -68,6 +72,8 @@ class Control:
         self._on_unheard = on_unheard
         self._ask_others = ask_others
         self._on_progress = on_progress
+        self._has_ended = has_ended
+        self._is_done = is_done
         self._watch = ProgressWatch(host_timeout_s / 2, poller)
         self.begin("", "", (), leads=False, speaks=False)
 
@@ -202,12 +208,21 @@ class Control:
 
     def _verdict(self, unheard: Unheard, own: Progress, now: float) -> str:
         """By the ranks of this host; where these do not show that the job goes on, by those of others as well."""
-        verdict = judge(unheard, own, self._host_timeout_s, self._hang_timeout_s)
-        if verdict == GO_ON or self._others_at is None:
-            return verdict
-        began_at, moved_at, active_at = self._others_at
-        others = Progress(runs=True, watched_s=now - began_at, still_s=now - moved_at, quiet_s=now - active_at)
-        return judge(unheard, together(own, others), self._host_timeout_s, self._hang_timeout_s)
+        if self._is_done(unheard.host):
+            return GO_ON  # nobody waits for it, whatever has become of it
+        ended = self._has_ended()
+        if self._others_at is not None:
+            verdict = judge(unheard, own, self._host_timeout_s, self._hang_timeout_s)
+            if verdict == GO_ON and not (ended and unheard.goes_on):
+                return verdict
+            began_at, moved_at, active_at = self._others_at
+            others = Progress(runs=True, watched_s=now - began_at, still_s=now - moved_at, quiet_s=now - active_at)
+            verdict = judge(unheard, together(own, others), self._host_timeout_s, self._hang_timeout_s)
+            if verdict != LOST or not ended or self._ask_others():
+                return verdict
+            # Theirs have ended since, and those of this host before.
+            self._others_at = None
+        return judge(unheard, own._replace(ended=ended), self._host_timeout_s, self._hang_timeout_s)
 
     def _hear_again(self, host: int, now: float) -> None:
         unheard = self._unheard.pop(host, None)
@@ -255,7 +270,13 @@ class Control:
         names = _names([host.label for host in hosts])
         what = f"nothing is heard of {names}" if self._leads else f"{names} cannot be reached"
         where = f"{self._label}: " if own or not self._leads else ""
-        self._tell(f"warning: {where}{cause}{what}{why}; the ranks make progress, so the job goes on")
+        # How long that is waited for is said by whoever waits.
+        sequel = "; the ranks make progress, so the job goes on"
+        if all(self._is_done(host.host) for host in hosts):
+            sequel = "; its ranks have ended well, so the job goes on"
+        elif self._has_ended() and self._others_at is None:
+            sequel = ""
+        self._tell(f"warning: {where}{cause}{what}{why}{sequel}")
         if not self._leads:
             self._on_unheard(what)
 

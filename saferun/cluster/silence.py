@@ -46,12 +46,14 @@ class Progress(Value):
         watched_s: for how long they have been watched for this.
         still_s: for how long none of them has moved: output, reading, work in bursts. A loop that waits does not count.
         quiet_s: for how long none has moved or used its processor.
+        ended: whether all of this host have ended well, and there are no others that can be asked.
     """
 
     runs: bool
     watched_s: float
     still_s: float
     quiet_s: float
+    ended: bool = False
 
 
 def judge(unheard: Unheard, progress: Progress, host_timeout_s: float, hang_timeout_s: float) -> str:
@@ -69,12 +71,15 @@ def judge(unheard: Unheard, progress: Progress, host_timeout_s: float, hang_time
         return LOST
     if unheard.why in _CERTAIN:
         return LOST
+    if progress.ended:
+        # Nothing here can show how the ranks of that host do. It may be at work, and is waited for within bounds.
+        return GO_ON
     enough_s = host_timeout_s * _STILL_SHARE
     # A host that answers somewhere is alive, so that ranks that are at work are enough.
     still_s = progress.quiet_s if unheard.why in _UP else progress.still_s
     if still_s < min(enough_s, progress.watched_s):
         return GO_ON
-    return LOST if progress.watched_s >= enough_s or not progress.runs else WAIT
+    return LOST if progress.watched_s >= enough_s else WAIT
 
 
 def together(own: Progress, others: Progress | None) -> Progress:

@@ -293,7 +293,7 @@ def test_a_lost_control_path_is_no_lost_host(make_cluster: MakeCluster, tmp_path
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("heals", [False, True])
+@pytest.mark.parametrize("heals", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_without_any_control_path_a_job_goes_on_while_its_ranks_do(
     make_cluster: MakeCluster, tmp_path: Path, heals: bool
 ) -> None:
@@ -315,7 +315,8 @@ def test_without_any_control_path_a_job_goes_on_while_its_ranks_do(
             each.unfirewall()
         job.wait_said(node1, "node3 is heard again after", LOST_S)
     job.job.release("end")
-    assert set(job.end(within_s=LOST_S).values()) == {0}
+    # Unheard hosts are waited for, as at torchrun's exit barrier, ten times as long as a host may be silent.
+    assert set(job.end(within_s=LOST_S if heals else LOST_S + 100.0).values()) == {0}
     if not heals:
         assert "nothing has been heard of node3 for" in job.said(node1)
     assert "is lost" not in "".join(job.said(each) for each in cluster.hosts)

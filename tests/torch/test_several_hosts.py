@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,34 @@ def test_a_host_whose_ranks_have_ended_asks_the_others_whether_the_job_goes_on(t
         for job in jobs[1:]:
             job.release("end")
         assert [job.wait() for job in jobs] == [0, 0, 0]
+
+
+def test_a_host_whose_ranks_have_ended_is_not_lost_by_its_silence(tmp_path: Path) -> None:
+    """Nobody waits for it; and it ends well itself, though it has not heard how the job ended."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    def connected(port: int) -> Any:
+        return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
+
+    program = f"import os, sys\nopen('port', 'w').write(os.environ['MASTER_PORT'])\n{WORK}"
+    with hosts(tmp_path, program, "--host-timeout", "6") as (leader, other):
+        for job in (leader, other):
+            job.hear("ready")
+        port = int((other.folder / "job" / "port").read_text())
+        control = connected(json.loads(connected(port).get("saferun/control"))["port"])
+        other.release("end")
+        until(lambda: b'"done"' in control.get("a0/state/1"), "its coordinator has said so")
+        pids = processes_of(other)
+        for pid in pids:
+            kill(pid, signal.SIGSTOP)
+        until(lambda: "its ranks have ended well, so the job goes on" in leader.err, "the leader says that it goes on")
+        leader.release("end")
+        assert leader.wait() == 0
+        for pid in pids:
+            kill(pid, signal.SIGCONT)
+        assert other.wait() == 0
+        assert "all ranks of this host ended well" in other.err
+        assert "is lost" not in leader.err + other.err
 
 
 @pytest.mark.parametrize("signalled", [0, 1])

@@ -43,6 +43,8 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, leads: bool) -> None:
         self.now = 1000.0
+        self.others = False  # whether there are other hosts with ranks
+        self.ended = False  # whether all ranks of this one have ended well
         self.said: list[str] = []
         self.lost: list[tuple[int, str, str]] = []
         self.notices: list[str] = []
@@ -59,11 +61,13 @@ class World:
             Poller(),
             host_timeout_s=TIMEOUT_S,
             hang_timeout_s=0.0,
-            ranks=lambda: [object()],  # type: ignore[list-item]
+            ranks=lambda: [] if self.ended else [object()],  # type: ignore[list-item]
             say=self.said.append,
             on_lost=lambda *lost: self.lost.append(lost),
             on_notice=self.notices.append,
             on_unheard=self.unheard.append,
+            ask_others=lambda: self.others,
+            has_ended=lambda: self.ended,
         )
         self.control.begin("node3", "node1", ["10.77.0.1", "10.78.0.1"], leads=leads, speaks=True)
 
@@ -183,3 +187,36 @@ def test_where_its_own_interface_is_cut_the_first_host_says_that_instead(monkeyp
     assert world.said == [
         "saferun: warning: node3: eth0 is down; other hosts reach it over another network; the job goes on"
     ]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_where_its_ranks_ended_well_a_host_waits_for_the_one_that_it_cannot_hear(
+    monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    """There is nothing to be seen that could tell whether that is at work; torchrun would wait, too."""
+    world = World(monkeypatch, leads=leads)
+    world.ended = True
+    world.see(watched_s=30.0, still_s=30.0)
+    world.miss(0 if not leads else 2)
+    world.see(watched_s=99.0, still_s=99.0)
+    assert not world.lost
+    assert world.control.missing == {0 if not leads else 2}
+    said = ["warning: nothing is heard of node3 (no address answers)", "warning: node3: node1 cannot be reached (no"]
+    (line,) = world.said
+    assert line.removeprefix("saferun: ").startswith(said[0] if leads else said[1])
+    assert GOES_ON not in line
+
+
+def test_ranks_of_other_hosts_are_asked_where_those_of_this_one_ended_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While those stand still, the host that is not heard is lost; once they have ended as well, it is waited for."""
+    for still_running in (True, False):
+        world = World(monkeypatch, leads=True)
+        world.ended = world.others = True
+        world.hear("doubt")
+        world.see(watched_s=4.0, still_s=4.0)
+        world.miss(2)
+        world.others = still_running
+        world.now += 4.0
+        world.see(watched_s=9.0, still_s=9.0)
+        assert bool(world.lost) is still_running
+        assert world.control.missing == (set() if still_running else {2})

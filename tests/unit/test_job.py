@@ -228,6 +228,40 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     got: list[list[Piece]] = []
     listening.job.collect("end", 60.0, got.append)
     assert got == [[]]
+
+
+@pytest.mark.parametrize(("op", "why"), [("unheard", "frozen"), ("lost", "gone")])
+def test_a_host_whose_ranks_have_ended_well_ends_no_job_by_its_silence(listening: Listening, op: str, why: str) -> None:
+    """Nobody waits for it; torchrun would notice at the end, and not mind."""
+    listening.join()
+    listening.hear(op="states", attempt=0, changed={"0/0": {"s": "run"}, "1/0": {"s": "done"}})
+    listening.hear(op=op, attempt=0, host=1, label="node1", why=why, words="node1 says nothing")
+    assert not listening.events
+    assert not listening.job.lost
+    (warning,) = listening.said
+    assert "node1 says nothing" in warning
+    assert warning.endswith("have ended well, so the job goes on")
+    got: list[list[Piece]] = []
+    listening.job.collect("end", 60.0, got.append)
+    assert got == [[]]
+    listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
+    assert isinstance(listening.events[-1], HostsDone)
+
+
+@pytest.mark.parametrize("was_heard", [True, False])
+def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
+    listening: Listening, was_heard: bool
+) -> None:
+    """Not for ever, and also where nothing has ever been heard of it."""
+    listening.join()
+    states = {"0/0": {"s": "done"}, **({"1/0": {"s": "run"}} if was_heard else {})}
+    listening.job.set_state({"s": "done"})
+    listening.hear(op="states", attempt=0, changed=states)
+    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
+    assert not listening.job.lost
+    (unheard,) = listening.events
+    assert isinstance(unheard, HostsUnheard)
+    assert listening.said == ["saferun: warning: nothing is heard of node1 (no answer)"]
     listening.hear(op="heard", attempt=0, host=1)
     assert isinstance(listening.events[1], HostsHeard)
     listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})

@@ -62,7 +62,8 @@ def test_whatever_is_found_later_a_job_that_goes_on_is_judged_by_its_ranks() -> 
 def test_where_no_ranks_run_they_are_asked_for_what_they_have_shown() -> None:
     """Ranks that ended a moment ago had got on; of those that ended before anybody was in doubt nothing is known."""
     assert verdict("unreachable", Progress(runs=False, watched_s=15.0, still_s=2.0, quiet_s=2.0)) == GO_ON
-    assert verdict("unreachable", Progress(runs=False, watched_s=3.0, still_s=3.0, quiet_s=3.0)) == LOST
+    assert verdict("unreachable", Progress(runs=False, watched_s=3.0, still_s=3.0, quiet_s=3.0)) == WAIT
+    assert verdict("unreachable", Progress(runs=False, watched_s=12.0, still_s=12.0, quiet_s=12.0)) == LOST
     assert (
         verdict("unreachable", Progress(runs=False, watched_s=99.0, still_s=99.0, quiet_s=99.0), goes_on=True) == GO_ON
     )
@@ -76,3 +77,16 @@ def test_ranks_of_other_hosts_show_what_one_without_ranks_cannot_see() -> None:
     assert verdict("unreachable", together(own, Progress(runs=True, watched_s=9.0, still_s=2.0, quiet_s=2.0))) == GO_ON
     still = Progress(runs=True, watched_s=15.0, still_s=15.0, quiet_s=15.0)
     assert verdict("unreachable", together(own, still)) == LOST
+
+
+@pytest.mark.parametrize("why", ["unreachable", "cut", "unknown", "frozen"])
+def test_where_all_ranks_here_ended_well_a_silent_host_is_waited_for(why: str) -> None:
+    """Its own may write their last checkpoint; nothing here can show that, and torchrun waits at its exit barrier."""
+    ended = Progress(runs=False, watched_s=99.0, still_s=99.0, quiet_s=99.0, ended=True)
+    assert verdict(why, ended) == GO_ON
+    assert verdict(why, ended, goes_on=True) == GO_ON
+
+
+def test_where_all_ranks_here_ended_well_a_host_that_is_gone_is_lost_all_the_same() -> None:
+    """Its saferun does not run there, and its ranks have ended with it."""
+    assert verdict("gone", Progress(runs=False, watched_s=9.0, still_s=9.0, quiet_s=9.0, ended=True)) == LOST

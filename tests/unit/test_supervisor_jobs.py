@@ -19,6 +19,7 @@ from saferun.events import (
     HostsJoined,
     HostsUnheard,
     JobDecided,
+    JobLost,
     JobTrouble,
     LaunchRequested,
     ProbeHosts,
@@ -235,12 +236,41 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_others_cannot_be_heard(
     due = [host.supervisor.deadline]
     host.deliver(HostsHeard(job.now, 0))
     assert [*due, host.supervisor.deadline] == [job.now + LIMITS.unheard_s, None]
+    waiting = "nothing has been heard of node9; all ranks that are known of ended well; waiting for 300 s at most"
+    assert Say(waiting) in host.actions
     host.deliver(HostsUnheard(job.now, 0, "nothing has been heard of node9"))
     actions = host.supervisor.handle(DeadlineExpired(job.now + LIMITS.unheard_s, 0))
     say, *told, finish = actions
-    assert say == Say("nothing has been heard of node9 for 30 s; all ranks that are known of ended well")
+    assert say == Say("nothing has been heard of node9 for 300 s; all ranks that are known of ended well")
     assert [type(action) for action in told] == [TellDecision] * (which == 0)
     assert finish == Finish(0)
+
+
+def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard() -> None:
+    """As at torchrun's exit barrier. Its last words may have come while this host was stopped for a while."""
+    job = started(2)
+    host = job.hosts[1]
+    host.exit(OK)
+    host.exit(OK)
+    while host.inbox:
+        host.take()
+    assert host.state is State.WAITING
+    assert host.supervisor.handle(JobLost(job.now, 0, "node1 is up, but saferun is not running there", "look")) == [
+        Say("node1 is up, but saferun is not running there; all ranks of this host ended well"),
+        Finish(0),
+    ]
+
+
+def test_an_elastic_job_outlives_its_leader_though_ranks_have_ended() -> None:
+    """The others are to form it anew."""
+    job = started(2, least=1)
+    host = job.hosts[1]
+    host.exit(OK)
+    host.exit(OK)
+    while host.inbox:
+        host.take()
+    host.deliver(JobLost(job.now, 0, "gone", "look"))
+    assert host.state is not State.DONE
 
 
 def test_a_host_that_cannot_be_heard_waits_for_no_decision() -> None:

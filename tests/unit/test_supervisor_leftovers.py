@@ -90,8 +90,8 @@ def test_a_failure_on_another_host_ends_the_wait() -> None:
 def test_a_job_that_cannot_be_reached_any_more_ends_the_wait() -> None:
     job, supervisor = waiting_host()
     assert supervisor.handle(JobLost(job.now, 0, "gone", "look")) == [ENDED]
-    supervisor.handle(LeftoversGone(job.now, 0, ()))
-    assert supervisor.state is State.DIAGNOSING
+    ended = supervisor.handle(LeftoversGone(job.now, 0, ()))
+    assert ended == [Say("gone; all ranks of this host ended well"), Finish(0)]
 
 
 def test_what_was_decided_during_the_wait_is_done_after_it() -> None:
