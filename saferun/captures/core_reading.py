@@ -14,6 +14,7 @@ from saferun.captures.scene import one_line
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
 from saferun.evidence import Frame, ThreadStack
 from saferun.host.core_notes import CoreNotes
+from saferun.linux.memory_limit import TOO_MUCH, limited_memory
 from saferun.model import Value, signal_name
 
 _PYSTACK_S = 60.0
@@ -23,6 +24,8 @@ _PY_SPY_S = 20.0
 _AT_ONCE = 4
 # py-spy takes as much memory as the core is large.
 _PY_SPY_BYTES = 2 << 30
+# All of them map the core, and every library that the process had loaded: those of CUDA are 5 GB.
+_TOOL_BYTES = 16 << 30
 _TRAMPOLINES = frozenset({SIGNAL_HANDLER, "__restore_rt", "__kernel_rt_sigreturn"})
 _RAISERS = ("raise", "gsignal", "pthread_kill", "__pthread_kill", "__GI_raise", "kill", "faulthandler_fatal_error")
 _HANDLER_FRAMES = 40
@@ -30,11 +33,23 @@ _NAMELESS = frozenset({"", "???", "_start", "__clone3", "clone3", "start_thread"
 
 
 class CoreJob(Value):
-    """A core to be read. ``executable`` is empty where it is to be found in the core."""
+    """A core to be read, as a descriptor: whose it is was asked of that, and its path may be another file's by now.
 
-    path: str
+    ``executable`` is empty where it is to be found in the core.
+    """
+
+    fd: int
     notes: CoreNotes
     executable: str = ""
+
+    def read_by(self, tool: Tool) -> Tool:
+        """A tool that gets it as ``path``."""
+        return tool._replace(keep=(self.fd,), memory_bytes=_TOOL_BYTES + self.notes.size_bytes)
+
+    @property
+    def path(self) -> str:
+        """Where a tool finds it."""
+        return f"/proc/self/fd/{self.fd}"
 
 
 class CoreReading(Value):
@@ -84,17 +99,20 @@ def read_cores(jobs: Sequence[CoreJob], deadline: float, *, gdb: bool = False) -
 
 def _ask_pystack(jobs: Sequence[CoreJob], readings: list[CoreReading], index: int) -> Steps:
     job = jobs[index]
-    end = yield pystack_tool(job.path, job.executable or job.notes.executable, _PYSTACK_S)
+    end = yield job.read_by(pystack_tool(job.path, job.executable or job.notes.executable, _PYSTACK_S))
     if end.failure or end.code:
         readings[index] = CoreReading(failure=f"pystack: {_tool_failure(end)}")
         return
     try:
-        threads = crashed_first(threads_from_pystack(end.stdout), job.notes)
+        with limited_memory():
+            threads = crashed_first(threads_from_pystack(end.stdout), job.notes)
         readings[index] = CoreReading(threads, "pystack")
         if not readings[index].is_taken:
             readings[index] = CoreReading(failure="pystack: it does not see the thread that crashed")
     except (ValueError, TypeError, KeyError) as error:
         readings[index] = CoreReading(failure=f"pystack: {one_line(str(error))}")
+    except MemoryError:
+        readings[index] = CoreReading(failure=f"pystack: {TOO_MUCH}")
 
 
 def _ask_others(jobs: Sequence[CoreJob], readings: list[CoreReading], index: int, *, gdb: bool) -> Steps:
@@ -108,9 +126,10 @@ def _ask_others(jobs: Sequence[CoreJob], readings: list[CoreReading], index: int
     native: tuple[ThreadStack, ...] = ()
     output = ""
     if program:
-        end = yield gdb_tool(program, job.path, job.executable or job.notes.executable, _GDB_S)
+        end = yield job.read_by(gdb_tool(program, job.path, job.executable or job.notes.executable, _GDB_S))
         output = f"$ gdb\n{end.stdout.decode(errors='replace')}"
-        native = threads_from_gdb(end.stdout.decode(errors="replace"), job.notes.pid)
+        with suppress(MemoryError), limited_memory():
+            native = threads_from_gdb(end.stdout.decode(errors="replace"), job.notes.pid)
         if not native:
             failures.append(f"gdb: {_tool_failure(end)}")
     else:
@@ -134,13 +153,16 @@ def _ask_py_spy(job: CoreJob) -> Generator[Tool, ToolEnd, tuple[tuple[ThreadStac
         return (), "py-spy is not installed"
     if job.notes.size_bytes > _PY_SPY_BYTES:
         return (), "py-spy: the core is too large for it"
-    end = yield Tool((program, "dump", "--json", "--core", job.path), _PY_SPY_S)
+    end = yield job.read_by(Tool((program, "dump", "--json", "--core", job.path), _PY_SPY_S))
     try:
         if end.failure or end.code:
             return (), f"py-spy: {failure_words(end)}"
-        return threads_from_json(end.stdout, job.notes.pid), ""
+        with limited_memory():
+            return threads_from_json(end.stdout, job.notes.pid), ""
     except ValueError as error:
         return (), f"py-spy: {error}"
+    except MemoryError:
+        return (), f"py-spy: {TOO_MUCH}"
 
 
 def _cut_off_words(notes: CoreNotes) -> str:

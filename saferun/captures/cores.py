@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO
 
 from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
@@ -31,6 +32,7 @@ from saferun.host.core_files import (
     handler_has_directory,
     move_core,
     names_process,
+    open_core,
     why_none,
 )
 from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
@@ -77,11 +79,11 @@ class Unwritten(Value):
 
 
 class _Find(Value):
-    """A core of this run. ``path`` is where it can be read: elsewhere where it had to be unpacked."""
+    """A core of this run. ``unpacked`` is its content where it had to be unpacked; -1: it did not."""
 
     rank: int
     core: CoreFile
-    path: str
+    unpacked: int
     notes: CoreNotes
     is_rank: bool
     executable: str
@@ -107,14 +109,13 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomK
         return
     with ExitStack() as stack:
 
-        def unpacked() -> str:
+        def unpack(core: CoreFile) -> int:
             # Made where it is wanted alone: the file system of the run directory may not answer.
             if request.directory:
                 make_directories(request.directory)
-            folder = tempfile.TemporaryDirectory(prefix="saferun-cores-", dir=request.directory or None)
-            return stack.enter_context(folder)
+            return stack.enter_context(_unpacked(core, request.directory or tempfile.gettempdir(), deadline)).fileno()
 
-        finds, others = _find(request, pattern, limits, deadline, unpacked)
+        finds, others = _find(request, pattern, limits, deadline, unpack)
         found = {find.notes.pid for find in finds}
         yield from _coreless(request, found, lambda dead: why_none(pattern, dead.cwd or os.getcwd(), limits, others))
         groups: set[tuple[object, ...]] = set()
@@ -122,12 +123,29 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomK
             batch = finds[start : start + _BATCH]
             ranks = sorted({find.rank for find in batch})
             yield CoresFound(tuple(ranks), sum(find.notes.size_bytes for find in batch))
-            jobs = [CoreJob(find.path, find.notes, find.notes.executable or find.executable) for find in batch]
-            for find, reading in zip(batch, read_cores(jobs, deadline, gdb=request.gdb), strict=True):
+            for find, reading in zip(batch, _readings(batch, deadline, gdb=request.gdb), strict=True):
                 look = _conclude(request, find, reading, groups)
                 yield look
                 if unwritten := _write(request, find, look, reading, deadline):
                     yield Unwritten(unwritten)
+
+
+def _readings(batch: Sequence[_Find], deadline: float, *, gdb: bool) -> list[CoreReading]:
+    """What is read of each, from the file that was found, whatever has its name by now."""
+    readings = [CoreReading(failure="it is another file by now") for _ in batch]
+    with ExitStack() as stack:
+        jobs: dict[int, CoreJob] = {}
+        for index, find in enumerate(batch):
+            fd = find.unpacked
+            if fd < 0:
+                with suppress(CoreError, OSError):
+                    fd = open_core(find.core)
+                    stack.callback(os.close, fd)
+            if fd >= 0:
+                jobs[index] = CoreJob(fd, find.notes, find.notes.executable or find.executable)
+        for index, reading in zip(jobs, read_cores(list(jobs.values()), deadline, gdb=gdb), strict=True):
+            readings[index] = reading
+    return readings
 
 
 def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess], str]) -> Iterator[CoreLook]:
@@ -177,7 +195,7 @@ def _find(
     pattern: CorePattern,
     limits: tuple[int, int],
     deadline: float,
-    unpacked: Callable[[], str],
+    unpack: Callable[[CoreFile], int],
 ) -> tuple[list[_Find], list[CoreFile]]:
     """The cores of the dead and their families, the ranks' own first; and cores of others where theirs would be."""
     cwds = list(dict.fromkeys([*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]))
@@ -200,14 +218,22 @@ def _find(
             continue
         _await_dump(core, deadline)
         with suppress(CoreError, OSError):
-            path = _unpack(core, unpacked(), deadline) if core.is_compressed else core.path
-            notes = read_core_notes(path)
+            unpacked = unpack(core) if core.is_compressed else -1
+            notes = _notes_of(core) if unpacked < 0 else read_core_notes(unpacked)
             if core.is_compressed and notes.pid != dead.pid:
                 continue
             is_rank = notes.pid == dead.pid
-            finds.append(_Find(dead.rank, core, path, notes, is_rank, dead.executable if is_rank else ""))
+            finds.append(_Find(dead.rank, core, unpacked, notes, is_rank, dead.executable if is_rank else ""))
     finds.sort(key=lambda find: (not find.is_rank, find.rank, find.notes.pid))
     return finds, others
+
+
+def _notes_of(core: CoreFile) -> CoreNotes:
+    fd = open_core(core)
+    try:
+        return read_core_notes(fd)
+    finally:
+        os.close(fd)
 
 
 def _is_of(core: CoreFile, pid: int) -> bool:
@@ -230,34 +256,36 @@ def _await_dump(core: CoreFile, deadline: float) -> None:
         time.sleep(_LOOK_AGAIN_S)
 
 
-def _unpack(core: CoreFile, directory: str, deadline: float) -> str:
-    """Unpack a compressed core into a directory; its path there.
+@contextmanager
+def _unpacked(core: CoreFile, directory: str, deadline: float) -> Iterator[IO[bytes]]:
+    """A compressed core's content, in a file without a name that lies in a directory.
 
     Raises:
-        CoreError: it cannot be.
+        CoreError: it cannot be had.
         OSError: likewise.
     """
     reason = room_for_core(directory, os.path.getsize(core.path) * _UNPACKED_FACTOR)
     if reason:
         raise CoreError(reason)
-    path = os.path.join(directory, f"core.{core.inode[1]}")
     extension = os.path.splitext(core.path)[1]
     module = {".xz": "lzma", ".gz": "gzip"}.get(extension)
     if module:
-        program = f"import {module},shutil,sys; shutil.copyfileobj({module}.open(sys.argv[1]),open(sys.argv[2],'wb'))"
-        argv: tuple[str, ...] = (sys.executable, "-P", "-c", program, core.path, path)
+        program = f"import {module},shutil,sys; shutil.copyfileobj({module}.open(sys.stdin.buffer),sys.stdout.buffer)"
+        argv: tuple[str, ...] = (sys.executable, "-P", "-c", program)
     else:
         name = {".zst": "zstd", ".lz4": "lz4"}[extension]
         program = find_tool(name)
         if not program:
             raise CoreError(f"{name} is not installed")
-        argv = (program, "-q", "-d", core.path, *(("-o", path) if name == "zstd" else (path,)))
+        argv = (program, "-q", "-d", "-c")
+    packed = open_core(core)
+    with os.fdopen(packed, "rb"), tempfile.TemporaryFile(prefix="saferun-core-", dir=directory) as unpacked:
 
-    def steps() -> Steps:
-        yield Tool(argv, _UNPACK_S)
+        def steps() -> Steps:
+            yield Tool(argv, _UNPACK_S, stdin=packed, stdout=unpacked.fileno())
 
-    run_steps([steps()], at_once=1, deadline=deadline)
-    return path
+        run_steps([steps()], at_once=1, deadline=deadline)
+        yield unpacked
 
 
 # ---------------------------------------------------------------------------------------------------------- concluding

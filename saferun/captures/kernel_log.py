@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable
 
 from saferun.captures.kernel_lines import relevant, shown
@@ -19,6 +20,8 @@ from saferun.model import Value
 
 _RECORD_BYTES = 8192  # the kernel's own limit
 _RECORDS = 1 << 17
+# The newest that are read: more than any job explains, and no more than memory takes.
+_LINES = 1 << 15
 _KEPT = 500
 _SYSLOG_READ_ALL, _SYSLOG_SIZE = 3, 10
 _JOURNAL_TIMEOUT_S = 5.0
@@ -105,7 +108,7 @@ def _why_denied(failures: list[str]) -> str:
 
 
 def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
-    lines: list[str] = []
+    lines: deque[str] = deque(maxlen=_LINES)
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         for _ in range(_RECORDS):
@@ -122,7 +125,7 @@ def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
             lines += parse_record(record, oldest_s)
     finally:
         os.close(fd)
-    return lines
+    return list(lines)
 
 
 def parse_record(record: bytes, oldest_s: float) -> list[str]:
@@ -189,7 +192,8 @@ def _ask_journal(option: str, deadline: float) -> list[str]:
     import subprocess
 
     timeout_s = max(0.1, min(_JOURNAL_TIMEOUT_S, deadline - time.monotonic()))
-    command = ["journalctl", "-k", "-o", "cat", "--no-pager", option]
+    # The option comes last, and counts where it says how many lines, too.
+    command = ["journalctl", "-k", "-o", "cat", "--no-pager", f"--lines={_LINES}", option]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

@@ -23,7 +23,7 @@ from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Requ
 from saferun.evidence import CaptureNote, CoreLook, OomKill
 from saferun.host.children import reset_signals
 from saferun.host.prctl import die_with_parent
-from saferun.linux.memory_limit import limit_memory
+from saferun.linux.memory_limit import be_ended_first, limit_memory
 from saferun.model import Value, signal_name
 
 _PROCESSES_LIMIT = 2048
@@ -173,6 +173,7 @@ def _start(name: str, run: Callable[[Emit], None], inherited: tuple[int, ...]) -
         die_with_parent(me)
         reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
         os.setsid()
+        be_ended_first()
         # Whoever reads our results sees their end with ours, however long this process lives.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)

@@ -22,6 +22,7 @@ from saferun.captures.tools import Steps, Tool, ToolEnd, answers, find_tool, has
 from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
 from saferun.captures.worker_server import dump_by_worker_server
 from saferun.evidence import StackDump, ThreadStack
+from saferun.linux.memory_limit import TOO_MUCH, limited_memory
 from saferun.linux.stuck import mount_of, mounts_of
 
 _AT_ONCE = 4
@@ -284,9 +285,12 @@ def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
     if end.failure or end.code != 0:
         return (), py_spy.failure_words(end)
     try:
-        return py_spy.threads_from_json(end.stdout, pid), ""
+        with limited_memory():
+            return py_spy.threads_from_json(end.stdout, pid), ""
     except ValueError as error:
         return (), f"what it says cannot be read: {error}"
+    except MemoryError:
+        return (), TOO_MUCH
 
 
 def _program_of(pid: int) -> str:

@@ -17,6 +17,7 @@ from saferun.host.children import Child, SpawnError, begin_spawn, spawn_error
 from saferun.host.prctl import die_with_parent
 from saferun.host.procfs import read_stat
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.memory_limit import limit_memory
 from saferun.linux.stuck import mount_of, mounts_of
 from saferun.model import Value
 
@@ -35,6 +36,14 @@ class Tool(Value):
     timeout_s: float
     interrupt_s: float = 0.0
     """After so many seconds it gets SIGINT, which is how some are told to sum up. 0: it does not."""
+    stdin: int = -1
+    """The descriptor that it reads; -1: nothing."""
+    stdout: int = -1
+    """The descriptor that it writes to; -1: what it writes is in its ``ToolEnd``."""
+    keep: tuple[int, ...] = ()
+    """Further descriptors that it inherits under their own numbers."""
+    memory_bytes: int = 0
+    """So much address space it may take; 0: as much as there is."""
 
 
 class ToolEnd(Value):
@@ -144,7 +153,13 @@ class _Running:
         try:
             # Not waited for: a program on a file system that does not answer is one that takes too long.
             self.child, self._report = begin_spawn(
-                tool.argv, os.environ, stdin=null, stdout=out_write, stderr=err_write
+                tool.argv,
+                os.environ,
+                stdin=tool.stdin if tool.stdin >= 0 else null,
+                stdout=tool.stdout if tool.stdout >= 0 else out_write,
+                stderr=err_write,
+                keep=tool.keep,
+                prepare=(lambda: limit_memory(tool.memory_bytes)) if tool.memory_bytes else None,
             )
         except BaseException:
             os.close(out_read)

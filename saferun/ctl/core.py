@@ -9,7 +9,7 @@ import time
 from saferun.captures.core_reading import CoreJob, core_headline, read_cores, stack_lines
 from saferun.ctl.answer import answer
 from saferun.errors import UsageError
-from saferun.host.core_notes import CoreError, read_core_notes
+from saferun.host.core_notes import CoreError, open_regular, read_core_notes
 
 _BUDGET_S = 300.0
 
@@ -30,13 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
     if executable and not os.path.isfile(executable):
         raise UsageError(f"{arguments.exe} is no file", "--exe takes the path of the program that left the core")
     try:
-        notes = read_core_notes(path)
+        fd = open_regular(path, named=True)
+        notes = read_core_notes(fd)
     except CoreError as error:
         raise UsageError(
             f"{arguments.file} cannot be read as a core: {error}",
             "see where the kernel puts cores: cat /proc/sys/kernel/core_pattern",
         ) from None
-    [reading] = read_cores([CoreJob(path, notes, executable)], time.monotonic() + _BUDGET_S, gdb=arguments.gdb)
+    [reading] = read_cores([CoreJob(fd, notes, executable)], time.monotonic() + _BUDGET_S, gdb=arguments.gdb)
+    os.close(fd)
     if not reading.threads:
         hint = "install pystack (pip install pystack) or gdb; with --exe name the program that left the core"
         if notes.is_cut_off:

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
-from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
+from saferun.host.core_notes import CoreError, CoreNotes, open_regular, read_core_notes
 from saferun.host.core_pattern import RENAMED_PREFIX, CorePattern, room_for_core
-from saferun.linux.ownership import open_directory
+from saferun.linux.ownership import Identity, identity, open_directory
 from saferun.model import Value
 
 HANDLER_DIRECTORIES = ("/var/lib/systemd/coredump", "/var/lib/apport/coredump")
@@ -145,10 +145,12 @@ def _cores_in(directory: str, pattern: CorePattern, since: float) -> Iterator[Co
             if not stat.S_ISREG(status.st_mode) or status.st_mtime < since - _CLOCK_SLACK_S:
                 continue
             is_compressed = is_managed and entry.name.endswith(_COMPRESSED)
-            if is_compressed and status.st_uid not in {os.geteuid(), 0}:
-                continue
-            notes = None if is_compressed else read_core_notes(entry.path, whole=False)
-            yield CoreFile(entry.path, notes, status.st_mtime, (status.st_dev, status.st_ino), is_managed)
+            fd = open_regular(entry.path)
+            try:
+                notes = None if is_compressed else read_core_notes(fd, whole=False)
+                yield CoreFile(entry.path, notes, status.st_mtime, identity(fd), is_managed)
+            finally:
+                os.close(fd)
 
 
 def handler_has_directory() -> bool:
@@ -159,6 +161,19 @@ def handler_has_directory() -> bool:
 def names_process(core: CoreFile, pid: int) -> bool:
     """Whether a compressed core's name says that it is of a process: ``core.python.1000.BOOT.PID.TIME.zst``."""
     return core.is_compressed and str(pid) in os.path.basename(core.path).split(".")[3:]
+
+
+def open_core(core: CoreFile) -> int:
+    """A descriptor, for reading, of the very file that was found.
+
+    Raises:
+        CoreError: its path leads to another one by now, or it cannot be opened.
+    """
+    fd = open_regular(core.path)
+    if identity(fd) != core.inode:
+        os.close(fd)
+        raise CoreError("it is another file by now")
+    return fd
 
 
 def delete_core(core: CoreFile) -> str:
@@ -181,17 +196,23 @@ def delete_core(core: CoreFile) -> str:
 def move_core(core: CoreFile, path: str) -> str:
     """Move a core to a path on the same file system. Returns where it is then: there, or where it was."""
     with suppress(OSError):
-        status = os.lstat(core.path)
-        if not core.is_managed and (status.st_dev, status.st_ino) == core.inode:
-            folder, name = os.path.split(path)
-            fd = open_directory(folder, mapped=True)
-            try:
-                if name not in os.listdir(fd):
-                    os.rename(core.path, name, dst_dir_fd=fd)
-                    return path
-            finally:
-                os.close(fd)
+        folder, name = os.path.split(path)
+        fd = open_directory(folder, mapped=True)
+        try:
+            if core.is_managed or name in os.listdir(fd) or _identity_of(os.lstat(core.path)) != core.inode:
+                return core.path
+            os.rename(core.path, name, dst_dir_fd=fd)
+            if _identity_of(os.stat(name, dir_fd=fd, follow_symlinks=False)) == core.inode:
+                return path
+            # Somebody has exchanged it meanwhile. What it was goes back: it is no core.
+            os.rename(name, core.path, src_dir_fd=fd)
+        finally:
+            os.close(fd)
     return core.path
+
+
+def _identity_of(status: os.stat_result) -> Identity:
+    return status.st_dev, status.st_ino
 
 
 def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Sequence[CoreFile]) -> str:

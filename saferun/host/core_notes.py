@@ -13,7 +13,8 @@ import struct
 import sys
 from collections.abc import Iterator
 
-from saferun.linux.ownership import open_ours
+from saferun.linux.memory_limit import limited_memory
+from saferun.linux.ownership import open_named, open_ours
 from saferun.model import Value
 
 _HEADER_BYTES = 64
@@ -84,36 +85,47 @@ class CoreNotes(Value):
         return self.size_bytes < self.full_bytes
 
 
-def read_core_notes(path: str, *, whole: bool = True) -> CoreNotes:
-    """Read whose core a file is.
+def read_core_notes(core: str | int, *, whole: bool = True) -> CoreNotes:
+    """Read whose core a file is, with little memory, whatever is in it.
 
     Args:
-        path: the file. It is neither followed, where it is a link, nor waited for, where it is a FIFO.
+        core: the file's path, or a descriptor. It is neither followed, where it is a link, nor waited for, where it is
+            a FIFO.
         whole: False reads only what tells the process, its session and its parent: a few kilobytes.
 
     Raises:
         CoreError: it is none, or cannot be read.
     """
-    fd = open_regular(path)
+    fd = open_regular(core) if isinstance(core, str) else core
     try:
-        return _read_notes(fd, os.fstat(fd).st_size, whole=whole)
+        with limited_memory():
+            return _read_notes(fd, os.fstat(fd).st_size, whole=whole)
     except OSError as error:
         raise CoreError(error.strerror or str(error)) from None
     except (struct.error, IndexError, OverflowError):
         raise CoreError("its ELF notes make no sense") from None
+    except MemoryError:
+        raise CoreError("its ELF notes take too much memory") from None
     finally:
-        os.close(fd)
+        if isinstance(core, str):
+            os.close(fd)
 
 
-def open_regular(path: str) -> int:
+def open_regular(path: str, *, named: bool = False) -> int:
     """Open a file for reading that is a regular file itself, and this user's or root's: no link, no FIFO, no device.
 
     Who else has made a core has made up what is in it, for those who read it with tools that trust it.
+
+    Args:
+        path: the file.
+        named: whether the user has named it: then it may be anybody's.
 
     Raises:
         CoreError: it is something else, or cannot be opened.
     """
     try:
+        if named:
+            return open_named(path)
         return open_ours(path, os.O_RDONLY, or_root=True, mapped=True)
     except OSError as error:
         raise CoreError(error.strerror or str(error)) from None

@@ -203,6 +203,22 @@ def _check_secret(fd: int, path: str) -> None:
         raise NotOursError(f"group {status.st_gid} may read or write it", path)
 
 
+def open_named(path: str) -> int:
+    """A descriptor, for reading, of a regular file that the user has named, whosever it is.
+
+    Raises:
+        OSError: it cannot be opened (ELOOP: it is a link), or is no regular file (EINVAL).
+    """
+    fd = os.open(path, os.O_RDONLY | _CAREFULLY)
+    try:
+        _check_regular(os.fstat(fd), path)
+        os.set_blocking(fd, True)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def open_temporary(stem: str, *, dir_fd: int | None = None, mode: int = 0o600) -> tuple[int, str]:
     """A new file for writing, and its name: ``stem`` and a random text. ``os.replace`` gives it its final name.
 
