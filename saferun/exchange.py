@@ -16,7 +16,7 @@ from saferun.job_watch import JobWatch
 from saferun.watchdog.job import packed
 
 if TYPE_CHECKING:
-    from saferun.evidence import Diagnosis
+    pass
 
 # How long the other hosts' parts of a picture are waited for: they look at the same time, within the same budget.
 OTHERS_S = 10.0
@@ -173,27 +173,3 @@ class EvidenceExchange:
         if trouble is None or trouble.reason in {"membership", "leave"}:
             return None  # whoever leaves knows why, and the others have nothing to diagnose
         return ToldTrouble(*trouble)
-
-
-def peer_lines(
-    diagnosis: Diagnosis,
-    *,
-    leader: str,
-    files: str | None,
-    restarting: bool,
-    restarts: int,
-    max_restarts: int,
-    decided: str = "",
-) -> list[str]:
-    """What the other hosts tell their users of a failed attempt. The arguments are those of ``peer_text``."""
-    from saferun.report.text import peer_text
-
-    return peer_text(
-        diagnosis,
-        leader=leader,
-        files=files,
-        restarting=restarting,
-        attempt=restarts,
-        max_restarts=max_restarts,
-        decided=decided,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from saferun.linux.nic import Nic
 from saferun.model import Value
 
 Pairs = tuple[tuple[str, str], ...]
@@ -36,33 +37,6 @@ class CheckResult(Value):
     class_name: str = ""
     passing: bool = False
     host: str = ""
-
-
-class Nic(Value):
-    """A network interface of a host.
-
-    Attributes:
-        name: ``eth0``.
-        addresses: without prefix lengths, IPv4 first.
-        networks: the same with prefix lengths, in the same order: ``10.0.0.1/24``.
-        is_up: administratively up and with a carrier.
-        mtu: in bytes.
-        kind: ``loopback``, ``ethernet``, ``infiniband``, ``bridge``, ``bond``, ``vlan``, ``tunnel``, ``virtual``.
-        speed_bits_s: what the driver says; 0: unknown.
-        labels: other names under which libraries find its IPv4 addresses: ``eth0:1``, or the one it had before it was
-            renamed.
-        rdma: the RDMA devices behind it, with their ports: ``mlx5_0:1``.
-    """
-
-    name: str
-    addresses: tuple[str, ...] = ()
-    networks: tuple[str, ...] = ()
-    is_up: bool = True
-    mtu: int = 1500
-    kind: str = "ethernet"
-    speed_bits_s: int = 0
-    labels: tuple[str, ...] = ()
-    rdma: tuple[str, ...] = ()
 
 
 class HostCard(Value):
@@ -189,27 +163,3 @@ class Preflight(Value):
     def verdict(self) -> str:
         """The worst of all."""
         return max((result.verdict for result in self.results), key=SEVERITY.__getitem__, default="ok")
-
-
-class DecisionRow(Value):
-    """What followed a failed attempt, and why, as the report has it.
-
-    Attributes:
-        attempt: the one that failed; 0 for the first.
-        time: seconds since the epoch.
-        next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
-        words: what follows and why, as it is told: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
-        wait_s: before the next attempt.
-        class_name: the class of the failure's cause, in the diagnosis' terms.
-        host: the host that caused it, or that leaves the job because of it; empty: nobody's, or there is one host.
-        clock: the time as it is to be shown; empty where that is not wanted.
-    """
-
-    attempt: int
-    time: float
-    next_step: str
-    words: str
-    wait_s: float = 0.0
-    class_name: str = ""
-    host: str = ""
-    clock: str = ""

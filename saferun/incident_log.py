@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.evidence import Diagnosis, Evidence
-    from saferun.findings import DecisionRow, HostCard, Preflight
+    from saferun.evidence import DecisionRow, Diagnosis, Evidence
+    from saferun.findings import HostCard, Preflight
     from saferun.report.report_json import Incident
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"

@@ -957,7 +957,7 @@ class Investigation:
         self._guarded("report", self._log_incident, "failure", action.diagnosis, followed, lines)
 
     def _note_decision(self, decision: Decision, diagnosis: Diagnosis) -> None:
-        from saferun.findings import DecisionRow
+        from saferun.evidence import DecisionRow
 
         blamed = decision.exclude if decision.exclude is not None else -1
         row = DecisionRow(
@@ -985,16 +985,16 @@ class Investigation:
 
     def decision_words(self, diagnosis: Diagnosis, *, restarting: bool, decision: Decision | None = None) -> list[str]:
         """What the other hosts tell their users of a failed attempt."""
-        from saferun.exchange import peer_lines
+        from saferun.report.text import peer_text
 
         words: list[str] | None = self._guarded(
             "tell the others",
-            lambda: peer_lines(
+            lambda: peer_text(
                 diagnosis,
                 leader=self._host,
                 files=self._run_dir.path,
                 restarting=restarting,
-                restarts=self._failures_before,
+                attempt=self._failures_before,
                 max_restarts=self._config.max_restarts,
                 decided=_told(decision),
             ),

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from saferun.checks.backend import GLOO, known_backend
 from saferun.checks.context import CheckContext
 from saferun.checks.names import Lookup, is_elsewhere, look_up
-from saferun.findings import CheckResult, Nic
+from saferun.findings import CheckResult
 from saferun.host.nics import read_nics
+from saferun.linux.nic import Nic
 from saferun.preflight.interfaces import (
     AUTO,
     GLOO_IFNAME,

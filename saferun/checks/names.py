@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from saferun.checks.backend import GLOO, known_backend
 from saferun.checks.context import CheckContext
-from saferun.findings import CheckResult, Nic
+from saferun.findings import CheckResult
+from saferun.linux.nic import Nic
 from saferun.model import Value
 from saferun.preflight.interfaces import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
 

@@ -31,7 +31,8 @@ from saferun.checks.hello import (
 )
 from saferun.checks.listener import sockaddr
 from saferun.checks.ways import NO_SOURCE, holders_of, is_unanswered, source_for
-from saferun.findings import Nic, Probe, Target
+from saferun.findings import Probe, Target
+from saferun.linux.nic import Nic
 from saferun.model import Value
 
 CONNECT_TIMEOUT_S = 3.5

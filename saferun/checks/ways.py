@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from saferun.findings import Nic
+from saferun.linux.nic import Nic
 
 NO_SOURCE = ""
 """The system chooses the address that a connection comes from."""

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from saferun.findings import Nic
+from saferun.linux.nic import Nic
 from saferun.model import Value
 
 _ANSWER_TIMEOUT_S = 1.0

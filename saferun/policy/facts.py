@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from saferun.evidence import Cause, Diagnosis, Evidence
-    from saferun.findings import CheckResult
 
-__all__ = ["facts_from", "facts_of_checks", "life_of"]
+__all__ = ["facts_from", "life_of"]
 
 _FROM_THE_SCRIPT = frozenset({"python_exception", "python_exit"})
 """What a script brings about unless torch raised it within ``init_process_group``."""
@@ -128,37 +127,6 @@ def _is_transient(class_name: str, proof: str) -> bool:
         exception.rpartition(".")[2] in _IO_ERRORS
         or _NETWORK.search(exception) is not None
         or _NETWORK_WORDS.search(proof) is not None
-    )
-
-
-def facts_of_checks(
-    results: Sequence[CheckResult], hosts: Sequence[str] = (), *, port_is_free: bool = False
-) -> FailureFacts | None:
-    """What of failed checks decides about another try; None where none of them failed.
-
-    A start is worth another try only if everything that is wrong may pass.
-
-    Args:
-        results: what the checks of all hosts found.
-        hosts: the hosts' names in order of their numbers; empty: there is one.
-        port_is_free: whether another port may be taken for the store.
-    """
-    failed = [result for result in results if result.verdict == "fail"]
-    if not failed:
-        return None
-    first = next((result for result in failed if not result.passing), failed[0])
-    labels = {result.host for result in failed}
-    label = first.host if len(labels) == 1 else ""
-    return FailureFacts(
-        first.class_name or first.name,
-        Fingerprint(first.class_name or first.name, (), _plain(f"{first.host}: {first.words}")),
-        started=False,
-        passing=all(result.passing for result in failed),
-        host=hosts.index(label) if label in hosts else None,
-        host_label=label,
-        words=f"{first.host}: {first.words}" if first.host else first.words,
-        port_is_free=port_is_free,
-        life=Life(),
     )
 
 

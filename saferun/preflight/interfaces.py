@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.findings import CheckResult, HostCard, Nic, Pairs
+from saferun.findings import CheckResult, HostCard, Pairs
+from saferun.linux.nic import Nic
 from saferun.model import Value
 
 GLOO_IFNAME, NCCL_IFNAME, TENSORPIPE_IFNAME = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.findings import Cell, HostCard, MatrixRow, Nic, Probe
+from saferun.findings import Cell, HostCard, MatrixRow, Probe
+from saferun.linux.nic import Nic
 from saferun.model import Value
 from saferun.preflight.interfaces import AUTO
 

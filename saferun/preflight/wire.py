@@ -12,7 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from saferun.findings import SEVERITY, CheckResult, Door, HostCard, Nic, Pairs, Probe
+from saferun.findings import SEVERITY, CheckResult, Door, HostCard, Pairs, Probe
+from saferun.linux.nic import Nic
 from saferun.shapes import fit
 from saferun.text.decoding import loads
 from saferun.text.redaction import is_secret, redacted_text

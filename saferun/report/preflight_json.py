@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saferun import __version__
-from saferun.findings import SEVERITY, Cell, CheckResult, DecisionRow, HostCard, MatrixRow, Nic, Pairs, Preflight
+from saferun.evidence import DecisionRow
+from saferun.findings import SEVERITY, Cell, CheckResult, HostCard, MatrixRow, Pairs, Preflight
+from saferun.linux.nic import Nic
 from saferun.model import JsonObject
 from saferun.report.page import Page, count, number
 from saferun.text.redaction import REDACTED, is_secret

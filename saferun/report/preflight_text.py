@@ -10,7 +10,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from saferun.findings import SEVERITY, Cell, CheckResult, DecisionRow, HostCard, MatrixRow, Preflight
+from saferun.evidence import DecisionRow
+from saferun.findings import SEVERITY, Cell, CheckResult, HostCard, MatrixRow, Preflight
 from saferun.model import Value
 from saferun.report.page import redacted_line
 from saferun.report.preflight_json import is_well, preflight_json, verdict_of, worst_first

@@ -13,6 +13,7 @@ from saferun import __version__
 from saferun.evidence import (
     Cause,
     CoreLook,
+    DecisionRow,
     Diagnosis,
     Evidence,
     GroupProgress,
@@ -25,7 +26,7 @@ from saferun.evidence import (
     StuckLink,
     ToldTrouble,
 )
-from saferun.findings import DecisionRow, Preflight
+from saferun.findings import Preflight
 from saferun.model import JsonObject, RankEnd, Value, signal_name
 from saferun.report.page import Page, count, integer, number, redacted_command
 from saferun.report.picture import Branch, branches_of

@@ -8,6 +8,7 @@ from saferun import __version__
 from saferun.evidence import (
     CaptureNote,
     CoreLook,
+    DecisionRow,
     Diagnosis,
     Evidence,
     Frame,
@@ -19,7 +20,7 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
-from saferun.findings import DecisionRow, HostCard, Preflight
+from saferun.findings import HostCard, Preflight
 from saferun.report.page import redacted_command, redacted_command_line, redacted_line
 from saferun.report.picture import (
     WIDTH,

@@ -21,8 +21,9 @@ from saferun.checks.interfaces import check_interfaces
 from saferun.checks.master import check_master
 from saferun.checks.network import NET_CHECKS
 from saferun.checks.run import run_checks
-from saferun.findings import CheckResult, Nic
+from saferun.findings import CheckResult
 from saferun.host.nics import Route, read_nics, route_to
+from saferun.linux.nic import Nic
 from saferun.preflight.interfaces import candidates, nccl_choice
 
 Answer = TypeVar("Answer")

@@ -33,7 +33,8 @@ from saferun.checks.hello import (
 from saferun.checks.listener import Listener
 from saferun.checks.prober import probe, probe_all
 from saferun.checks.ways import source_for
-from saferun.findings import Door, HostCard, Nic, Probe, Target
+from saferun.findings import Door, HostCard, Probe, Target
+from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
 
 Answer = TypeVar("Answer")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from saferun.findings import Cell, CheckResult, DecisionRow, HostCard, MatrixRow, Nic, Preflight
+from saferun.evidence import DecisionRow
+from saferun.findings import Cell, CheckResult, HostCard, MatrixRow, Preflight
+from saferun.linux.nic import Nic
 
 WORDS = "hsn0 does not answer (time-out) from 3 of 3 hosts; its eth0 does"
 

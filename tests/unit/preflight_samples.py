@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from saferun.findings import CheckResult, HostCard, Nic, Preflight, Probe
+from saferun.findings import CheckResult, HostCard, Preflight, Probe
+from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
 from saferun.preflight.rounds import partners
 

@@ -12,7 +12,8 @@ from saferun.checks import interfaces
 from saferun.checks.context import CheckContext
 from saferun.checks.interfaces import check_interfaces
 from saferun.checks.names import Lookup
-from saferun.findings import CheckResult, HostCard, Nic
+from saferun.findings import CheckResult, HostCard
+from saferun.linux.nic import Nic
 from saferun.preflight.interfaces import (
     address_to_reach,
     candidates,

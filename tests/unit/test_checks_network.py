@@ -19,8 +19,9 @@ from saferun.checks.fabric import check_fabric, read_ports
 from saferun.checks.master import check_master, knock
 from saferun.checks.names import Lookup, check_names, is_elsewhere, look_up, names_of, resolve
 from saferun.checks.ports import check_ports
-from saferun.findings import CheckResult, Nic
+from saferun.findings import CheckResult
 from saferun.host.nics import Route
+from saferun.linux.nic import Nic
 
 LO = Nic("lo", ("127.0.0.1", "::1"), kind="loopback", mtu=65536)
 ETH0 = Nic("eth0", ("10.1.0.3",))

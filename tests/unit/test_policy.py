@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from saferun.evidence import Capture, Cause, Diagnosis, Evidence, GroupProgress, HostSight, RankCollectives, Traceback
-from saferun.findings import CheckResult
 from saferun.model import ExitStatus, RankEnd
 from saferun.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
 from saferun.policy.attempts import FUTILE, INCOMPARABLE, PASSING, SETTLED, Life
-from saferun.policy.facts import facts_from, facts_of_checks, life_of
+from saferun.policy.facts import facts_from, life_of
 from saferun.policy.waits import retry_waits_s
 
 PACKAGE = Path(__file__).parents[2] / "saferun"
@@ -501,19 +500,3 @@ def test_a_host_is_blamed_only_if_it_is_one_of_several_and_the_only_one() -> Non
     assert facts_from(diagnosis(ranks=(1, 3), hosts=hosts)).host is None
     assert facts_from(diagnosis(hosts=(HostSight(0, "node1", (0, 1, 2, 3)),))).host is None
     assert facts_from(diagnosis(ranks=(), hosts=hosts)).host is None
-
-
-def test_failed_checks_are_worth_another_try_if_all_of_them_may_pass() -> None:
-    """One that does not pass would fail the next time too."""
-    port = CheckResult("port", "fail", "port 29500 is in use", class_name="port_in_use", passing=True, host="node1")
-    shm = CheckResult("shared_memory", "fail", "/dev/shm is full", host="node2")
-    warned = CheckResult("clock", "warn", "it is late")
-    facts = facts_of_checks([warned, port], ("node1", "node2"), port_is_free=True)
-    assert facts is not None
-    assert (facts.class_name, facts.passing, facts.host, facts.started) == ("port_in_use", True, 0, False)
-    assert policy().decide(facts).words == "starting again in 1.0 s (retry 1 of 3): node1: port 29500 is in use"
-    both = facts_of_checks([port, shm], ("node1", "node2"))
-    assert both is not None
-    assert (both.class_name, both.passing, both.host) == ("shared_memory", False, None)
-    assert policy().decide(both).next_step == "finish"
-    assert facts_of_checks([warned]) is None

@@ -7,7 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.findings import CheckResult, Door, HostCard, Nic, Probe
+from saferun.findings import CheckResult, Door, HostCard, Probe
+from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
 from saferun.preflight.rounds import again, partners
 from saferun.preflight.wire import (

@@ -7,7 +7,9 @@ import json
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.findings import Cell, CheckResult, DecisionRow, HostCard, MatrixRow, Nic, Preflight
+from saferun.evidence import DecisionRow
+from saferun.findings import Cell, CheckResult, HostCard, MatrixRow, Preflight
+from saferun.linux.nic import Nic
 from saferun.report.preflight_json import preflight_json
 from saferun.report.preflight_text import result_lines, table_lines
 from saferun.report.report_json import build_report
