@@ -14,10 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from saferun.lint.check import check
-from saferun.lint.installation import find_installation
-from saferun.lint.reading import library_strings, source_text
-from saferun.lint.sources import files_of, find_sources
+from saferun.env.lint.check import check
+from saferun.env.lint.installation import find_installation
+from saferun.env.lint.reading import library_strings, source_text
+from saferun.env.lint.sources import files_of, find_sources
 
 ENVIRON = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
 WRONG = ENVIRON | {"NCCL_TIMEOUT": "1", "TORCH_DISTRIBUTED_DEBG": "1", "TORCH_FLUX_CAPACITOR": "1"}
@@ -53,7 +53,7 @@ def main(rounds: int) -> None:
     """Measure and print."""
     cache = tempfile.mkdtemp(prefix="saferun-benchmark-")
     process_environ = WRONG | {"XDG_CACHE_HOME": cache, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    command = [sys.executable, "-m", "saferun.lint"]
+    command = [sys.executable, "-m", "saferun.env.lint"]
     try:
 
         def forget() -> None:

@@ -23,12 +23,12 @@ from measure import BenchmarkError, Options, parse_options, progress, quartiles,
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from saferun.checks.hello import LARGE_BYTES
-from saferun.checks.listener import Listener
-from saferun.checks.prober import probe_all
-from saferun.findings import HostCard, Probe, Target
 from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
+from saferun.preflight.probe.listener import Listener
+from saferun.preflight.probe.prober import probe_all
+from saferun.preflight.probe.protocol import LARGE_BYTES
+from saferun.preflight.results import HostCard, Probe, Target
 from saferun.preflight.rounds import partners
 from saferun.preflight.wire import decode_card, decode_door, decode_probes, encode_card, encode_door, encode_probes
 

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING
 
 from measure import Bar, Options, Scratch, Table, parse_options, progress, say_machine, stop, wait_until
-from saferun.host.poller import Poller
-from saferun.watch_run import Watch, WatchedRank
+from saferun.linux.poller import Poller
+from saferun.watchdog.monitor import Watch, WatchedRank
 
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict

@@ -18,7 +18,7 @@ gc.disable()
 
 def main() -> None:
     """The ``saferun`` command; does not return."""
-    from saferun.cli import main as run
+    from saferun.cli.main import main as run
 
     run()
 

@@ -153,24 +153,24 @@ NOT_AT_START = (
     "psutil",
     "pynvml",
     "saferun.captures",
-    "saferun.checks",
+    "saferun.preflight.checks",
     "saferun.cluster",
     "saferun.diagnosis",
     "saferun.evidence",
-    "saferun.exchange",
-    "saferun.findings",
-    "saferun.host_parts",
-    "saferun.isolation",
-    "saferun.job",
-    "saferun.job_line",
+    "saferun.cluster.evidence_exchange",
+    "saferun.preflight.results",
+    "saferun.cluster.evidence",
+    "saferun.preflight.bisect",
+    "saferun.cluster.job",
+    "saferun.cluster.coordinator_client",
     "saferun.preflight",
-    "saferun.report.page",
-    "saferun.report.preflight_json",
-    "saferun.report.preflight_text",
+    "saferun.text.page",
+    "saferun.preflight.json_report",
+    "saferun.preflight.text",
     "saferun.report.report_json",
     "saferun.report.text",
-    "saferun.schedulers",
-    "saferun.trial_run",
+    "saferun.cluster.schedulers",
+    "saferun.preflight.bisect.client",
     "saferun.watchdog",
     "shutil",
     "subprocess",
@@ -187,13 +187,13 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def _name(path: Path) -> str:
-    """``saferun/host/net.py`` -> ``saferun.host.net``; a package is named like its folder."""
+    """``saferun/linux/net.py`` -> ``saferun.linux.net``; a package is named like its folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
 
 
 def _room(module: str) -> str:
-    """``saferun.host.net`` -> ``host``."""
+    """``saferun.linux.net`` -> ``host``."""
     parts = module.split(".")
     room = parts[1] if len(parts) > 1 else "__init__"
     return ONE_ROOM.get(room, room)
@@ -308,7 +308,7 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
 
     What ``sharing`` imports it imports in a process of its own, which it forks before the coordinator imports torch.
     """
-    forked = {"saferun.host.prctl", "saferun.cluster.secret_sharing"}
+    forked = {"saferun.linux.prctl", "saferun.cluster.secret_sharing"}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in _sources(PACKAGE / "coordinator")
@@ -357,7 +357,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     modules = {module for module, _ in _imports(source)}
-    assert {"os.path", "saferun.runtime", "torch.distributed", "saferun.coordinator.store"} <= modules
+    assert {"os.path", "saferun.launch.runtime", "torch.distributed", "saferun.coordinator.store"} <= modules
     assert _upward("host", "runtime")
     assert _upward("console", "report")
     assert not _upward("runtime", "host")
@@ -366,7 +366,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
 
 def test_a_start_loads_only_what_it_needs() -> None:
     """Every launch pays for what is imported before the ranks run."""
-    program = "import saferun.cli, saferun.launcher, saferun.runtime, sys; print(*sorted(sys.modules), sep='\\n')"
+    program = "import saferun.cli.main, saferun.launch.launcher, saferun.launch.runtime, sys; print(*sorted(sys.modules), sep='\\n')"
     done = subprocess.run(
         # Without site, so that what an environment's .pth files load is not blamed on saferun.
         [sys.executable, "-S", "-c", program],
@@ -377,7 +377,7 @@ def test_a_start_loads_only_what_it_needs() -> None:
         check=True,
     )
     loaded = set(done.stdout.split())
-    assert "saferun.runtime" in loaded
+    assert "saferun.launch.runtime" in loaded
     assert not loaded & set(NOT_AT_START)
 
 

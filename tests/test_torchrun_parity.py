@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.run import get_args_parser
 
-from saferun.argument_parser import build_parser
-from saferun.command_line import parse_plain
+from saferun.cli.argument_parser import build_parser
+from saferun.cli.command_line import parse_plain
 from saferun.errors import SaferunError
 
 if TYPE_CHECKING:

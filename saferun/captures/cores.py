@@ -22,8 +22,8 @@ from saferun.captures.tools import Steps, Tool, answers, called_apart, find_tool
 from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess
 from saferun.evidence import CoreLook, OomKill
 from saferun.files.trees import make_directories
-from saferun.host.cgroups import parse_oom_lines
-from saferun.host.core_files import (
+from saferun.linux.cgroups import parse_oom_lines
+from saferun.linux.core_files import (
     HANDLER_DIRECTORIES,
     CoreFile,
     delete_core,
@@ -35,9 +35,9 @@ from saferun.host.core_files import (
     open_core,
     why_none,
 )
-from saferun.host.core_notes import CoreError, CoreNotes, read_core_notes
-from saferun.host.core_pattern import CorePattern, read_core_pattern, room_for_core
-from saferun.host.procfs import is_core_dumping
+from saferun.linux.core_notes import CoreError, CoreNotes, read_core_notes
+from saferun.linux.core_pattern import CorePattern, read_core_pattern, room_for_core
+from saferun.linux.procfs import is_core_dumping
 from saferun.linux.stuck import mount_of, mounts_of
 from saferun.model import Value
 

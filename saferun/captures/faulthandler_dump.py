@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process
 from saferun.evidence import Frame, ThreadStack
-from saferun.host.procfs import read_stat
+from saferun.linux.procfs import read_stat
 from saferun.model import Value
 
 STACKS_SIGNAL = 63

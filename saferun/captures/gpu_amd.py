@@ -17,8 +17,8 @@ from typing import Any
 
 from saferun.captures.gpu_lines import gpu_lines
 from saferun.captures.wire import HostCapture
-from saferun.host.amd_gpus import read_amd_sysfs
-from saferun.host.gpu_reading import Snapshot, families_of, owned, read_until
+from saferun.linux.amd_gpus import read_amd_sysfs
+from saferun.linux.gpu_reading import Snapshot, families_of, owned, read_until
 from saferun.model import JsonObject
 from saferun.text.decoding import loads_first
 

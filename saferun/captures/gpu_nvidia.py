@@ -9,8 +9,8 @@ from typing import Any
 
 from saferun.captures.gpu_lines import gpu_lines
 from saferun.captures.wire import HostCapture
-from saferun.host.gpu_reading import families_of, read_until
-from saferun.host.nvidia_gpus import NvidiaReader, error_words
+from saferun.linux.gpu_reading import families_of, read_until
+from saferun.linux.nvidia_gpus import NvidiaReader, error_words
 
 
 def capture_gpu_nvidia(

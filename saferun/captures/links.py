@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from saferun.captures.scene import Process, Scene
 from saferun.evidence import StuckLink
-from saferun.host.sockets import TcpState, sending_again
+from saferun.linux.sockets import TcpState, sending_again
 
 # The fourth attempt comes 1.4 s after the first, with the kernel's shortest timeout.
 _LEAST_RETRIES = 3

@@ -12,8 +12,8 @@ import time
 from saferun.captures.scene import Scene
 from saferun.captures.waiting import Ends, list_fds
 from saferun.evidence import ProcessLook
-from saferun.host.procfs import children_of
-from saferun.host.syscalls import SystemCall, before_restart, read_syscall
+from saferun.linux.procfs import children_of
+from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments
 

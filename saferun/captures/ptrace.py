@@ -9,7 +9,7 @@ import os
 import signal
 from contextlib import suppress
 
-from saferun.host.procfs import read_stat
+from saferun.linux.procfs import read_stat
 
 _CAP_SYS_PTRACE = 19
 _YAMA = {

@@ -17,8 +17,8 @@ from typing import Any
 from saferun.captures.tools import Tool
 from saferun.evidence import Frame, ThreadStack
 from saferun.model import Value
-from saferun.shapes import fit
 from saferun.text.decoding import loads
+from saferun.text.shapes import fit
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from saferun.captures.pystack_core import main; sys.exit(main())"

@@ -21,9 +21,9 @@ from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.waiting import Ends
 from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Request, encode
 from saferun.evidence import CaptureNote, CoreLook, OomKill
-from saferun.host.children import reset_signals
-from saferun.host.prctl import die_with_parent
+from saferun.linux.children import reset_signals
 from saferun.linux.memory_limit import be_ended_first, limit_memory
+from saferun.linux.prctl import die_with_parent
 from saferun.model import Value, signal_name
 
 _PROCESSES_LIMIT = 2048

@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 
 from saferun.captures import CAPTURES
 from saferun.captures.held_tools import held_fds, held_tool, hold_tools
-from saferun.host.children import reset_signals
-from saferun.host.prctl import become_subreaper, die_with_parent, set_name
+from saferun.linux.children import reset_signals
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.prctl import become_subreaper, die_with_parent, set_name
 from saferun.linux.search_path import search_theirs_last
 from saferun.model import JsonObject, Value
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 
-from saferun.host.children import Child, SpawnError, begin_spawn, spawn_error
-from saferun.host.prctl import die_with_parent
-from saferun.host.procfs import read_stat
+from saferun.linux.children import Child, SpawnError, begin_spawn, spawn_error
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.memory_limit import limit_memory
+from saferun.linux.prctl import die_with_parent
+from saferun.linux.procfs import read_stat
 from saferun.linux.stuck import mount_of, mounts_of
 from saferun.model import Value
 

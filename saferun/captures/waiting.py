@@ -10,8 +10,8 @@ import os
 import struct
 from collections.abc import Iterable
 
-from saferun.host.sockets import SocketTables, socket_words
-from saferun.host.syscalls import SystemCall, descriptor_of
+from saferun.linux.sockets import SocketTables, socket_words
+from saferun.linux.syscalls import SystemCall, descriptor_of
 
 _SHOWN = 3
 _POLLED_LIMIT = 64

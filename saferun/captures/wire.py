@@ -22,8 +22,8 @@ from saferun.evidence import (
     StuckLink,
 )
 from saferun.model import JsonObject, Value
-from saferun.shapes import fit
 from saferun.text.decoding import loads
+from saferun.text.shapes import fit
 
 LINE_LIMIT_BYTES = 4 << 20
 """A longer line is dropped whole."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process
-from saferun.host.procfs import read_stat
+from saferun.linux.procfs import read_stat
 
 _TEXT_LIMIT_BYTES = 1 << 20
 _PATIENCE_S = 1.0

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from saferun.cluster.silence import Progress
-from saferun.host.poller import Poller
-from saferun.host.progress import FamilyReader, newest_pid
-from saferun.host.sequence_numbers import NumbersQuery
+from saferun.linux.poller import Poller
+from saferun.watchdog.flight_recorder_seq import NumbersQuery
+from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
 from saferun.watchdog.samples import Numbers, RankSample
 from saferun.watchdog.signs import RankSigns
 
@@ -26,7 +26,7 @@ _QUERY_DEADLINE_S = 2.0
 
 
 class WatchedRank(Protocol):
-    """A rank that runs: as ``saferun.watch_run`` has it."""
+    """A rank that runs: as ``saferun.watchdog.monitor`` has it."""
 
     @property
     def local_rank(self) -> int:

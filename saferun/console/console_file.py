@@ -17,9 +17,9 @@ import time
 from collections.abc import Sequence
 
 from saferun.errors import suppress
-from saferun.host.children import fork, open_pidfd
-from saferun.host.prctl import set_name
+from saferun.linux.children import fork, open_pidfd
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.prctl import set_name
 
 __all__ = ["ConsoleFile"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from saferun.console.rank_stream import RankStream
-from saferun.host.poller import Poller
+from saferun.linux.poller import Poller
 from saferun.model import ExitStatus
 
 # A stream that has had much to say, or has spoken again so soon, is not looked at for so long: what comes meanwhile

@@ -133,8 +133,8 @@ def _run(fd: int, close_fds: Sequence[int], serve: Callable[[socket.socket], Non
         for stream in (0, 1, 2):
             os.dup2(null, stream)
         os.setsid()  # signals of the job are ignored, as by the coordinator
-        from saferun.host.prctl import set_name
         from saferun.linux.descriptors import close_all_but
+        from saferun.linux.prctl import set_name
 
         set_name(_NAME)
         close_all_but(fd)

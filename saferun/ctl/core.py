@@ -9,7 +9,7 @@ import time
 from saferun.captures.core_reading import CoreJob, core_headline, read_cores, stack_lines
 from saferun.ctl.answer import answer
 from saferun.errors import UsageError
-from saferun.host.core_notes import CoreError, open_regular, read_core_notes
+from saferun.linux.core_notes import CoreError, open_regular, read_core_notes
 
 _BUDGET_S = 300.0
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and answer on stdout. 1 where a check failed."""
-    from saferun.launcher import launch  # the other verbs need nothing of it
+    from saferun.launch.launcher import launch  # the other verbs need nothing of it
 
     config = config_of(arguments, arguments.more)
     exit_code = launch(config, dict(os.environ))
@@ -69,7 +69,7 @@ def config_of(arguments: argparse.Namespace, more: Sequence[str]) -> LaunchConfi
     Raises:
         SaferunError: they ask for what cannot be done.
     """
-    from saferun.cli import NO_SCRIPT, read_config
+    from saferun.cli.main import NO_SCRIPT, read_config
 
     if arguments.backend != "auto" and not arguments.collective:
         raise UsageError(f"--backend {arguments.backend} is for --collective", "pass --collective as well")

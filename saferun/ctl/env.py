@@ -7,16 +7,16 @@ import os
 import sys
 from typing import Any
 
+from saferun.cli.env_option import read_env
 from saferun.config import EnvironConfig
 from saferun.console.stderr import tell
 from saferun.ctl.answer import answer
-from saferun.env_option import read_env
-from saferun.lint.check import check
-from saferun.lint.findings import one_line
+from saferun.env.apply import apply, host_vendor, installed_versions, resolve_environ
+from saferun.env.lint.check import check
+from saferun.env.lint.findings import one_line
+from saferun.env.profiles import default_search_path, load_profiles
+from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines
 from saferun.model import RankPlace
-from saferun.profiles import default_search_path, load_profiles
-from saferun.profiles.text import diff_lines, explain_lines, list_lines, show_lines
-from saferun.rank_environ import apply, host_vendor, installed_versions, resolve_environ
 
 _PATH_HELP = "a directory or file with more env profiles"
 

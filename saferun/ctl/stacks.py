@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from saferun.capture_run import CaptureRun, Examiner
+from saferun.captures.client import CaptureRun, Examiner
 from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer
 from saferun.diagnosis.collectives import compare
@@ -20,12 +20,12 @@ from saferun.diagnosis.stacks import merge
 from saferun.diagnosis.waiting import wait_groups
 from saferun.errors import UsageError
 from saferun.evidence import Capture, StackDump, WaitGroup
-from saferun.host.poller import Poller
-from saferun.host.procfs import read_cmdline, read_stat
-from saferun.host.run_dir import BASE, shorter_path
+from saferun.files.run_dir import BASE, shorter_path
+from saferun.linux.poller import Poller
+from saferun.linux.procfs import read_cmdline, read_stat
 from saferun.model import JsonObject, Value
-from saferun.report.page import shown
 from saferun.report.picture import group_lines, rank_words, tree_lines
+from saferun.text.page import shown
 
 _BUDGET_S = 20.0
 # Native frames take about a second a process.

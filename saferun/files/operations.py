@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from saferun.errors import suppress
 from saferun.files import trees
 from saferun.files.trees import Tree, add_tree, log_tree
-from saferun.host.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
+from saferun.linux.error_files import copy_large, copy_root_cause, read_error_file, write_launcher_error
 from saferun.linux.scratch import Scratch, remove_scratch
 from saferun.model import JsonObject
 

@@ -13,7 +13,7 @@ from saferun.errors import suppress
 from saferun.files.inbox import Inbox
 from saferun.files.ring import DATA, END, Record, Ring
 from saferun.files.server import FileServer
-from saferun.host.limits import raise_files
+from saferun.linux.limits import raise_files
 from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import JsonObject
 

@@ -21,9 +21,9 @@ from saferun.files.process import serve
 from saferun.files.ring import ASK, DATA, END, STREAMS, Ring
 from saferun.files.server import WHOLE
 from saferun.files.streams import Answer, FileStream, report
-from saferun.host.poller import Poller
-from saferun.host.procfs import read_stat
 from saferun.linux.helper import Helper
+from saferun.linux.poller import Poller
+from saferun.linux.procfs import read_stat
 from saferun.model import ExitStatus, JsonObject
 
 # Small enough to stay in a processor's cache, and large enough for the writer to write in large pieces.

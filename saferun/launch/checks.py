@@ -11,7 +11,7 @@ from saferun.model import ExitStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.preflight_run import PreflightRun
+    from saferun.preflight.driver import PreflightRun
 
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 # Where a retry waits for memory that the ranks of the attempt before have not given back yet.

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import printable, suppress
-from saferun.host.children import signal_child
-from saferun.host.poller import Poller
+from saferun.launch.ranks import Rank
+from saferun.linux.children import signal_child
+from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive
 from saferun.model import ExitStatus, signal_name
-from saferun.rank_group import Rank
 
 # How long the witness may take to be reached: whoever signals many processes signals one after the other. A witness
 # that has been reached and does not get a processor is known by what is pending.

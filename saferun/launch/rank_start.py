@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from saferun.errors import SaferunError, suppress
-from saferun.host.children import spawn_error
-from saferun.host.poller import Poller
-from saferun.host.procfs import read_stat
+from saferun.linux.children import spawn_error
+from saferun.linux.poller import Poller
+from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import Waiting, start_error
 from saferun.model import ExitStatus
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from saferun.host.poller import Poller
+from saferun.linux.poller import Poller
 from saferun.model import ExitStatus
 
 # A retry waits for a second and longer in any case.

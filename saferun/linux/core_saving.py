@@ -11,9 +11,9 @@ import select
 import socket
 
 from saferun.errors import suppress
-from saferun.host.core_pattern import read_core_pattern, share_a_name
-from saferun.host.poller import Poller
+from saferun.linux.core_pattern import read_core_pattern, share_a_name
 from saferun.linux.helper import Helper
+from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 
 _STARTED_AT_MOST = 3
@@ -90,7 +90,7 @@ class CoreWatch:
 
 def _save_cores(connection: socket.socket, directory: str, owner_pid: int) -> None:
     """What the process does, until the supervisor closes its end."""
-    from saferun.host.core_watch import CoreSaver
+    from saferun.linux.core_watch import CoreSaver
 
     saver = CoreSaver(directory, owner_pid)
     poll = select.poll()

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
-from saferun.host.children import fork
-from saferun.host.poller import Poller
-from saferun.host.prctl import die_with_parent, set_name
+from saferun.linux.children import fork
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
+from saferun.linux.poller import Poller
+from saferun.linux.prctl import die_with_parent, set_name
 from saferun.model import ExitStatus, JsonObject
 
 # The end of a process comes after what it has said last.

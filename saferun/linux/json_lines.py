@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from saferun.errors import suppress
-from saferun.host.poller import Poller
+from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 
 LONGEST_MESSAGE_BYTES = 16 << 20

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from saferun.errors import printable, suppress
-from saferun.host.children import Child, SpawnError, begin_spawn, spawn_error
+from saferun.linux.children import Child, SpawnError, begin_spawn, spawn_error
 from saferun.linux.pidfd import send_signal
 from saferun.model import Value
 

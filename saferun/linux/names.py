@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from saferun.errors import suppress
-from saferun.host.children import fork
-from saferun.host.poller import Poller
-from saferun.host.prctl import die_with_parent, set_name
+from saferun.linux.children import fork
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.helper import Helper
+from saferun.linux.poller import Poller
+from saferun.linux.prctl import die_with_parent, set_name
 from saferun.model import ExitStatus, JsonObject
 
 DEADLINE_S = 3.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from errno import E2BIG, EMFILE, ENOEXEC
 
 from saferun.errors import SaferunError
-from saferun.host.children import SpawnError
+from saferun.linux.children import SpawnError
 
 
 class Waiting:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from saferun.host.procfs import read_stat
+from saferun.linux.procfs import read_stat
 
 
 class Sessions:

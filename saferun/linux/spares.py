@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import suppress
-from saferun.host.children import ALL_SIGNALS, Child, report_error, reset_signals
-from saferun.host.core_limits import RankPreparation, prepare_rank
-from saferun.host.limits import restore_files
-from saferun.host.prctl import die_with_parent
+from saferun.linux.children import ALL_SIGNALS, Child, report_error, reset_signals
+from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.limits import restore_files
 from saferun.linux.pidfd import open_pidfd
+from saferun.linux.prctl import die_with_parent
 
 # What surely fits into the socket at once: the supervisor never waits for a spare.
 _LONGEST_BYTES = 64 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from saferun.host.syscalls import descriptor_of, read_syscall
+from saferun.linux.syscalls import descriptor_of, read_syscall
 
 # How kernel functions begin in which a file system waits for whoever serves it, and what that file system is called
 # in /proc/self/mountinfo.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from saferun.findings import HostCard
 from saferun.preflight.interfaces import AUTO
 from saferun.preflight.links import Column, median, nic_of
+from saferun.preflight.results import HostCard
 
 __all__ = ["best_nic", "suggested"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from saferun.findings import CheckResult, HostCard
 from saferun.model import Value
 from saferun.preflight.fault_words import FROM_HOST, NOBODY, ONE_WAY, TO_HOST, TWO, hint_of, sentence
 from saferun.preflight.links import Column, Link, Uses, host_words, label_of, nic_of
+from saferun.preflight.results import CheckResult, HostCard
 
 __all__ = ["Scene", "fault_results"]
 

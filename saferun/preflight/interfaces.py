@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.findings import CheckResult, HostCard, Pairs
 from saferun.linux.nic import Nic
 from saferun.model import Value
+from saferun.preflight.results import CheckResult, HostCard, Pairs
 
 GLOO_IFNAME, NCCL_IFNAME, TENSORPIPE_IFNAME = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
 NCCL_FAMILY, UCX_DEVICES = "NCCL_SOCKET_FAMILY", "UCX_NET_DEVICES"

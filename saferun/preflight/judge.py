@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from saferun.findings import SEVERITY, CheckResult, HostCard, Preflight, Probe
 from saferun.preflight.choice import best_nic, suggested
 from saferun.preflight.faults import Scene, fault_results
 from saferun.preflight.interfaces import AUTO, is_decoy, loopback_between
 from saferun.preflight.links import Column, Uses, columns_of, host_words, label_of, matrix_of, uses_of
+from saferun.preflight.results import SEVERITY, CheckResult, HostCard, Preflight, Probe
 from saferun.preflight.rounds import again
 from saferun.preflight.skew import skew_results
 from saferun.preflight.slowness import Slowness, look_for_slowness, without_lost

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.findings import Cell, HostCard, MatrixRow, Probe
 from saferun.linux.nic import Nic
 from saferun.model import Value
 from saferun.preflight.interfaces import AUTO
+from saferun.preflight.results import Cell, HostCard, MatrixRow, Probe
 
 __all__ = ["Column", "Link", "Uses", "columns_of", "host_words", "matrix_of", "median", "uses_of"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.findings import CheckResult, HostCard, Probe
 from saferun.preflight.interfaces import is_loopback
 from saferun.preflight.links import host_words, label_of, median
+from saferun.preflight.results import CheckResult, HostCard, Probe
 
 __all__ = ["skew_results"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.findings import CheckResult, HostCard
 from saferun.model import Value
 from saferun.preflight.links import Column, Link, host_words, label_of, median
+from saferun.preflight.results import CheckResult, HostCard
 
 __all__ = ["Slowness", "look_for_slowness", "without_lost"]
 

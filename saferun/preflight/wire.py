@@ -12,11 +12,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from saferun.findings import SEVERITY, CheckResult, Door, HostCard, Pairs, Probe
 from saferun.linux.nic import Nic
-from saferun.shapes import fit
+from saferun.preflight.results import SEVERITY, CheckResult, Door, HostCard, Pairs, Probe
 from saferun.text.decoding import loads
 from saferun.text.redaction import is_secret, redacted_text
+from saferun.text.shapes import fit
 
 __all__ = ["decode_card", "decode_door", "decode_probes", "encode_card", "encode_door", "encode_probes"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from saferun.diagnosis.frames import UserCode, file_name, is_native, native_name
 from saferun.evidence import Frame, StackNode, WaitGroup
 from saferun.model import Value
-from saferun.report.page import shown
+from saferun.text.page import shown
 
 WIDTH = 120
 """Columns that a picture may have."""

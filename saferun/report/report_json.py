@@ -26,11 +26,11 @@ from saferun.evidence import (
     StuckLink,
     ToldTrouble,
 )
-from saferun.findings import Preflight
 from saferun.model import JsonObject, RankEnd, Value, signal_name
-from saferun.report.page import Page, count, integer, number, redacted_command
+from saferun.preflight.json_report import decision, preflight_part
+from saferun.preflight.results import Preflight
 from saferun.report.picture import Branch, branches_of
-from saferun.report.preflight_json import decision, preflight_part
+from saferun.text.page import Page, count, integer, number, redacted_command
 
 SCHEMA = "saferun.report/1"
 LIMIT_BYTES = 2 << 20

@@ -20,8 +20,8 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
-from saferun.findings import HostCard, Preflight
-from saferun.report.page import redacted_command, redacted_command_line, redacted_line
+from saferun.preflight.results import HostCard, Preflight
+from saferun.preflight.text import decision_words, table_lines
 from saferun.report.picture import (
     WIDTH,
     frame_words,
@@ -31,9 +31,9 @@ from saferun.report.picture import (
     rank_words,
     whole_tree_lines,
 )
-from saferun.report.preflight_text import decision_words, table_lines
 from saferun.report.report_json import Incident, Run, cores_of, first_and_last, followed_by
 from saferun.report.text import core_words, duration_words, size_words
+from saferun.text.page import redacted_command, redacted_command_line, redacted_line
 
 LIMIT_BYTES = 4 << 20
 """How large the report is at most."""

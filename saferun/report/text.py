@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from saferun.evidence import CoreLook, Diagnosis, HangVerdict, HostSight, Traceback, WaitGroup
 from saferun.model import RankEnd
-from saferun.report.page import shown
 from saferun.report.picture import (
     WIDTH,
     frame_words,
@@ -19,6 +18,7 @@ from saferun.report.picture import (
     rank_words,
     tree_lines,
 )
+from saferun.text.page import shown
 
 __all__ = ["failure_text", "hang_text", "peer_text", "rank_words", "recovery_text"]
 

@@ -32,7 +32,7 @@ from saferun.captures.wire import (
     encode_request,
 )
 from saferun.evidence import CaptureNote, ProcessLook, StackDump
-from saferun.host.children import JOB_SIGNALS, exit_status, spawn
+from saferun.linux.children import JOB_SIGNALS, exit_status, spawn
 from tests.process.launching import state_of, until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -188,7 +188,7 @@ def test_where_no_writer_can_be_had_the_file_is_written_all_the_same(tmp_path: P
         "import saferun.console.target as target, sys\n"
         "def fails(fd): raise OSError(11, 'no process')\n"
         "target.ConsoleFile = fails\n"
-        "from saferun.cli import main\nmain()"
+        "from saferun.cli.main import main\nmain()"
     )
     (tmp_path / "train.py").write_text("print('words')")
     (tmp_path / "start.py").write_text(code)

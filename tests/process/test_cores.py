@@ -20,15 +20,15 @@ from saferun.captures import cores
 from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, encode_request
 from saferun.ctl import main as saferunctl
 from saferun.evidence import CoreLook
-from saferun.host import core_files
-from saferun.host.cgroups import oom_kill_between, read_memory_state
-from saferun.host.children import Child, exit_status, spawn
-from saferun.host.core_limits import RankPreparation, plan_preparation, prepare_rank
-from saferun.host.core_notes import read_core_notes
-from saferun.host.core_pattern import CorePattern, read_core_pattern, share_a_name
-from saferun.host.core_watch import CoreSaver
-from saferun.host.poller import Poller
-from saferun.host.procfs import children_of
+from saferun.linux import core_files
+from saferun.linux.cgroups import oom_kill_between, read_memory_state
+from saferun.linux.children import Child, exit_status, spawn
+from saferun.linux.core_limits import RankPreparation, plan_preparation, prepare_rank
+from saferun.linux.core_notes import read_core_notes
+from saferun.linux.core_pattern import CorePattern, read_core_pattern, share_a_name
+from saferun.linux.core_watch import CoreSaver
+from saferun.linux.poller import Poller
+from saferun.linux.procfs import children_of
 from saferun.model import ExitStatus
 from tests.process.launching import DEADLINE_S, REPOSITORY, customized, in_saferun, running, until
 

@@ -362,14 +362,14 @@ def test_a_name_that_is_wrong_is_told_beside_the_job(folder: Path) -> None:
 # A saferun with another lint in the place of its own: the examiner is a fork of it, and the lint one of the examiner's.
 STAND_IN = """
 import os, signal, time
-import saferun.lint.__main__ as lint
+import saferun.env.lint.__main__ as lint
 def stand_in(arguments):
     fd = os.open(os.environ["LAUNCHING_FOLDER"] + "/words", os.O_WRONLY)
     os.write(fd, f"-1 -1 {os.getpid()} lint\\n".encode())
     os.close(fd)
     HAPPENS
 lint.main = stand_in
-from saferun.cli import main
+from saferun.cli.main import main
 main()
 """
 BROKEN = {
@@ -421,7 +421,7 @@ def test_a_lint_that_hangs_ends_with_the_job(folder: Path) -> None:
 
 def test_with_lint_off_there_is_none(folder: Path) -> None:
     """The rank stays until the checks beside it are over; the lint would have begun before them."""
-    at_once = "import saferun.runtime\nsaferun.runtime._LINT_DELAY_S = 0.0\n"
+    at_once = "import saferun.launch.runtime\nsaferun.runtime._LINT_DELAY_S = 0.0\n"
     launcher = with_stand_in("pass", before=at_once)
     more: dict[str, Any] = {"launcher": launcher, "environ": BAD_VALUE, "arguments": ("0",)}
     with launch(folder, "--lint", "off", lint=True, program=STAY_A_WHILE, **more) as job:

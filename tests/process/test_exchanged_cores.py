@@ -18,9 +18,9 @@ from saferun.captures.core_reading import CoreJob, CoreReading, read_cores
 from saferun.captures.wire import CoreRequest, DeadProcess
 from saferun.ctl import main as saferunctl
 from saferun.evidence import CoreLook
-from saferun.host.core_files import CoreFile, delete_core, find_cores, move_core, open_core
-from saferun.host.core_notes import CoreError, read_core_notes
-from saferun.host.core_pattern import CorePattern
+from saferun.linux.core_files import CoreFile, delete_core, find_cores, move_core, open_core
+from saferun.linux.core_notes import CoreError, read_core_notes
+from saferun.linux.core_pattern import CorePattern
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 from tests.process.test_cores import PATTERN, Crew, crew, functions, limits
 from tests.process.watching import Attacker

@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
+from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
 from saferun.files import trees
 from saferun.files.operations import make_run_directory, write_error
 from saferun.files.streams import APPENDED, FRESH, WHOLE, DirectFiles
-from saferun.host import task_sockets
-from saferun.host.coordinator_link import connect_to_task
-from saferun.host.core_files import find_cores
-from saferun.host.core_notes import CoreError, is_core, read_core_notes
-from saferun.host.core_pattern import CorePattern
-from saferun.host.error_files import read_error_file
-from saferun.host.task_sockets import TaskSockets
+from saferun.linux import task_sockets
+from saferun.linux.core_files import find_cores
+from saferun.linux.core_notes import CoreError, is_core, read_core_notes
+from saferun.linux.core_pattern import CorePattern
+from saferun.linux.error_files import read_error_file
 from saferun.linux.ownership import identity, make_directory, owner_of_new
 from saferun.linux.scratch import remove_scratch
+from saferun.linux.task_sockets import TaskSockets
 from tests.process.launching import STAY, read_stat, running, until
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user
 from tests.unit.test_core_files import make_core

@@ -290,7 +290,7 @@ import errno, saferun.files.writer as writer
 def none(*_arguments, **_options):
     raise OSError(errno.EAGAIN, "no process")
 writer.Helper = none
-from saferun.cli import main
+from saferun.cli.main import main
 main()
 """
     command = [sys.executable, "-c", program, "--no-python", "echo", "hello"]

@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 
-from saferun.host.children import fork
+from saferun.linux.children import fork
 
 START = """
 import gc, sys
 import saferun.__main__
 assert not gc.isenabled()
-import saferun.runtime
-from saferun.events import Finish
+import saferun.launch.runtime
+from saferun.supervisor.events import Finish
 
 class Runtime:
     def __init__(self, *arguments, **named):
@@ -24,7 +24,7 @@ class Runtime:
         print(gc.isenabled(), gc.get_freeze_count() > 0)
         return Finish(0)
 
-saferun.runtime.Runtime = Runtime
+saferun.launch.runtime.Runtime = Runtime
 sys.argv = ["saferun", "--run-dir", "none", "--preflight", "off", "--no-python", "true"]
 saferun.__main__.main()
 """

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from saferun.host.children import reap
-from saferun.host.poller import Poller
+from saferun.linux.children import reap
 from saferun.linux.helper import Helper
 from saferun.linux.json_lines import JsonLines
+from saferun.linux.poller import Poller
 
 
 class Loop:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 # A loop that has code read by forks of this process, as the examiner's children do it.
 LOOP = """
 import os, sys, time
-from saferun.host.poller import Poller
-from saferun.idle_imports import IdleImports
+from saferun.linux.poller import Poller
+from saferun.launch.idle_imports import IdleImports
 from saferun.linux.helper import NoHelperError
 from saferun.linux.held_code import Recorder
 
@@ -138,8 +138,8 @@ def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> N
     """A file system that died while the ranks started. When it answers again, all is as it should be."""
     out = run(
         """
-        import saferun.idle_imports
-        saferun.idle_imports._PATIENCE_S = saferun.idle_imports._AGAIN_S = saferun.idle_imports._FETCH_S = 0.2
+        import saferun.launch.idle_imports
+        saferun.launch.idle_imports._PATIENCE_S = saferun.launch.idle_imports._AGAIN_S = saferun.launch.idle_imports._FETCH_S = 0.2
 
         hold_read, hold_write = os.pipe()
         os.dup2(hold_read, 100), os.dup2(hold_write, 101)
@@ -176,8 +176,8 @@ def test_a_reader_that_is_killed_is_asked_again() -> None:
     """Half of the code is no code."""
     out = run(
         """
-        import saferun.idle_imports
-        saferun.idle_imports._AGAIN_S = 0.05
+        import saferun.launch.idle_imports
+        saferun.launch.idle_imports._AGAIN_S = 0.05
 
         def in_fork(names):
             if len(asked) == 1:
@@ -215,8 +215,8 @@ def test_where_the_reader_is_lost_nothing_is_read_from_files_meanwhile() -> None
     """It may have been lost to the very file system from which the supervisor would read."""
     out = run(
         """
-        import saferun.idle_imports
-        saferun.idle_imports._PATIENCE_S = saferun.idle_imports._AGAIN_S = 0.2
+        import saferun.launch.idle_imports
+        saferun.launch.idle_imports._PATIENCE_S = saferun.launch.idle_imports._AGAIN_S = 0.2
         is_lost = True
 
         def lost_for_now(names, budget_s):
@@ -312,7 +312,7 @@ def test_shared_libraries_are_loaded_from_memory() -> None:
 
 # A message, the time and an action ask for what nobody can read, as long as ranks run.
 MISSING = (
-    "import sys, saferun.idle_imports as idle, saferun.leftovers as leftovers, saferun.runtime as runtime\n"
+    "import sys, saferun.launch.idle_imports as idle, saferun.launch.orphans as leftovers, saferun.launch.runtime as runtime\n"
     "    idle.IdleImports._request = lambda self: None\n"
     "    idle.IdleImports._fetch = lambda self, name: False\n"
     "    plain_tick, plain_signal = leftovers.Leftovers.tick, runtime.Runtime._check_beside\n"

@@ -36,7 +36,7 @@ TOLD = ("--env-profile", "minimal", "--hang-timeout", "1")
 STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
 # A host on which no more processes can be forked, once the ranks run.
 NO_EXAMINER = (
-    "import saferun.capture_run as run\n"
+    "import saferun.captures.client as run\n"
     "    def no_fork(*_arguments, **_options): raise OSError(11, 'Resource temporarily unavailable')\n"
     "    run.Helper = no_fork"
 )

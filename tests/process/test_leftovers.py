@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.host.procfs import read_environ_entry
+from saferun.linux.procfs import read_environ_entry
 from tests.process.launching import DEADLINE_S, END_AS_TOLD, STAY, kill, read_stat, running, state_of, until
 from tests.process.reading import Pipe
 

@@ -261,7 +261,7 @@ if os.fork() == 0:
 await_release("end")
 """
 
-STANDS_STILL_ONCE_RANKS_ARE_FORKED = """import os, signal, saferun.rank_group as ranks
+STANDS_STILL_ONCE_RANKS_ARE_FORKED = """import os, signal, saferun.launch.ranks as ranks
     class Still(ranks.RankGroup):
         def start(self):
             started = super().start()
@@ -303,8 +303,8 @@ def test_an_overwritten_environment_does_not_pass_for_a_foreign_process_at_the_e
 
 BROKEN = """
 import sys
-import saferun.runtime as runtime
-from saferun.cli import main
+import saferun.launch.runtime as runtime
+from saferun.cli.main import main
 
 name = sys.argv.pop(1)
 target, _, method = name.rpartition(".")
@@ -328,13 +328,13 @@ sys.exit(main())
 @pytest.mark.parametrize(
     "step",
     [
-        "saferun.runtime:Runtime._end_attempt",
-        "saferun.runtime:Runtime._drain_console",
-        "saferun.investigation:Investigation.close",
-        "saferun.store_service:StoreService.close",
-        "saferun.segments:Segments.close",
-        "saferun.leftovers:Leftovers.close",
-        "saferun.host.poller:Poller.close",
+        "saferun.launch.runtime:Runtime._end_attempt",
+        "saferun.launch.runtime:Runtime._drain_console",
+        "saferun.launch.investigation:Investigation.close",
+        "saferun.launch.store:StoreService.close",
+        "saferun.launch.shared_memory:Segments.close",
+        "saferun.launch.orphans:Leftovers.close",
+        "saferun.linux.poller:Poller.close",
     ],
 )
 def test_each_step_of_the_end_may_fail_alone(tmp_path: Path, step: str) -> None:

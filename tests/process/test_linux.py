@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
-from saferun.host import child_output, poller, task_sockets
-from saferun.host.children import Child, fork
-from saferun.host.coordinator_link import connect_to_task
-from saferun.host.poller import Poller
-from saferun.host.procfs import read_stat
-from saferun.linux import descriptors, memory_file, pidfd, scratch
+from saferun.linux import child_output, descriptors, memory_file, pidfd, poller, scratch, task_sockets
+from saferun.linux.children import Child, fork
+from saferun.linux.poller import Poller
+from saferun.linux.procfs import read_stat
 from saferun.linux.system_call import system_call
 from tests.process.launching import customized, in_saferun, running, until
 from tests.without import lacks_pidfds
@@ -213,7 +212,7 @@ def test_a_memory_file_that_finds_no_place_says_so(
 
 CLOSING = """
 import errno, os, sys
-from saferun.host.procfs import read_stat
+from saferun.linux.procfs import read_stat
 from saferun.linux import descriptors
 
 def refuse(*_):

@@ -23,7 +23,7 @@ hold_still()
 STOPPED = (*TOLD, "--on-hang", "stop", "--shutdown-timeout", "5")
 # The second examiner does this to itself before it has begun with anything.
 SECOND = (
-    "import os, saferun.capture_run as run\n"
+    "import os, saferun.captures.client as run\n"
     "    serve = run.Examiner._serve\n"
     "    def second(self, *arguments):\n"
     "        if self._replaced == 2: os.kill(os.getpid(), {signum})\n"

@@ -17,8 +17,8 @@ from saferun.captures.core_reading import CoreJob, CoreReading
 from saferun.captures.run import run_request
 from saferun.captures.tools import Steps, Tool, ToolEnd, run_steps
 from saferun.captures.wire import Request, Target
-from saferun.host import core_notes
-from saferun.host.core_notes import CoreError, read_core_notes
+from saferun.linux import core_notes
+from saferun.linux.core_notes import CoreError, read_core_notes
 from tests.unit.test_core_files import make_core
 
 

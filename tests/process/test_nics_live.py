@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 import pytest
 
-from saferun.checks.context import CheckContext
-from saferun.checks.interfaces import check_interfaces
-from saferun.checks.master import check_master
-from saferun.checks.network import NET_CHECKS
-from saferun.checks.run import run_checks
-from saferun.findings import CheckResult
-from saferun.host.nics import Route, read_nics, route_to
 from saferun.linux.nic import Nic
+from saferun.linux.nics import Route, read_nics, route_to
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.interfaces import check_interfaces
+from saferun.preflight.checks.master import check_master
+from saferun.preflight.checks.network import NET_CHECKS
+from saferun.preflight.checks.run import run_checks
 from saferun.preflight.interfaces import candidates, nccl_choice
+from saferun.preflight.results import CheckResult
 
 Answer = TypeVar("Answer")
 NEWNET = 0x40000000

@@ -18,11 +18,10 @@ from saferun.files.inbox import Inbox
 from saferun.files.operations import make_log_directories, make_run_directory, write_error
 from saferun.files.server import FileServer
 from saferun.files.streams import FRESH, DirectFiles
-from saferun.host import task_sockets
-from saferun.host.task_sockets import TaskSockets
-from saferun.linux import scratch
+from saferun.linux import scratch, task_sockets
 from saferun.linux.ownership import make_directory, remove_tree
 from saferun.linux.scratch import Scratch
+from saferun.linux.task_sockets import TaskSockets
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 
 

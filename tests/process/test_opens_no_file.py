@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from saferun.host.core_pattern import read_core_pattern, share_a_name
-from saferun.host.procfs import children_of, read_environ_entry
+from saferun.linux.core_pattern import read_core_pattern, share_a_name
 from saferun.linux.file_systems import is_in_memory
+from saferun.linux.procfs import children_of, read_environ_entry
 from tests.process.launching import Job, running, until
 
 if TYPE_CHECKING:

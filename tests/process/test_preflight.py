@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saferun.check_run import CheckProcess
-from saferun.cli import read_config
-from saferun.host.poller import Poller
+from saferun.cli.main import read_config
 from saferun.launch.checks import ranks_wait
+from saferun.linux.poller import Poller
 from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus
-from saferun.preflight_run import PreflightRun, context_of
+from saferun.preflight.client import CheckProcess
+from saferun.preflight.driver import PreflightRun, context_of
 from tests.process.launching import running, until
 from tests.unit.host_roots import Root
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from saferun.preflight_run import Outcome
+    from saferun.preflight.driver import Outcome
 
 RAN = "from rank import *\ntell('ran')"
 RAN_AND_WAITS = f"{RAN}\nawait_release('end')"
@@ -120,8 +120,10 @@ def test_what_is_found_while_the_ranks_run_is_told_while_they_run(tmp_path: Path
 
 def broken(how: str) -> tuple[str, ...]:
     """A saferun whose check process breaks, and is given up soon."""
-    patch = f"import os, time, saferun.check_run, saferun.checks.serve as s; s.answer = lambda _: {how}"
-    run = "saferun.check_run._GIVE_UP_S = 0.5; from saferun.cli import main; main()"
+    patch = (
+        f"import os, time, saferun.preflight.client, saferun.preflight.checks.serve as s; s.answer = lambda _: {how}"
+    )
+    run = "saferun.preflight.client._GIVE_UP_S = 0.5; from saferun.cli.main import main; main()"
     return sys.executable, "-c", f"{patch}; {run}"
 
 

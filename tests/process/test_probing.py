@@ -17,9 +17,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from saferun.checks import listener as listener_module
-from saferun.checks import prober
-from saferun.checks.hello import (
+from saferun.linux.nic import Nic
+from saferun.preflight.judge import judge
+from saferun.preflight.probe import listener as listener_module
+from saferun.preflight.probe import prober
+from saferun.preflight.probe.listener import Listener
+from saferun.preflight.probe.prober import probe, probe_all
+from saferun.preflight.probe.protocol import (
     MOST_SMALL,
     RECORD_BYTES,
     SMALL,
@@ -30,12 +34,8 @@ from saferun.checks.hello import (
     record,
     welcome,
 )
-from saferun.checks.listener import Listener
-from saferun.checks.prober import probe, probe_all
-from saferun.checks.ways import source_for
-from saferun.findings import Door, HostCard, Probe, Target
-from saferun.linux.nic import Nic
-from saferun.preflight.judge import judge
+from saferun.preflight.probe.routes import source_for
+from saferun.preflight.results import Door, HostCard, Probe, Target
 
 Answer = TypeVar("Answer")
 LOOPBACK = Nic("lo", ("127.0.0.1",), ("127.0.0.1/8",), kind="loopback")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from saferun.cluster.progress import ProgressWatch
-from saferun.host.poller import Poller
-from saferun.watch_run import WatchedRank
+from saferun.linux.poller import Poller
+from saferun.watchdog.monitor import WatchedRank
 from tests.process.launching import until
 
 if TYPE_CHECKING:

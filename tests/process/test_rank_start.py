@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from saferun.host.children import SpawnError, begin_spawn, spawn_error, spawn_unawaited
-from saferun.host.core_limits import why_no_cores
-from saferun.host.core_pattern import read_core_pattern
-from saferun.host.poller import Poller
 from saferun.launch.rank_start import RankStart
+from saferun.linux.children import SpawnError, begin_spawn, spawn_error, spawn_unawaited
+from saferun.linux.core_limits import why_no_cores
+from saferun.linux.core_pattern import read_core_pattern
+from saferun.linux.poller import Poller
 from saferun.linux.program_start import Waiting, start_error
 from tests.process.frozen import mirror, needs_mounts
 from tests.process.launching import DEADLINE_S, SAFERUN, running, two_lines, until

@@ -1,6 +1,6 @@
 """Every condition under which a check refuses a launch: the check says so, and without saferun the job breaks, too.
 
-A refusal is a ``"fail"`` somewhere in ``saferun/checks`` or ``saferun/preflight``. Each of them has a row in
+A refusal is a ``"fail"`` somewhere in ``saferun/preflight/checks`` or ``saferun/preflight``. Each of them has a row in
 ``REFUSALS``, and each row is proven: by what torchrun does there as well (bind, fork, gloo's own init).
 """
 
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 import pytest
 
-from saferun.checks import names
-from saferun.checks.context import CheckContext
-from saferun.checks.interfaces import check_interfaces
-from saferun.checks.limits import check_processes
-from saferun.checks.names import check_names
-from saferun.checks.ports import check_ports
-from saferun.findings import CheckResult, HostCard
-from saferun.host.cgroups import process_room
+from saferun.linux.cgroups import process_room
+from saferun.preflight.checks import names
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.interfaces import check_interfaces
+from saferun.preflight.checks.limits import check_processes
+from saferun.preflight.checks.names import check_names
+from saferun.preflight.checks.ports import check_ports
+from saferun.preflight.results import CheckResult, HostCard
 from tests.process.gloo_ranks import Ranks
 from tests.process.test_probing import Host, in_namespaces
 from tests.unit.preflight_samples import cards_of, judged, probes_of, where

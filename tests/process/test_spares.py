@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from saferun.host.children import Child, begin_spawn, spawn_error
-from saferun.host.core_limits import RankPreparation
+from saferun.linux.children import Child, begin_spawn, spawn_error
+from saferun.linux.core_limits import RankPreparation
 from saferun.linux.spares import Spares
 from tests.process.launching import DEADLINE_S, read_stat, running, until
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from saferun import watch_run
-from saferun.capture_run import Examiner
 from saferun.captures import held_tools
+from saferun.captures.client import Examiner
 from saferun.captures.tools import find_tool
 from saferun.evidence import HangVerdict
-from saferun.host.poller import Poller
-from saferun.host.procfs import children_of
-from saferun.watch_run import Watch, WatchedRank
+from saferun.linux.poller import Poller
+from saferun.linux.procfs import children_of
+from saferun.watchdog import monitor
+from saferun.watchdog.monitor import Watch, WatchedRank
 from tests.process.launching import DEADLINE_S, pids_whose_environ_has, state_of
 
 TIMEOUT_S = 2.0
@@ -501,7 +501,7 @@ def test_a_py_spy_that_hangs_costs_its_evidence_and_is_ended(tmp_path: Path, mon
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(held_tools, "find_tool", lambda _name: str(program))
-    monkeypatch.setattr(watch_run, "_LOOK_DEADLINE_S", 0.2)
+    monkeypatch.setattr(monitor, "_LOOK_DEADLINE_S", 0.2)
     with watched(tmp_path, SPINS, SLEEPS) as job:
         job.until(lambda: job.looks, "a look")
         first = set(job.looks)

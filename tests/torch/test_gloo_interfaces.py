@@ -83,8 +83,8 @@ def main(hosts: str) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore
 
-    from saferun.checks.names import resolve
-    from saferun.host.nics import read_nics
+    from saferun.linux.nics import read_nics
+    from saferun.preflight.checks.names import resolve
     from saferun.preflight.interfaces import gloo_choice
 
     for lines, value in CASES:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.distributed.run import determine_local_world_size
 
 from saferun.errors import SaferunError, UsageError
-from saferun.host import gpus
-from saferun.host.gpu_drivers import NvmlReading, count_visible_amd, count_visible_nvidia, parse_cuda_visible_devices
-from saferun.host.installed_torch import may_load_backends, read_torch_build
+from saferun.linux import gpus
+from saferun.linux.gpu_drivers import NvmlReading, count_visible_amd, count_visible_nvidia, parse_cuda_visible_devices
+from saferun.linux.installed_torch import may_load_backends, read_torch_build
 
 UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-cc34")
 AMD_UUIDS = tuple(f"GPU-{number:016x}" for number in (0xA0, 0xA1, 0xB0, 0xB1))

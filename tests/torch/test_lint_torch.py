@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from saferun.lint.check import check
-from saferun.lint.families import PREFIXES, family_of
-from saferun.lint.findings import Finding
-from saferun.lint.installation import find_installation
-from saferun.lint.knowledge import ADVICE
-from saferun.lint.known_names import HostFacts, KnownNames
-from saferun.lint.rules import knobs, lint, names_to_look_for
-from saferun.lint.scanner import scan
-from saferun.lint.settings import SETTINGS
+from saferun.env.lint.check import check
+from saferun.env.lint.families import PREFIXES, family_of
+from saferun.env.lint.findings import Finding
+from saferun.env.lint.installation import find_installation
+from saferun.env.lint.knowledge import ADVICE
+from saferun.env.lint.known_names import HostFacts, KnownNames
+from saferun.env.lint.rules import knobs, lint, names_to_look_for
+from saferun.env.lint.scanner import scan
+from saferun.env.lint.settings import SETTINGS
 
 TORCH = Path(torch.__file__).parent
 
@@ -284,7 +284,7 @@ def test_a_job_is_linted_in_a_process_of_its_own(tmp_path: Path) -> None:
     environ["TORCH_MY_OWN_KNOB"] = "1"
     whole = 0
     for _ in range(20):
-        command = [sys.executable, "-m", "saferun.lint", sys.executable, str(script)]
+        command = [sys.executable, "-m", "saferun.env.lint", sys.executable, str(script)]
         done = subprocess.run(command, env=environ, capture_output=True, check=True, timeout=120)
         answer = json.loads(done.stdout)
         said = {found["variable"]: found["verdict"] for found in answer["findings"]}

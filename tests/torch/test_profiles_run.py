@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.profiles.builtin import PROFILES
+from saferun.env.profiles.builtin import PROFILES
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--sequences", "256", "--epochs", "1", "--steps", "4")

@@ -77,7 +77,7 @@ def test_work_that_goes_on_after_the_ranks_is_waited_for_on_all_hosts(tmp_path: 
 
 # The file system with saferun's files has died while the ranks started.
 NO_MODULES = (
-    "import saferun.idle_imports as idle\n"
+    "import saferun.launch.idle_imports as idle\n"
     "    idle.IdleImports._request = lambda self: None\n"
     "    idle.IdleImports._fetch = lambda self, name: False"
 )

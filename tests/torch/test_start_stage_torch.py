@@ -16,7 +16,7 @@ import pytest
 
 from saferun.diagnosis.start import StoreStage, read_store_stage, start_stage
 from saferun.evidence import Evidence, RankOutput
-from saferun.host.start_marks import ranks_with_group
+from saferun.linux.start_marks import ranks_with_group
 from saferun.model import ExitStatus, RankEnd
 from tests.torch.coordinating import PROGRAM, REPOSITORY, Line, hosts, join_all, listening, port_of, until
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from saferun.host.poller import Poller
-from saferun.isolation import LOOPBACK, Group, Isolation, Member, Outcome, Trial
-from saferun.isolation.words import reason
-from saferun.trial_run import TrialPlace, TrialRun
+from saferun.linux.poller import Poller
+from saferun.preflight.bisect import LOOPBACK, Group, Isolation, Member, Outcome, Trial
+from saferun.preflight.bisect.client import TrialPlace, TrialRun
+from saferun.preflight.bisect.words import reason
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "saferun" / "coordinator" / "trial_server.py"

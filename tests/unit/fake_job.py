@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 
-from saferun.events import (
+from saferun.model import ExitStatus, Placement, RankPlace
+from saferun.supervisor.events import (
     Action,
     CaptureEvidence,
     ChecksPassed,
@@ -40,9 +41,8 @@ from saferun.events import (
     TellDone,
     TellTrouble,
 )
-from saferun.model import ExitStatus, Placement, RankPlace
-from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
-from saferun.supervisor import Limits, State, Supervisor
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 from tests.unit.fake_world import DIAGNOSIS, FAILED, HANG, KILLED, OK
 
 LIMITS = Limits()

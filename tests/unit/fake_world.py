@@ -6,7 +6,9 @@ import signal
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from saferun.events import (
+from saferun.evidence import Diagnosis, HangVerdict
+from saferun.model import ExitStatus, Placement, RankPlace
+from saferun.supervisor.events import (
     Action,
     CaptureEvidence,
     ChecksPassed,
@@ -34,10 +36,8 @@ from saferun.events import (
     StoreMissed,
     SweepLeftovers,
 )
-from saferun.evidence import Diagnosis, HangVerdict
-from saferun.model import ExitStatus, Placement, RankPlace
-from saferun.policy import AttemptPolicy, HangPolicy
-from saferun.supervisor import Limits, State, Supervisor
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, HangPolicy
 
 OK = ExitStatus(0, None)
 FAILED = ExitStatus(3, None)

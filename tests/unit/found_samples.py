@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saferun.evidence import DecisionRow
-from saferun.findings import Cell, CheckResult, HostCard, MatrixRow, Preflight
 from saferun.linux.nic import Nic
+from saferun.preflight.results import Cell, CheckResult, HostCard, MatrixRow, Preflight
 
 WORDS = "hsn0 does not answer (time-out) from 3 of 3 hosts; its eth0 does"
 

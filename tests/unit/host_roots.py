@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from saferun.checks.context import CheckContext
+from saferun.preflight.checks.context import CheckContext
 
 
 class Root:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
 from saferun.evidence import (
     Capture,
     CaptureNote,
@@ -20,7 +21,6 @@ from saferun.evidence import (
     ThreadStack,
     ToldTrouble,
 )
-from saferun.host_parts import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
 from saferun.model import ExitStatus, RankEnd
 
 SITE = "/home/me/.venv/lib/python3.11/site-packages/torch"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from saferun.lint.findings import Finding
-from saferun.lint.installation import Installation
-from saferun.lint.known_names import HostFacts, KnownNames
+from saferun.env.lint.findings import Finding
+from saferun.env.lint.installation import Installation
+from saferun.env.lint.known_names import HostFacts, KnownNames
 
 CPU_TORCH = ("libtorch_cpu.so", "torch 2.13.0")
 NOTHING = KnownNames({}, {}, {}, (), {}, (), (), {}, ())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from saferun.findings import CheckResult, HostCard, Preflight, Probe
 from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
+from saferun.preflight.results import CheckResult, HostCard, Preflight, Probe
 from saferun.preflight.rounds import partners
 
 Change = Callable[[Probe], Probe | None]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from saferun.env.profiles import ProfileSet, load_profiles, render, resolve
+from saferun.env.profiles.model import Resolution, Vendor
 from saferun.errors import UsageError
-from saferun.profiles import ProfileSet, load_profiles, render, resolve
-from saferun.profiles.model import Resolution, Vendor
 
 
 def profiles_of(folder: Path, **files: str) -> ProfileSet:

@@ -11,7 +11,8 @@ import jsonschema
 from hypothesis import strategies as st
 
 from saferun.model import JsonObject
-from saferun.report import preflight_json, report_json
+from saferun.preflight import json_report
+from saferun.report import report_json
 from saferun.report.report_json import Run
 from tests.unit.report_samples import FILES
 
@@ -47,7 +48,7 @@ def checked(report: JsonObject) -> JsonObject:
 def checked_preflight(content: JsonObject) -> JsonObject:
     """preflight.json as a program reads it, likewise."""
     text = json.dumps(content, indent=1, allow_nan=False)
-    assert len(text) <= preflight_json.LIMIT_BYTES
+    assert len(text) <= json_report.LIMIT_BYTES
     read: JsonObject = json.loads(text)
     PREFLIGHT_VALIDATOR.validate(read)
     return read

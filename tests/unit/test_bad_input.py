@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun import __version__
-from saferun.argument_parser import build_parser
-from saferun.cli import main, read_config
-from saferun.command_line import parse_plain
+from saferun.cli.argument_parser import build_parser
+from saferun.cli.command_line import parse_plain
+from saferun.cli.main import main, read_config
+from saferun.cli.options import OPTIONS
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, UsageError
-from saferun.options import OPTIONS
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 

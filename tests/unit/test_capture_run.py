@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from saferun.capture_run import CaptureRun, Examiner
+from saferun.captures.client import CaptureRun, Examiner
 from saferun.captures.wire import CaptureReader, Done, Request, Target, encode
 from saferun.evidence import Frame, StackDump, ThreadStack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from saferun.host.poller import Poller
+    from saferun.linux.poller import Poller
 
 STACK = StackDump(
     0, 11, True, "python", "py-spy", (ThreadStack("MainThread", 11, True, True, False, (Frame("f", "t.py", 1),)),)

@@ -14,7 +14,7 @@ from saferun.captures import CAPTURES, links
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import CaptureReader, Request, encode
 from saferun.evidence import ProcessLook, StuckLink
-from saferun.host.sockets import TcpState
+from saferun.linux.sockets import TcpState
 
 LOOK = ProcessLook(5, 1, 0, True, "python", "", "S", "", "", 1, 0, False, 0, "", 0.0)
 ME = Process(5, os.getpid(), True, "", LOOK)

@@ -16,7 +16,7 @@ from saferun.captures import waiting
 from saferun.captures.process_state import read_process_look, read_thread_states
 from saferun.captures.ptrace import _reason
 from saferun.captures.waiting import Ends
-from saferun.host.sockets import (
+from saferun.linux.sockets import (
     Socket,
     SocketTables,
     TcpState,
@@ -26,7 +26,7 @@ from saferun.host.sockets import (
     sending_again,
     socket_words,
 )
-from saferun.host.syscalls import SystemCall, before_restart, descriptor_of, from_proc_syscall
+from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, from_proc_syscall
 
 ME = os.getpid()
 TCP = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.host import cgroups
-from saferun.host.cgroups import (
+from saferun.linux import cgroups
+from saferun.linux.cgroups import (
     MemoryState,
     OomLine,
     memory_limit_bytes,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from saferun.checks.backend import backend_of, known_backend
-from saferun.findings import HostCard
+from saferun.preflight.checks.backend import backend_of, known_backend
 from saferun.preflight.links import uses_of
+from saferun.preflight.results import HostCard
 from tests.unit.host_roots import Root
 from tests.unit.preflight_samples import cards_of, judged, probes_of, told, where
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from saferun.checks.serve import CHECKS
 from saferun.linux.process_room import may_be_short_of_processes
+from saferun.preflight.checks.serve import CHECKS
 from tests.unit.host_roots import Root
 
 FILES = (

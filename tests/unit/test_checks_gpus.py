@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from saferun.checks import gpus
-from saferun.checks.context import CheckContext
-from saferun.checks.gpus import check_gpus
-from saferun.host import nvidia_gpus
-from saferun.host.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
+from saferun.linux import nvidia_gpus
+from saferun.linux.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
+from saferun.preflight.checks import gpus
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.gpus import check_gpus
 from tests.unit.host_roots import Root
 
 GIB = 1 << 30

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from saferun.checks import interfaces
-from saferun.checks.context import CheckContext
-from saferun.checks.interfaces import check_interfaces
-from saferun.checks.names import Lookup
-from saferun.findings import CheckResult, HostCard
 from saferun.linux.nic import Nic
+from saferun.preflight.checks import interfaces
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.interfaces import check_interfaces
+from saferun.preflight.checks.names import Lookup
 from saferun.preflight.interfaces import (
     address_to_reach,
     candidates,
@@ -26,6 +25,7 @@ from saferun.preflight.interfaces import (
     nic_environ,
     ways,
 )
+from saferun.preflight.results import CheckResult, HostCard
 
 LO = Nic("lo", ("127.0.0.1", "::1"), ("127.0.0.1/8", "::1/128"), True, 65536, "loopback")
 ETH0 = Nic("eth0", ("10.1.0.1", "fd01::1", "fe80::1"))

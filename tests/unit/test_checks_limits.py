@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from saferun.checks import limits
-from saferun.checks.limits import check_cores, check_locked_memory, check_open_files, check_processes
+from saferun.preflight.checks import limits
+from saferun.preflight.checks.limits import check_cores, check_locked_memory, check_open_files, check_processes
 from tests.unit.host_roots import Root
 
 
@@ -149,7 +149,7 @@ def test_who_may_lock_any_memory_is_not_limited(root: Root) -> None:
 
 def test_the_machine_itself_is_in_order() -> None:
     """A check that warns on a healthy machine is a defect; facts are told all the same."""
-    from saferun.checks.context import CheckContext
+    from saferun.preflight.checks.context import CheckContext
 
     for check in (check_open_files, check_processes, check_locked_memory, check_cores):
         result = check(CheckContext(nproc=2, environ=dict(os.environ)))

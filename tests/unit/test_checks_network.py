@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from saferun.checks import fabric, master, names, network
-from saferun.checks.context import CheckContext
-from saferun.checks.fabric import check_fabric, read_ports
-from saferun.checks.master import check_master, knock
-from saferun.checks.names import Lookup, check_names, is_elsewhere, look_up, names_of, resolve
-from saferun.checks.ports import check_ports
-from saferun.findings import CheckResult
-from saferun.host.nics import Route
 from saferun.linux.nic import Nic
+from saferun.linux.nics import Route
+from saferun.preflight.checks import fabric, master, names, network
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.fabric import check_fabric, read_ports
+from saferun.preflight.checks.master import check_master, knock
+from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, look_up, names_of, resolve
+from saferun.preflight.checks.ports import check_ports
+from saferun.preflight.results import CheckResult
 
 LO = Nic("lo", ("127.0.0.1", "::1"), kind="loopback", mtu=65536)
 ETH0 = Nic("eth0", ("10.1.0.3",))
@@ -60,10 +60,10 @@ def names_check(
     **more: Any,
 ) -> CheckResult:
     """The check of node3, which looks for node0."""
-    monkeypatch.setattr("saferun.checks.names.known_backend", lambda _context: backend)
+    monkeypatch.setattr("saferun.preflight.checks.names.known_backend", lambda _context: backend)
     monkeypatch.setattr(socket, "getaddrinfo", Resolver(node3=own, node0=leader))
     monkeypatch.setattr(socket, "gethostname", lambda: "node3")
-    monkeypatch.setattr("saferun.host.nics.read_nics", lambda _root: (LO, ETH0))
+    monkeypatch.setattr("saferun.linux.nics.read_nics", lambda _root: (LO, ETH0))
     context = CheckContext(together=True, serves=False, master="node0", hosts=HOSTS, node_rank=3)
     return check_names(context._replace(**more))
 
@@ -202,7 +202,7 @@ def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch
 def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     late = (Lookup("node3", ("10.1.0.3",)), Lookup("node0", error="late"))
     monkeypatch.setattr(names, "look_up", lambda _names: late)
-    monkeypatch.setattr("saferun.host.nics.read_nics", lambda _root: (LO, ETH0))
+    monkeypatch.setattr("saferun.linux.nics.read_nics", lambda _root: (LO, ETH0))
     result = check_names(CheckContext(together=True, serves=False, master="node0"))
     assert (result.verdict, result.passing) == ("warn", True)
     assert result.words == "the master's name node0 takes longer than 2 s to resolve on this host"
@@ -530,8 +530,8 @@ def test_the_checks_load_nothing_slow() -> None:
 
     program = (
         # Typing is small, and the supervisor does without it.
-        "import saferun.cli, saferun.launcher, contextlib, typing, sys; before = set(sys.modules); "
-        "import saferun.checks.network; "
+        "import saferun.cli.main, saferun.launch.launcher, contextlib, typing, sys; before = set(sys.modules); "
+        "import saferun.preflight.checks.network; "
         "print(*sorted(name for name in set(sys.modules) - before if not name.startswith('saferun')))"
     )
     root = str(Path(network.__file__).parents[2])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.checks.platform import acs_control, check_platform
+from saferun.preflight.checks.platform import acs_control, check_platform
 from tests.unit.host_roots import Root
 
 ADDRESSES = ("0000:18:00.0", "0000:19:00.0")

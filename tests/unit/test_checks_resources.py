@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.checks.context import CheckContext
-from saferun.checks.resources import RESOURCE_CHECKS
-from saferun.checks.run import run_checks
-from saferun.findings import SEVERITY, CheckResult
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.resources import RESOURCE_CHECKS
+from saferun.preflight.checks.run import run_checks
+from saferun.preflight.results import SEVERITY, CheckResult
 from tests.unit.host_roots import Root
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -37,11 +37,11 @@ def test_a_healthy_machine_gives_no_warning() -> None:
 def test_the_checks_load_nothing_heavy() -> None:
     """They run at every launch, beside the import of torch."""
     program = (
-        "import sys, saferun.launcher\n"
+        "import sys, saferun.launch.launcher\n"
         "before = set(sys.modules)\n"
-        "from saferun.checks.context import CheckContext\n"
-        "from saferun.checks.resources import RESOURCE_CHECKS\n"
-        "from saferun.checks.versions import describe_host\n"
+        "from saferun.preflight.checks.context import CheckContext\n"
+        "from saferun.preflight.checks.resources import RESOURCE_CHECKS\n"
+        "from saferun.preflight.checks.versions import describe_host\n"
         "context = CheckContext(nproc=2, together=True, python=sys.executable, script=sys.executable)\n"
         "print(*[check.check(context).verdict for check in RESOURCE_CHECKS], file=sys.stderr)\n"
         "assert describe_host(context)[1]\n"
@@ -56,7 +56,7 @@ def test_the_checks_load_nothing_heavy() -> None:
         check=True,
     )
     loaded = set(done.stdout.split())
-    assert "saferun.checks.versions" in loaded
+    assert "saferun.preflight.checks.versions" in loaded
     assert not loaded & HEAVY
 
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from saferun.checks.clock import check_clock
-from saferun.checks.cpus import check_cpus
-from saferun.checks.disk import check_disk
-from saferun.checks.memory import check_memory
-from saferun.checks.reading import list_of_numbers, size_words, version_numbers
-from saferun.checks.shared_memory import check_shared_memory
+from saferun.preflight.checks.clock import check_clock
+from saferun.preflight.checks.cpus import check_cpus
+from saferun.preflight.checks.disk import check_disk
+from saferun.preflight.checks.memory import check_memory
+from saferun.preflight.checks.reading import list_of_numbers, size_words, version_numbers
+from saferun.preflight.checks.shared_memory import check_shared_memory
 from tests.unit.host_roots import Root
 
 MIB = 1 << 20
@@ -282,7 +282,7 @@ def test_the_numbers_of_a_version_end_where_its_words_begin() -> None:
 
 def test_the_machine_itself_is_in_order() -> None:
     """A check that warns on a healthy machine is a defect."""
-    from saferun.checks.context import CheckContext
+    from saferun.preflight.checks.context import CheckContext
 
     context = CheckContext(nproc=2, environ=dict(os.environ), run_dir="saferun_runs")
     for check in (check_shared_memory, check_disk, check_memory, check_cpus, check_clock):

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from saferun import __version__
-from saferun.checks.context import CheckContext
-from saferun.checks.versions import check_versions, describe_host, read_versions, relevant_environ, script_hash
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.versions import (
+    check_versions,
+    describe_host,
+    read_versions,
+    relevant_environ,
+    script_hash,
+)
 from tests.unit.host_roots import Root
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from saferun.cli import read_config
+from saferun.cli.main import read_config
+from saferun.cli.options import OPTIONS, SAFERUN_OPTIONS, TORCHRUN_OPTIONS, comma_separated_list
 from saferun.config import LaunchConfig, Origin
 from saferun.errors import UsageError
-from saferun.options import OPTIONS, SAFERUN_OPTIONS, TORCHRUN_OPTIONS, comma_separated_list
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 

@@ -10,7 +10,7 @@ import pytest
 from saferun.cluster import control as control_module
 from saferun.cluster.control import Control
 from saferun.cluster.silence import Progress
-from saferun.host.poller import Poller
+from saferun.linux.poller import Poller
 
 TIMEOUT_S = 10.0
 GOES_ON = "the ranks make progress, so the job goes on"

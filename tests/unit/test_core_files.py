@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.host.core_files import (
+from saferun.linux.core_files import (
     CoreFile,
     core_directories,
     delete_core,
@@ -21,9 +21,9 @@ from saferun.host.core_files import (
     names_process,
     why_none,
 )
-from saferun.host.core_limits import why_no_cores
-from saferun.host.core_notes import CoreError, is_core, read_core_notes
-from saferun.host.core_pattern import CorePattern, room_for_core
+from saferun.linux.core_limits import why_no_cores
+from saferun.linux.core_notes import CoreError, is_core, read_core_notes
+from saferun.linux.core_pattern import CorePattern, room_for_core
 
 PAGE_FAULT_AT, MAPERR = 0x10, 1
 UNLIMITED = (-1, -1)

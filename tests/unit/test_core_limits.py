@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from saferun.host import core_limits
-from saferun.host.core_limits import RankPreparation, plan_preparation, prepare_rank, why_no_cores
-from saferun.host.core_pattern import CorePattern
+from saferun.linux import core_limits
 from saferun.linux.container import INITIAL_PID_NAMESPACE, in_container
+from saferun.linux.core_limits import RankPreparation, plan_preparation, prepare_rank, why_no_cores
+from saferun.linux.core_pattern import CorePattern
 from saferun.linux.file_systems import kind_of
 
 HERE = CorePattern("core.%p")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.host.poller import Poller
+from saferun.linux.poller import Poller
 from saferun.text.decoding import DEEPEST, MALFORMED, loads, measure, number, text, words
 
 

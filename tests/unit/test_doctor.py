@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saferun import ctl, launcher
+from saferun import ctl
 from saferun.errors import EXIT_USAGE
+from saferun.launch import launcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.host.error_files import RecordedError, copy_root_cause, read_error_file, write_launcher_error
+from saferun.linux.error_files import RecordedError, copy_root_cause, read_error_file, write_launcher_error
 
 RECORD: dict[str, Any] = {
     "message": {"message": "ValueError: no", "extraInfo": {"py_callstack": "Traceback …", "timestamp": "1700000000"}}

@@ -24,7 +24,7 @@ from saferun.captures.gpu_amd import (
 from saferun.captures.gpu_lines import gpu_lines
 from saferun.captures.gpu_nvidia import capture_gpu_nvidia
 from saferun.captures.wire import HostCapture
-from saferun.host.gpu_reading import families_of, owned, read_until
+from saferun.linux.gpu_reading import families_of, owned, read_until
 from saferun.model import JsonObject
 
 GIB = 1 << 30

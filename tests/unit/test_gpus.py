@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from saferun.errors import SaferunError, UsageError
-from saferun.host import gpu_drivers, gpus
-from saferun.host.child_output import collect_output
-from saferun.host.children import Child, fork
-from saferun.host.gpu_drivers import (
+from saferun.linux import gpu_drivers, gpus
+from saferun.linux.child_output import collect_output
+from saferun.linux.children import Child, fork
+from saferun.linux.gpu_drivers import (
     NvmlReading,
     count_visible_amd,
     count_visible_nvidia,
@@ -27,8 +27,8 @@ from saferun.host.gpu_drivers import (
     read_nvml,
     read_nvml_apart,
 )
-from saferun.host.installed_torch import TorchBuild, may_load_backends, parse_version_file
 from saferun.linux.gpu_nodes import read_kfd_gpus
+from saferun.linux.installed_torch import TorchBuild, may_load_backends, parse_version_file
 from saferun.linux.pidfd import open_pidfd
 
 A, B, C = "GPU-aa11", "GPU-ab22", "GPU-cc33"
@@ -762,7 +762,7 @@ def test_another_interpreter_may_have_another_torch(resolve: Any) -> None:
 def test_counting_loads_neither_torch_nor_the_drivers_library() -> None:
     """What watches must not depend on what it watches."""
     program = (
-        "import os, sys; from saferun.host.gpus import resolve_nproc_per_node as resolve; "
+        "import os, sys; from saferun.linux.gpus import resolve_nproc_per_node as resolve; "
         "resolve('auto', sys.executable, os.environ); sys.exit(bool({'torch', 'pynvml'} & sys.modules.keys()))"
     )
     root = Path(gpus.__file__).parents[2]

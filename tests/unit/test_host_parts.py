@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts, read_peers
 from saferun.evidence import Capture, CoreLook, Evidence, Frame, HangVerdict, OomKill, StackDump, ThreadStack
-from saferun.host_parts import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts, read_peers
 from tests.unit.host_samples import (
     IN_ALL_REDUCE,
     IN_LOAD,

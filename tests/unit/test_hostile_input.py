@@ -30,7 +30,12 @@ from saferun.captures.kernel_log import parse_record, parse_syslog
 from saferun.captures.py_spy import threads_from_json
 from saferun.captures.pystack_core import threads_from_pystack
 from saferun.captures.wire import CaptureReader, Request, Target, decode_request, encode, encode_request
+from saferun.cluster.evidence import decode_part, encode_part
 from saferun.cluster.messages import decision_from, piece_from, task_of, trouble_from
+from saferun.cluster.placement.rendezvous import read_conf
+from saferun.cluster.schedulers import Surroundings, detect
+from saferun.cluster.schedulers.host_list import expand_hosts, parse_host_file
+from saferun.cluster.schedulers.mpi import expand_node_regex, expand_process_mapping
 from saferun.cluster.secret_sharing import NoSecretError, pack, read_offer, unpack
 from saferun.coordinator.gathering import _failure
 from saferun.coordinator.handlers import read_leader
@@ -39,21 +44,16 @@ from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.places import HostRecord, TaskRecord, assign, decode_place, decode_record, encode_place
 from saferun.coordinator.places import encode_record as record_text
 from saferun.coordinator.tasks import TaskConnection
+from saferun.env.profiles.validation import profile_from_node
+from saferun.env.profiles.yaml_nodes import parse_yaml
 from saferun.errors import SaferunError
-from saferun.findings import Door, HostCard, Probe
-from saferun.host.core_notes import CoreError, read_core_notes
-from saferun.host.error_files import read_error_file
-from saferun.host_parts import decode_part, encode_part
+from saferun.linux.core_notes import CoreError, read_core_notes
+from saferun.linux.error_files import read_error_file
 from saferun.linux.json_lines import JsonLines
-from saferun.place.rendezvous import read_conf
+from saferun.preflight.bisect.driver import decode_outcomes, decode_trial
+from saferun.preflight.results import Door, HostCard, Probe
 from saferun.preflight.wire import decode_card, decode_door, decode_probes, encode_card, encode_door, encode_probes
-from saferun.profiles.validation import profile_from_node
-from saferun.profiles.yaml_nodes import parse_yaml
-from saferun.schedulers import Surroundings, detect
-from saferun.schedulers.host_list import expand_hosts, parse_host_file
-from saferun.schedulers.mpi import expand_node_regex, expand_process_mapping
 from saferun.text.decoding import MALFORMED, loads
-from saferun.trials import decode_outcomes, decode_trial
 from saferun.watchdog.job import verdict_from
 from saferun.watchdog.py_spy_json import threads_from
 from tests.unit import recorded_launchers

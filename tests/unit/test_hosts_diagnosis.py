@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from saferun.cluster.evidence import HostPart, LostHost, merge_parts
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence import (
@@ -22,7 +23,6 @@ from saferun.evidence import (
     ThreadStack,
     ToldTrouble,
 )
-from saferun.host_parts import HostPart, LostHost, merge_parts
 from tests.unit.host_samples import (
     IN_LOAD,
     RESET,

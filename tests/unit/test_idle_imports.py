@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.idle_imports import BEFORE_SEVERAL_HOSTS, FOR_SEVERAL_HOSTS, MODULES
+from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS, FOR_SEVERAL_HOSTS, MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,26 +17,26 @@ ROOT = Path(__file__).resolve().parents[2]
 BEFORE_THE_RANKS = {
     "difflib": "a misspelt option, profile or interface",
     "importlib.util": "which torch is installed: the checks",
-    "saferun.host.core_limits": "before the ranks are started",
-    "saferun.host.gpus": "settings of the ranks, and the checks",
-    "saferun.host.nics": "--nic, and what the checks chose",
-    "saferun.host.starters": "when the loop begins",
-    "saferun.job": "when the loop is made",
-    "saferun.job_line": "with the job",
-    "saferun.nic_options": "--nic, and what the checks chose",
-    "saferun.plan_text": "--dry-run",
+    "saferun.linux.core_limits": "before the ranks are started",
+    "saferun.linux.gpus": "settings of the ranks, and the checks",
+    "saferun.linux.nics": "--nic, and what the checks chose",
+    "saferun.linux.starters": "when the loop begins",
+    "saferun.cluster.job": "when the loop is made",
+    "saferun.cluster.coordinator_client": "with the job",
+    "saferun.launch.nic": "--nic, and what the checks chose",
+    "saferun.launch.dry_run": "--dry-run",
     "saferun.preflight.interfaces": "--nic, and what the checks chose",
     "saferun.preflight.judge": "the checks",
     "saferun.preflight.wire": "the checks",
-    "saferun.preflight_run": "the checks",
+    "saferun.preflight.driver": "the checks",
     "saferun.report.run_json": "when the first attempt is prepared",
-    "saferun.profiles.builtin": "env profiles",
-    "saferun.profiles.found": "env profiles and settings that nobody named",
-    "saferun.profiles.validation": "env profiles",
-    "saferun.profiles.words": "env profiles",
-    "saferun.profiles.yaml_nodes": "env profiles",
-    "saferun.trial_run": "saferunctl doctor --collective",
-    "saferun.trials": "saferunctl doctor --collective",
+    "saferun.env.profiles.builtin": "env profiles",
+    "saferun.env.profiles.found": "env profiles and settings that nobody named",
+    "saferun.env.profiles.validation": "env profiles",
+    "saferun.env.profiles.words": "env profiles",
+    "saferun.env.profiles.yaml_nodes": "env profiles",
+    "saferun.preflight.bisect.client": "saferunctl doctor --collective",
+    "saferun.preflight.bisect.driver": "saferunctl doctor --collective",
     "shlex": "env profiles",
     "yaml": "env profiles",
 }
@@ -44,10 +44,10 @@ BEFORE_THE_RANKS = {
 # for the supervisor.
 IN_FORKS = {
     "saferun.captures.serve": "the examiner",
-    "saferun.checks.serve": "the check process",
-    "saferun.lint.__main__": "a child of the examiner",
+    "saferun.preflight.checks.serve": "the check process",
+    "saferun.env.lint.__main__": "a child of the examiner",
     "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
-    "saferun.policy.waits": "a child of the examiner",
+    "saferun.supervisor.policy.waits": "a child of the examiner",
 }
 # What the interpreter has without a file.
 BUILT_IN = frozenset(sys.builtin_module_names)
@@ -95,7 +95,9 @@ def with_all_that_they_import(modules: Iterable[str]) -> set[str]:
 
 def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> None:
     """A loop that opens a file hangs with the file system of that file."""
-    loaded = with_all_that_they_import(["saferun.launcher", "saferun.runtime", *MODULES, *FOR_SEVERAL_HOSTS])
+    loaded = with_all_that_they_import(
+        ["saferun.launch.launcher", "saferun.launch.runtime", *MODULES, *FOR_SEVERAL_HOSTS]
+    )
     apart = with_all_that_they_import(BEFORE_THE_RANKS) | IN_FORKS.keys()
     forgotten = {
         f"{module} imports {name}"
@@ -115,8 +117,12 @@ START_ONLY = frozenset(
 
 def test_what_messages_of_other_hosts_may_ask_for_is_imported_before_the_ranks() -> None:
     """They may come in the first second, before anything has been imported beside the ranks."""
-    loaded = with_all_that_they_import(["saferun.launcher", "saferun.runtime", "saferun.job", *BEFORE_SEVERAL_HOSTS])
-    of_jobs = [name for name in loaded if name.startswith(("saferun.job", "saferun.cluster.", "saferun.watchdog."))]
+    loaded = with_all_that_they_import(
+        ["saferun.launch.launcher", "saferun.launch.runtime", "saferun.cluster.job", *BEFORE_SEVERAL_HOSTS]
+    )
+    of_jobs = [
+        name for name in loaded if name.startswith(("saferun.cluster.job", "saferun.cluster.", "saferun.watchdog."))
+    ]
     assert "saferun.cluster.control" in of_jobs
     forgotten = {
         f"{module} imports {name}"

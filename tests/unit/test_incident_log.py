@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from saferun.cli import read_config
-from saferun.findings import Preflight
-from saferun.host.run_dir import RunDirectory
-from saferun.incident_log import IncidentLog
+from saferun.cli.main import read_config
+from saferun.files.run_dir import RunDirectory
+from saferun.launch.incidents import IncidentLog
+from saferun.preflight.results import Preflight
 from tests.unit.found_samples import FINISH, RETRY, cards_of, found, good
 from tests.unit.report_checking import checked, checked_preflight
 from tests.unit.report_samples import EXCEPTION_EVERYWHERE, evidence_of

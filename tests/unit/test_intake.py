@@ -9,7 +9,7 @@ import pytest
 
 from saferun.console.intake import Intake
 from saferun.console.rank_stream import RankStream
-from saferun.host.poller import Poller
+from saferun.linux.poller import Poller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

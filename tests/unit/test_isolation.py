@@ -9,7 +9,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.isolation import (
+from saferun.preflight.bisect import (
     LOOPBACK,
     FailingSet,
     Finding,
@@ -20,9 +20,9 @@ from saferun.isolation import (
     Trial,
     check_results,
 )
-from saferun.isolation.search import judge_pairs, rounds
-from saferun.shapes import fit
+from saferun.preflight.bisect.search import judge_pairs, rounds
 from saferun.text.decoding import loads
+from saferun.text.shapes import fit
 
 Fails = Callable[[Group, str], bool]
 

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun import job as job_module
+from saferun.cluster import job as job_module
+from saferun.cluster.job import Job, Piece, Place
 from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig
-from saferun.events import (
+from saferun.files.run_dir import RunDirectory
+from saferun.linux.poller import Poller
+from saferun.model import JsonObject
+from saferun.supervisor.events import (
     Event,
     HostsDone,
     HostsHeard,
@@ -24,10 +28,6 @@ from saferun.events import (
     JoinHosts,
     StartFailed,
 )
-from saferun.host.poller import Poller
-from saferun.host.run_dir import RunDirectory
-from saferun.job import Job, Piece, Place
-from saferun.model import JsonObject
 from tests.unit.samples import CONFIG
 
 

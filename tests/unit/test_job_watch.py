@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from saferun.evidence import HangVerdict
-from saferun.job_watch import JobWatch
+from saferun.watchdog.job_detector import JobWatch
 from saferun.watchdog.verdicts import AT_MOST
 
 TIMEOUT_S = 100.0

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from saferun.lint import name_cache, reading
-from saferun.lint.known_names import KnownNames
-from saferun.lint.name_cache import Unit
-from saferun.lint.scanner import scan
+from saferun.env.lint import name_cache, reading
+from saferun.env.lint.known_names import KnownNames
+from saferun.env.lint.name_cache import Unit
+from saferun.env.lint.scanner import scan
 from tests.unit.lint_samples import (
     Packages,
     asking,
@@ -40,8 +40,8 @@ def test_what_was_found_is_not_read_again(packages: Packages, tmp_path: Path, mo
 
     monkeypatch.setattr(reading, "source_text", read)
     monkeypatch.setattr(reading, "library_strings", read)
-    monkeypatch.setattr("saferun.lint.scanner.source_text", read)
-    monkeypatch.setattr("saferun.lint.scanner.library_strings", read)
+    monkeypatch.setattr("saferun.env.lint.scanner.source_text", read)
+    monkeypatch.setattr("saferun.env.lint.scanner.library_strings", read)
     assert scan_kept(packages, tmp_path, "TORCH_MINE", "TORCH_NOBODYS") == first
     assert scan_kept(packages, tmp_path).readers == {n: r for n, r in first.readers.items() if n != "TORCH_MINE"}
     assert scan_kept(packages, tmp_path, "TORCH_MINE").readers == first.readers  # still known after a launch without it

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from saferun.lint.documented import DOCUMENTED
-from saferun.lint.families import FAMILIES, family_of
-from saferun.lint.known_names import HostFacts, KnownNames
-from saferun.lint.rules import lint, names_to_look_for
+from saferun.env.lint.documented import DOCUMENTED
+from saferun.env.lint.families import FAMILIES, family_of
+from saferun.env.lint.known_names import HostFacts, KnownNames
+from saferun.env.lint.rules import lint, names_to_look_for
 from tests.unit.lint_samples import (
     TODAY,
     installed,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun.lint.near_miss import closest, distance, under_a_mended_prefix, under_another_prefix
+from saferun.env.lint.near_miss import closest, distance, under_a_mended_prefix, under_another_prefix
 
 NAMES = st.text("ABC_", max_size=8)
 

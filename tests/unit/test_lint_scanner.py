@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.lint import reading
-from saferun.lint.elf import string_ranges
-from saferun.lint.installation import find_installation
-from saferun.lint.scanner import scan
+from saferun.env.lint import reading
+from saferun.env.lint.elf import string_ranges
+from saferun.env.lint.installation import find_installation
+from saferun.env.lint.scanner import scan
 from tests.unit.lint_samples import (
     Packages,
     asking,
@@ -243,7 +243,7 @@ def test_an_editable_installation_is_searched_where_its_code_is(packages: Packag
 
 def test_the_tables_of_saferun_do_not_count(packages: Packages) -> None:
     """They quote the very names that nothing reads."""
-    packages.add("saferun", {"saferun/lint/knowledge.py": b'"RCCL_DEBUG"'})
+    packages.add("saferun", {"saferun/env/lint/knowledge.py": b'"RCCL_DEBUG"'})
     assert not scan(packages.installation, **asking("RCCL_DEBUG")).is_read("RCCL_DEBUG")
 
 

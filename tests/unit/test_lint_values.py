@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun.lint.findings import VERDICTS, by_severity, one_line, shown
-from saferun.lint.known_names import HostFacts, PathFact
-from saferun.lint.rules import MAX_FINDINGS, lint, paths_to_examine
-from saferun.lint.settings import SETTINGS
+from saferun.env.lint.findings import VERDICTS, by_severity, one_line, shown
+from saferun.env.lint.known_names import HostFacts, PathFact
+from saferun.env.lint.rules import MAX_FINDINGS, lint, paths_to_examine
+from saferun.env.lint.settings import SETTINGS
 from tests.unit.lint_samples import (
     ETH0,
     NOTHING,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.host import nics
-from saferun.host.nics import kind_of
+from saferun.linux import nics
+from saferun.linux.nics import kind_of
 
 UP, LOOPBACK, RUNNING = 0x1, 0x8, 0x40
 ETHER, INFINIBAND, NONE = 1, 32, 65534

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.evidence import Frame, StackNode, WaitGroup
-from saferun.report.page import shown
 from saferun.report.picture import (
     WIDTH,
     branches_of,
@@ -22,6 +21,7 @@ from saferun.report.picture import (
     tree_lines,
     whole_tree_lines,
 )
+from saferun.text.page import shown
 from tests.unit.report_samples import ALL_REDUCE, IN_ALL_REDUCE, IN_LOAD, LOAD, MAIN, MODULE, SITE, STEP, merged
 
 TEXT = st.text(st.characters(codec=None, categories=None), max_size=200)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from saferun.cli import read_config
+from saferun.cli.main import read_config
+from saferun.cluster.placement.meeting import candidate_ports
+from saferun.cluster.placement.pmi import ask_process_manager, command_lines_above
 from saferun.config import HostsConfig, LaunchConfig, TaskConfig
 from saferun.errors import UsageError
-from saferun.host.process_manager import ask_process_manager, command_lines_above
-from saferun.place.meeting import candidate_ports
 from tests.unit.recorded_launchers import (
     INDEXED_JOB,
     LSF_JSRUN,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from saferun import plan_text
-from saferun.cli import read_config
+from saferun.cli.main import read_config
+from saferun.cli.options import OPTIONS
 from saferun.config import LaunchConfig
+from saferun.env.profiles import load_profiles, resolve
 from saferun.errors import UsageError
-from saferun.options import OPTIONS
-from saferun.plan_text import config_lines, plan_lines
-from saferun.profiles import load_profiles, resolve
+from saferun.launch import dry_run
+from saferun.launch.dry_run import config_lines, plan_lines
 from saferun.report.run_json import run_description
 from tests.unit.recorded_launchers import SLURM_TASK_A_HOST, SLURM_TASK_A_RANK
 
@@ -190,10 +190,10 @@ def test_it_starts_nothing_and_asks_nobody() -> None:
     """Printing has no way to touch a machine: its module imports none that does."""
     program = (
         "import sys; from saferun import plan_text; "
-        "print([name for name in ('subprocess', 'socket', 'saferun.runtime', 'saferun.host.children', 'torch') "
+        "print([name for name in ('subprocess', 'socket', 'saferun.launch.runtime', 'saferun.linux.children', 'torch') "
         "if name in sys.modules])"
     )
-    room = Path(plan_text.__file__).parents[1]
+    room = Path(dry_run.__file__).parents[1]
     answer = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": str(room)},

@@ -13,10 +13,10 @@ import pytest
 
 from saferun.evidence import Capture, Cause, Diagnosis, Evidence, GroupProgress, HostSight, RankCollectives, Traceback
 from saferun.model import ExitStatus, RankEnd
-from saferun.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
-from saferun.policy.attempts import FUTILE, INCOMPARABLE, PASSING, SETTLED, Life
-from saferun.policy.facts import facts_from, life_of
-from saferun.policy.waits import retry_waits_s
+from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
+from saferun.supervisor.policy.attempts import FUTILE, INCOMPARABLE, PASSING, SETTLED, Life
+from saferun.supervisor.policy.facts import facts_from, life_of
+from saferun.supervisor.policy.waits import retry_waits_s
 
 PACKAGE = Path(__file__).parents[2] / "saferun"
 
@@ -416,7 +416,7 @@ def test_no_wait_is_longer_than_a_minute_or_shorter_than_nothing(comes: bool) ->
 def test_no_decision_loads_what_draws_up_the_waits() -> None:
     """It takes files, of a file system that may be the reason for the failure, and asyncio."""
     program = (
-        "import sys, saferun.policy as p; a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', started=False)\n"
+        "import sys, saferun.supervisor.policy as p; a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', started=False)\n"
         "print(a.decide(f).next_step, 'tenacity' in sys.modules)"
     )
     done = subprocess.run(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.findings import HostCard, Probe
 from saferun.linux.nic import Nic
+from saferun.preflight.results import HostCard, Probe
 from tests.unit.preflight_samples import cards_of, judged, lines, probes_of, told, where
 
 NICS = ("eth0", "eth1")

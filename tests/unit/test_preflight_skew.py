@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.findings import CheckResult, HostCard, Pairs
+from saferun.preflight.results import CheckResult, HostCard, Pairs
 from tests.unit.preflight_samples import VERSIONS, cards_of, judged, lines, probes_of, told, where
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from saferun.findings import Probe
+from saferun.preflight.results import Probe
 from tests.unit.operations import operations
 from tests.unit.preflight_samples import Change, cards_of, judged, lines, probes_of, told, where
 

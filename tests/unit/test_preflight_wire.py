@@ -7,9 +7,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.findings import CheckResult, Door, HostCard, Probe
 from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
+from saferun.preflight.results import CheckResult, Door, HostCard, Probe
 from saferun.preflight.rounds import again, partners
 from saferun.preflight.wire import (
     CARD_LIMIT_BYTES,

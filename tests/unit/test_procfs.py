@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.host import procfs
-from saferun.host.procfs import (
+from saferun.linux import procfs
+from saferun.linux.procfs import (
     children_of,
     descendants_of,
     processes_of_run,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.env.profiles import load_profiles, templates, text
+from saferun.env.profiles.versions import holds, is_range, numbers
 from saferun.errors import UsageError
-from saferun.profiles import load_profiles, templates, text
-from saferun.profiles.versions import holds, is_range, numbers
 from tests.unit.profile_steps import profiles_of, rendered, resolved, usage_error
 
 # ------------------------------------------------------------------------------------------------------------- layering

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from saferun.env.profiles import default_search_path, load_profiles
+from saferun.env.profiles.installed import read_versions
+from saferun.env.profiles.words import nearest
 from saferun.errors import UsageError
-from saferun.profiles import default_search_path, load_profiles
-from saferun.profiles.installed import read_versions
-from saferun.profiles.words import nearest
 from tests.unit.profile_steps import profiles_of, rendered, resolved, usage_error
 
 REPO = Path(__file__).resolve().parents[2]
@@ -196,7 +196,7 @@ def test_a_launch_with_built_in_profiles_reads_no_yaml() -> None:
     """Importing yaml and reading one profile takes longer than the rest of a launch's work before the first rank."""
     code = (
         "import sys\n"
-        "from saferun.profiles import load_profiles, render, resolve\n"
+        "from saferun.env.profiles import load_profiles, render, resolve\n"
         "r = resolve(load_profiles([]), ['production'], vendor='nvidia', versions={'torch': '2.13'}, user_environ={})\n"
         "e = render(r, host='h', rank=0, local_rank=0, world_size=1, run_dir='/r', rank_dir='/r/0')\n"
         "assert e['TORCH_FR_DUMP_TEMP_FILE'] == '/r/0/flight_recorder_', e\n"

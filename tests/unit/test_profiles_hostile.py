@@ -16,11 +16,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from saferun.env.profiles import load_profiles, resolve
+from saferun.env.profiles.model import Profile
+from saferun.env.profiles.validation import profile_from_node
+from saferun.env.profiles.yaml_nodes import MAX_DEPTH, MAX_FILE_BYTES, MAX_NODES, parse_yaml, read_yaml
 from saferun.errors import UsageError
-from saferun.profiles import load_profiles, resolve
-from saferun.profiles.model import Profile
-from saferun.profiles.validation import profile_from_node
-from saferun.profiles.yaml_nodes import MAX_DEPTH, MAX_FILE_BYTES, MAX_NODES, parse_yaml, read_yaml
 
 ROOM = MAX_FILE_BYTES - 100
 CPU_LIMIT_S = 10.0  # more than twenty times what the slowest took when this was written, with the parser in Python
@@ -343,7 +343,7 @@ def test_any_text_is_refused_or_understood(text: str) -> None:
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_any_bytes_are_refused_or_understood(content: bytes) -> None:
-    with mock.patch("saferun.profiles.yaml_nodes._read_at_most", return_value=content):
+    with mock.patch("saferun.env.profiles.yaml_nodes._read_at_most", return_value=content):
         error = refused(lambda: read_yaml(__file__))
     assert error is None or error.hint
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from saferun.profiles import load_profiles, text
+from saferun.env.profiles import load_profiles, text
 from tests.unit.profile_steps import profiles_of, resolved
 
 # ------------------------------------------------------------------------------------------------------------- in words

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from saferun.host import progress
-from saferun.host.progress import FamilyReader, ProcessReader, newest_pid
-from saferun.host.sequence_numbers import numbers_from
+from saferun.watchdog import proc_sampler
+from saferun.watchdog.flight_recorder_seq import numbers_from
+from saferun.watchdog.proc_sampler import FamilyReader, ProcessReader, newest_pid
 from saferun.watchdog.samples import ProcessSample
 
 
@@ -85,7 +85,7 @@ def test_a_process_that_has_not_run_is_not_read_again(
     reader = ProcessReader(child.pid)
     do(child, "pass")
     before = read(reader, closely=False)
-    monkeypatch.setattr(progress, "_read", lambda path: pytest.fail(f"{path} is read"))
+    monkeypatch.setattr(proc_sampler, "_read", lambda path: pytest.fail(f"{path} is read"))
     assert read(reader, closely=False) is before
 
 
@@ -102,7 +102,7 @@ def test_the_state_is_read_also_where_nothing_else_is(child: subprocess.Popen[by
 
 def test_the_busiest_of_the_other_threads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """That one is at work; the sum of many that do nothing looks the same."""
-    monkeypatch.setattr(progress, "_THREADS_WORTH_A_LOOK", 0.0)  # on a busy machine the others may run for less
+    monkeypatch.setattr(proc_sampler, "_THREADS_WORTH_A_LOOK", 0.0)  # on a busy machine the others may run for less
     reader = ProcessReader(os.getpid())
     stop = threading.Event()
 
@@ -156,8 +156,8 @@ def test_a_kernel_without_scheduling_statistics_counts_in_ticks(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file holds zeros there, or is missing."""
-    read_file = progress._read
-    monkeypatch.setattr(progress, "_read", lambda path: b"0 0 0\n" if "schedstat" in path else read_file(path))
+    read_file = proc_sampler._read
+    monkeypatch.setattr(proc_sampler, "_read", lambda path: b"0 0 0\n" if "schedstat" in path else read_file(path))
     reader = ProcessReader(child.pid)
     before = read(reader)
     do(child, "exec('until = time.thread_time() + 0.05\\nwhile time.thread_time() < until: pass')")
@@ -203,7 +203,7 @@ def test_who_has_nobody_new_is_not_walked(child: subprocess.Popen[bytes], monkey
         walks.append(pid)
         return []
 
-    monkeypatch.setattr(progress, "children_of", children_of)
+    monkeypatch.setattr(proc_sampler, "children_of", children_of)
     family = FamilyReader(child.pid)
     for at, newest in ((0.0, 7), (1.0, 7), (2.0, 8), (3.0, 8), (50.0, 8), (51.0, 0)):
         family.walk(at, newest, 40.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from saferun.option_table import option_table
+from saferun.cli.option_table import option_table
 
 _README = Path(__file__).parents[2] / "README.md"
 

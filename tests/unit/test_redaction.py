@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import saferun.events
 import saferun.evidence
-import saferun.findings
+import saferun.preflight.results
+import saferun.supervisor.events
+from saferun.cluster.evidence.packing import decode_part, encode_part
 from saferun.config import Setting
 from saferun.evidence import Capture, Evidence, RankOutput, StackDump
-from saferun.host_parts.packing import decode_part, encode_part
 from saferun.report.run_json import run_description
 from saferun.text.redaction import (
     REDACTED,
@@ -354,7 +354,9 @@ def _fields(module: Any) -> Iterable[str]:
 
 
 @pytest.mark.parametrize(
-    "module", [saferun.events, saferun.evidence, saferun.findings], ids=lambda module: module.__name__
+    "module",
+    [saferun.supervisor.events, saferun.evidence, saferun.preflight.results],
+    ids=lambda module: module.__name__,
 )
 def test_no_field_of_our_own_is_taken_for_a_secret(module: Any) -> None:
     """Else its value would be missing in events.jsonl."""

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.cluster.evidence import LostHost
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence import Capture, Cause, Evidence, HangVerdict, OomKill, StuckLink, ToldTrouble
-from saferun.host_parts import LostHost
 from saferun.report import report_json
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
@@ -206,7 +206,7 @@ def test_the_report_of_one_host_has_no_hosts() -> None:
 
 def test_the_report_of_ten_thousand_hosts_is_bounded_and_has_the_silent_ones() -> None:
     """Where there is not room for all, those that are well are left out first."""
-    from saferun.host_parts import HostPart, merge_parts
+    from saferun.cluster.evidence import HostPart, merge_parts
     from tests.unit.host_samples import peers_of
 
     lost = [LostHost(9998, "node9999", "unreachable", "no address answers", ())]

@@ -36,12 +36,12 @@ from saferun.evidence import (
     WaitGroup,
 )
 from saferun.model import ExitStatus, RankEnd
+from saferun.preflight.text import decision_line, result_lines, table_lines
 from saferun.report import report_text
-from saferun.report.page import redacted_line
-from saferun.report.preflight_text import decision_line, result_lines, table_lines
 from saferun.report.report_json import Incident, Run, build_report, followed_by
 from saferun.report.report_text import build_report_text
 from saferun.report.text import failure_text, hang_text
+from saferun.text.page import redacted_line
 from tests.unit.found_samples import FINISH, RETRY, cards_of, found
 from tests.unit.report_checking import (
     ANY_INTEGER,

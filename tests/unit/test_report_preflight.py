@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saferun.evidence import DecisionRow
-from saferun.findings import Cell, CheckResult, HostCard, MatrixRow, Preflight
 from saferun.linux.nic import Nic
-from saferun.report.preflight_json import preflight_json
-from saferun.report.preflight_text import result_lines, table_lines
+from saferun.preflight.json_report import preflight_json
+from saferun.preflight.results import Cell, CheckResult, HostCard, MatrixRow, Preflight
+from saferun.preflight.text import result_lines, table_lines
 from saferun.report.report_json import build_report
 from saferun.report.report_text import build_report_text
 from tests.unit.found_samples import FINISH, RETRY, cards_of, dead_nic, found, hosts_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from saferun.files.run_dir import BASE, RunDirectory
 from saferun.files.streams import Answer
-from saferun.host.run_dir import BASE, RunDirectory
 
 
 class Warnings(list[str]):

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.errors import UsageError
-from saferun.schedulers import BY_NAME, DETECTORS, Allocation, Surroundings, detect
-from saferun.schedulers.host_list import (
+from saferun.cluster.schedulers import BY_NAME, DETECTORS, Allocation, Surroundings, detect
+from saferun.cluster.schedulers.host_list import (
     ListedHost,
     compress_hosts,
     expand_counts,
@@ -19,7 +18,8 @@ from saferun.schedulers.host_list import (
     matching_names,
     parse_host_file,
 )
-from saferun.schedulers.mpi import expand_node_regex, expand_process_mapping
+from saferun.cluster.schedulers.mpi import expand_node_regex, expand_process_mapping
+from saferun.errors import UsageError
 from tests.unit.recorded_launchers import (
     INDEXED_JOB,
     LSF_BLAUNCH,

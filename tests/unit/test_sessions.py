@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from saferun.host.procfs import read_stat
 from saferun.linux.activity import Activity
+from saferun.linux.procfs import read_stat
 from saferun.linux.sessions import Sessions
 
 

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
-from saferun.cli import read_config
+from saferun.cli.main import read_config
+from saferun.cli.options import OPTIONS, Option
 from saferun.config import LaunchConfig, Setting
+from saferun.env.profiles import default_search_path
+from saferun.env.profiles.templates import fill
+from saferun.env.profiles.yaml_nodes import MAX_FILE_BYTES
 from saferun.errors import SaferunError, UsageError
-from saferun.options import OPTIONS, Option
-from saferun.profiles import default_search_path
-from saferun.profiles.templates import fill
-from saferun.profiles.yaml_nodes import MAX_FILE_BYTES
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 SETTABLE = [option for option in OPTIONS if not option.asks and option.dest != "config"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.evidence import HostPart, HostPeer, decode_part, encode_part, merge_parts
 from saferun.coordinator.start_stage import Stage, read_arrived
 from saferun.coordinator.start_stage import start_stage as stage_in_store
 from saferun.diagnosis import diagnose
@@ -28,8 +29,7 @@ from saferun.evidence import (
     StackDump,
     ThreadStack,
 )
-from saferun.host.start_marks import ranks_with_group
-from saferun.host_parts import HostPart, HostPeer, decode_part, encode_part, merge_parts
+from saferun.linux.start_marks import ranks_with_group
 from saferun.model import ExitStatus, RankEnd
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch/distributed"

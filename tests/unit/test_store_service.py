@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from saferun import store_service
-from saferun.events import Event, StoreMissed
-from saferun.host.children import Child
-from saferun.host.poller import Poller
+from saferun.launch import store
+from saferun.launch.store import StoreService
+from saferun.linux.children import Child
+from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.store_service import StoreService
+from saferun.supervisor.events import Event, StoreMissed
 from tests.unit.samples import CONFIG
 
 NO_PID = 1 << 22  # one above the largest that Linux gives
@@ -86,7 +86,7 @@ class Launch:
 
 @pytest.fixture(name="launch")
 def _launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    monkeypatch.setattr(store_service, "CoordinatorLink", SilentLink)
+    monkeypatch.setattr(store, "CoordinatorLink", SilentLink)
     launch = Launch()
     yield launch
     launch.service.close()

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from saferun.events import (
+from saferun.supervisor.events import (
     CaptureEvidence,
     DeadlineExpired,
     Diagnose,
@@ -27,7 +27,7 @@ from saferun.events import (
     StoreServed,
     SweepLeftovers,
 )
-from saferun.supervisor import State
+from saferun.supervisor.machine import State
 from tests.unit.fake_world import (
     DIAGNOSIS,
     FAILED,

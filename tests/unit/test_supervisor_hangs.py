@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from saferun.events import (
+from saferun.supervisor.events import (
     CaptureEvidence,
     CoreDumpSeen,
     Diagnose,
@@ -19,8 +19,8 @@ from saferun.events import (
     SignalRanks,
     StoreMissed,
 )
-from saferun.policy import HangPolicy
-from saferun.supervisor import State
+from saferun.supervisor.machine import State
+from saferun.supervisor.policy import HangPolicy
 from tests.unit.fake_world import FAILED, HANG, KILLED, LIMITS, SUSPICION, World, only, running
 
 STOP = HangPolicy("stop")

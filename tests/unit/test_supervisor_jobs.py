@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun.events import (
+from saferun.model import Placement, RankPlace
+from saferun.supervisor.events import (
     CaptureEvidence,
     ChecksOver,
     ChecksPassed,
@@ -33,9 +34,8 @@ from saferun.events import (
     TellDecision,
     TellTrouble,
 )
-from saferun.model import Placement, RankPlace
-from saferun.policy import AttemptPolicy, HangPolicy, JobPolicy
-from saferun.supervisor import Limits, State, Supervisor
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 from tests.unit.fake_job import FAILED, KILLED, LIMITS, OK, Host, Job
 
 

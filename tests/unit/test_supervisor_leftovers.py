@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from saferun.events import (
+from saferun.supervisor.events import (
     Finish,
     JobDecided,
     JobLost,
@@ -15,8 +15,8 @@ from saferun.events import (
     Say,
     SweepLeftovers,
 )
-from saferun.policy import AttemptPolicy
-from saferun.supervisor import State, Supervisor
+from saferun.supervisor.machine import State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy
 from tests.unit.fake_job import Job
 from tests.unit.fake_world import FAILED, LIMITS, OK, World, only, running
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.events import (
+from saferun.supervisor.events import (
     Action,
     ChecksOver,
     ChecksPassed,
@@ -19,8 +19,8 @@ from saferun.events import (
     StartFailed,
     TellDecision,
 )
-from saferun.policy import AttemptPolicy, FailureFacts, Fingerprint, JobPolicy
-from saferun.supervisor import Limits, State, Supervisor
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, FailureFacts, Fingerprint, JobPolicy
 from tests.unit.fake_job import Job
 from tests.unit.fake_world import DIAGNOSIS, FAILED, KILLED, World, only, placement_of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun.events import (
+from saferun.supervisor.events import (
     Finish,
 )
-from saferun.policy import HangPolicy
-from saferun.supervisor import State
+from saferun.supervisor.machine import State
+from saferun.supervisor.policy import HangPolicy
 from tests.unit.fake_world import (
     OK,
     Step,

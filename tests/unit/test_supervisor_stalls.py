@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.events import ChecksAsked, ChecksPassed, LaunchRequested, LoopStalled
-from saferun.policy import AttemptPolicy
-from saferun.supervisor import Limits, State, Supervisor
+from saferun.supervisor.events import ChecksAsked, ChecksPassed, LaunchRequested, LoopStalled
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy
 
 
 def started() -> Supervisor:

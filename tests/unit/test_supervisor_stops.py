@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from saferun.events import (
+from saferun.supervisor.events import (
     CaptureEvidence,
     DeadlineExpired,
     Diagnose,
@@ -17,8 +17,8 @@ from saferun.events import (
     StartFailed,
     SweepLeftovers,
 )
-from saferun.policy import AttemptPolicy
-from saferun.supervisor import Limits, State, Supervisor
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy
 from tests.unit.fake_world import (
     DIAGNOSIS,
     FAILED,

@@ -7,7 +7,7 @@ import pytest
 from saferun.config import RendezvousConfig
 from saferun.errors import UsageError
 from saferun.model import RankPlace
-from saferun.topology import rank_environ, single_host, substitute_local_rank
+from saferun.supervisor.topology import rank_environ, single_host, substitute_local_rank
 from tests.unit.samples import CONFIG, second_host
 
 

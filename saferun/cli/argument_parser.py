@@ -1,0 +1,136 @@
+"""The parser of saferun's command line, made from the table of options. The only home of argparse.
+
+It is made where it is needed: for ``--help``, for errors, and for command lines that are not plain (``command_line``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+
+from saferun import __version__
+from saferun.cli.options import OPTIONS, TORCHRUN_OPTIONS, TYPES, Option
+from saferun.console.stderr import tell
+from saferun.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS)
+_LATELY = frozenset({"log_line_prefix_template", "print_completion"})  # torch 2.14 and later
+_REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "append")
+_SEE_HELP = "see saferun --help"
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with two-line errors, and abbreviations that mean what they mean to torchrun."""
+
+    def error(self, message: str) -> NoReturn:
+        """Two lines and exit code 2."""
+        tell(UsageError(message, _SEE_HELP))
+        raise SystemExit(2)
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        # An abbreviation that torchrun understands must not become ambiguous by an option that torchrun lacks.
+        matches: list[Any] = super()._get_option_tuples(option_string)
+        torchruns = [match for match in matches if match[0].dest in _TORCHRUN_DESTS]
+        # Nor by one that torchrun has only lately: command lines are older.
+        older = [match for match in torchruns if match[0].dest not in _LATELY]
+        return older or torchruns or matches
+
+
+class _Store(argparse.Action):
+    """Stores a value and remembers that it came from the command line."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: Any,  # noqa: ANN401
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        given = namespace.__dict__.setdefault("given", set())
+        if self.dest in _REPEATABLE:
+            values = [*getattr(namespace, self.dest), values] if self.dest in given else [values]
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
+        given.add(self.dest)
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a completion script made from the parser, and ends the process, as torchrun does."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002
+        values: Any,  # noqa: ANN401
+        option_string: str | None = None,
+    ) -> None:
+        if not values:  # --print-completion=--, of which argparse takes the dashes out
+            parser.error(f"argument {option_string}: expected one argument")
+        try:
+            import shtab
+        except ImportError:
+            tell(UsageError(f"{option_string} needs the package shtab", "install it: pip install shtab"))
+            raise SystemExit(1) from None
+        sys.stdout.write(f"{shtab.complete(parser, shell=values)}\n")
+        parser.exit()
+
+
+def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser of saferun's command line.
+
+    Args:
+        environ: gives ``PET_*`` defaults.
+
+    Raises:
+        SaferunError: a ``PET_*`` variable of a switch is not a number (exit code 1, as under torchrun).
+    """
+    parser = _Parser(
+        prog="saferun",
+        description="Start the ranks of a distributed PyTorch job on this host, and say what went wrong.",
+        usage="saferun [options] script [script arguments]",
+        epilog="Options marked * take their default from PET_<NAME> in the environment, as under torchrun.",
+    )
+    parser.add_argument("--version", action="version", version=f"saferun {__version__}")
+    groups: dict[str, Any] = {}
+    for option in OPTIONS:
+        group = groups.get(option.group)
+        if group is None:
+            group = groups[option.group] = parser.add_argument_group(option.group)
+        _add(group, option, environ)
+    parser.add_argument("training_script", metavar="script", help="the training script, module or program")
+    parser.add_argument(
+        "training_script_args", metavar="...", nargs=argparse.REMAINDER, help="arguments of the training script"
+    )
+    return parser
+
+
+def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noqa: ANN401 - argparse's is private
+    default: Any = list(option.default) if isinstance(option.default, tuple) else option.default
+    variable = f"PET_{option.dest.upper()}"
+    given = environ.get(variable) if option.pet else None
+    marked = option.help.replace("%", "%%") + (" *" if option.pet else "")
+    if option.kind == "flag":
+        if given is not None:
+            default = _switch(variable, given)
+        group.add_argument(*option.flags, action=_Store, nargs=0, const=True, default=default, help=marked)
+        return
+    group.add_argument(
+        *option.flags,
+        action=_PrintCompletion if option.dest == "print_completion" else _Store,
+        type=TYPES[option.kind],
+        default=default if given is None else given,
+        choices=option.choices,
+        metavar=option.metavar,
+        help=marked,
+    )
+
+
+def _switch(variable: str, value: str) -> bool:
+    try:
+        return bool(int(value))
+    except ValueError:
+        raise UsageError(f"{variable}={value} is not a number", "use 1 for on and 0 for off", exit_code=1) from None

@@ -1,0 +1,389 @@
+"""The ``saferun`` command: argv and environment -> LaunchConfig, and off it goes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from saferun.cli.command_line import fill_in, parse
+from saferun.cli.options import OPTIONS
+from saferun.cluster.placement import find_place
+from saferun.config import (
+    DEFAULT_PREFIX,
+    DEFAULT_SHUTDOWN_TIMEOUT_S,
+    KEEP_NO_FILES,
+    ChecksConfig,
+    Command,
+    EnvironConfig,
+    LaunchConfig,
+    LogConfig,
+    OutputConfig,
+    RetryConfig,
+    Setting,
+    WatchConfig,
+)
+from saferun.console.stderr import tell
+from saferun.errors import SaferunError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from saferun.preflight.client import CheckProcess
+
+NO_SCRIPT = "\0"
+"""Stands for the script where nothing is to be started; no command line can hold it."""
+# A year; what is beyond is a slip, or not a number at all.
+_LONGEST_S = 366 * 86400.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The ``saferun`` command.
+
+    Args:
+        argv: the arguments; None: those of this process, which then ends here.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    checks: CheckProcess | None = None
+    try:
+        config = read_config(arguments, os.environ)
+        checks = _fork_checks(config)
+        from saferun.launch.launcher import launch
+
+        exit_code = launch(config, dict(os.environ), checks)
+    except SaferunError as error:
+        if checks is not None:
+            checks.end()
+        tell(error)
+        exit_code = error.exit_code
+    except OSError as error:
+        if error.errno not in {errno.EMFILE, errno.ENFILE}:
+            raise
+        if checks is not None:
+            checks.end()
+        tell(SaferunError(f"cannot go on: {error.strerror}", "raise the limit on open files: ulimit -n 1024"))
+        exit_code = 1
+    except KeyboardInterrupt:
+        exit_code = 130
+    if argv is None:
+        from saferun.launch.launcher import leave
+
+        leave(exit_code)
+    return exit_code
+
+
+def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
+    """The check process, where the ranks wait for it: it imports what it needs while this one imports the rest."""
+    if not config.checks_here or config.show_config or config.dry_run:
+        return None
+    from saferun.launch.checks import ranks_wait
+
+    if not ranks_wait(config, os.environ):
+        return None
+    from saferun.linux.streams import ensure_standard_descriptors
+    from saferun.preflight.client import CheckProcess
+
+    ensure_standard_descriptors()
+    try:
+        return CheckProcess()
+    except OSError:
+        return None  # it is tried again when it is needed, and told then
+
+
+def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
+    """What one command line asks for.
+
+    Raises:
+        SaferunError: it cannot be done; the exit code says whose fault it is.
+        SystemExit: ``--help`` and ``--version``.
+    """
+    values = parse(arguments, environ)
+    settings, settings_file = fill_in(values, environ)
+    try:
+        config = _resolve(values, arguments, environ, settings)
+    except UsageError as error:
+        raise _placed(error, settings) from None
+    return config._replace(settings_file=settings_file)
+
+
+def _placed(error: UsageError, settings: Mapping[str, Setting]) -> UsageError:
+    """The same error, with the place of the option that it begins with, where that is not the command line."""
+    begins = error.what.partition(" ")[0].rstrip(":")
+    for option in OPTIONS:
+        setting = settings[option.dest]
+        if begins in option.flags and setting.origin in {"environment", "file"}:
+            return UsageError(f"{setting.place}: {error.what}", error.hint, error.exit_code)
+    return error
+
+
+def _resolve(
+    values: SimpleNamespace, arguments: Sequence[str], environ: Mapping[str, str], settings: dict[str, Setting]
+) -> LaunchConfig:
+    command = _command(values, environ)
+    hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
+    task = hosts.task
+    _check_monitor_interval(values.monitor_interval)
+    if values.max_restarts < 0:
+        raise UsageError(f"--max-restarts {values.max_restarts} is negative", "use 0 for no restarts")
+    return LaunchConfig(
+        nproc_per_node=nproc_per_node,
+        role=values.role,
+        command=command,
+        rendezvous=rendezvous,
+        # One mask for each rank of the host, also where this process has one of them.
+        logs=_logs(values, task.local_world_size if task is not None else nproc_per_node),
+        output=_output(values, environ, settings),
+        environ=_environ(values, environ, settings),
+        watch=_watch(values, settings),
+        max_restarts=values.max_restarts,
+        shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environ),
+        signals=_signals(values.signals_to_handle),
+        numa_binding=values.numa_binding,
+        virtual_local_rank=values.virtual_local_rank,
+        event_log_handler=values.event_log_handler,
+        settings=settings,
+        argv=tuple(arguments),
+        show_config=values.show_config,
+        dry_run=values.dry_run,
+        hosts=hosts,
+        checks=_checks(values),
+        retry=_retry(values),
+        leftovers=values.leftovers,
+        leftovers_timeout_s=_leftovers_timeout_s(values),
+    )
+
+
+def _leftovers_timeout_s(values: SimpleNamespace) -> float:
+    seconds: float = values.leftovers_timeout
+    if not 0 <= seconds < _LONGEST_S:
+        raise UsageError(f"--leftovers-timeout {seconds:g} is not a number of seconds", "0 waits for nothing")
+    return seconds
+
+
+def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> EnvironConfig:
+    pairs: tuple[tuple[str, str], ...] = ()
+    if values.env:
+        from saferun.cli.env_option import read_env
+
+        pairs = read_env(values.env, environ, tell, on_command_line=settings["env"].origin == "flag")
+    return EnvironConfig(
+        profiles=tuple(name for name in values.env_profile if name),
+        profile_path=tuple(values.env_profile_path),
+        env=pairs,
+        unset=tuple(values.unset),
+        vendor=values.vendor,
+        lint=values.lint == "on",
+    )
+
+
+def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchConfig:
+    for name in ("hang_timeout", "capture_budget"):
+        value = getattr(values, name)
+        if not 0 <= value < _LONGEST_S:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not a number of seconds", "0 turns it off")
+    if values.keep_cores < 0:
+        raise UsageError(f"--keep-cores {values.keep_cores} is negative", "to keep none, leave --cores at backtrace")
+    if values.on_hang == "restart" and values.max_restarts <= 0:
+        raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
+    if values.on_hang != "report" and values.hang_timeout == 0:
+        raise UsageError(
+            f"--on-hang {values.on_hang} waits for hangs, and --hang-timeout 0 does not look for any",
+            "pass a --hang-timeout in seconds",
+        )
+    return WatchConfig(
+        hang_timeout_s=values.hang_timeout,
+        on_hang=values.on_hang,
+        capture_budget_s=values.capture_budget,
+        native=values.native_stacks,
+        strace=values.strace,
+        cores=values.cores,
+        keep_cores=values.keep_cores,
+        gdb=values.gdb,
+        inject=not values.no_inject,
+        cores_asked=settings["cores"].origin != "default" and values.cores != "off",
+    )
+
+
+def _checks(values: SimpleNamespace) -> ChecksConfig:
+    nics = tuple(name.strip() for name in values.nic.split(",")) if values.nic else ()
+    if any(not name for name in nics) or ("auto" in nics and len(nics) > 1):
+        raise UsageError(f"--nic {values.nic} is not a list of interfaces", "write it as eth0 or eth0,eth1, or auto")
+    return ChecksConfig(
+        preflight=values.preflight,
+        full=values.preflight_full,
+        nics=nics,
+    )
+
+
+def _retry(values: SimpleNamespace) -> RetryConfig:
+    if values.start_retries < 0:
+        raise UsageError(f"--start-retries {values.start_retries} is negative", "use 0 for no retries")
+    for name in ("retry_wait", "start_window"):
+        value = getattr(values, name)
+        if not 0 <= value < _LONGEST_S:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not a number of seconds", "use 0 or more")
+    return RetryConfig(
+        start_retries=values.start_retries,
+        wait_s=values.retry_wait,
+        start_window_s=values.start_window,
+        always=values.retry_always,
+        exclude_bad_hosts=values.exclude_bad_hosts,
+    )
+
+
+def _command(values: SimpleNamespace, environ: Mapping[str, str]) -> Command:
+    script, rest = values.training_script, values.training_script_args
+    if script == NO_SCRIPT:
+        return Command((), run_path=False, name="")
+    if values.run_path:
+        _check_script(script)
+        return Command((script, *rest), run_path=True, name=script)
+    if values.no_python:
+        if values.module:
+            raise UsageError("--no-python and --module contradict each other", "leave one of them out")
+        _check_program(script, environ)
+        return Command((script, *rest), run_path=False, name=script)
+    python = environ.get("PYTHON_EXEC", sys.executable)
+    if "PYTHON_EXEC" in environ:
+        _check_program(python, environ)
+    if values.module:
+        return Command((python, "-u", "-m", script, *rest), run_path=False, name=script)
+    _check_script(script)
+    return Command((python, "-u", script, *rest), run_path=False, name=script)
+
+
+def _check_monitor_interval(value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"--monitor-interval {value} is not a time", "leave it out: nothing is polled here")
+
+
+def _check_script(script: str) -> None:
+    if "$" in script or script == "-":
+        return  # a name that differs by rank; the program comes from standard input
+    # Not by opening it: what is in a named pipe is meant for the rank.
+    try:
+        os.stat(script)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no script {script}", "check the path; use -m for a module, --no-python for a program"
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"the script {script} cannot be read: {reason}", "check the path") from None
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise UsageError(f"{script} is a directory without a __main__.py", "name the script in it")
+    if not os.access(script, os.R_OK):
+        raise UsageError(f"the script {script} cannot be read: permission denied", "check its permissions")
+
+
+def _check_program(program: str, environ: Mapping[str, str]) -> None:
+    if "/" in program:
+        found = _is_program(program)
+    else:
+        paths = environ.get("PATH", os.defpath).split(os.pathsep)
+        found = any(_is_program(os.path.join(path or ".", program)) for path in paths)
+    if not found:
+        raise UsageError(f"{program} is not a program that can be executed", "check the path, PATH and chmod +x")
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def _logs(values: SimpleNamespace, local_world_size: int) -> LogConfig:
+    log_dir = values.log_dir or None
+    if log_dir is not None and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
+        raise UsageError(f"--log-dir {log_dir} is not a directory", "pass a directory; it is made if need be")
+    shown: frozenset[int] = frozenset()
+    if values.local_ranks_filter:
+        try:
+            shown = frozenset(map(int, values.local_ranks_filter.split(",")))
+        except ValueError:
+            raise UsageError(
+                f"--local-ranks-filter {values.local_ranks_filter} is not a list of local ranks", "write it as 0,1,2"
+            ) from None
+    if log_dir == os.devnull and (values.duplicate_stdout_filters or values.duplicate_stderr_filters):
+        raise UsageError("filtered copies of output have no place in --log-dir /dev/null", "pass another --log-dir")
+    return LogConfig(
+        log_dir=log_dir,
+        redirects=_masks("--redirects", values.redirects, local_world_size),
+        tee=_masks("--tee", values.tee, local_world_size),
+        local_ranks_filter=shown,
+        duplicate_stdout_filters=tuple(values.duplicate_stdout_filters),
+        duplicate_stderr_filters=tuple(values.duplicate_stderr_filters),
+        logs_specs=values.logs_specs,
+    )
+
+
+def _masks(option: str, text: str, local_world_size: int) -> tuple[int, ...]:
+    """``3`` for all local ranks, or ``0:1,1:2`` for some."""
+    if text in {"0", "1", "2", "3"}:
+        return (int(text),) * local_world_size
+    masks = [0] * local_world_size
+    for item in text.split(","):
+        rank, colon, mask = item.partition(":")
+        if not (colon and rank.isascii() and rank.isdigit() and mask in {"0", "1", "2", "3"}):
+            raise UsageError(
+                f"{option} {text} is neither 0, 1, 2, 3 nor LOCAL_RANK:N,LOCAL_RANK:N",
+                "1 is stdout, 2 stderr, 3 both",
+            )
+        if int(rank) < local_world_size:
+            masks[int(rank)] = int(mask)
+    return tuple(masks)
+
+
+def _output(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> OutputConfig:
+    prefix: str | None = values.prefix
+    legacy = None
+    if settings["log_line_prefix_template"].origin == "flag" and settings["prefix"].origin != "flag":
+        prefix = None  # what stands on the command line wins
+    if prefix is None:
+        # An empty template is none, as to torchrun.
+        legacy = values.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
+        prefix = DEFAULT_PREFIX if legacy is None else None
+    elif prefix == "none":
+        prefix = None
+    else:
+        from saferun.console.prefix import check_template
+
+        check_template(prefix)
+    return OutputConfig(
+        run_dir=None if values.run_dir in {None, KEEP_NO_FILES} else values.run_dir,
+        # A look at the hosts leaves no files, unless they are asked for.
+        keep_files=values.run_dir != KEEP_NO_FILES and (values.preflight != "only" or values.run_dir is not None),
+        prefix=prefix,
+        legacy_template=legacy,
+        pty=values.pty,
+        color=values.color,
+    )
+
+
+def _shutdown_timeout_s(value: int | None, environ: Mapping[str, str]) -> float:
+    name = "--shutdown-timeout"
+    if value is None:
+        name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+        text = environ.get(name, str(DEFAULT_SHUTDOWN_TIMEOUT_S))
+        try:
+            value = int(text)
+        except ValueError:
+            raise UsageError(f"{name}={text} is not a number of seconds", "use a whole number") from None
+    if value < 0:
+        raise UsageError(f"{name} {value} is negative", "use 0 to kill at once")
+    return float(value)
+
+
+def _signals(text: str) -> tuple[int, ...]:
+    import signal
+
+    signums = []
+    for name in text.split(","):
+        signum = getattr(signal, name.strip(), None)
+        if not isinstance(signum, signal.Signals):
+            tell(f"saferun: --signals-to-handle: there is no signal {name.strip()!r}; it is left out")
+        elif signum in {signal.SIGKILL, signal.SIGSTOP}:
+            raise UsageError(f"--signals-to-handle {text}: no program can handle {signum.name}", "leave it out")
+        else:
+            signums.append(int(signum))
+    return tuple(signums)

@@ -1,0 +1,130 @@
+"""The supervisor's end of the line to a coordinator: JSON lines over a socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+from saferun.linux.children import JOB_SIGNALS, Child, spawn_unawaited
+from saferun.linux.json_lines import JsonLines
+from saferun.linux.poller import Poller
+from saferun.linux.task_sockets import peer_of
+from saferun.model import JsonObject
+
+_PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "__main__.py")
+_LAST_WORDS_BYTES = 8 << 10
+
+
+def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None:
+    """The line to a coordinator that another process of this user owns; None: there is nobody yet.
+
+    Args:
+        path: its Unix socket.
+        poller: the loop's, if there is one.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(5.0)
+        connection.connect(path)
+        owner = peer_of(connection)
+    except OSError:
+        connection.close()
+        return None
+    if owner != os.getuid():
+        connection.close()  # anybody can take an abstract name
+        return None
+    return JsonLines(connection, poller)
+
+
+class CoordinatorLink:
+    """A running coordinator.
+
+    Args:
+        listen_fd: the store's listening socket, inherited; -1: it serves no store.
+        environ: its environment.
+        whole_torch: import all of torch, not only the store (needed for numa binding, events and logs specs).
+        more_fds: further listening sockets, inherited, each with its name.
+        poller: the loop's: what the coordinator does not read at once is sent later.
+
+    Raises:
+        SpawnError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        listen_fd: int,
+        environ: Mapping[str, str],
+        *,
+        whole_torch: bool,
+        more_fds: Mapping[str, int] | None = None,
+        poller: Poller | None = None,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        error_read, error_write = os.pipe()
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        # By file, and with -P: nothing in the current directory can stand in for a module. By file also works where
+        # saferun is importable from the current directory only.
+        argv = [sys.executable, "-P", _PROGRAM, str(theirs.fileno()), str(listen_fd), str(int(whole_torch))]
+        keep = [theirs.fileno()] + ([listen_fd] if listen_fd >= 0 else [])
+        if more_fds:
+            argv.append(json.dumps(dict(more_fds)))
+            keep.extend(more_fds.values())
+        try:
+            self.child: Child = spawn_unawaited(
+                argv, environ, stdin=null, stdout=null, stderr=error_write, keep=keep, ignored=JOB_SIGNALS
+            )
+        except BaseException:
+            ours.close()
+            os.close(error_read)
+            raise
+        finally:
+            theirs.close()
+            os.close(error_write)
+            os.close(null)
+        os.set_blocking(error_read, False)
+        self.whole_torch = whole_torch
+        self.serving: int | None = None  # the attempt whose store is served
+        self.stderr_fd = error_read
+        self.last_words = b""
+        self.lines = JsonLines(ours, poller)
+
+    @property
+    def fd(self) -> int:
+        """What becomes readable when the coordinator says something or ends."""
+        return self.lines.fd
+
+    def send(self, message: JsonObject) -> None:
+        """Send a message; a coordinator that is gone is noticed by its exit, not here."""
+        self.lines.send(message)
+
+    def receive(self) -> list[JsonObject] | None:
+        """The messages that have come; None when the coordinator has closed its end."""
+        return self.lines.receive()
+
+    def read_stderr(self) -> bytes | None:
+        """What it wrote to stderr since; None at the end."""
+        try:
+            chunk = os.read(self.stderr_fd, 1 << 16)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            return None
+        if not chunk:
+            return None
+        self.last_words = (self.last_words + chunk)[-_LAST_WORDS_BYTES:]
+        return chunk
+
+    def last_line(self) -> str:
+        """The last line it wrote to stderr: with Python, the exception."""
+        lines = [line for line in self.last_words.decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1].strip() if lines else ""
+
+    def close(self) -> None:
+        """Close the descriptors; the process is someone else's to end."""
+        self.lines.close()
+        os.close(self.stderr_fd)
+        if self.child.pidfd >= 0:
+            os.close(self.child.pidfd)

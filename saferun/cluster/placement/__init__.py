@@ -1,0 +1,254 @@
+"""Options and what a scheduler told -> the hosts of the job, this one's place among them, and where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from saferun.cluster.placement.ranks import count_ranks
+from saferun.cluster.placement.rendezvous import one_host
+from saferun.config import HostsConfig, RendezvousConfig, Setting
+from saferun.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from saferun.cluster.schedulers import Allocation, Surroundings
+
+__all__ = ["find_place"]
+
+# Without one of these nothing needs to be detected, nor anything be imported that could.
+_MARKS = (
+    *("SLURM_STEP_ID", "SLURM_STEPID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LSF_PM_TASKID", "JSM_NAMESPACE_RANK"),
+    "KUBERNETES_SERVICE_HOST",
+)
+# What torchrun's options say of the place of this process, or of where it meets others. Whoever writes one of them
+# has said it all: what a scheduler told does not count then, and the options mean what they mean to torchrun.
+_SAY_IT_ALL = (
+    *("nnodes", "node_rank", "master_addr", "master_port"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+)
+# Whoever writes one of these asks for the hosts that were told.
+_ASK_FOR_IT = ("scheduler", "hosts", "hostfile")
+# A rank of torchrun's or saferun's: what a scheduler told was for the launcher above it.
+_WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
+_MOST_HOSTS = 1 << 17
+_MOST_BYTES = 16 << 20
+# A year; what is beyond is a slip, or not a number at all.
+_LONGEST_S = 366 * 86400.0
+
+
+def find_place(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    surroundings: Surroundings | None = None,
+) -> tuple[HostsConfig, RendezvousConfig, int]:
+    """The hosts of the job with this one's place, where they meet, and how many ranks this process starts.
+
+    Args:
+        values: the options.
+        settings: where they come from.
+        environ: the environment of this process.
+        surroundings: what detectors may look at; None: this host.
+
+    Raises:
+        UsageError: what the options say and what was detected contradict each other, or something is missing.
+    """
+    least, most = _nnodes(values.nnodes)
+    start_s, host_s = _seconds(values, "start_timeout"), _seconds(values, "host_timeout")
+    if values.node_rank < 0:
+        raise UsageError(f"--node-rank {values.node_rank} is negative", "host 0 is the first one")
+    explicit = _is_explicit(settings)
+    around = _allocation(values, environ, surroundings, explicit=explicit)
+    stop = values.stop_with_parent == "on"
+    if values.stop_with_parent == "auto":
+        stop = around is not None and around.above
+    base = HostsConfig(start_timeout_s=start_s, host_timeout_s=host_s, stop_with_parent=stop)
+    if values.standalone:
+        return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
+    allocation = around if around is not None and _counts(around, values, settings, explicit=explicit) else None
+    if allocation is not None and _is_a_job_of_its_own(allocation, values, settings, environ):
+        words = f"each of the {allocation.tasks} processes that {allocation.words} has on this host is a job of its own"
+        base = base._replace(note=f"{words}, as --nproc-per-node is {values.nproc_per_node}")
+        allocation = None
+    if explicit and around is not None and allocation is None:
+        base = base._replace(note=_unused(around, values, settings))
+    if not explicit and not base.note:
+        base = base._replace(note=_note(values, environ, around))
+    if most == 1 and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
+        return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
+    from saferun.cluster.placement.told import agree
+
+    return agree(values, settings, environ, allocation, base._replace(least=least, most=most))
+
+
+def _is_explicit(settings: Mapping[str, Setting]) -> bool:
+    """Whether the user said where this process belongs, and did not ask for what a scheduler told."""
+    return any(settings[dest].origin != "default" for dest in _SAY_IT_ALL) and not any(
+        settings[dest].origin != "default" for dest in _ASK_FOR_IT
+    )
+
+
+def _counts(
+    allocation: Allocation,
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    *,
+    explicit: bool,
+) -> bool:
+    """Whether what a scheduler told has a say about the hosts of the job."""
+    if allocation.alone:
+        return False  # a step of one process says nothing of others that there may be
+    if allocation.above:
+        return not explicit
+    if not explicit:
+        # The number of a pod alone is a help to those who say that pods belong together, and nothing to others.
+        numbered = settings["nnodes"].origin != "default" and settings["node_rank"].origin == "default"
+        return allocation.hosts is not None or numbered
+    return _completes(allocation, values, settings)
+
+
+def _completes(allocation: Allocation, values: Any, settings: Mapping[str, Setting]) -> bool:  # noqa: ANN401
+    """Whether what the operator of a PyTorchJob says in PET_* is completed by what else it says.
+
+    Its releases say how many pods there are as torchrun reads it (PET_NNODES), and where they meet in MASTER_ADDR,
+    which torchrun does not read: to that every pod is its own master, and nothing comes of it. Nothing is added to what
+    the user wrote.
+    """
+    most = _nnodes(values.nnodes)[1]
+    if most == 1 or values.rdzv_backend != "static" or values.rdzv_endpoint:
+        return False
+    if settings["nnodes"].place != "PET_NNODES" or allocation.hosts != most:
+        return False
+    given = {dest for dest in ("node_rank", "master_addr", "master_port") if settings[dest].origin != "default"}
+    return "node_rank" not in given or (values.node_rank == allocation.node_rank and "master_addr" not in given)
+
+
+def _unused(allocation: Allocation, values: Any, settings: Mapping[str, Setting]) -> str:  # noqa: ANN401
+    """What to say where options that say everything leave out which of several pods this is; empty: nothing."""
+    if allocation.above or not allocation.node_rank or settings["node_rank"].origin != "default":
+        return ""
+    if _nnodes(values.nnodes)[1] == 1 or values.rdzv_backend != "static":
+        return ""
+    return f"this is node rank 0 by its options; {allocation.node_rank_from} counts with --scheduler kubernetes"
+
+
+def _is_a_job_of_its_own(
+    allocation: Allocation,
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+) -> bool:
+    """Whether each of several processes of a host is to start several ranks, which are one job each under torchrun."""
+    if settings["nproc_per_node"].origin == "default" or settings["scheduler"].origin != "default":
+        return False
+    # All processes of the job must come to the same conclusion.
+    if allocation.tasks == 1 or any(tasks != allocation.tasks for tasks in allocation.tasks_by_host):
+        return False
+    return count_ranks(values.nproc_per_node, environ) not in {1, allocation.tasks}
+
+
+def _note(values: Any, environ: Mapping[str, str], around: Allocation | None) -> str:  # noqa: ANN401
+    """What to say of variables that make no sense, or of hosts that a job was given and that nothing runs on."""
+    is_told = "SLURM_JOB_ID" in environ or any(mark in environ for mark in _MARKS)
+    if not is_told or values.scheduler != "auto" or any(name in environ for name in _WITHIN_A_RANK):
+        return ""
+    from saferun.cluster.schedulers.allocation import odd_values
+
+    odd = odd_values(environ)
+    if odd:
+        return f"ignored, as the value is not a valid number: {', '.join(odd)}"
+    if around is not None or "SLURM_JOB_ID" not in environ or values.hosts or values.hostfile:
+        return ""
+    from saferun.cluster.schedulers.slurm import hosts_of_job
+
+    hosts = hosts_of_job(environ)
+    if hosts <= 1:
+        return ""
+    from saferun.linux.net import short_host_name
+
+    return f"this job has {hosts} nodes; saferun runs on {short_host_name()} only: start it with srun"
+
+
+def _nnodes(text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    try:
+        least, most = int(low), int(high if colon else low)
+    except ValueError:
+        raise UsageError(f"--nnodes {text} is neither N nor MIN:MAX", "for one host, leave it out") from None
+    if not 0 < least <= most:
+        raise UsageError(f"--nnodes {text}: MIN must be at least 1 and at most MAX", "for one host, leave it out")
+    if most > _MOST_HOSTS:
+        raise UsageError(f"--nnodes {text} is more than {_MOST_HOSTS} hosts", "for one host, leave it out")
+    return least, most
+
+
+def _seconds(values: Any, dest: str) -> float:  # noqa: ANN401 - argparse's namespace
+    value: float = getattr(values, dest)
+    if not 0 < value < _LONGEST_S:
+        raise UsageError(f"--{dest.replace('_', '-')} {value:g} is not a number of seconds above 0", "leave it out")
+    return value
+
+
+def _allocation(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    environ: Mapping[str, str],
+    surroundings: Surroundings | None,
+    *,
+    explicit: bool,
+) -> Allocation | None:
+    wanted = values.scheduler
+    if wanted == "none":
+        return None
+    if wanted == "auto" and (
+        not any(mark in environ for mark in _MARKS) or any(name in environ for name in _WITHIN_A_RANK)
+    ):
+        return None
+    from saferun.cluster.schedulers import BY_NAME, detect
+
+    around = surroundings
+    if around is None:
+        # Nobody is asked, and no process looked at, for what hardly counts.
+        around = _environment_only(environ) if explicit else _this_host(environ)
+    if wanted == "auto":
+        return detect(around)
+    allocation = BY_NAME[wanted](around)
+    if allocation is None:
+        raise UsageError(
+            f"--scheduler {wanted}: the environment of this process holds nothing of the kind",
+            "start saferun by it on every host, or leave --scheduler out",
+        )
+    return allocation
+
+
+def _environment_only(environ: Mapping[str, str]) -> Surroundings:
+    import socket
+
+    from saferun.cluster.schedulers import Surroundings
+
+    return Surroundings(environ, socket.gethostname())
+
+
+def _this_host(environ: Mapping[str, str]) -> Surroundings:
+    import socket
+
+    from saferun.cluster.placement.pmi import ask_process_manager, command_lines_above
+    from saferun.cluster.schedulers import Surroundings
+    from saferun.linux.names import own_names
+
+    def read_text(path: str) -> str | None:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read(_MOST_BYTES)
+        except OSError:
+            return None
+
+    return Surroundings(
+        environ,
+        socket.gethostname(),
+        read_text,
+        command_lines_above,
+        lambda names: own_names(names)[0],
+        lambda key: ask_process_manager(key, environ),
+    )

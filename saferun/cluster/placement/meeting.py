@@ -1,0 +1,176 @@
+"""Where several hosts of a job meet: options and what a scheduler told -> RendezvousConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from saferun.cluster.placement.rendezvous import (
+    agent_store,
+    check_service,
+    checked_port,
+    join_endpoint,
+    read_conf,
+    split_endpoint,
+    static_address,
+    store_type,
+    without_brackets,
+)
+from saferun.config import RendezvousConfig, Setting
+from saferun.errors import UsageError
+from saferun.model import Value
+
+if TYPE_CHECKING:
+    from saferun.cluster.schedulers import Allocation
+
+# As under torchrun, where several hosts are given no port.
+_DEFAULT_PORT = 29500
+_DEFAULT_C10D_PORT = 29400
+# Below 32768, where Linux begins to hand out ports to outgoing connections.
+_LOWEST_PORT, _PORTS = 20000, 12768
+_CANDIDATES = 8
+
+
+class Known(Value):
+    """What is known of the hosts of a job before they meet.
+
+    ``allocation`` is what a scheduler told, where it told something that counts.
+    """
+
+    most: int
+    names: tuple[str, ...] = ()
+    allocation: Allocation | None = None
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether there is only one host, with several processes."""
+        return self.most == 1
+
+
+def several(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    known: Known,
+) -> RendezvousConfig:
+    """The rendezvous of a job that has several hosts, or several saferuns on one.
+
+    Args:
+        values: the options.
+        settings: where they come from.
+        environ: the environment of this process.
+        known: what is known of the hosts.
+
+    Raises:
+        UsageError: it is not clear where they should meet.
+    """
+    backend = values.rdzv_backend
+    run_id = values.rdzv_id
+    if known.allocation is not None and settings["rdzv_id"].origin == "default":
+        run_id = known.allocation.key
+    if not run_id:
+        raise UsageError("--rdzv-id is empty", "give the job a name, or leave --rdzv-id out")
+    conf = read_conf(values.rdzv_conf)
+    if known.on_one_host:
+        ports = _ports(values, known)
+        port = ports[0] if len(ports) == 1 else None
+        return RendezvousConfig("static", run_id, None, port, values.local_addr, ports=ports)
+    if backend == "static":
+        return _static(values, settings, environ, known, run_id)
+    endpoint = values.rdzv_endpoint.strip()
+    if backend == "c10d":
+        if store_type(conf) != "file":
+            endpoint = _c10d_endpoint(values, settings, environ, known)
+        elif not endpoint:
+            raise UsageError("--rdzv-conf store_type=file has no file", "name one as --rdzv-endpoint, for all hosts")
+    else:
+        check_service(backend, endpoint)
+    return RendezvousConfig(
+        backend, run_id, None, None, values.local_addr, agent_store(environ), (), endpoint, tuple(conf.items())
+    )
+
+
+def _static(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    known: Known,
+    run_id: str,
+) -> RendezvousConfig:
+    if values.rdzv_endpoint:
+        host, port = static_address(values)
+        ports: tuple[int, ...] = (port,)
+    else:
+        host, ports = _master(values, settings, environ, known), _ports(values, known)
+    if 0 in ports:
+        raise UsageError(
+            "--master-port 0 lets the kernel choose, and the other hosts could not know its choice",
+            "pass a number above 1023, or leave --master-port out",
+        )
+    return RendezvousConfig(
+        "static", run_id, host, ports[0] if len(ports) == 1 else None, values.local_addr, ports=ports
+    )
+
+
+def _master(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    known: Known,
+) -> str:
+    """The address of host 0: as the user says, else as the list of hosts or the scheduler says."""
+    allocation = known.allocation
+    if settings["master_addr"].origin != "default" or (allocation is None and not known.names):
+        return without_brackets(values.master_addr)
+    told = allocation.master_addr if allocation is not None else None
+    if known.names:
+        return known.names[0]
+    if told is not None and not (allocation is not None and allocation.guessed_master):
+        return told
+    # MPI does not say where rank 0 is; people who know have long said it in this variable.
+    address = environ.get("MASTER_ADDR") or told
+    if not address:
+        words = allocation.words if allocation is not None else "the scheduler"
+        raise UsageError(
+            f"{words} does not tell this process which host has rank 0",
+            "export MASTER_ADDR to all hosts, or pass --nnodes, --node-rank and --master-addr",
+        )
+    return without_brackets(address)
+
+
+def _ports(values: Any, known: Known) -> tuple[int, ...]:  # noqa: ANN401 - argparse's namespace
+    if values.master_port is not None:
+        return (checked_port(values.master_port),)
+    allocation = known.allocation
+    if allocation is None:
+        return (_DEFAULT_PORT,)
+    if allocation.master_port is not None:
+        return (allocation.master_port,)
+    return candidate_ports(allocation.key)
+
+
+def candidate_ports(key: str) -> tuple[int, ...]:
+    """Ports for a launch, the same on all its hosts: several, as the first may be taken by somebody else."""
+    from zlib import crc32
+
+    ports: dict[int, None] = {}
+    count = 0
+    while len(ports) < _CANDIDATES:
+        ports[_LOWEST_PORT + crc32(f"{key}/{count}".encode(errors="surrogateescape")) % _PORTS] = None
+        count += 1
+    return tuple(ports)
+
+
+def _c10d_endpoint(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    known: Known,
+) -> str:
+    if values.rdzv_endpoint.strip():
+        host, port = split_endpoint(values.rdzv_endpoint)
+        return join_endpoint(host, _DEFAULT_C10D_PORT if port is None else port)
+    if known.names or known.allocation is not None:
+        ports = _ports(values, known) if known.allocation is not None else (_DEFAULT_C10D_PORT,)
+        return join_endpoint(_master(values, settings, environ, known), ports[0])
+    return join_endpoint("localhost", _DEFAULT_C10D_PORT)

@@ -1,0 +1,203 @@
+"""What options, lists of hosts and schedulers say of the hosts of a job, and whether they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from saferun.cluster.placement.lists import listed_hosts, own_index
+from saferun.cluster.placement.meeting import Known, several
+from saferun.cluster.placement.ranks import checked_ranks, count_ranks
+from saferun.cluster.placement.rendezvous import control_port, one_host, read_conf, wait_limits
+from saferun.config import HostsConfig, RendezvousConfig, Setting, TaskConfig
+from saferun.errors import UsageError
+from saferun.model import Value
+
+if TYPE_CHECKING:
+    from saferun.cluster.schedulers import Allocation
+    from saferun.cluster.schedulers.host_list import ListedHost
+
+_SAY_ALL = "pass --nnodes, --node-rank and --master-addr"
+_ALONE_HINT = "leave {option} out; or pass --scheduler none to go by options alone"
+
+
+def agree(
+    values: Any,  # noqa: ANN401 - argparse's namespace
+    settings: Mapping[str, Setting],
+    environ: Mapping[str, str],
+    allocation: Allocation | None,
+    base: HostsConfig,
+) -> tuple[HostsConfig, RendezvousConfig, int]:
+    """The hosts of the job with this one's place, where they meet, and how many ranks this process starts.
+
+    Args:
+        values: the options.
+        settings: where they come from.
+        environ: the environment of this process.
+        allocation: what a scheduler told, if anything that counts.
+        base: what has nothing to do with who the hosts are; ``least`` and ``most`` are what ``--nnodes`` says.
+
+    Raises:
+        UsageError: they contradict each other, or nobody says what has to be known.
+    """
+    listed = listed_hosts(values)
+    told = _Told(values, settings, allocation, tuple(host.name for host in listed))
+    least, most = told.hosts(base.least, base.most)
+    own = own_index(told.listed, values, settings, allocation) if listed else None
+    ranks = told.ranks(environ, listed[own] if own is not None else None)
+    if most == 1 and (allocation is None or allocation.tasks == 1):
+        meets = bool(values.rdzv_endpoint) or values.master_port is not None  # else torchrun ignores the rank as well
+        if values.node_rank != 0 and values.rdzv_backend == "static" and meets:
+            raise UsageError(
+                f"--node-rank {values.node_rank} does not exist in a job of one host", "leave --node-rank out"
+            )
+        return base._replace(least=1, most=1), one_host(values, environ), ranks
+    node_rank = told.node_rank(most, own)
+    if node_rank is None and values.rdzv_backend == "static":
+        source = allocation.words if allocation is not None else "nobody"
+        raise UsageError(
+            f"{source} does not tell this process which of {most} hosts it is on",
+            f"name the hosts with --hosts or --hostfile, or {_SAY_ALL}",
+        )
+    names = told.listed or (allocation.names if allocation is not None else ())
+    rendezvous = several(values, settings, environ, Known(most, names, allocation))
+    rendezvous = rendezvous._replace(control=control_port(values, rendezvous.ports))
+    start_s, connect_s = wait_limits(rendezvous.backend, read_conf(values.rdzv_conf))
+    hosts = base._replace(
+        start_timeout_s=base.start_timeout_s if start_s is None else start_s,
+        connect_timeout_s=connect_s,
+        least=least,
+        most=most,
+        node_rank=node_rank if rendezvous.backend == "static" else None,
+        names=names,
+        task=_task(allocation),
+        detected=allocation.words if allocation is not None else "",
+    )
+    return hosts, rendezvous, ranks
+
+
+class _Told(Value):
+    """Everything that was said about the hosts of the job."""
+
+    values: Any
+    settings: Mapping[str, Setting]
+    allocation: Allocation | None
+    listed: tuple[str, ...]
+
+    def _given(self, dest: str) -> bool:
+        return self.settings[dest].origin != "default"
+
+    @property
+    def _list_words(self) -> str:
+        return f"--hostfile {self.values.hostfile}" if self.values.hostfile else f"--hosts {self.values.hosts}"
+
+    def hosts(self, least: int, most: int) -> tuple[int, int]:
+        """How many hosts there are, at least and at most."""
+        allocation = self.allocation
+        count: int | None = None
+        if allocation is not None:
+            count = allocation.hosts
+        if self.listed:
+            if count is not None and count != len(self.listed):
+                raise UsageError(
+                    f"{self._list_words} names {_hosts(len(self.listed))}, but {_source(allocation)} has "
+                    f"{_hosts(count)}",
+                    "name the hosts that it has, or pass --scheduler none to go by options alone",
+                )
+            count = len(self.listed)
+        if count is None:
+            if allocation is not None and not self._given("nnodes"):
+                raise UsageError(
+                    f"{allocation.words} does not tell this process how many hosts there are",
+                    f"name the hosts with --hosts or --hostfile, or {_SAY_ALL}",
+                )
+            return (most, most) if self.values.rdzv_backend == "static" else (least, most)
+        if not self._given("nnodes"):
+            return count, count
+        if not least <= count <= most:
+            said = f"--nnodes {self.values.nnodes}"
+            if self.listed:
+                raise UsageError(
+                    f"{said}, but {self._list_words} names {_hosts(count)}", "leave --nnodes out, or name all hosts"
+                )
+            hint = _ALONE_HINT.format(option="--nnodes")
+            if most == 1:
+                hint = "leave --nnodes out for one job of all hosts; or pass --standalone for one on each host"
+            raise UsageError(f"{said}, but {_source(allocation)} has {_hosts(count)}", hint)
+        # Without a rendezvous that counts hosts there are as many as were started.
+        return (count, count) if self.values.rdzv_backend == "static" else (least, most)
+
+    def node_rank(self, most: int, own_index: int | None) -> int | None:
+        """Which of the hosts this is; None: nobody says for certain."""
+        allocation = self.allocation
+        told = allocation.node_rank if allocation is not None else None
+        if own_index is not None and told is not None and own_index != told and allocation is not None:
+            raise UsageError(
+                f"{self._list_words} has this host as number {own_index}, but {allocation.words} calls it number "
+                f"{told} ({allocation.node_rank_from})",
+                "name the hosts in the scheduler's order, or pass --scheduler none to go by options alone",
+            )
+        if own_index is not None:
+            told = own_index
+        if self.values.rdzv_backend != "static":
+            return None  # its rendezvous decides, as under torchrun
+        if not self._given("node_rank"):
+            if told is None and allocation is None:
+                return 0
+            return told
+        said: int = self.values.node_rank
+        if told is not None and said != told:
+            source = self._list_words if own_index is not None or allocation is None else allocation.words
+            where = f" ({allocation.node_rank_from})" if allocation is not None and own_index is None else ""
+            raise UsageError(
+                f"--node-rank {said}, but {source} says that this host is number {told}{where}",
+                "leave --node-rank out, as the others have theirs from there",
+            )
+        if said >= most:
+            raise UsageError(
+                f"--node-rank {said} does not exist in a job of {most} hosts", f"number the hosts from 0 to {most - 1}"
+            )
+        return said
+
+    def ranks(self, environ: Mapping[str, str], own: ListedHost | None) -> int:
+        """How many ranks this process starts."""
+        allocation, text = self.allocation, self.values.nproc_per_node
+        given = self._given("nproc_per_node")
+        if allocation is not None and allocation.task_a_rank:
+            if given and count_ranks(text, environ) not in {1, allocation.tasks}:
+                raise UsageError(
+                    f"--nproc-per-node {text}, but {allocation.words} has started {allocation.tasks} "
+                    f"process{'es' if allocation.tasks > 1 else ''} on this host ({allocation.tasks_from})",
+                    "leave --nproc-per-node out for a rank a process, or have one process started on each host",
+                )
+            return 1
+        slots = own.slots if own is not None else None
+        if slots is None or own is None:
+            return count_ranks(text, environ)
+        if not given:
+            return checked_ranks(slots, f"{self._list_words} has {slots} ranks for {own.name}, which")
+        count = count_ranks(text, environ)
+        if count > slots:
+            raise UsageError(
+                f"--nproc-per-node {text}, but {self._list_words} has room for {slots} ranks on {own.name}",
+                "leave --nproc-per-node out, or raise the number in the file",
+            )
+        return count
+
+
+def _source(allocation: Allocation | None) -> str:
+    if allocation is None:
+        return ""
+    return f"{allocation.words} ({allocation.hosts_from})"
+
+
+def _hosts(count: int) -> str:
+    return "1 host" if count == 1 else f"{count} hosts"
+
+
+def _task(allocation: Allocation | None) -> TaskConfig | None:
+    if allocation is None or allocation.tasks == 1:
+        return None
+    # Two hosts of a job may be one machine, where somebody tries things out.
+    which = "" if allocation.node_rank is None else f"-{allocation.node_rank}"
+    return TaskConfig(allocation.local_rank, allocation.tasks, f"{allocation.key}{which}")

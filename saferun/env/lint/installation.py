@@ -1,0 +1,125 @@
+"""Where the software that the ranks use lies: asked from their interpreter, and from the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+
+from saferun.env.lint.families import NCCL_PLUGINS
+from saferun.model import Value
+
+# The current directory is no place to import from: a json.py there is not Python's. (Older Pythons have no -P for it.)
+_ASK = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); import json; "
+    "sys.stdout.write('\\nsaferun-answer ' + json.dumps([sys.prefix, sys.path]))"
+)
+_ANSWER = b"\nsaferun-answer "
+_SYSTEM_LIBRARIES = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/usr/local/cuda/lib64",
+    "/usr/local/cuda/compat",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+    "/opt/rocm/lib",
+    "/opt/amazon/efa/lib64",
+    "/opt/amazon/efa/lib",
+    "/opt/amazon/openmpi/lib",
+    "/opt/amazon/ofi-nccl/lib",
+    "/opt/hpcx/ucx/lib",
+    "/opt/hpcx/ompi/lib",
+    "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
+)
+_MAX_DIRECTORIES = 64
+
+
+class Installation(Value):
+    """What to search.
+
+    Args:
+        package_directories: where packages are installed (``site-packages``).
+        source_directories: the user's own code: the script's directory, what PYTHONPATH names.
+        library_directories: where libraries of the system are, those that LD_LIBRARY_PATH names first.
+        preloaded: libraries that LD_PRELOAD names, and plug-ins of NCCL that are named by their path.
+    """
+
+    package_directories: tuple[str, ...]
+    source_directories: tuple[str, ...] = ()
+    library_directories: tuple[str, ...] = ()
+    preloaded: tuple[str, ...] = ()
+
+
+def find_installation(
+    environ: Mapping[str, str], *, python: str = sys.executable, script: str | None = None, timeout_s: float = 10.0
+) -> Installation | None:
+    """The software that ranks with this environment and interpreter use, or None: the interpreter did not tell.
+
+    Args:
+        environ: the ranks' environment.
+        python: their interpreter; asked in a child unless it is this very one.
+        script: the training script, whose neighbours are searched too.
+        timeout_s: how long the interpreter may take to answer.
+    """
+    answer = _own() if python == sys.executable else _ask(python, environ, timeout_s)
+    if answer is None:
+        return None
+    prefix, path = answer
+    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    standard = os.path.dirname(os.__file__)
+    packages, sources = [], []
+    if script:
+        sources.append(os.path.dirname(os.path.abspath(script)))
+    for entry in path:
+        if not os.path.isdir(entry) or entry.startswith((standard + "/lib-dynload", f"{prefix}/bin")):
+            continue
+        if entry.rstrip("/").endswith(("site-packages", "dist-packages")):
+            packages.append(entry)
+        elif not os.path.isfile(f"{entry}/os.py") and not os.path.samefile(entry, own):
+            sources.append(entry)  # neither Python's own library nor a checkout of saferun, whose tables name them all
+    libraries = [*_split(environ.get("LD_LIBRARY_PATH", "")), f"{prefix}/lib", *_SYSTEM_LIBRARIES]
+    preloaded = environ.get("LD_PRELOAD", "").replace(":", " ").split() + [
+        environ.get(name, "") for name in NCCL_PLUGINS
+    ]
+    loaded = [name for name in preloaded if name.startswith("/")]
+    return Installation(_few(packages), _few(sources), _few(libraries), _few(loaded))
+
+
+def _own() -> tuple[str, list[str]]:
+    # The first entry is the directory of what was started: saferun's, not the script's.
+    return sys.prefix, sys.path if sys.flags.safe_path else sys.path[1:]
+
+
+def _ask(python: str, environ: Mapping[str, str], timeout_s: float) -> tuple[str, list[str]] | None:
+    import json
+
+    from saferun.linux.child_output import collect_output
+    from saferun.linux.children import SpawnError, spawn
+
+    null = os.open(os.devnull, os.O_RDONLY)
+    read_end, write_end = os.pipe()
+    try:
+        child = spawn([python, "-c", _ASK], environ, stdin=null, stdout=write_end, stderr=null)
+    except SpawnError:
+        os.close(read_end)
+        return None
+    finally:
+        os.close(write_end)
+        os.close(null)
+    output, _status = collect_output(child, read_end, timeout_s)
+    try:
+        prefix, path = json.loads(output.rpartition(_ANSWER)[2])
+        return str(prefix), [str(entry) for entry in path]
+    except (ValueError, TypeError):
+        return None
+
+
+def _split(value: str) -> list[str]:
+    return [entry for entry in value[:32_768].split(":") if entry.startswith("/")]
+
+
+def _few(entries: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entries))[:_MAX_DIRECTORIES]

@@ -1,0 +1,169 @@
+"""Checks of one value each: what is wrong with it, in words that follow the variable's name, or nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from saferun.env.lint.known_names import HostFacts
+from saferun.env.lint.near_miss import distance
+
+_NUMBER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,18})")
+_MAX_ITEMS = 256
+_PLACEHOLDER = re.compile(r"%[a-zA-Z]|\{[a-z_]+\}")
+
+Check = Callable[[str, HostFacts], str]
+
+
+def one_of(*words: str, ignore_case: bool = True, numbers: bool = False) -> Check:
+    """One of these words; ``numbers``: or any whole number."""
+    known = {word.upper() for word in words} if ignore_case else set(words)
+
+    def check(value: str, _host: HostFacts) -> str:
+        word = value.upper() if ignore_case else value
+        if word in known or (numbers and _NUMBER.fullmatch(value)):
+            return ""
+        return f"is none of {', '.join(words)}"
+
+    return check
+
+
+def words_of(*words: str) -> Check:
+    """A comma-separated list of these words, perhaps with ``^`` in front."""
+    known = frozenset(words)
+
+    def check(value: str, _host: HostFacts) -> str:
+        wrong = [word for word in _items(value.removeprefix("^")) if word.upper() not in known]
+        return f"names {_quoted(wrong)}, which {_is_are(wrong)} none of {', '.join(words)}" if wrong else ""
+
+    return check
+
+
+def whole_number(
+    low: int | None = None, high: int | None = None, *, signed: bool = False, several: bool = False
+) -> Check:
+    """A whole number (decimal or 0x…), perhaps within limits; ``several``: or a comma-separated list of them."""
+
+    def check(value: str, _host: HostFacts) -> str:
+        for item in _items(value) if several else [value.strip()]:
+            if not _NUMBER.fullmatch(item) or (item.startswith("-") and not signed and low is not None and low >= 0):
+                return "is no number" if not _NUMBER.fullmatch(item) else f"is below {low}"
+            number = int(item, 16 if "x" in item.lower() else 10)
+            if (low is not None and number < low) or (high is not None and number > high):
+                return f"is not between {low} and {high}" if high is not None else f"is below {low}"
+        return "" if value.strip() else "is empty"
+
+    return check
+
+
+def nccl_interfaces(value: str, host: HostFacts) -> str:
+    """Interfaces as NCCL takes them: ``eth`` (a prefix), ``=eth0`` (exact), ``^docker`` (all but)."""
+    return _prefixes(value, host.interfaces, "interface")
+
+
+def hca_list(value: str, host: HostFacts) -> str:
+    """InfiniBand devices as NCCL takes them: as interfaces, each with ``:port`` and more behind it."""
+    plain = ",".join(item.partition(":")[0] for item in value[:4096].split(","))
+    return _prefixes(plain, host.ib_devices, "InfiniBand device")
+
+
+def exact_interfaces(value: str, host: HostFacts) -> str:
+    """A comma-separated list of exact names of interfaces, as gloo takes them."""
+    names = _items(value)
+    if any(name.startswith(("^", "=")) for name in names):
+        return "has a ^ or =, which only NCCL understands"
+    if host.interfaces is None:
+        return ""
+    missing = [name for name in names if name not in host.interfaces]
+    if not missing:
+        return ""
+    noun = "an interface" if len(missing) == 1 else "interfaces"
+    return f"names {noun} that this host has not: {_quoted(missing)} ({_there(missing, host.interfaces)})"
+
+
+def gpu_list(value: str, host: HostFacts) -> str:
+    """GPUs by index or UUID, of which the host must have as many."""
+    items = [item.strip() for item in value[:8192].split(",")][:_MAX_ITEMS]
+    if len(items) == 1 and items[0].lower() in {"", "-1", "none", "void", "nodevfiles"}:
+        return ""  # hides all of them, on purpose
+    seen: set[str] = set()
+    for item in items:
+        if item in seen:
+            return f"names GPU {item} twice"
+        seen.add(item)
+        if item.isdecimal() and len(item) < 10:  # noqa: PLR2004 - no host has that many
+            if host.gpu_count is not None and int(item) >= host.gpu_count:
+                return f"names GPU {item}, but this host has {host.gpu_count or 'none'}"
+        elif not item.startswith(("GPU-", "MIG-")):
+            return f"names {_quoted([item])}, which is no index and no UUID" if item else "has an empty place"
+    return ""
+
+
+def path_of_file(value: str, host: HostFacts) -> str:
+    """A file that must be there."""
+    if value.startswith("~"):
+        return "starts with ~, which is not expanded"
+    fact = host.paths.get(value)
+    if fact is None or (fact.exists and not fact.is_directory):
+        return ""
+    return "names a directory, no file" if fact.exists else "names a file that is not there"
+
+
+def path_to_make(value: str, host: HostFacts) -> str:
+    """A file or directory that is there, or can be made."""
+    if value.startswith("~"):
+        return "starts with ~, which is not expanded"
+    fact = host.paths.get(checkable_path(value))
+    return "names a path that cannot be made or written to" if fact is not None and not fact.may_be_made else ""
+
+
+def prefix_of_files(value: str, host: HostFacts) -> str:
+    """The beginning of names of files, in a directory that must be there."""
+    fact = host.paths.get(value.rpartition("/")[0] or ("/" if value.startswith("/") else "."))
+    if fact is None or (fact.is_directory and fact.may_be_made):
+        return ""
+    return "is in a directory that is not there" if not fact.exists else "is in a directory that cannot be written to"
+
+
+def checkable_path(value: str) -> str:
+    """The part of a path up to the first name with a placeholder in it (``%h``, ``{rank}``)."""
+    found = _PLACEHOLDER.search(value)
+    return value if found is None else value[: found.start()].rpartition("/")[0] or "."
+
+
+def _prefixes(value: str, existing: frozenset[str] | None, noun: str) -> str:
+    if existing is None:
+        return ""
+    text, excluded = (value[1:], True) if value.startswith("^") else (value, False)
+    text, exact = (text[1:], True) if text.startswith("=") else (text, False)
+    if excluded:
+        return ""  # excluding what is not there does no harm
+    missing = [
+        name for name in _items(text) if not (name in existing if exact else any(e.startswith(name) for e in existing))
+    ]
+    if not missing or len(missing) < len(_items(text)):
+        return ""  # one that is there is enough; the others may belong to hosts of another kind
+    how = "" if exact else " starting with"
+    return f"this host has no {noun}{how} {_quoted(missing)} ({_there(missing, existing)})"
+
+
+def _items(value: str) -> list[str]:
+    return [item for item in (part.strip() for part in value[:4096].split(",")) if item][:_MAX_ITEMS]
+
+
+def _quoted(words: Iterable[str]) -> str:
+    listed = list(words)
+    text = ", ".join("".join(char if char.isprintable() else "?" for char in word[:40]) for word in listed[:4])
+    return text + (" …" if len(listed) > 4 else "")  # noqa: PLR2004 - a line holds no more
+
+
+def _is_are(words: list[str]) -> str:
+    return "is" if len(words) == 1 else "are"
+
+
+def _there(missing: list[str], existing: frozenset[str]) -> str:
+    for name in missing[:4]:
+        near = [other for other in sorted(existing)[:_MAX_ITEMS] if distance(name[:40], other, 2) <= 2 < len(other)]  # noqa: PLR2004
+        if near:
+            return f"did you mean {min(near, key=lambda other: distance(name[:40], other, 2))}?"
+    return f"it has {_quoted(sorted(existing))}" if existing else "it has none"

@@ -1,0 +1,21 @@
+"""Env profiles: sets of environment variables for the ranks, each with its reason, its cost and its origin."""
+
+from __future__ import annotations
+
+from saferun.env.profiles.model import Cost, Profile, Resolution, Setting, Variable, Vendor
+from saferun.env.profiles.resolution import render, resolve
+from saferun.env.profiles.search import ProfileSet, default_search_path, load_profiles
+
+__all__ = [
+    "Cost",
+    "Profile",
+    "ProfileSet",
+    "Resolution",
+    "Setting",
+    "Variable",
+    "Vendor",
+    "default_search_path",
+    "load_profiles",
+    "render",
+    "resolve",
+]

@@ -1,0 +1,220 @@
+"""Env profiles in words: what a launch tells of them, and what ``saferunctl env`` prints. Pure: lines in, lines out.
+
+Values that the user's own environment sets are never shown: they may be secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from saferun.env.profiles.model import COSTS, Profile, RankValue, Resolution, Variable, Vendor
+from saferun.env.profiles.resolution import layered, needs_run_dir, resolve
+from saferun.env.profiles.words import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.env.profiles.search import ProfileSet
+
+_INDENT = "    "
+_DEFAULT_PROFILE = "production"
+
+
+def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
+    """What a launch says of its env profiles, without ``saferun:`` before it: only what somebody may want to change.
+
+    That is: variables of the user's environment that stay or are replaced, profiles that cost much, variables that
+    were left out for want of a run directory.
+    """
+    lines = [
+        f"{kept.found} stays as your environment sets it; profile {kept.profile} would set {_assignment(kept.variable)}"
+        for kept in resolution.kept
+        if kept.differs
+    ]
+    lines += [
+        f"{setting.origin} replaces {setting.variable.name} of your environment: {_assignment(setting.variable)}"
+        for setting in resolution.settings
+        if setting.replaces is not None and setting.profile is not None
+    ]
+    lines += [
+        f"{removed.origin} takes {removed.name} out" for removed in resolution.removed if removed.origin[0] != "-"
+    ]
+    for profile in resolution.profiles:
+        heavy = [s.variable for s in resolution.settings if s.profile == profile and s.variable.cost == "heavy"]
+        if heavy:
+            names = ", ".join(_assignment(variable) for variable in heavy)
+            lines.append(f"env profile {profile} makes the job much slower ({names}); not for production")
+    # Whoever gets production without asking, and wants no files, misses nothing: torch has a place of its own for it.
+    asked = [setting for setting in resolution.settings if setting.profile != _DEFAULT_PROFILE]
+    homeless = [s.variable.name for s in asked if not has_run_dir and needs_run_dir(s.variable)]
+    if homeless:
+        lines.append(f"without a run directory these are left out: {', '.join(homeless)}")
+    return lines
+
+
+def change_lines(resolution: Resolution, *, is_secret: Callable[[str], bool]) -> list[str]:
+    """Every change to the environment with its origin, one a line, and what was left out: for ``--dry-run``.
+
+    Args:
+        resolution: what the env profiles, ``--env`` and ``--unset`` come to.
+        is_secret: whether a variable of this name is taken to hold a secret; the value that ``--env`` gives it is then
+            not shown.
+    """
+    lines: list[str] = []
+    for setting in resolution.settings:
+        hidden = setting.profile is None and is_secret(setting.variable.name)
+        value = "<redacted>" if hidden else _values(setting.variable)
+        note = ", replaces the value of your environment" if setting.replaces is not None else ""
+        lines.append(f"{setting.variable.name}={value}  [{setting.origin}{_cost(setting.variable)}{note}]")
+    lines += [f"{removed.name} is taken out  [{removed.origin}]" for removed in resolution.removed]
+    lines += [
+        f"{kept.found} stays as your environment sets it  [profile {kept.profile} would set "
+        f"{_assignment(kept.variable)}]"
+        for kept in resolution.kept
+    ]
+    # Another version's name for what is set anyway is left out without a word.
+    covered = {setting.variable.name for setting in resolution.settings}
+    covered.update(name for kept in resolution.kept for name in (kept.found, kept.variable.name))
+    lines += [
+        f"{skipped.variable.name} is left out  [profile {skipped.profile}: {skipped.reason}]"
+        for skipped in resolution.skipped
+        if not covered.intersection((skipped.variable.name, *skipped.variable.same_as))
+    ]
+    return lines
+
+
+def list_lines(profiles: ProfileSet) -> list[str]:
+    """``saferunctl env list``: each profile with its highest cost and its description."""
+    found = [profiles.get(name) for name in profiles.names()]
+    width = max((len(profile.name) for profile in found), default=0)
+    return [
+        f"{profile.name:<{width}}  {_highest_cost(layered(profiles, [profile.name])):<8}  "
+        f"{profile.description or f'(no description; {profile.place})'}"
+        for profile in found
+    ]
+
+
+def show_lines(profiles: ProfileSet, name: str, *, vendor: Vendor, versions: Mapping[str, str]) -> list[str]:
+    """``saferunctl env show PROFILE``: each variable with value, reason, cost, source; what does not hold here."""
+    layers = layered(profiles, [name])
+    profile = layers[-1]
+    resolution = resolve(profiles, [name], vendor=vendor, versions=versions, user_environ={})
+    lines = [f"{profile.name}  ({profile.place})"]
+    if profile.description:
+        lines.append(f"{_INDENT}{profile.description}")
+    if len(layers) > 1:
+        lines.append(f"{_INDENT}on top of {', '.join(layer.name for layer in layers[:-1])}")
+    for setting in resolution.settings:
+        lines += ["", *_details(setting.variable, setting.origin)]
+    if profile.unset:
+        lines += ["", f"takes out: {', '.join(removal.name for removal in profile.unset)}"]
+    if resolution.skipped:
+        lines += ["", "not on this host:"]
+        lines += [
+            f"{_INDENT}{_assignment(skipped.variable)}  ({skipped.variable.place}): {skipped.reason}"
+            for skipped in resolution.skipped
+        ]
+    return lines
+
+
+def explain_lines(profiles: ProfileSet, name: str) -> list[str]:
+    """``saferunctl env explain VAR``: every profile that sets the variable, to what and why."""
+    lines: list[str] = []
+    known: set[str] = set()
+    for profile_name in profiles.names():
+        profile = profiles.get(profile_name)
+        for variable in profile.variables:
+            known.update((variable.name, *variable.same_as))
+            if name in (variable.name, *variable.same_as):
+                lines += ["", *_details(variable, f"profile {profile.name} ({variable.place})")]
+                lines += [f"{_INDENT}holds for: {text}" for text in _conditions(variable)]
+        lines += [
+            line
+            for removal in profile.unset
+            if removal.name == name
+            for line in ("", f"profile {profile.name} ({removal.place}) takes {name} out")
+        ]
+    if lines:
+        return lines[1:]
+    from saferun.env.profiles.words import nearest
+
+    near = nearest(name, sorted(known))
+    return [f"no env profile sets {quoted(name)}", *([f"did you mean {near}?"] if near else [])]
+
+
+def diff_lines(profiles: ProfileSet, a: str, b: str, *, vendor: Vendor, versions: Mapping[str, str]) -> list[str]:
+    """``saferunctl env diff A B``: what the ranks get under B and not under A (+), under A and not under B (-)."""
+    first, second = (
+        {
+            setting.variable.name: setting.variable
+            for setting in resolve(profiles, [name], vendor=vendor, versions=versions, user_environ={}).settings
+        }
+        for name in (a, b)
+    )
+    lines: list[str] = []
+    for name in sorted(first.keys() | second.keys()):
+        before = _assignment(first[name]) if name in first else None
+        after = _assignment(second[name]) if name in second else None
+        if before != after:
+            lines += [f"- {before}"] if before is not None else []
+            lines += [f"+ {after}{_bracketed_cost(second[name])}"] if after is not None else []
+    return lines or [f"{a} and {b} set the same variables to the same values on this host"]
+
+
+def _details(variable: Variable, origin: str) -> list[str]:
+    lines = [_assignment(variable), f"{_INDENT}set by {origin}"]
+    if variable.why:
+        lines.append(f"{_INDENT}{variable.why}")
+    lines.append(f"{_INDENT}cost: {variable.cost}")
+    if variable.force:
+        lines.append(f"{_INDENT}replaces what your environment sets")
+    if variable.same_as:
+        lines.append(f"{_INDENT}steps back where {' or '.join(variable.same_as)} is set")
+    if variable.reader:
+        lines.append(f"{_INDENT}read by: {', '.join(variable.reader)}")
+    if variable.source:
+        lines.append(f"{_INDENT}source: {variable.source}")
+    return lines
+
+
+def _conditions(variable: Variable) -> list[str]:
+    texts = [] if variable.vendor == "any" else [f"{variable.vendor} GPUs"]
+    texts += [f"{component} {wanted}" for component, wanted in variable.versions]
+    texts += [f"not {component} {wanted}, with which it breaks" for component, wanted in variable.breaks_with]
+    texts += [f"hosts with {variable.needs_file}"] if variable.needs_file else []
+    return texts
+
+
+def _assignment(variable: Variable) -> str:
+    """``NCCL_DEBUG=INFO on rank 0, WARN on the others``; placeholders stay as they are."""
+    return f"{variable.name}={_values(variable)}"
+
+
+def _values(variable: Variable) -> str:
+    parts = [f"{_shell(part.value)} on {_ranks(part)}" for part in variable.ranks]
+    parts += [f"{_shell(part.value)} on local {_ranks(part)}" for part in variable.local_ranks]
+    if variable.value is None:
+        return f"{', '.join(parts)} only"
+    return ", ".join([*parts, f"{_shell(variable.value)} on the others"]) if parts else _shell(variable.value)
+
+
+def _shell(value: str) -> str:
+    """A value as a shell would want it, with nothing that could move a terminal's cursor."""
+    from shlex import quote
+
+    return quote("".join(char if char.isprintable() else repr(char)[1:-1] for char in value))
+
+
+def _ranks(part: RankValue) -> str:
+    return f"rank {part.first}" if part.first == part.last else f"ranks {part.first}-{part.last}"
+
+
+def _cost(variable: Variable) -> str:
+    return "" if variable.cost == "none" else f", cost: {variable.cost}"
+
+
+def _bracketed_cost(variable: Variable) -> str:
+    return "" if variable.cost == "none" else f"  [cost: {variable.cost}]"
+
+
+def _highest_cost(layers: Sequence[Profile]) -> str:
+    return max((variable.cost for layer in layers for variable in layer.variables), key=COSTS.index, default="none")

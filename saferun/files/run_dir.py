@@ -1,0 +1,304 @@
+"""The run directory: what a launch leaves behind for people to read. Nothing in it can fail a launch."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from saferun.errors import SaferunError, UsageError, suppress
+from saferun.files.streams import APPENDED, WHOLE, DirectFiles, Files, FileStream
+from saferun.files.trees import Tree, add_tree
+from saferun.linux.children import fork
+from saferun.linux.scratch import Scratch
+from saferun.model import JsonObject
+
+BASE = "saferun_runs"
+_LONGEST_NAME = 128
+_THEIRS_HINT = "pass --run-dir DIRECTORY to keep files elsewhere, or --run-dir none to keep none"
+
+
+class RunDirectory:
+    """Files of one launch on one host.
+
+    ``<run>/run.json``, ``<run>/<host>/events.jsonl``, ``<run>/<host>/attempt_<N>/rank_<R>/…``. Where it cannot be
+    written, or is not wanted, ``path`` is None and error files go to a private temporary directory.
+
+    Args:
+        path: the directory; None: the default place below the current directory.
+        wanted: False: keep no files.
+        host: name of this host's sub-directory.
+        run_id: distinguishes runs that start in the same second.
+        warn: told, in one line, what could not be written; a second argument is what to do about it.
+        files: writes them; None: this process.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        wanted: bool,
+        host: str,
+        run_id: str,
+        warn: Callable[..., None],
+        files: Files | None = None,
+    ) -> None:
+        self._chosen = path
+        self._wanted = wanted
+        self._host = host
+        self._run_id = run_id
+        self._has_asked_for_scratch = False
+        self.scratch = Scratch(run_id)
+        self._warn = warn
+        self.files: Files = files or DirectFiles()
+        self.files.on_failed = self._on_failed
+        self.files.on_written = self._on_written
+        self._failing: set[str] = set()
+        self._missing_bytes = 0
+        self._has_warned = False
+        self._has_recovered = False
+        self._is_open = False
+        self._waiting: list[Callable[[], None]] | None = None  # for the directory to be made
+        self._event_file: FileStream | None = None
+        self._events: list[JsonObject] = []
+        self._is_part = False
+        self._part = ""
+        self.refusal: SaferunError | None = None
+        """Why the launch cannot be: the user has chosen a directory of somebody else."""
+        self.path: str | None = None
+        self.host_path: str | None = None
+        self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}"
+        """What the directory is called where the user chose no other."""
+
+    def join(self, name: str, *, host: str, is_part: bool, task: int) -> None:
+        """This launch is part of a job of several. Does nothing once the directory is open.
+
+        Args:
+            name: what the directory is called on all hosts.
+            host: this host's name in the job.
+            is_part: files about the whole job are somebody else's to write; ours go to the host's directory.
+            task: which of several processes of this host this is; 0 is the first.
+        """
+        self._is_part = is_part
+        if self._is_open:
+            return
+        self._host = _file_name(host) or self._host
+        self.name = _file_name(name) or self.name
+        self._part = f".task_{task}" if task else ""
+
+    def open(self, on_open: Callable[[], None] | None = None) -> None:
+        """Make the directory. Until now nothing has been written, and events were kept in memory.
+
+        Args:
+            on_open: called when it is there, or it is known that there is to be none (``path`` is None then).
+        """
+        if self._is_open:
+            if self._waiting is not None and on_open is not None:
+                self._waiting.append(on_open)
+            elif on_open is not None:
+                on_open()
+            return
+        self._is_open = True
+        chosen = self._chosen or os.path.join(BASE, self.name)
+        path = self._absolute(chosen) if self._wanted else ""
+        if not path:
+            self._events.clear()
+            if on_open is not None:
+                on_open()
+            return
+        ours = self._chosen is None
+        host_path = os.path.join(path, self._host)
+        top = os.path.dirname(path)
+        latest = [f".latest-{os.urandom(6).hex()}", "latest"]
+        self.path, self.host_path = path, host_path
+        self._waiting = [on_open] if on_open is not None else []
+
+        self.files.place = path
+        add_tree(Tree(top if ours else path))  # for a writer that follows the first one, and for captures
+
+        def on_answer(answer: JsonObject | None) -> None:
+            if answer is not None and "error" in answer:
+                errno, words, failed = answer["error"]
+                self.path = self.host_path = None
+                if answer.get("is_theirs") and not ours:
+                    hint = "pass another --run-dir, or --run-dir none to keep no files"
+                    where = f"{shorter_path(failed)}: " if failed not in {path, chosen, ""} else ""
+                    self.refusal = UsageError(f"--run-dir {chosen}: {where}{words}", hint)
+                else:
+                    hint = _THEIRS_HINT if answer.get("is_theirs") else ""
+                    self.lost(f"no run directory: {failed or chosen}", OSError(errno, words), hint)
+            elif answer is None:
+                self._failing.add(path)  # it may yet be made, and is not relied upon
+            self._begin()
+
+        arguments: list[object] = [path, host_path, top if ours else "", latest if ours else []]
+        self.files.ask("make_run_directory", arguments, on_answer)
+
+    def _absolute(self, path: str) -> str:
+        try:
+            return os.path.abspath(path)
+        except OSError as error:  # the current directory is gone
+            self.lost(f"no run directory: {path}", error)
+            return ""
+
+    def _begin(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        events, self._events = self._events, []
+        if self.host_path is not None:
+            self._event_file = self.files.open(os.path.join(self.host_path, f"events{self._part}.jsonl"), APPENDED)
+        for event in events:
+            self.write_event(event)
+        for call in waiting:
+            call()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # What cannot be written
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether whatever the ranks write can be read here."""
+        return self.path is not None and self._waiting is None and not self._failing and not self.files.is_stalled
+
+    def lost(self, path: str, error: OSError, hint: str = "") -> None:
+        """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
+        if not self._has_warned and self.refusal is None:
+            self._has_warned = True
+            words = f"{path}: {error.strerror}; what cannot be written to files still goes to the console"
+            self._warn(words, *([hint] if hint else []))
+
+    def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files
+        if is_tried_again:
+            self._failing.add(path)
+        self.lost(path, error)
+
+    def _on_written(self, path: str, missing_bytes: int) -> None:
+        self._failing.discard(path)
+        self._missing_bytes += missing_bytes
+        if self._failing or self._has_recovered:
+            return
+        self._has_recovered = True
+        missing = (
+            f"{self._missing_bytes} bytes are missing in them, which they note"
+            if self._missing_bytes
+            else ("nothing is missing in them")
+        )
+        self._warn(f"{path}: files are written again; {missing}")
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Files
+
+    def rank_path(self, attempt: int, rank: int) -> str | None:
+        """The directory of one rank's files; None where there is no run directory."""
+        if self.host_path is None:
+            return None
+        return os.path.join(self.host_path, f"attempt_{attempt}", f"rank_{rank}")
+
+    def make_scratch(
+        self,
+        attempt: int,
+        ranks: Sequence[int],
+        on_made: Callable[[list[str] | OSError], None],
+        *,
+        is_large: bool = False,
+    ) -> None:
+        """Have the ranks' directories of an attempt made in a private temporary directory.
+
+        Args:
+            attempt: the attempt's number.
+            ranks: the ranks.
+            on_made: takes the directories, or why there is no temporary directory. Where a file system does not answer,
+                the ranks are not kept from their start: the directories are where they will be, or empty.
+            is_large: what is written there may be too large for memory.
+        """
+        names = [os.path.join(f"attempt_{attempt}", f"rank_{rank}") for rank in ranks]
+        made = [] if is_large else self._made_in_memory(names)
+        if made:
+            on_made(made)
+            return
+
+        def on_answer(answer: JsonObject | None) -> None:
+            if answer is not None and "error" in answer:
+                errno, words, path = answer["error"]
+                on_made(OSError(errno, words, path))
+                return
+            base = self.scratch.expected_path() if is_large else ""
+            if answer is not None:
+                base, device, inode = answer["value"]
+                self.scratch.note(base, (device, inode))
+            on_made([os.path.join(base, name) if base else "" for name in names])
+
+        self._has_asked_for_scratch = True
+        self.files.ask("make_scratch_directories", [self._run_id, int(is_large), list(names)], on_answer)
+
+    def _made_in_memory(self, names: Sequence[str]) -> list[str]:
+        """Directories that nobody has to be asked for; none where there is no memory for them."""
+        with suppress(OSError):
+            base = self.scratch.in_memory_path()
+            for name in names:
+                os.makedirs(os.path.join(base, name), exist_ok=True)
+            return [os.path.join(base, name) for name in names]
+        return []
+
+    def write_event(self, event: JsonObject) -> None:
+        """Append one line to events.jsonl, without secrets."""
+        if not self._is_open or self._waiting is not None:
+            self._events.append(event)
+        elif self._event_file is not None:
+            from saferun.text.redaction import redacted_json
+
+            self._event_file.write(json.dumps(redacted_json(event), default=str).encode() + b"\n")
+
+    def write_json(self, name: str, content: JsonObject) -> None:
+        """Write a file of the run directory as a whole, or not at all."""
+        self.write_text(name, json.dumps(content, indent=1, default=str) + "\n")
+
+    def write_text(self, name: str, content: str) -> None:
+        """Write a file of the run directory as a whole, or not at all."""
+        if self._waiting is not None:
+            self._waiting.append(lambda: self.write_text(name, content))
+            return
+        if self.path is None or self.host_path is None:
+            return
+        if self._is_part:
+            stem, extension = os.path.splitext(name)
+            path = os.path.join(self.host_path, f"{stem}{self._part}{extension}")
+        else:
+            path = os.path.join(self.path, name)
+        file = self.files.open(path, WHOLE)
+        file.write(content.encode(errors="backslashreplace"))
+        file.close()
+
+    def make_directory(self, path: str) -> None:
+        """Have a directory of this launch made; whoever writes there makes it where it is not there yet."""
+        self.files.ask("make_directories", [[path], []])
+
+    def close(self) -> None:
+        """Close the files and remove what was temporary."""
+        if self._event_file is not None:
+            self._event_file.close()
+            self._event_file = None
+        made = self.scratch.made
+        if made and self.files.is_stalled:
+            # The place may be as dead as what the writer hangs in, or it may not.
+            with suppress(OSError):
+                fork(self.scratch.close)
+            made = []
+        if made or self._has_asked_for_scratch:
+            self.files.ask("remove_directories", [made])
+            self.scratch.forget()
+
+
+def _file_name(text: str) -> str:
+    """What came from another host, as a name of one file; empty where it is none."""
+    fine = 0 < len(text) < _LONGEST_NAME and all(char.isalnum() or char in "._-" for char in text)
+    return text if fine and not text.startswith(".") else ""
+
+
+def shorter_path(path: str) -> str:
+    """A path as it is shown: relative to the current directory where that is shorter."""
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the current directory is gone
+        return path
+    return relative if len(relative) < len(path) else path

@@ -1,1 +1,0 @@
-"""What touches Linux: processes, signals, /proc, the network, limits."""

@@ -1,0 +1,301 @@
+"""What the supervisor may need once the ranks run, imported at a quiet moment after their start.
+
+While ranks run the supervisor opens no file of saferun's or Python's: the file system that holds them may be the one
+that hangs, and whoever opens a file there hangs with it. At the start nothing is imported that a launch in good order
+can do without, because every launch would wait for it. So it is done in between: the examiner imports all of it beside
+the ranks, and hands the code on; the supervisor imports that from memory, a moment later and one module at a time.
+
+Who needs the modules earlier (a rank has failed at once) has the examiner hurry, and is called when they are there. If
+they do not come, nothing waits for them: imports fail, and what needs them is absent, with one line.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from saferun.errors import suppress
+from saferun.linux.helper import NoHelperError
+from saferun.linux.search_path import search_theirs_last
+from saferun.model import ExitStatus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.held_code import HeldModules
+    from saferun.linux.poller import Poller
+
+MODULES = (
+    # To watch the ranks
+    "saferun.evidence",
+    "saferun.watchdog.monitor",
+    "saferun.watchdog.verdicts",
+    "saferun.watchdog.job",
+    "saferun.linux.stuck",
+    "saferun.linux.locked_code",
+    # To have them looked at, and to know what was seen
+    "saferun.captures.wire",
+    "saferun.captures.gaps",
+    "saferun.linux.cgroups",
+    "saferun.linux.core_watch",
+    "saferun.linux.core_files",
+    "saferun.linux.core_notes",
+    "saferun.linux.shared_memory",
+    "saferun.linux.start_marks",
+    "saferun.diagnosis",
+    "saferun.diagnosis.crash",
+    "saferun.diagnosis.hang",
+    "saferun.diagnosis.start",
+    "saferun.preflight.results",
+    "saferun.supervisor.policy.facts",
+    "saferun.launch.retry_waits",
+    # To check this host beside the ranks
+    "saferun.preflight.driver",
+    # To tell it
+    "saferun.report.text",
+    "saferun.text.redaction",
+    "saferun.report.report_json",
+    "saferun.report.report_text",
+    "saferun.preflight.json_report",
+    "saferun.preflight.text",
+    "textwrap",
+    "saferun.env.lint.findings",
+)
+"""In the order in which they are wanted."""
+FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence_exchange")
+"""What a job of several hosts takes beside."""
+BEFORE_SEVERAL_HOSTS = (
+    "saferun.watchdog.job",
+    "saferun.watchdog.monitor",
+    "saferun.cluster.evidence_exchange",
+    "saferun.linux.stuck",
+    "saferun.text.redaction",
+    "saferun.env.lint.findings",
+)
+"""Of that what messages of other hosts may ask for as soon as the ranks run. It is imported while the hosts meet."""
+# The processor is left to the ranks for three times as long as a module takes.
+_PAUSE_FACTOR = 3.0
+_LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
+# Whoever reads the code has so long for all of it, and is asked again after a while.
+_BUDGET_S = 60.0
+_AGAIN_S = 5.0
+# So long nothing may come before those who wait are called without it.
+_PATIENCE_S = 5.0
+# A module that nobody has thought of is waited for by the loop itself.
+_FETCH_S = 2.0
+_READ_BYTES = 1 << 16
+
+
+class IdleImports:
+    """Imports modules in the supervisor, one at a time, without opening a file.
+
+    Args:
+        python_path: the user's PYTHONPATH.
+        on_imported: told, once, when all of them are there.
+        poller: the loop's.
+        ask: has code read by another process: takes the modules and a time limit, and returns a descriptor to read
+            what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where there is nobody to read
+            now, and NoHelperError where there never was.
+        wanted: the modules, in an order in which each depends on those before it, as far as possible.
+    """
+
+    def __init__(
+        self,
+        python_path: str,
+        on_imported: Callable[[], None],
+        *,
+        poller: Poller,
+        ask: Callable[[Sequence[str], float], int],
+        wanted: Sequence[str] = (),
+    ) -> None:
+        self._python_path = python_path
+        self._on_imported = on_imported
+        self._poller = poller
+        self._ask = ask
+        self._wanted = tuple(wanted)
+        self._names: deque[str] | None = None
+        self._import_at: float | None = None
+        self._ask_at: float | None = None
+        self._held: HeldModules | None = None
+        self._fd = -1
+        self._is_there = False
+        self._is_patient = True
+        self._is_closed = False
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._give_up_at = 0.0
+
+    # ----------------------------------------------------------------------------------------------- beside the loop
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether ranks have been started, so that no file is opened for an import."""
+        return self._held is not None
+
+    def seal(self) -> None:
+        """The ranks have been started: no file is opened for an import any more."""
+        if self._held is None:
+            from saferun.linux.held_code import HeldModules
+
+            self._held = HeldModules(self._fetch)
+            self._held.seal()
+
+    def import_now(self, names: Iterable[str]) -> None:
+        """Import modules from their files, unless the ranks have been started."""
+        for name in () if self.is_sealed else names:
+            with suppress(Exception):  # who needs it says what is wrong with it
+                __import__(name)
+
+    def begin(self, names: Iterable[str]) -> None:
+        """The modules can be read without waiting. ``names``: in an order in which each depends on those before it."""
+        search_theirs_last(self._python_path)
+        self._names = deque(names)
+        self.seal()
+        if self._is_there:
+            self._import_at = 0.0
+        else:
+            self._request()
+
+    def need(self, call: Callable[[], None]) -> None:
+        """Call when the modules can be imported: at once, where they can, or nothing was sealed yet.
+
+        Where they do not come they are absent, and the call is made all the same.
+        """
+        if self._held is None or self._is_there or not self._is_patient or self._is_closed:
+            call()
+            return
+        if not self._waiting:
+            self._give_up_at = time.monotonic() + _PATIENCE_S
+        self._waiting.append(call)
+        self._request()
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds; None: not by time."""
+        moments = [moment for moment in (self._import_at, self._ask_at) if moment is not None]
+        if self._waiting:
+            moments.append(self._give_up_at)
+        return min(moments, default=None)
+
+    def tick(self, now: float) -> None:
+        """Import the next one, ask again, or go on without, where that is due."""
+        if self._ask_at is not None and self._ask_at <= now:
+            self._request()
+        if self._waiting and self._give_up_at <= now:
+            self._is_patient = False
+            self._call_all()
+        if self._import_at is not None and self._import_at <= now:
+            self._import_next()
+
+    @property
+    def pids(self) -> set[int]:
+        """It has no processes."""
+        return set()
+
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. It was none of these."""
+        return False
+
+    def close(self) -> None:
+        """What is not there yet is not needed any more."""
+        self._import_at = self._ask_at = None
+        self._is_closed = True
+        self._waiting.clear()
+        self._drop()
+
+    # ------------------------------------------------------------------------------------------------------ the code
+
+    def _request(self) -> None:
+        self._ask_at = None
+        if self._is_closed or self._held is None or self._is_there or self._fd >= 0:
+            return
+        self._held.begin()
+        try:
+            self._fd = self._ask(self._wanted, _BUDGET_S)
+        except NoHelperError:
+            # Nobody can read it, so this process has to: what captures and reports would be missing in every launch.
+            self._held.unseal()
+            self._have()
+            return
+        except OSError:
+            # Whoever read it has been lost, perhaps to the file system on which the code lies.
+            self._ask_at = time.monotonic() + _AGAIN_S
+            return
+        self._poller.watch(self._fd, self._on_readable)
+
+    def _on_readable(self) -> None:
+        assert self._held is not None  # noqa: S101 - it was asked for
+        try:
+            chunk = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if chunk:
+            self._held.feed(chunk)
+            self._give_up_at = time.monotonic() + _PATIENCE_S
+            return
+        self._drop()
+        if self._held.is_whole:
+            self._have()
+        else:
+            self._ask_at = time.monotonic() + _AGAIN_S
+
+    def _drop(self) -> None:
+        if self._fd >= 0:
+            self._poller.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _have(self) -> None:
+        self._is_there = self._is_patient = True
+        if self._names is not None:
+            self._import_at = 0.0
+        self._call_all()
+
+    def _call_all(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()()
+
+    def _fetch(self, name: str) -> bool | None:
+        """Have one module read that nobody has thought of. The loop waits for it, though not for long, nor twice."""
+        assert self._held is not None  # noqa: S101 - it asks
+        if self._is_closed or not self._is_patient:
+            return False
+        try:
+            fd = self._ask([name], _FETCH_S)
+        except NoHelperError:
+            return None
+        except OSError:
+            return False
+        give_up_at = time.monotonic() + _FETCH_S
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        content = b""
+        try:
+            while poll.poll(max(0.0, give_up_at - time.monotonic()) * 1000):
+                chunk = os.read(fd, _READ_BYTES)
+                content += chunk
+                if not chunk:
+                    self._held.feed_apart(content)
+                    return True
+            self._is_patient = False
+        finally:
+            os.close(fd)
+        return False
+
+    def _import_next(self) -> None:
+        names = self._names or deque()
+        while names and names[0] in sys.modules:
+            names.popleft()
+        if not names:
+            self._import_at = None
+            if self._held is not None:
+                self._held.forget()
+            self._on_imported()
+            return
+        began = time.monotonic()
+        with suppress(Exception):  # who needs it says what is wrong with it
+            __import__(names.popleft())
+        ended = time.monotonic()
+        self._import_at = ended + min(max((ended - began) * _PAUSE_FACTOR, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)

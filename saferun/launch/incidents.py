@@ -1,0 +1,173 @@
+"""What went wrong in a launch so far, what was found before and decided after, and the report of it all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from saferun.config import LaunchConfig
+from saferun.files.run_dir import RunDirectory, shorter_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from saferun.evidence import DecisionRow, Diagnosis, Evidence
+    from saferun.preflight.results import HostCard, Preflight
+    from saferun.report.report_json import Incident
+
+_CLOCK = "%Y-%m-%d %H:%M:%S"
+
+
+class IncidentLog:
+    """Incidents in the order of time. The report is written anew after each, and at the end.
+
+    Not at once: the user reads first, and the disk may be what hangs.
+
+    Args:
+        config: the launch.
+        run_dir: where the report goes.
+        host: the host's short name.
+        run_id: marks the processes of this run.
+        guarded: calls, and says in one line what could not be done.
+    """
+
+    def __init__(
+        self, config: LaunchConfig, run_dir: RunDirectory, *, host: str, run_id: str, guarded: Callable[..., Any]
+    ) -> None:
+        self.launched_time = time.time()
+        self._config = config
+        self._run_dir = run_dir
+        self.host = host  # its name in the job, once it has one
+        self._run_id = run_id
+        self._guarded = guarded
+        self._incidents: list[Incident] = []
+        self._decisions: list[DecisionRow] = []
+        self._preflight: Preflight | None = None
+        self._cards: Mapping[int, HostCard] = {}
+        self._has_new_preflight = False
+        self.is_due = False
+
+    @property
+    def files(self) -> str | None:
+        """The run directory as it is shown, if there is one."""
+        return shorter_path(self._run_dir.path) if self._run_dir.path is not None else None
+
+    def add(
+        self,
+        kind: str,
+        evidence: Evidence,
+        diagnosis: Diagnosis,
+        *,
+        attempt: int,
+        followed: str,
+        said: Sequence[str],
+        directory: str,
+    ) -> None:
+        """One more incident. The arguments are the fields of report_json's Incident."""
+        from saferun.report.report_json import Incident
+
+        now = time.time()
+        self._incidents.append(
+            Incident(
+                kind,  # type: ignore[arg-type]
+                attempt,
+                now,
+                evidence,
+                diagnosis,
+                followed,  # type: ignore[arg-type]
+                said=tuple(said),
+                directory=directory,
+                clock=time.strftime(_CLOCK, time.localtime(now)),
+            )
+        )
+        self.is_due = True
+
+    def add_decision(self, row: DecisionRow) -> None:
+        """What follows an attempt, and why: one more row of the report."""
+        clock = row.clock or time.strftime(_CLOCK, time.localtime(row.time))
+        self._decisions.append(row._replace(clock=clock))
+        self.is_due = self.is_due or self._has_report
+
+    def set_preflight(self, preflight: Preflight, cards: Mapping[int, HostCard]) -> None:
+        """What the checks before the start that is at hand found; what they found before an earlier one is given up.
+
+        Nothing is written for good news alone until the launch is over, or ``write_preflight`` is called.
+
+        Args:
+            preflight: of all hosts, or of this one where it is alone.
+            cards: what the hosts told of themselves, by their numbers.
+        """
+        self._preflight, self._cards = preflight, cards
+        self._has_new_preflight = True
+        self.is_due = self.is_due or self._has_failed_checks
+
+    def write_preflight(self) -> None:
+        """Write preflight.json where there is a run directory, if there is something new: at a quiet moment."""
+        if self._has_new_preflight and self._run_dir.path is not None:
+            self._has_new_preflight = False
+            self._guarded("write what the checks found", self._write_preflight)
+
+    def write(self) -> None:
+        """Write the report, if something has happened since."""
+        if self.is_due:
+            self.is_due = False
+            self._guarded("write the report", self._write)
+
+    def note_recovery(self, lasted_s: float) -> None:
+        """The hang that was told last is over, after so many seconds."""
+        if self._incidents and self._incidents[-1].kind == "hang":
+            self._incidents[-1] = self._incidents[-1]._replace(followed="recovered", recovered_after_s=lasted_s)
+            self.is_due = True
+
+    def finish(self, exit_code: int, *, stopped: bool) -> None:
+        """The launch is over; where nothing went wrong there is no report."""
+        self.is_due = False
+        if self._has_report:
+            outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
+            self._guarded("write the report", self._write, exit_code, outcome)
+        elif self._preflight is not None and self._config.checks.preflight == "only":
+            self._run_dir.open()  # which does nothing where no files are wanted
+        self.write_preflight()
+
+    @property
+    def _has_failed_checks(self) -> bool:
+        return self._preflight is not None and any(result.verdict == "fail" for result in self._preflight.results)
+
+    @property
+    def _has_report(self) -> bool:
+        # An end alone may be the user's own.
+        has_tried_again = any(row.next_step != "finish" for row in self._decisions)
+        return bool(self._incidents) or has_tried_again or self._has_failed_checks
+
+    def _write(self, exit_code: int | None = None, outcome: str = "running") -> None:
+        if not self._incidents:
+            self._run_dir.open()  # nothing has been started so far, perhaps
+        if self._run_dir.path is None:
+            return
+        self.write_preflight()
+        from saferun.report.report_json import Run, build_report
+        from saferun.report.report_text import build_report_text
+
+        run = Run(
+            self._run_id,
+            self.host,
+            ("saferun", *self._config.argv),
+            self.launched_time,
+            ended_at=time.time() if exit_code is not None else None,
+            exit_code=exit_code,
+            outcome=outcome,  # type: ignore[arg-type]
+            files=self.files or "",
+            clock=time.strftime(_CLOCK, time.localtime(self.launched_time)),
+        )
+        decisions, preflight = self._decisions, self._preflight
+        report = build_report(run, self._incidents, decisions=decisions, preflight=preflight)
+        self._run_dir.write_json("report.json", report)
+        text = build_report_text(run, self._incidents, decisions=decisions, preflight=preflight, cards=self._cards)
+        self._run_dir.write_text("report.txt", text)
+
+    def _write_preflight(self) -> None:
+        if self._preflight is not None:
+            from saferun.preflight.json_report import preflight_json
+
+            self._run_dir.write_json("preflight.json", preflight_json(self._preflight, self._cards))

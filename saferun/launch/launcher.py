@@ -1,0 +1,221 @@
+"""Wires everything for one launch; errors become exit codes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from saferun.config import HostsConfig, LaunchConfig
+from saferun.console.screen import Screen
+from saferun.env.apply import resolve_environ
+from saferun.env.profiles import Resolution
+from saferun.errors import SaferunError, printable, suppress
+from saferun.files.run_dir import RunDirectory
+from saferun.files.writer import Writer
+from saferun.launch.checks import ranks_wait
+from saferun.linux.limits import has_room_for_files
+from saferun.linux.net import short_host_name
+from saferun.linux.prctl import become_subreaper, keep_freed_memory
+from saferun.linux.procfs import children_of
+from saferun.linux.reaper import Reaper
+from saferun.linux.streams import ensure_standard_descriptors
+from saferun.supervisor.events import Finish
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.spares import Spares
+    from saferun.preflight.client import CheckProcess
+
+_BACKSTOP_S = 5.0
+# Every trial of a search for bad parts has a deadline of its own, and their number is bounded.
+_COLLECTIVE_S = 6 * 3600.0
+# A meeting that fails is told by the coordinator; this is for one that says nothing.
+_JOIN_BACKSTOP_S = 60.0
+# Of --host-timeout: five minutes unless another one is given, as torchrun waits at its exit barrier.
+_UNHEARD_TIMEOUTS = 10
+# The host that decides waits for the others' parts of a picture (``exchange.OTHERS_S``), and a little longer.
+_OTHERS_S = 12.0
+# A few chunks of output with their prefixes.
+_KEPT_BYTES = 4 << 20
+# More ranks than this on one host are rare, and each spare takes memory.
+_MOST_SPARES = 16
+
+
+def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProcess | None = None) -> int:
+    """Carry out one launch on this host.
+
+    Args:
+        config: the launch.
+        environ: saferun's own environment.
+        checks: the check process, where it has been forked already.
+
+    Returns:
+        saferun's exit code. Where a signal ended the launch before anything ran, this does not return.
+    """
+    ensure_standard_descriptors()
+    if config.checks.nics and config.checks.nics != ("auto",):
+        from saferun.launch.nic import with_nics
+
+        environ = with_nics(config, environ)
+    resolution = resolve_environ(config.environ, environ)
+    if config.show_config or config.dry_run:
+        from saferun.launch.dry_run import config_lines, plan_lines
+
+        lines = config_lines(config) if config.show_config else []
+        lines += plan_lines(config, resolution, environ, short_host_name()) if config.dry_run else []
+        try:
+            sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            pass  # the reader has seen enough
+        except OSError as error:
+            raise SaferunError(f"standard output: {error.strerror}", "make room there, or write elsewhere") from None
+        return 0
+    run_id = os.urandom(8).hex()
+    # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
+    older = frozenset(children_of(os.getpid())) - ({checks.pid} if checks is not None else set())
+    # Some daemons start their children with it blocked; where there are no pidfds it alone tells the end of a process.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    become_subreaper()
+    keep_freed_memory(_KEPT_BYTES)
+    reaper = Reaper(run_id)
+    try:
+        finish = _run(config, environ, resolution, run_id, older, reaper, checks)
+    finally:
+        reaper.dismiss()
+    if finish.reraise is not None:
+        signal.signal(finish.reraise, signal.SIG_DFL)
+        os.kill(os.getpid(), finish.reraise)
+    return finish.exit_code
+
+
+def _fork_spares(config: LaunchConfig, environ: Mapping[str, str]) -> Spares | None:
+    """Processes for the ranks, where these are started as soon as possible."""
+    if config.hosts.together or (config.checks_here and ranks_wait(config, environ)) or not has_room_for_files():
+        return None
+    from saferun.linux.spares import Spares
+
+    return Spares(min(config.nproc_per_node, _MOST_SPARES))
+
+
+def _run(
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    resolution: Resolution,
+    run_id: str,
+    older: frozenset[int],
+    reaper: Reaper,
+    checks: CheckProcess | None,
+) -> Finish:
+    output = config.output
+    host = short_host_name()
+
+    early: list[str] = []  # what is to be said before there is a console
+    say: Callable[[str], None] = early.append
+
+    def warn(text: str, hint: str = "") -> None:
+        say(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
+
+    writer = Writer(warn)
+    run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
+    run_dir.scratch.on_made = reaper.note_made
+    try:
+        screen = Screen(
+            1,
+            2,
+            raw=output.prefix is None and output.legacy_template is None,
+            carries=True,
+            skipping=False,  # until there are files that keep all of it
+            where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
+        )
+    except OSError:
+        writer.discard()
+        raise
+    say = screen.say
+    for text in early:
+        say(text)
+    # Only now: the processes forked before stay as small as they can be.
+    spares = _fork_spares(config, environ)
+    from saferun.launch.investigation import CORE_BUDGET_S
+    from saferun.launch.runtime import Runtime
+    from saferun.supervisor.machine import Limits, Supervisor
+    from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+
+    hosts, retry = config.hosts, config.retry
+    if config.settings_file is not None and config.settings["config"].origin == "default":
+        screen.say(f"saferun: settings from {printable(config.settings_file)}")
+    if hosts.note:
+        warn(hosts.note)
+    limits = Limits(
+        # The capture ends itself at its budget; the phase is the backstop.
+        capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
+        grace_s=config.shutdown_timeout_s,
+        diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
+        leftovers_s=config.leftovers_timeout_s,
+    )
+    # What another host may take from the failure to its last word.
+    peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
+    if config.checks.collective:
+        limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
+    if hosts.together:
+        # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
+        least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
+        join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
+        limits = limits._replace(
+            capture_s=limits.capture_s + _OTHERS_S,
+            join_s=join_s + _JOIN_BACKSTOP_S,
+            unheard_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
+        )
+    gc.freeze()  # all this stays to the end
+    gc.enable()
+    try:
+        return Runtime(
+            config,
+            environ,
+            Supervisor(
+                AttemptPolicy(
+                    config.max_restarts,
+                    retry.start_retries,
+                    retry.wait_s,
+                    always=retry.always,
+                    exclude_bad_hosts=retry.exclude_bad_hosts,
+                ),
+                limits,
+                HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep"),
+                JobPolicy(
+                    together=hosts.together,
+                    outlives_leader=config.rendezvous.backend != "static",
+                    peers_s=peers_s if hosts.together else 0.0,
+                    hurries=bool(hosts.detected),
+                    least_hosts=hosts.least,
+                ),
+                leftovers=config.leftovers,
+            ),
+            screen=screen,
+            run_dir=run_dir,
+            host=host,
+            run_id=run_id,
+            resolution=resolution,
+            witness=(reaper.pid, reaper.witness_fd),
+            older_children=older,
+            reaper=reaper,
+            peers_s=peers_s,
+            checks=checks,
+            writer=writer,
+            spares=spares,
+        ).run()
+    finally:
+        run_dir.close()
+        if spares is not None:
+            spares.close()
+
+
+def leave(exit_code: int) -> None:
+    """End the process without the interpreter's shutdown, which a supervisor has no use for."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(exit_code)

@@ -1,0 +1,32 @@
+"""``--nic``: the variables that make the libraries use certain network interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from saferun.config import LaunchConfig
+from saferun.console.stderr import tell
+from saferun.errors import printable
+from saferun.linux.nics import read_nics
+from saferun.preflight.interfaces import mpirun_words, nic_environ
+
+
+def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with what ``--nic`` sets, which is told once a job.
+
+    Whether there are such interfaces is for the checks to say, so that all hosts hear of it.
+    """
+    names = config.checks.nics
+    chosen = nic_environ(names, read_nics(), environ)
+    task = config.hosts.task
+    if config.hosts.node_rank in {0, None} and (task is None or task.local_rank == 0) and not config.dry_run:
+        tell(told(names, chosen))
+        if config.hosts.detected.startswith("Open MPI"):
+            tell(f"saferun: for mpirun itself: {printable(mpirun_words(names))}")
+    return {**environ, **chosen}
+
+
+def told(names: Sequence[str], chosen: Mapping[str, str], *, auto: bool = False) -> str:
+    """The line about it."""
+    variables = " ".join(f"{name}={value}" for name, value in chosen.items()) or "all is set as it is to be"
+    return printable(f"saferun: --nic {'auto: ' if auto else ''}{','.join(names)}: {variables}")

@@ -1,0 +1,273 @@
+"""What the ranks left behind when they ended, and what becomes of it.
+
+Only what is provably a rank's counts: a process that carries the run's id in its environment, or that lives in a
+session that a rank made. Whatever else was handed to this process (as the first process of a container, or because it
+became saferun by exec) is reaped when it ends, and never signalled.
+
+After a failure, what is left is ended. After ranks that ended with exit code 0, what still works is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from saferun.errors import suppress
+from saferun.linux.activity import Activity
+from saferun.linux.children import reap
+from saferun.linux.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
+from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
+from saferun.linux.sessions import Sessions
+from saferun.model import ExitStatus
+
+_SWEEP_INTERVAL_S = 0.05
+_WAIT_INTERVAL_S = 0.5
+_LAST_SWEEP_S = 2.0
+# Whose a process is that waits for a disk may be read a moment later; one that waits longer, no signal ends anyway.
+_UNSURE_S = 1.0
+# Helpers of a library that end by themselves when their rank is gone are worth no line.
+_SAY_AFTER_S = 1.0
+_MOST_NAMED = 4
+_LONGEST_NAME = 60
+
+
+class Leftovers:
+    """Processes that came from the ranks, the ranks themselves apart.
+
+    Args:
+        run_id: marks the processes of this run.
+        not_ours: children of this process that have nothing to do with the launch.
+        exempt: tells which processes are saferun's own, or ranks that were given up.
+        on_gone: told, with all that had to be ended, that none is left.
+        say: takes one line for the user.
+        warn: told of those that cannot be ended.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        not_ours: frozenset[int],
+        exempt: Callable[[], set[int]],
+        on_gone: Callable[[tuple[int, ...]], None],
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self.deadline: float | None = None  # when ``sweep`` is due, in monotonic seconds
+        self.given_up: set[int] = set()  # of earlier attempts, which no signal ends
+        self._run_id = run_id
+        self._not_ours = not_ours
+        self._exempt = exempt
+        self._on_gone = on_gone
+        self._say = say
+        self._warn = warn
+        self._sessions = Sessions()
+        self._ranks: dict[int, int] = {}  # pid of a rank -> its rank
+        self.is_left = False  # they are to live on
+        self._forget()
+
+    def _forget(self) -> None:
+        self._swept: dict[int, float] = {}  # pid -> when SIGKILL follows the SIGTERM that it was sent
+        self._term_s = 0.0
+        self._wait_until = 0.0
+        self._idle_s = 0.0
+        self._say_at = 0.0
+        self._activity: Activity | None = None
+        self._unsure: dict[int, float] = {}  # pid -> until when it may turn out to be one of them
+
+    def begin_attempt(self) -> None:
+        """A new attempt begins: the numbers of the old sessions may be anybody's from now on."""
+        self._forget()
+        self._sessions.clear()
+        self._ranks.clear()
+
+    def note_rank(self, pid: int, rank: int) -> int:
+        """A rank has been started and leads a session of its own. Returns when, in clock ticks since boot."""
+        self._ranks[pid] = rank
+        return self._sessions.add(pid)
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float, term_s: float, *, wait_s: float = 0.0, idle_s: float = 0.0) -> None:
+        """End them, or wait for their ends.
+
+        Args:
+            now: monotonic seconds.
+            term_s: seconds between SIGTERM and SIGKILL.
+            wait_s: how long those that work are waited for.
+            idle_s: how long one that is waited for may do nothing before it is ended.
+        """
+        self._term_s = term_s
+        self._wait_until = now + wait_s
+        self._idle_s = idle_s
+        self._say_at = now + _SAY_AFTER_S
+        self._activity = Activity() if wait_s > 0 else None
+        # Who is being ended already does not get more time by that.
+        self._swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self._swept.items()}
+        self.sweep(now)
+
+    def leave(self) -> None:
+        """They are left to themselves, as torchrun leaves them."""
+        self.is_left = True
+        self._on_gone(())
+
+    def sweep(self, now: float) -> None:
+        """Look what there is, and signal what is to end: SIGTERM once to each process, SIGKILL later."""
+        pids, unsure = self._look()
+        if not pids and not any(now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
+            self.deadline = None
+            self._activity = None
+            self._warn_of(unsure)
+            self._on_gone(tuple(sorted(self._swept)))
+            return
+        self.deadline = now + _SWEEP_INTERVAL_S
+        if not pids:
+            return
+        if self._activity is not None and now < self._wait_until:
+            idle = self._idle_among(pids, now, self._activity)
+            self._end(idle, now, f", idle for {self._idle_s:g} s")
+            if not self._swept:
+                self.deadline = min(now + _WAIT_INTERVAL_S, self._wait_until)
+                if self._say_at <= now:
+                    self._say_at = float("inf")
+                    minutes = _duration(self._wait_until - now)
+                    self._say(f"waiting for {self._words(pids)}, {minutes} at most; Ctrl-C ends it")
+        elif self._activity is not None:
+            self._end(pids, now, ", which had not ended in time")
+        else:
+            self._end(pids, now, "")
+
+    def _idle_among(self, pids: list[int], now: float, activity: Activity) -> list[int]:
+        """Those that have done nothing for so long that they are not waited for, and those that are being ended."""
+        families: dict[int, list[int]] = {}
+        root_of: dict[int, int] = {}
+        for pid in pids:  # parents come before their children
+            stat = read_stat(pid)
+            parent = stat.ppid if stat is not None else 0
+            root_of[pid] = root_of.get(parent, pid)
+            families.setdefault(root_of[pid], []).append(pid)
+        idle: list[int] = []
+        for root, members in families.items():
+            moved_at = activity.look(root, members, now)
+            if now - moved_at >= self._idle_s or any(pid in self._swept for pid in members):
+                idle += members
+        return idle
+
+    def _end(self, pids: Iterable[int], now: float, why: str) -> None:
+        """Signal these; what has not been signalled before is said."""
+        new = [pid for pid in pids if pid not in self._swept]
+        if new:
+            self._say(f"ending {self._words(new)}{why}")
+        for pid in pids:
+            more_s = INNER_PATIENCE_S if is_reaper(pid) else 0.0
+            killing = now >= self._swept.setdefault(pid, now + self._term_s + more_s)
+            if killing or pid in new:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL if killing else signal.SIGTERM)
+                    stat = read_stat(pid)
+                    if stat is not None and stat.state == "T":
+                        # A stopped process takes no signal but SIGKILL before it goes on.
+                        os.kill(pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """The time for it is over: what is still there is named and left, and the next attempt is not disturbed."""
+        if self.deadline is None:
+            return
+        self.deadline = None
+        left, unsure = self._look()
+        if left:
+            self.given_up.update(left)
+            self._warn(f"could not be ended and is left behind: {self._words(left)}")
+        self._warn_of(unsure)
+
+    def _warn_of(self, unsure: list[int]) -> None:
+        if unsure:
+            self._warn(f"may be left behind, asleep in the kernel (state D): {self._words(unsure)}")
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The loop's side
+
+    def tick(self, now: float) -> None:
+        """Look again, where that is due."""
+        if self.deadline is not None and self.deadline <= now:
+            self.sweep(now)
+
+    @property
+    def pids(self) -> set[int]:
+        """Nothing of this part's own is exempt from the sweep."""
+        return set()
+
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """Whoever was waited for, the next sweep notices."""
+        return False
+
+    def close(self) -> None:
+        """Whatever the reason for the end: none of them lives on, unless they are to be left."""
+        give_up_at = time.monotonic() + _LAST_SWEEP_S
+        while not self.is_left and (pids := self.remaining()) and time.monotonic() < give_up_at:
+            is_late = time.monotonic() > give_up_at - _LAST_SWEEP_S / 2
+            for pid in [pid for pid in pids if is_late or not is_reaper(pid)]:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            reap()
+            time.sleep(_SWEEP_INTERVAL_S)
+        reap()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def remaining(self) -> list[int]:
+        """Those that are there now; parents come before their children."""
+        return self._look()[0]
+
+    def _look(self) -> tuple[list[int], list[int]]:
+        """Those that are there now, and those of which that cannot be known without waiting for them."""
+        leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
+        found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
+        for pid in descendants_of(os.getpid(), frozenset(leave_out)):
+            found[self._sessions.session_of(pid) is not None or belongs_to_run(pid, self._run_id)].append(pid)
+        return found[True], found[None]
+
+    def _rank_of(self, pid: int) -> str:
+        session = self._sessions.session_of(pid)
+        if session is not None:
+            return str(self._ranks.get(session, "?"))
+        rank = read_environ_entry(pid, "RANK")
+        return rank if rank.isdigit() else "?"
+
+    def _words(self, pids: list[int]) -> str:
+        """``2 processes of rank 0: aws s3 sync … (pid 12), sleep 600 (pid 13)``."""
+        by_name: dict[str, list[int]] = {}
+        for pid in pids:
+            by_name.setdefault(_name(pid), []).append(pid)
+        ranks = sorted({self._rank_of(pid) for pid in pids} - {"?"}, key=int)
+        of = f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}" if 0 < len(ranks) <= _MOST_NAMED else ""
+        count = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
+        return f"{count}{of}: {_listed(by_name)}"
+
+
+def _listed(by_name: Mapping[str, list[int]]) -> str:
+    shown = [
+        f"{name} (pid {', '.join(map(str, pids[:_MOST_NAMED]))}{', …' if len(pids) > _MOST_NAMED else ''})"
+        for name, pids in list(by_name.items())[:_MOST_NAMED]
+    ]
+    return ", ".join([*shown, *(["…"] if len(by_name) > _MOST_NAMED else [])])
+
+
+def _name(pid: int) -> str:
+    """A process's command line, short, without secrets and on one line."""
+    arguments = read_cmdline(pid)
+    try:
+        from saferun.text.redaction import redacted_arguments
+
+        arguments = redacted_arguments(arguments)
+    except ImportError:  # its file cannot be read, and what follows the program's name may be secret
+        arguments = arguments[:1]
+    text = " ".join(arguments) or "a process without a command line"
+    text = "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"  # noqa: PLR2004 - a minute

@@ -1,0 +1,473 @@
+"""The ranks of one attempt on this host: their processes, their streams, their ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from signal import SIGCONT
+from time import localtime, strftime
+
+from saferun.config import LaunchConfig
+from saferun.console.prefix import colored, render_legacy, render_template
+from saferun.console.rank_stream import LineFilter, RankStream
+from saferun.console.screen import ConsoleStream, Screen
+from saferun.errors import SaferunError
+from saferun.files.run_dir import RunDirectory, shorter_path
+from saferun.files.streams import FRESH, LAZY, FileStream
+from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_group
+from saferun.linux.core_limits import RankPreparation, prepare_rank
+from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
+from saferun.linux.procfs import read_stat
+from saferun.linux.program_start import Waiting, start_error
+from saferun.linux.signals import caught_signals
+from saferun.linux.spares import Spares
+from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
+from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankEnd, RankPlace, Value
+from saferun.supervisor.topology import rank_environ, substitute_local_rank
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.evidence import RankOutput
+    from saferun.linux.reaper import Reaper
+
+_RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
+_NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
+# A rank that ends while something of its family goes on writing is not waited for beyond this.
+_MOST_CHUNKS_AT_EXIT = 256
+# Of each stream, for the diagnosis: a traceback through torch's layers is long, and where it begins matters.
+_LAST_LINES = 200
+
+
+class AttemptPlan(Value):
+    """What the ranks of an attempt are started with.
+
+    ``environs``, ``command_prefixes`` and what ``destinations`` holds are in order of local rank.
+    """
+
+    attempt: int
+    placement: Placement
+    destinations: LogDestinations
+    environs: tuple[dict[str, str], ...]
+    command_prefixes: tuple[tuple[str, ...], ...]
+
+    def position(self, place: RankPlace) -> int:
+        """Where a rank stands among those of this process, which need not begin with local rank 0."""
+        return place.local_rank - self.placement.ranks[0].local_rank
+
+
+class Rank:
+    """A started rank."""
+
+    __slots__ = ("child", "end", "place", "recorded", "signals", "stderr_path", "streams")
+
+    def __init__(self, place: RankPlace, child: Child, streams: list[RankStream], stderr_path: str) -> None:
+        self.place = place
+        self.child = child
+        self.streams = streams
+        self.stderr_path = stderr_path
+        self.signals: set[int] = set()  # that saferun sent to it
+        self.end: RankEnd | None = None
+        self.recorded: JsonObject | None = None  # what its error file says: message, time, content
+
+    def output_bytes(self) -> int:
+        """How many bytes it has written to its streams, as far as they come through saferun."""
+        return sum(stream.bytes_read for stream in self.streams)
+
+
+class RankGroup:
+    """All ranks of an attempt on this host.
+
+    Args:
+        config: the launch.
+        plan: what the ranks are started with.
+        screen: where their lines go.
+        run_dir: where their bytes go.
+        host: the host's name for prefixes.
+        warn: told what could not be written.
+        preparation: what is done in each rank's process before its program starts.
+        spares: processes that may become ranks.
+        reaper: told of each rank's session before its program can make anything of it.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        plan: AttemptPlan,
+        *,
+        screen: Screen,
+        run_dir: RunDirectory,
+        host: str,
+        warn: Callable[[str], None],
+        preparation: RankPreparation | None = None,
+        spares: Spares | None = None,
+        reaper: Reaper | None = None,
+    ) -> None:
+        self._config = config
+        self.plan = plan
+        self._screen = screen
+        self._run_dir = run_dir
+        self._host = host
+        self._warn = warn
+        self._filters = self._open_filters()
+        self._preparation = preparation
+        self._spares = spares
+        self._reaper = reaper
+        self._file_limits = make_room_for_files(config.nproc_per_node)
+        self.is_closed = False
+        self._last_lines: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # by rank; once all is closed
+        self._unread = 0  # error files that have been asked for
+        self._on_read: Callable[[], None] | None = None
+        self.ranks: list[Rank] = []
+        self.by_pid: dict[int, Rank] = {}
+
+    def start(self) -> tuple[list[Waiting], SaferunError | None]:
+        """Begin to start every rank in order of local rank. No program's file is waited for.
+
+        Returns:
+            The ranks that have been forked, and why there is not one more (None: those are all).
+        """
+        forked: list[Waiting] = []
+        for place in self.plan.placement.ranks:
+            try:
+                forked.append(self._start(place))
+            except SaferunError as error:
+                return forked, error
+        if self._spares is not None:
+            self._spares.release()
+        return forked, None
+
+    def drop(self, rank: Rank) -> None:
+        """It never became its program: it is no rank."""
+        del self.by_pid[rank.child.pid]
+        self.ranks.remove(rank)
+        if rank.child.pidfd >= 0:
+            os.close(rank.child.pidfd)
+        for stream in rank.streams:
+            stream.close()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def _start(self, place: RankPlace) -> Waiting:
+        i = self.plan.position(place)
+        environ = self.plan.environs[i]
+        argv = [*self.plan.command_prefixes[i], *self._argv(place.local_rank)]
+        opened: list[int] = []
+        streams: list[RankStream] = []
+        stderr_path = ""
+        child: Child | None = None
+        try:
+            targets = []
+            for is_stderr in (False, True):
+                stream, target, path = self._open_stream(place, is_stderr=is_stderr)
+                if target > 2:  # noqa: PLR2004
+                    opened.append(target)
+                if stream is not None:
+                    streams.append(stream)
+                if is_stderr:
+                    stderr_path = path
+                targets.append(target)
+            child, report = self._begun(*self._begin_spawn(argv, environ, *targets))
+        except SpawnError as error:
+            raise start_error(error, place.rank, argv, environ) from None
+        except OSError as error:
+            raise SaferunError(
+                f"rank {place.rank} cannot be started: {error}", "look at the limits on open files (ulimit -n)"
+            ) from None
+        finally:
+            for fd in opened:
+                os.close(fd)
+            if child is None:
+                for stream in streams:
+                    stream.close()
+        rank = Rank(place, child, streams, stderr_path)
+        self.ranks.append(rank)
+        self.by_pid[child.pid] = rank
+        return Waiting(place.local_rank, place.rank, child.pid, report, argv, environ)
+
+    def _begin_spawn(
+        self, argv: Sequence[str], environ: Mapping[str, str], stdout: int, stderr: int
+    ) -> tuple[Child, int]:
+        if self._spares is not None and (pids := self._spares.pids):
+            self._note_session(pids[0])
+            begun = self._spares.begin_spawn(
+                argv, environ, stdout=stdout, stderr=stderr, preparation=self._preparation, files=self._file_limits
+            )
+            if begun is not None:
+                return begun
+            if self._reaper is not None:
+                self._reaper.note_ended(pids[0])
+        begun = begin_spawn(argv, environ, stdout=stdout, stderr=stderr, prepare=self._prepare)
+        self._note_session(begun[0].pid)
+        return begun
+
+    def _begun(self, child: Child, report: int) -> tuple[Child, int]:
+        try:
+            return _modest(child, report)
+        except SpawnError:
+            if self._reaper is not None:
+                self._reaper.note_ended(child.pid)
+            raise
+
+    def _note_session(self, pid: int) -> None:
+        """On a busy machine a rank's program may run before this process does again, which may be killed meanwhile."""
+        if self._reaper is not None:
+            stat = read_stat(pid)
+            self._reaper.note_started(pid, stat.start_ticks if stat is not None else 0)
+
+    def _prepare(self) -> None:
+        """In a rank's process, before its program starts."""
+        if self._preparation is not None:
+            prepare_rank(self._preparation)
+        if self._file_limits is not None:
+            restore_files(self._file_limits)
+
+    def _argv(self, local_rank: int) -> list[str]:
+        command = self._config.command
+        if command.run_path:
+            return [sys.executable, _RUN_PATH_PROGRAM, *substitute_local_rank(command.argv, local_rank)]
+        return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
+
+    def _open_stream(self, place: RankPlace, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
+        """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
+        destinations = self.plan.destinations
+        i = self.plan.position(place)
+        path = (destinations.stderrs if is_stderr else destinations.stdouts)[i]
+        teed = i in (destinations.tee_stderrs if is_stderr else destinations.tee_stdouts)
+        on_console = teed or path == ""
+        paths = [path] if path not in {"", os.devnull} else []
+        own_path = self._run_dir.rank_path(self.plan.attempt, place.rank)
+        if own_path is not None:
+            own = os.path.join(own_path, "stderr.log" if is_stderr else "stdout.log")
+            if own not in paths:
+                paths.append(own)
+        shown_path = shorter_path(paths[-1]) if paths else ""
+        if not paths:
+            if not on_console:
+                return None, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), ""
+            if self._config.output.prefix is None and self._config.output.legacy_template is None and not teed:
+                return None, 2 if is_stderr else 1, ""
+        if path == "" and not teed and not has_room_for_files():
+            self._warn(_NO_ROOM)
+            return None, 2 if is_stderr else 1, ""
+        read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
+        # torchrun makes the files of --log-dir at once; the others are made when a rank says something.
+        at_once = self._config.logs.log_dir is not None
+        files = tuple(self._run_dir.files.open(path, FRESH if at_once else LAZY) for path in paths)
+        console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
+        line_filter = None
+        if teed and (shared := self._filters[is_stderr]) is not None:
+            needles, sink = shared
+            line_filter = LineFilter(sink, needles, self._filter_header(place))
+        stream = RankStream(
+            read_end, place.local_rank, is_stderr=is_stderr, files=files, console=console, line_filter=line_filter
+        )
+        return stream, write_end, shown_path
+
+    def _open_ends(self, place: RankPlace, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
+        pane = self._screen.err if is_stderr else self._screen.out
+        wanted = self._config.output.pty == "on" or (self._config.output.pty == "auto" and pane.target.is_terminal)
+        if wanted and on_console:
+            try:
+                columns, rows = terminal_size(pane.target.fd)
+                return open_terminal(columns - len(self._prefix(place)), rows)
+            except OSError as error:
+                self._warn(f"no pseudo-terminal for rank {place.rank}: {error.strerror}; it gets a pipe")
+        return open_pipe(2 * len(self.plan.placement.ranks))
+
+    def resize(self) -> None:
+        """The terminal has another size: tell the ranks on pseudo-terminals."""
+        for rank in self.ranks:
+            for stream in rank.streams:
+                if os.isatty(stream.fd):
+                    pane = self._screen.err if stream.is_stderr else self._screen.out
+                    columns, rows = terminal_size(pane.target.fd)
+                    resize_terminal(stream.fd, columns - len(self._prefix(rank.place)), rows)
+
+    def _prefix(self, place: RankPlace) -> str:
+        output = self._config.output
+        if output.prefix is not None:
+            return render_template(
+                output.prefix, host=self._host, rank=place.rank, local_rank=place.local_rank, role=self._config.role
+            )
+        if output.legacy_template is not None:
+            return self._legacy_prefix(output.legacy_template, place)
+        return ""
+
+    def _legacy_prefix(self, template: str, place: RankPlace) -> str:
+        hostname = os.uname().nodename  # socket.gethostname() without its import
+        return render_legacy(
+            template, hostname=hostname, rank=place.rank, local_rank=place.local_rank, role=self._config.role
+        )
+
+    def _filter_header(self, place: RankPlace) -> str:
+        template = self._config.output.legacy_template
+        if template:
+            return self._legacy_prefix(template, place)
+        return f"[{self._config.role}{place.local_rank}]:"
+
+    def _console_stream(self, place: RankPlace, *, is_stderr: bool) -> ConsoleStream:
+        pane = self._screen.err if is_stderr else self._screen.out
+        prefix = self._prefix(place)
+        color = self._config.output.color
+        if color == "always" or (color == "auto" and pane.target.is_terminal and not os.environ.get("NO_COLOR")):
+            prefix = colored(prefix, place.rank)
+        return ConsoleStream(pane, prefix.encode(errors="backslashreplace"))
+
+    def _open_filters(
+        self,
+    ) -> tuple[tuple[tuple[str, ...], FileStream] | None, tuple[tuple[str, ...], FileStream] | None]:
+        logs, destinations = self._config.logs, self.plan.destinations
+        out = err = None
+        if logs.duplicate_stdout_filters:
+            out = (logs.duplicate_stdout_filters, self._run_dir.files.open(destinations.filtered_stdout, FRESH))
+        if logs.duplicate_stderr_filters:
+            err = (logs.duplicate_stderr_filters, self._run_dir.files.open(destinations.filtered_stderr, FRESH))
+        return out, err
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def signal(self, local_ranks: Sequence[int], signum: int, *, only_handled: bool = False) -> list[int]:
+        """Send a signal to the process groups of ranks that have not ended.
+
+        Args:
+            local_ranks: the ranks.
+            signum: the signal.
+            only_handled: leave out ranks that have no handler for it.
+
+        Returns:
+            The local ranks that it was sent to.
+        """
+        signalled = []
+        for rank in self.ranks:
+            if rank.place.local_rank not in local_ranks or rank.end is not None:
+                continue
+            if only_handled and signum not in caught_signals(rank.child.pid):
+                continue
+            rank.signals.add(signum)
+            signal_group(rank.child, signum)
+            signalled.append(rank)
+        for rank in signalled:
+            stat = read_stat(rank.child.pid)
+            if stat is not None and stat.state == "T":
+                # A stopped process takes no signal but SIGKILL before it goes on.
+                signal_group(rank.child, SIGCONT)
+        return [rank.place.local_rank for rank in signalled]
+
+    def note_exit(self, rank: Rank, status: ExitStatus, *, at: float, time: float) -> None:
+        """Remember how a rank ended, after taking in its last output.
+
+        Args:
+            rank: the rank, whose process has been reaped.
+            status: how it ended.
+            at: when, in monotonic seconds.
+            time: when, in seconds since the epoch.
+        """
+        del self.by_pid[rank.child.pid]
+        if rank.child.pidfd >= 0:
+            os.close(rank.child.pidfd)
+        _take_in(rank, at)
+        place = rank.place
+        rank.end = RankEnd(
+            place.local_rank,
+            place.rank,
+            rank.child.pid,
+            status,
+            at=at,
+            time=time,
+            stopped_by_us=bool(rank.signals) and (status.signum is None or status.signum in rank.signals),
+            clock=strftime("%H:%M:%S", localtime(time)),
+        )
+        path = self.plan.destinations.error_files[self.plan.position(place)]
+        if path and not status.ok:
+            self._read_error(rank, path)
+
+    def _read_error(self, rank: Rank, path: str) -> None:
+        def on_answer(answer: JsonObject | None) -> None:
+            self._unread -= 1
+            rank.recorded = answer.get("value") if answer is not None else None
+            if self._on_read is not None and not self._unread:
+                on_read, self._on_read = self._on_read, None
+                on_read()
+
+        self._unread += 1
+        self._run_dir.files.ask("read_error", [path], on_answer)
+
+    def when_read(self, call: Callable[[], None]) -> None:
+        """Call when the error files of all ranks that failed have been read, or have not come in time."""
+        if self._unread:
+            self._on_read = call
+        else:
+            call()
+
+    def close(self, at: float) -> None:
+        """The attempt is over: take in what is left in the pipes and close everything.
+
+        Args:
+            at: monotonic seconds.
+        """
+        self.is_closed = True
+        failed = any(rank.end is None or not rank.end.status.ok for rank in self.ranks)
+        for rank in self.ranks:
+            _take_in(rank, at)
+            if failed:
+                self._last_lines[rank.place.rank] = _all_last_lines(rank)
+        for rank in self.ranks:
+            for stream in rank.streams:
+                stream.close()
+            rank.streams.clear()
+        for shared in self._filters:
+            if shared is not None:
+                shared[1].close()
+
+    def outputs(self) -> tuple[RankOutput, ...]:
+        """What each rank has written last, in order of local rank."""
+        from saferun.evidence import RankOutput
+
+        outputs = []
+        for rank in self.ranks:
+            out, err = self._last_lines.get(rank.place.rank, ((), ())) if self.is_closed else _all_last_lines(rank)
+            said = rank.recorded or {"message": "", "time": 0.0}
+            outputs.append(RankOutput(rank.place.local_rank, err, rank.stderr_path, said["message"], said["time"], out))
+        return tuple(outputs)
+
+
+def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return _last_lines(rank, is_stderr=False), _last_lines(rank, is_stderr=True)
+
+
+def _modest(child: Child, report: int) -> tuple[Child, int]:
+    """A child without its descriptors where the limit on open files leaves no room: SIGCHLD tells of its end, too."""
+    if has_room_for_files():
+        return child, report
+    if child.pidfd >= 0:
+        os.close(child.pidfd)
+        child = child._replace(pidfd=-1)
+    return child, await_report(child, report)
+
+
+def _last_lines(rank: Rank, *, is_stderr: bool) -> tuple[str, ...]:
+    stream = next((stream for stream in rank.streams if stream.is_stderr is is_stderr), None)
+    return stream.last_lines(_LAST_LINES) if stream is not None else ()
+
+
+def _take_in(rank: Rank, at: float) -> None:
+    """Read what a rank's pipes hold by now."""
+    for stream in rank.streams:
+        for _ in range(_MOST_CHUNKS_AT_EXIT):
+            if stream.read(at, is_last=True) <= 0:
+                break
+
+
+def plan_environs(config: LaunchConfig, placement: Placement, environ: Mapping[str, str]) -> tuple[dict[str, str], ...]:
+    """The environment of each rank of this host, without what depends on where its files are.
+
+    Args:
+        config: the launch.
+        placement: this host's place in the job.
+        environ: what the ranks inherit.
+
+    Raises:
+        UsageError: the environment and the options contradict each other.
+    """
+    return tuple({**environ, **rank_environ(config, placement, place, environ)} for place in placement.ranks)

@@ -1,0 +1,144 @@
+"""What a rank gets so that it can be looked at when it hangs and after it has crashed."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from saferun.errors import suppress
+from saferun.linux.cgroups import memory_limit_bytes
+from saferun.linux.container import in_container
+from saferun.linux.core_pattern import CorePattern, read_core_pattern
+from saferun.linux.file_systems import kind_of
+from saferun.linux.prctl import allow_ptrace_by
+from saferun.model import Value
+
+_FILTER = "/proc/self/coredump_filter"
+# Bits of the filter: 0 private anonymous memory, 1 shared anonymous, 4 ELF headers, 5 private huge pages.
+_DEFAULT_FILTER, _WITHOUT_SHARED_MEMORY = 0x33, b"0x31"
+
+# Of a disk, what is left free in any case: checkpoints go there too.
+_RESERVE_BYTES, _RESERVE_SHARE = 1 << 30, 0.05
+
+
+class RankPreparation(Value):
+    """What is done in a rank's process before its program starts. Decided in the supervisor, once for all ranks.
+
+    ``tracer_pid`` is the process whose descendants may look at the rank; 0: nobody's. ``core_directory``: where the
+    cores go; the limit on them is raised only where that has room for ``cores_bytes``. Empty: wherever they go.
+    """
+
+    raise_core_limit: bool
+    drop_shared_memory: bool
+    tracer_pid: int
+    core_directory: str = ""
+    cores_bytes: int = 0
+
+
+def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, asked: bool = False) -> RankPreparation:
+    """What ranks that are about to be started get. Touches no file system but /proc and the control groups'.
+
+    Args:
+        cwd: the directory that they start in.
+        ranks: how many there will be on this host.
+        cores: whether cores are wanted at all; False changes nothing about them.
+        tracer_pid: the process whose descendants may look at them.
+        asked: whether the user said so.
+    """
+    if not cores:
+        return RankPreparation(raise_core_limit=False, drop_shared_memory=False, tracer_pid=tracer_pid)
+    pattern = read_core_pattern()
+    return RankPreparation(
+        not _why_no_limit(pattern, asked=asked),
+        # A filter that is not the kernel's default was chosen by somebody: it stays as it is. Shared memory is what
+        # data loaders and all ranks share, and would be in each core once more.
+        _read_filter() == _DEFAULT_FILTER,
+        tracer_pid,
+        pattern.directory(cwd),
+        _cores_bytes(ranks),
+    )
+
+
+def prepare_rank(preparation: RankPreparation) -> None:
+    """In a rank's process between fork and exec: limits, filter, tracer. Raises nothing; what cannot be done is left.
+
+    The file system that cores go to is looked at here, because it may not answer: then this process waits, as it would
+    for its program, and the supervisor does not.
+
+    Source: getrlimit(2), RLIMIT_CORE; core(5), coredump_filter; prctl(2), PR_SET_PTRACER.
+    """
+    directory = preparation.core_directory
+    if preparation.raise_core_limit and not (directory and _why_no_room(directory, preparation.cores_bytes)):
+        with suppress(OSError, ValueError):
+            hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+            # Never something in between: no tool can read a core that was cut off.
+            resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    if preparation.drop_shared_memory:
+        with suppress(OSError):
+            fd = os.open(_FILTER, os.O_WRONLY)
+            with suppress(OSError):
+                os.write(fd, _WITHOUT_SHARED_MEMORY)
+            os.close(fd)
+    if preparation.tracer_pid:
+        allow_ptrace_by(preparation.tracer_pid)
+
+
+def why_no_cores(cwd: str, ranks: int, pattern: CorePattern | None = None, *, asked: bool = False) -> str:
+    """Why the limit on cores should be left alone, in one line; empty: it may be raised.
+
+    Where cores are piped to a program the limit hardly matters, and what it would fill is not ours to watch.
+
+    Args:
+        cwd: the directory that the ranks start in.
+        ranks: how many there will be on this host. They may all crash at once: a library that gives up aborts them all.
+        pattern: what the kernel does with cores; None: as it is now.
+        asked: whether the user said that cores are wanted.
+    """
+    pattern = pattern or read_core_pattern()
+    return _why_no_limit(pattern, asked=asked) or _why_no_room(pattern.directory(cwd), _cores_bytes(ranks))
+
+
+def _why_no_limit(pattern: CorePattern, *, asked: bool) -> str:
+    if not pattern.is_file:
+        return f"cores go to {pattern.handler}" if pattern.handler else pattern.words()
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard == 0:
+        return "the hard limit on cores is 0"
+    if soft == 0 and not asked and in_container(os.environ):
+        return "in this container the limit on cores is 0 (--cores backtrace raises it all the same)"
+    return ""
+
+
+def _cores_bytes(ranks: int) -> int:
+    """How much the cores of all ranks may take together: what memory there is, or what the limit on one allows."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    most = memory_limit_bytes()
+    return most if hard == resource.RLIM_INFINITY else min(most, hard * max(ranks, 1))
+
+
+def _why_no_room(directory: str, size_bytes: int) -> str:
+    """Why cores should not be written to a directory, in one line; empty: they may."""
+    try:
+        file_system = os.statvfs(directory)
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return f"{directory} may not be written to"
+    kind = kind_of(directory)
+    if kind:
+        return f"{directory} is on {kind}"
+    free_bytes = file_system.f_bavail * file_system.f_frsize
+    reserve_bytes = max(_RESERVE_BYTES, int(file_system.f_blocks * file_system.f_frsize * _RESERVE_SHARE))
+    if free_bytes >= size_bytes + reserve_bytes:
+        return ""
+    return (
+        f"{directory} has {free_bytes / 1e9:.1f} GB free, and the cores of all ranks may take {size_bytes / 1e9:.1f} GB"
+    )
+
+
+def _read_filter() -> int:
+    try:
+        with open(_FILTER, "rb") as file:
+            return int(file.read(), 16)
+    except (OSError, ValueError):
+        return -1

@@ -1,0 +1,180 @@
+"""The torch that the ranks will import: what can be known without running it, and asking it in a child."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Literal, NoReturn
+
+from saferun.errors import SaferunError, UsageError
+from saferun.linux.child_output import collect_output
+from saferun.linux.children import SpawnError, spawn
+from saferun.model import ExitStatus, Value
+
+_KINDS = frozenset({"auto", "cpu", "gpu", "xpu"})
+_INSTEAD = "give --nproc-per-node as a number, or as cpu for one rank a processor"
+_ANSWER = b"\nsaferun-answer "  # what is printed while torch is imported may stand before it
+
+# One write below PIPE_BUF, so that no other thread's words can fall into the answer, and then a quick end: a driver's
+# destructors may take seconds. A ValueError during the import is not caught: it is no refusal but a broken torch.
+_ASK = """
+import os, sys
+from torch.distributed.run import determine_local_world_size
+try:
+    answer = "count %s" % determine_local_world_size(sys.argv[1])
+except ValueError as error:
+    answer = "refused " + " ".join(str(error).split())
+sys.stdout.flush()
+os.write(1, ("\\nsaferun-answer " + answer[:500] + "\\n").encode())
+os._exit(0)
+"""
+
+
+class TorchBuild(Value):
+    """What a torch was built for: a CUDA release (``12.8``), a HIP release, or neither."""
+
+    cuda: str | None
+    hip: str | None
+    for_cpu_only: bool
+
+    @property
+    def vendor(self) -> Literal["nvidia", "amd"] | None:
+        """Whose GPUs it calls ``cuda``."""
+        return "amd" if self.hip else "nvidia" if self.cuda else None
+
+
+def read_torch_build() -> TorchBuild | None:
+    """Read the version file of the torch that this interpreter would import; None where there is none to be read."""
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec("torch")
+    except (ImportError, ValueError, AttributeError):
+        return None
+    places = spec.submodule_search_locations if spec is not None else None
+    return parse_version_file(_read(f"{places[0]}/version.py")) if places else None
+
+
+def parse_version_file(text: str) -> TorchBuild | None:
+    """What ``torch/version.py`` tells, or None if it is not the file of a released torch."""
+    values: dict[str, str | None] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        value = value.strip()
+        values[name.partition(":")[0].strip()] = None if value == "None" else value.strip("'\"")
+    if not {"__version__", "cuda", "hip"} <= values.keys():
+        return None
+    cuda, hip = values["cuda"], values["hip"]
+    # Older releases do not tell here whether they are for Intel's GPUs; their version says whether for the CPU.
+    other = values["xpu"] is not None if "xpu" in values else not str(values["__version__"]).endswith("+cpu")
+    return TorchBuild(cuda, hip, not (cuda or hip or other))
+
+
+def may_load_backends(environ: Mapping[str, str], path: Sequence[str] | None = None) -> bool:
+    """Whether importing torch may load an out-of-tree backend: a package with an entry point in ``torch.backends``.
+
+    The packages' metadata are searched as text: importing ``importlib.metadata`` takes longer than all of start-up.
+
+    Args:
+        environ: the ranks' environment; ``TORCH_DEVICE_BACKEND_AUTOLOAD`` switches such backends off.
+        path: the places where packages are, by default this interpreter's.
+
+    Source: PyTorch documentation, "Autoloading Out-of-Tree Extension"; PyPA, "Entry points specification".
+    """
+    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return False
+    for place in sys.path if path is None else path:
+        if os.path.isfile(place):
+            return True  # an archive, which is not looked into
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith((".dist-info", ".egg-info")) or name == "EGG-INFO":
+                text = _read(os.path.join(place, name, "entry_points.txt"))
+                if any(line.strip() == "[torch.backends]" for line in text.splitlines()):
+                    return True
+    return False
+
+
+def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: float) -> int:
+    """The number of ranks that torchrun itself would come to with the torch of that interpreter.
+
+    Args:
+        python: the interpreter.
+        kind: ``auto``, ``cpu``, ``gpu``, ``xpu`` or the name of an out-of-tree backend.
+        environ: the ranks' environment.
+        timeout_s: how long it may take, importing torch included.
+
+    Raises:
+        UsageError: torch does not know the kind.
+        SaferunError: there are no such devices, torch is missing or broken, or it did not answer in time.
+    """
+    null = os.open(os.devnull, os.O_RDONLY)
+    read_end, write_end = os.pipe()
+    try:
+        # -P: a torch.py beside the script is not torch.
+        child = spawn([python, "-P", "-c", _ASK, kind], environ, stdin=null, stdout=write_end, stderr=write_end)
+    except SpawnError as error:
+        os.close(read_end)
+        raise SaferunError(
+            f"cannot start {python} to ask torch what --nproc-per-node {kind} means: {os.strerror(error.errno)}",
+            "check the path of the interpreter, or give --nproc-per-node as a number",
+        ) from None
+    finally:
+        os.close(write_end)
+        os.close(null)
+    output, status = collect_output(child, read_end, timeout_s)
+    if status is None:
+        raise SaferunError(
+            f"torch did not say within {timeout_s:g} s how many ranks --nproc-per-node {kind} means",
+            f"see whether `{python} -c 'import torch; torch.cuda.is_available()'` ends (slow file system, hanging "
+            "driver), or give --nproc-per-node as a number",
+        )
+    _, found, rest = output.rpartition(_ANSWER)
+    if not found:
+        _explain_failure(python, kind, output, status)
+    word, _, text = rest.partition(b"\n")[0].decode(errors="replace").partition(" ")
+    if word == "count" and text.isdecimal() and int(text) >= 1:
+        return int(text)
+    if word == "refused" and kind not in _KINDS and "nsupported" in text:
+        refuse(kind, "is no device that torch knows here")
+    raise SaferunError(
+        f"--nproc-per-node {kind}: torch says: {text if word == 'refused' else f'the number of devices is {text}'}",
+        "see whether nvidia-smi or rocm-smi lists the devices, CUDA_VISIBLE_DEVICES hides none and the torch of "
+        f"{python} is built for them; or {_INSTEAD}",
+    )
+
+
+def refuse(value: str, why: str) -> NoReturn:
+    """Refuse a value of ``--nproc-per-node``."""
+    raise UsageError(
+        f"--nproc-per-node {value[:80]!r} {why}",
+        "give a number of ranks, or one of auto, cpu, gpu, xpu, or the name of an installed torch backend",
+    )
+
+
+def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) -> NoReturn:
+    lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    # An exception's text may go on over several lines: the one that names it tells most.
+    named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
+    last = (named or lines or ["no output"])[-1].strip()[:300]
+    if "No module named 'torch'" in last:
+        raise SaferunError(
+            f"{python} has no torch, so nobody can say what --nproc-per-node {kind} means",
+            f"install torch there, or start saferun with the interpreter that has it; or {_INSTEAD}",
+        )
+    raise SaferunError(
+        f"torch could not be asked what --nproc-per-node {kind} means ({status.words}): {last}",
+        f"see whether `{python} -c 'import torch'` works; or {_INSTEAD}",
+    )
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

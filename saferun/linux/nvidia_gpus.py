@@ -1,0 +1,314 @@
+"""What NVIDIA's management library (NVML) tells about the GPUs of a host.
+
+Source: NVML API Reference Guide, docs.nvidia.com/deploy/nvml-api.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from saferun.linux.gpu_reading import Snapshot, owned, read_until
+from saferun.model import JsonObject
+
+# Return codes of the library.
+_NOT_SUPPORTED = frozenset({3, 13, 21, 25})  # not supported, function not found, no data, argument version mismatch
+_NO_PERMISSION = 4
+_DRIVER_NOT_LOADED = 9
+_LIBRARY_NOT_FOUND = 12
+_GPU_IS_LOST = 15
+_RESET_REQUIRED = 16
+_VERSION_MISMATCH = 18
+
+# Arguments: kinds of memory errors, counters, sensors, causes of retired pages.
+_CORRECTED, _UNCORRECTED = 0, 1
+_VOLATILE, _AGGREGATE = 0, 1
+_TEMPERATURE_GPU = 0
+_RETIRED_CAUSES = (0, 1)
+
+# Bits of the reasons for lower clocks that mean trouble; the power cap is everyday life.
+_SLOWDOWNS = ((0x20 | 0x40, "heat"), (0x80, "the power supply (power brake)"))
+_HW_SLOWDOWN = 0x08
+
+# Field identifiers, the scope being all links of the GPU.
+_CRC_FLIT_ERRORS, _CRC_DATA_ERRORS, _REPLAYS, _RECOVERIES = 38, 45, 52, 59
+_RECOVERY_ACTION = 230
+_FIELDS = {
+    "nvlink_crc_flit_errors": _CRC_FLIT_ERRORS,
+    "nvlink_crc_data_errors": _CRC_DATA_ERRORS,
+    "nvlink_replays": _REPLAYS,
+    "nvlink_recoveries": _RECOVERIES,
+    "recovery_action": _RECOVERY_ACTION,
+}
+_RECOVERY_WORDS = {
+    1: "a reset of the GPU",
+    2: "a reboot of the host",
+    3: "peer-to-peer traffic to be drained",
+    4: "the GPU to be drained and reset",
+    5: "a recovery of the IMEX domain",
+    6: "a reset of the bus",
+    7: "a reboot of the system",
+}
+_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+# The members of a field's value, by its type.
+_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_MAX_LINKS = 36
+
+
+# Started anew and not forked: whoever asks has threads, and a fork may inherit a lock of the loader that one of them
+# holds just then.
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[2:]; from saferun.linux.nvidia_gpus import print_state; "
+    "print_state(float(sys.argv[1]))"
+)
+_MOST_PROCESSES = 32
+_REST_S = 0.3  # for the answer, once the deadline is over
+
+
+def read_nvidia_state(deadline: float, ours: frozenset[int] = frozenset(), *, nvml: Any = None) -> JsonObject:  # noqa: ANN401
+    """What the library tells by a deadline, in this process: the facts, ``gpus``, ``stuck_in``, ``failure``.
+
+    Where no CUDA can be used for certain, ``unusable`` is true, and ``failure`` says why.
+
+    Args:
+        deadline: in monotonic seconds. A call that has not returned by then is named in ``stuck_in``.
+        ours: pids that belong to the job.
+        nvml: a stand-in for ``pynvml``.
+    """
+    if nvml is None:
+        try:
+            import pynvml as nvml  # type: ignore[import-untyped,no-redef,unused-ignore]
+        except Exception as error:
+            return {"gpus": [], "failure": f"pynvml cannot be imported: {error_words(error)}"}
+    reader = NvidiaReader(nvml, ours)
+    done = read_until(deadline, reader.read)
+    content = reader.snapshot.as_json()
+    if not done:
+        content["stuck_in"] = reader.snapshot.step or "NVML"
+    if reader.lines:
+        return {**content, "failure": reader.lines[0], "unusable": True}
+    return {**content, "failure": reader.failure} if reader.failure else content
+
+
+def read_nvidia_state_apart(timeout_s: float) -> JsonObject | None:
+    """``read_nvidia_state`` in a process of its own, which a driver may hold for ever; None: it did not answer.
+
+    All processes on the GPUs count as others'.
+
+    Args:
+        timeout_s: how long it may take. An answer that names the call that hangs comes just before.
+    """
+    import json
+
+    from saferun.linux.child_output import collect_output
+    from saferun.linux.children import SpawnError, spawn
+
+    null = os.open(os.devnull, os.O_RDWR)
+    read_end, write_end = os.pipe()
+    argv = [sys.executable, "-c", _PROGRAM, str(time.monotonic() + timeout_s - _REST_S), *sys.path]
+    try:
+        child = spawn(argv, os.environ, stdin=null, stdout=write_end, stderr=null)
+    except SpawnError:
+        os.close(read_end)
+        return None
+    finally:
+        os.close(write_end)
+        os.close(null)
+    output, _status = collect_output(child, read_end, timeout_s)
+    try:
+        content = json.loads(output)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) and isinstance(content.get("gpus"), list) else None
+
+
+def print_state(deadline: float) -> None:
+    """Print what is known by a deadline (monotonic seconds) as JSON, and end whatever the driver holds."""
+    import json
+
+    content = read_nvidia_state(deadline)
+    for gpu in content["gpus"]:
+        if "processes" in gpu:
+            gpu["processes"] = gpu["processes"][:_MOST_PROCESSES]
+    os.write(1, json.dumps(content).encode())
+    os._exit(0)
+
+
+class NvidiaReader:
+    """Asks the library. Every call may fail by itself; what fails is noted where it is a surprise.
+
+    Args:
+        nvml: ``pynvml`` or a stand-in.
+        ours: pids that belong to the job.
+
+    Attributes:
+        snapshot: what has been read so far.
+        failure: why the library could not be started, in words.
+        lines: the same for people, where more can be said.
+    """
+
+    def __init__(self, nvml: Any, ours: frozenset[int]) -> None:  # noqa: ANN401
+        self.snapshot = Snapshot()
+        self.failure = ""
+        self.lines: tuple[str, ...] = ()
+        self._nvml = nvml
+        self._ours = ours
+
+    def read(self) -> None:
+        """Fill the snapshot."""
+        self.snapshot.step = "nvmlInit"
+        try:
+            self._nvml.nvmlInit()
+        except Exception as error:
+            self._explain_start(error)
+            return
+        facts = self.snapshot.facts
+        if driver := self._ask(facts, "nvmlSystemGetDriverVersion"):
+            facts["driver"] = _text(driver)
+        if cuda := self._ask(facts, "nvmlSystemGetCudaDriverVersion"):
+            facts["runtime"] = f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+        for index in range(self._ask(facts, "nvmlDeviceGetCount") or 0):
+            gpu: dict[str, Any] = {"index": index}
+            self.snapshot.gpus.append(gpu)
+            handle = self._ask(gpu, "nvmlDeviceGetHandleByIndex", index)
+            if handle is not None:
+                self._read_gpu(gpu, handle)
+            elif "denied" not in gpu:
+                gpu.setdefault("trouble", f"does not answer (NVML: {_first(gpu.get('errors'))})")
+        self.snapshot.step = ""
+        self._ask(facts, "nvmlShutdown")
+        self.snapshot.step = ""
+
+    def _explain_start(self, error: Exception) -> None:
+        code = getattr(error, "value", None)
+        if code in {_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED}:
+            self.failure = "no NVIDIA driver here"
+            return
+        self.failure = f"NVML: {error_words(error)}"
+        if code == _VERSION_MISMATCH:
+            self.lines = ("NVIDIA's library and kernel module are of different versions: reload the driver or reboot",)
+
+    def _read_gpu(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401 - an opaque pointer
+        for read in (self._read_identity, self._read_load, self._read_processes, self._read_memory_errors,
+                     self._read_links, self._read_modes):  # fmt: skip
+            if "trouble" in gpu:
+                return
+            read(gpu, handle)
+
+    def _read_identity(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        if (name := self._ask(gpu, "nvmlDeviceGetName", handle)) is not None:
+            gpu["name"] = _text(name)
+        if (uuid := self._ask(gpu, "nvmlDeviceGetUUID", handle)) is not None:
+            gpu["uuid"] = _text(uuid)
+        if (pci := self._ask(gpu, "nvmlDeviceGetPciInfo", handle)) is not None:
+            # The library writes the domain with eight digits, everybody else with four.
+            gpu["pci"] = _text(pci.busId).lower().removeprefix("0000")
+
+    def _read_load(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        if (rates := self._ask(gpu, "nvmlDeviceGetUtilizationRates", handle)) is not None:
+            gpu["busy_percent"], gpu["memory_busy_percent"] = int(rates.gpu), int(rates.memory)
+        if (memory := self._ask(gpu, "nvmlDeviceGetMemoryInfo", handle)) is not None:
+            gpu["memory_used_bytes"], gpu["memory_total_bytes"] = int(memory.used), int(memory.total)
+        if (celsius := self._ask(gpu, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU)) is not None:
+            gpu["temperature_c"] = celsius
+        for key, call in (("power_w", "nvmlDeviceGetPowerUsage"), ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit")):
+            if (milliwatts := self._ask(gpu, call, handle)) is not None:
+                gpu[key] = milliwatts / 1000
+        if (bits := self._ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
+            gpu["clock_reasons"] = bits
+            causes = [words for mask, words in _SLOWDOWNS if bits & mask]
+            if causes or bits & _HW_SLOWDOWN:
+                gpu["slowed_by"] = causes or ["the hardware"]
+
+    def _read_processes(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        listed = self._ask(gpu, "nvmlDeviceGetComputeRunningProcesses", handle)
+        if listed is not None:
+            gpu["processes"] = owned([(int(one.pid), one.usedGpuMemory, "") for one in listed], self._ours)
+
+    def _read_memory_errors(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        for key, kind, counter in (
+            ("ecc_uncorrected", _UNCORRECTED, _VOLATILE),
+            ("ecc_corrected", _CORRECTED, _VOLATILE),
+            ("ecc_uncorrected_ever", _UNCORRECTED, _AGGREGATE),
+            ("ecc_corrected_ever", _CORRECTED, _AGGREGATE),
+        ):
+            if (count := self._ask(gpu, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)) is not None:
+                gpu[key] = count
+        if (rows := self._ask(gpu, "nvmlDeviceGetRemappedRows", handle)) is not None:
+            corrected, uncorrected, pending, failed = rows
+            gpu["remapped_rows"] = [corrected, uncorrected]
+            gpu["remapping_pending"], gpu["remapping_failed"] = bool(pending), bool(failed)
+            return  # where rows are remapped, pages are not retired
+        pages = [self._ask(gpu, "nvmlDeviceGetRetiredPages", handle, cause) for cause in _RETIRED_CAUSES]
+        if None not in pages:
+            gpu["retired_pages"] = [len(some) for some in pages]
+        if (pending := self._ask(gpu, "nvmlDeviceGetRetiredPagesPendingStatus", handle)) is not None:
+            gpu["retirement_pending"] = bool(pending)
+
+    def _read_links(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        for key, call in (
+            ("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+            ("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
+            ("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+            ("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
+        ):
+            if (value := self._ask(gpu, call, handle)) is not None:
+                gpu[key] = value
+        states: list[int] = []
+        for link in range(_MAX_LINKS):
+            state = self._ask(gpu, "nvmlDeviceGetNvLinkState", handle, link, quiet=True)
+            if state is None:
+                break
+            states.append(state)
+        if states:
+            gpu["nvlinks"], gpu["nvlinks_up"] = len(states), sum(map(bool, states))
+        self._read_fields(gpu, handle)
+
+    def _read_fields(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        values = self._ask(gpu, "nvmlDeviceGetFieldValues", handle, list(_FIELDS.values()))
+        for key, value in zip(_FIELDS, values or (), strict=False):
+            if value.nvmlReturn == 0 and 0 <= value.valueType < len(_VALUE_MEMBERS):
+                gpu[key] = getattr(value.value, _VALUE_MEMBERS[value.valueType])
+        if wanted := gpu.get("recovery_action"):
+            gpu["recovery"] = _RECOVERY_WORDS.get(wanted, f"recovery action {wanted}")
+
+    def _read_modes(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        if (persistent := self._ask(gpu, "nvmlDeviceGetPersistenceMode", handle)) is not None:
+            gpu["persistence"] = bool(persistent)
+        if (modes := self._ask(gpu, "nvmlDeviceGetMigMode", handle)) is not None:
+            gpu["mig"] = bool(modes[0])
+        if (mode := self._ask(gpu, "nvmlDeviceGetComputeMode", handle)) is not None:
+            gpu["compute_mode"] = _COMPUTE_MODES.get(mode, str(mode))
+
+    def _ask(self, noted: dict[str, Any], call: str, *arguments: Any, quiet: bool = False) -> Any:  # noqa: ANN401
+        """The answer of one call, or None. Errors other than "not supported" are noted."""
+        index = noted.get("index")
+        self.snapshot.step = call if index is None else f"{call} of GPU {index}"
+        try:
+            return getattr(self._nvml, call)(*arguments)
+        except Exception as error:
+            code = getattr(error, "value", None)
+            if code == _GPU_IS_LOST:
+                noted["trouble"] = f"fell off the bus (NVML: {error_words(error)})"
+            elif code == _RESET_REQUIRED:
+                noted["trouble"] = f"reset needed (NVML: {error_words(error)})"
+            elif code == _NO_PERMISSION:
+                noted["denied"] = True  # a container or a scheduler has granted other GPUs
+            elif not quiet and code not in _NOT_SUPPORTED and not isinstance(error, AttributeError):
+                noted["errors"] = {**noted.get("errors", {}), call: error_words(error)}
+            return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def error_words(error: Exception) -> str:
+    """What an error of the library says."""
+    return str(error) or type(error).__name__
+
+
+def _first(errors: dict[str, str] | None) -> str:
+    return next(iter((errors or {}).values()), "no handle")

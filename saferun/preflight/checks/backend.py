@@ -1,0 +1,142 @@
+"""Which backend of torch.distributed the ranks are certain to use, as far as their script says it."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+from saferun.preflight.checks.context import CheckContext
+
+if TYPE_CHECKING:
+    import ast
+
+GLOO, NCCL, UNKNOWN = "gloo", "nccl", ""
+
+_CALL = "init_process_group"
+_MOST_BYTES = 1 << 20
+_MOST_FUNCTIONS = 8  # within each other
+# A script that names one of these may choose its interface itself.
+_CHOOSES = "SOCKET_IFNAME"
+# Below /dev: Trainium, newer TPUs (which are handed through), and others that torch has a backend of its own for.
+_MORE_DEVICES = ("neuron", "vfio", "cambricon", "mtgpu", "rbln", "tenstorrent", "xpu", "npu")
+_ENDS = frozenset({"exit", "_exit", "quit", "abort", "kill", "execv", "execve", "execvp", "execvpe"})
+_PRINT_AND_EXIT = frozenset({"-h", "--help", "--version"})
+
+
+def known_backend(context: CheckContext) -> str:
+    """``gloo`` or ``nccl`` where the ranks are certain to connect to each other with it, else ``UNKNOWN``.
+
+    It is certain where several ranks run a Python script whose way leads straight to
+    ``init_process_group("gloo")``: no condition, loop or handler before it, and no word of an interface of its own.
+    Gloo is only believed where the host shows no accelerator of any vendor, NCCL only where it shows NVIDIA's or AMD's.
+    Everything else (``python -m``, another framework, MPI, TPUs, a backend from an argument) is unknown: nothing may be
+    refused because of it.
+    """
+    if not context.script or (context.nproc < 2 and not context.together):  # noqa: PLR2004 - several
+        return UNKNOWN
+    if _PRINT_AND_EXIT.intersection(context.script_args):
+        return UNKNOWN
+    text = _read(context.script)
+    if _CALL not in text or _CHOOSES in text:
+        return UNKNOWN
+    backend = backend_of(text)
+    if backend == NCCL:
+        return NCCL if context.vendor != "none" else UNKNOWN
+    if backend != GLOO or context.vendor != "none":
+        return UNKNOWN
+    return UNKNOWN if _shows_accelerators(context) else GLOO
+
+
+def _shows_accelerators(context: CheckContext) -> bool:
+    import os
+
+    from saferun.linux.gpus import shows_accelerators
+
+    dev = context.path("dev")
+    try:
+        if any(name.startswith(_MORE_DEVICES) for name in os.listdir(dev)):
+            return True
+    except OSError:
+        return True
+    return shows_accelerators(context.path("sys"), dev_root=dev)
+
+
+def backend_of(text: str) -> str:
+    """The backend that a script starts on its straight way; ``UNKNOWN`` where that is not certain. Pure."""
+    import ast
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return UNKNOWN
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    return _follow(module.body, functions, _MOST_FUNCTIONS) or UNKNOWN
+
+
+def _follow(body: list[ast.stmt], functions: dict[str, ast.FunctionDef], depth: int) -> str | None:
+    """The backend; empty: it is left open; None: these statements come to their end without any."""
+    import ast
+
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)):
+            continue
+        if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign)):
+            found = _called(node, functions, depth)
+        elif isinstance(node, ast.With) or (isinstance(node, ast.If) and _is_main(node.test)):
+            found = _follow(node.body, functions, depth)
+        else:
+            # A condition, a loop, a return: whether the way goes on behind it is not certain.
+            found = UNKNOWN
+        if found is not None:
+            return found
+    return None
+
+
+def _called(node: ast.stmt, functions: dict[str, ast.FunctionDef], depth: int) -> str | None:
+    import ast
+
+    unsure = (ast.Lambda, ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    for call in ast.walk(node):
+        if isinstance(call, unsure):
+            return UNKNOWN
+        if not isinstance(call, ast.Call):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if name == _CALL:
+            given = call.args[0] if call.args else None
+            given = next((one.value for one in call.keywords if one.arg == "backend"), given)
+            value = given.value if isinstance(given, ast.Constant) else None
+            return value.lower() if isinstance(value, str) and value.lower() in {GLOO, NCCL} else UNKNOWN
+        if name in _ENDS:
+            return UNKNOWN
+        if name in functions and isinstance(call.func, ast.Name):
+            found = _follow(functions[name].body, functions, depth - 1) if depth else UNKNOWN
+            if found is not None:
+                return found
+    return None
+
+
+def _is_main(test: ast.expr) -> bool:
+    import ast
+
+    return ast.unparse(test) in {"__name__ == '__main__'", "'__main__' == __name__"}
+
+
+def _read(path: str) -> str:
+    import os
+
+    try:
+        # Without O_NONBLOCK, a named pipe that nobody writes to would hold its reader.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return ""
+            content = os.read(fd, _MOST_BYTES + 1)
+        finally:
+            os.close(fd)
+    except OSError:
+        return ""
+    return content.decode(errors="replace") if len(content) <= _MOST_BYTES else ""

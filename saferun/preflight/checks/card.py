@@ -1,0 +1,38 @@
+"""What a host tells the one that leads about itself: its interfaces, versions, environment and names."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from saferun.linux.nics import read_nics
+from saferun.preflight.checks.backend import known_backend
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.names import look_up
+from saferun.preflight.checks.versions import describe_host
+from saferun.preflight.interfaces import candidates, gloo_choice, nccl_choice
+from saferun.preflight.results import HostCard
+
+_NAMES_S = 1.0
+
+
+def write_card(context: CheckContext) -> HostCard:
+    """This host's card, but for what its checks found."""
+    nics = read_nics(context.root)
+    own = socket.gethostname()  # the whole of it, as gloo has it
+    names = tuple(dict.fromkeys(filter(None, (own, context.master))))
+    found = look_up(names, _NAMES_S)
+    own_addresses = next((lookup.addresses for lookup in found if lookup.name == own), ())
+    versions, script, environ = describe_host(context)
+    return HostCard(
+        time=time.time(),
+        nics=nics,
+        gloo=gloo_choice(nics, context.environ, own_addresses).names,
+        nccl=nccl_choice(nics, context.environ).names,
+        probed=candidates(nics, context.environ, context.nics),
+        versions=versions,
+        script=script,
+        environ=environ,
+        names=tuple((lookup.name, *lookup.addresses) for lookup in found),
+        backend=known_backend(context),
+    )

@@ -1,0 +1,28 @@
+"""The host's clock, as far as one host can judge it; whether hosts agree is seen when their cards are laid together."""
+
+from __future__ import annotations
+
+import time
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import read_text
+from saferun.preflight.results import CheckResult
+
+# No host that runs this had an earlier day: the clock was never set, or its battery is empty. Certificates are not
+# valid then, and files of such a time look older than everything.
+_EARLIEST_S = 1_750_000_000  # June 2025
+
+
+def check_clock(context: CheckContext) -> CheckResult:
+    """What the clock says, and where it comes from. Read only.
+
+    Source: Linux, Documentation/admin-guide/kernel-parameters.txt (clocksource).
+    """
+    now = time.time()
+    source = read_text(context.path("sys/devices/system/clocksource/clocksource0/current_clocksource")).strip()
+    facts = (("time", f"{now:.3f}"), *((("clocksource", source),) if source else ()))
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now))
+    if now < _EARLIEST_S:
+        words = f"the clock says {day} UTC, which cannot be"
+        return CheckResult("clock", "warn", words, "set it (chronyc makestep, timedatectl set-ntp true)", facts)
+    return CheckResult("clock", "ok", f"the clock says {day} UTC", facts=facts)

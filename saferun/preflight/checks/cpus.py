@@ -1,0 +1,57 @@
+"""How many processors the ranks may use: affinity and the control group's quota, against how many ranks there are."""
+
+from __future__ import annotations
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import count_words, list_of_numbers, read_text
+from saferun.preflight.results import CheckResult, Pairs
+
+# A job that a scheduler started has the processors that it was granted, and one that forgot to ask has one.
+_SCHEDULERS = ("SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PBS_JOBID", "LSB_JOBID")
+
+
+def check_cpus(context: CheckContext) -> CheckResult:
+    """Whether every rank can have a processor of its own, where the host has as many.
+
+    It is the grant that is judged, not the host: more ranks than the host has processors is somebody's decision, all of
+    eight ranks on one processor of sixty-four is a forgotten option.
+    """
+    from saferun.linux.cgroups import cpu_quota
+
+    online = len(list_of_numbers(read_text(context.path("sys/devices/system/cpu/online"))))
+    allowed = len(list_of_numbers(_allowed(context)))
+    quota = cpu_quota(context.root)
+    facts: Pairs = (
+        ("online", str(online)),
+        ("allowed", str(allowed)),
+        *((("quota", f"{quota:g}"),) if quota is not None else ()),
+    )
+    if not allowed or not online:
+        return CheckResult("cpus", "ok", "the number of processors is not known", facts=facts)
+    words = f"the ranks may use {count_words(allowed, 'processor')} of {online}"
+    # A quota is how containers are kept small; ranks that only launch kernels need a processor each.
+    few_by_affinity = allowed < context.nproc <= online
+    few_by_quota = quota is not None and quota < context.nproc <= online and context.vendor != "none"
+    if few_by_affinity and (context.vendor != "none" or any(name in context.environ for name in _SCHEDULERS)):
+        words = (
+            f"{count_words(context.nproc, 'rank')} may use {count_words(allowed, 'processor')} of this host's {online}"
+        )
+        hint = (
+            f"ask for more: srun --cpus-per-task={context.nproc} (or more), mpirun --bind-to none, docker --cpuset-cpus"
+        )
+        return CheckResult("cpus", "warn", words, hint, facts)
+    if few_by_quota:
+        words = (
+            f"the control group gives {context.nproc} ranks the time of {quota:g} of this host's {online} processors"
+        )
+        return CheckResult("cpus", "warn", words, "raise the quota (docker --cpus, Kubernetes limits.cpu)", facts)
+    if quota is not None:
+        words += f", and of their time that of {quota:g}"
+    return CheckResult("cpus", "ok", words, facts=facts)
+
+
+def _allowed(context: CheckContext) -> str:
+    for line in read_text(context.path("proc/self/status")).splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            return line.partition(":")[2]
+    return ""

@@ -1,0 +1,236 @@
+"""RDMA devices and high-speed fabrics: InfiniBand, RoCE, EFA, Slingshot; as sysfs shows them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from saferun.linux.nics import read_nics
+from saferun.model import Value
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import read_text
+from saferun.preflight.interfaces import fits, names_in
+from saferun.preflight.results import CheckResult
+
+_NAME = "fabric"
+_HCA = "NCCL_IB_HCA"
+_MOST_PORTS = 64
+_MOST_BYTES = 256
+_MOST_SHOWN = 4
+_SLINGSHOT = "hsn"
+_EFA_DRIVER = "efa"
+_FEW = 2  # of a kind there must be more than these before one among them is the odd one out
+
+
+class Port(Value):
+    """One port of an RDMA device.
+
+    Attributes:
+        name: the device and the port: ``mlx5_0:1``.
+        device: ``mlx5_0``.
+        state: ``ACTIVE``, ``INIT``, ``DOWN`` …
+        physical: ``LinkUp``, ``Polling`` (it looks for a partner), ``Disabled`` …
+        rate_gbit_s: in Gbit/s; 0: unknown.
+        layer: ``InfiniBand``, ``Ethernet`` (RoCE), ``Unspecified``.
+        board: which board it is on; equal for boards of one make.
+        driver: the kernel's driver.
+        nics: the network interfaces beside it.
+    """
+
+    name: str
+    device: str
+    state: str
+    physical: str
+    rate_gbit_s: float
+    layer: str
+    board: str
+    driver: str
+    nics: tuple[str, ...] = ()
+
+
+def read_ports(root: str = "/") -> tuple[Port, ...]:
+    """The ports of all RDMA devices of this host; none where there are none.
+
+    Args:
+        root: where sysfs is looked for.
+
+    Source: Documentation/ABI/stable/sysfs-class-infiniband of Linux.
+    """
+    base = os.path.join(root, "sys/class/infiniband")
+    ports = []
+    for device in _listed(base):
+        folder = f"{base}/{device}"
+        board = _read(f"{folder}/board_id") or _read(f"{folder}/hca_type")
+        driver = os.path.basename(_target(f"{folder}/device/driver"))
+        nics = tuple(_listed(f"{folder}/device/net"))
+        for number in _listed(f"{folder}/ports")[:_MOST_PORTS]:
+            port = f"{folder}/ports/{number}"
+            rate = _read(f"{port}/rate").partition(" ")[0]  # "200 Gb/sec (4X HDR)"
+            ports.append(
+                Port(
+                    f"{device}:{number}",
+                    device,
+                    _word(_read(f"{port}/state")),
+                    _word(_read(f"{port}/phys_state")),
+                    float(rate) if rate.replace(".", "", 1).isdecimal() else 0.0,
+                    _read(f"{port}/link_layer"),
+                    board,
+                    driver,
+                    nics,
+                )
+            )
+    return tuple(ports)
+
+
+def check_fabric(context: CheckContext) -> CheckResult:
+    """Whether the ports of this host's RDMA devices are as good as each other.
+
+    One host needs none, and without GPUs nobody uses them but for TCP. A port that is down by itself is no fault: most
+    hosts have some that nobody ever connected. It is told where others of the same make are up, or where NCCL_IB_HCA
+    names it.
+    """
+    ports = read_ports(context.root)
+    hsn = [nic for nic in read_nics(context.root) if nic.name.startswith(_SLINGSHOT)]
+    facts = tuple((port.name, f"{port.state} {port.rate_gbit_s:g} Gbit/s {_layer(port)}") for port in ports)
+    facts += tuple((nic.name, "up" if nic.is_up else "down") for nic in hsn)
+    if not ports and not hsn:
+        return CheckResult(_NAME, "ok", "no RDMA devices")
+    if context.together:
+        down = [nic.name for nic in hsn if not nic.is_up]
+        if down and len(down) < len(hsn):
+            words = (
+                f"{_listed_words(down)} {_is(down)} down, and {len(hsn) - len(down)} other Slingshot interfaces are up"
+            )
+            hint = f"look at the cable and the switch port of {_listed_words(down)}: `ip link show {down[0]}`"
+            return _warning(words, hint, facts)
+        result = _judge(context, ports) if context.vendor != "none" else None
+        if result is not None:
+            return result._replace(facts=facts)
+    return CheckResult(_NAME, "ok", _summary(ports, len(hsn)), facts=facts)
+
+
+def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
+    value = context.environ.get(_HCA, "")
+    if value and context.environ.get("NCCL_IB_DISABLE", "0") != "1":
+        used = [port for port in ports if fits(port.device, value) and _is_port(port, value)]
+        if ports and not used:
+            words = f"{_HCA}={value[:80]} fits no RDMA device of this host, so that NCCL would use TCP"
+            return _warning(words, f"it has {_listed_words(list(dict.fromkeys(port.device for port in ports)))}")
+        ports = used
+        is_named = not value.startswith("^")
+    else:
+        is_named = False
+    for port in ports:
+        if port.state in {"INIT", "ARMED"} and port.layer == "InfiniBand":
+            words = f"{port.name} is in state {port.state}: its cable is in order, and no subnet manager has set it up"
+            return _warning(words, "look at the subnet manager of the fabric: `sminfo`, `ibstat`")
+    return _judge_down(ports, is_named=is_named) or _judge_slow(ports)
+
+
+def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
+    """Ports that are down where their siblings are up; not those that somebody switched off."""
+    up = [port for port in ports if port.state == "ACTIVE"]
+    makes = {(port.board, port.layer) for port in up}
+    down = [
+        port
+        for port in ports
+        if port.state == "DOWN"
+        and port.physical not in {"Disabled", "Sleep"}
+        and (is_named or (port.board, port.layer) in makes)
+    ]
+    if not down or not up:
+        return None
+    names = [port.name for port in down]
+    words = (
+        f"{_listed_words(names)} {_is(names)} DOWN, and {_listed_words([port.name for port in up])} {_is(up)} ACTIVE"
+    )
+    hint = (
+        f"look at the cable and the switch port of {names[0]}; "
+        f"where nobody is meant to use it, set {_HCA}=^={','.join(port.device for port in down)}"
+    )
+    return _warning(words, hint)
+
+
+def _judge_slow(ports: Sequence[Port]) -> CheckResult | None:
+    """A port that is slower than the others of its make: a bad cable is set up at a lower speed."""
+    up = [port for port in ports if port.state == "ACTIVE" and port.rate_gbit_s]
+    for port in up:
+        kin = [one for one in up if (one.board, one.layer) == (port.board, port.layer) and one != port]
+        faster = [one for one in kin if one.rate_gbit_s > port.rate_gbit_s]
+        if len(kin) >= _FEW and len(faster) == len(kin):
+            rates = f"{port.rate_gbit_s:g} Gbit/s, and the {len(kin)} others of its make at {faster[0].rate_gbit_s:g}"
+            return _warning(f"{port.name} runs at {rates}", f"look at the cable and the switch port of {port.name}")
+    return None
+
+
+def _is_port(port: Port, value: str) -> bool:
+    """Whether ``mlx5_0:1`` in a list means this port; a name without a number means all of the device's."""
+    number = port.name.rpartition(":")[2]
+    if value.startswith("^"):
+        return True  # with a number, the other ports stay: too fine a point for a warning
+    wanted = [item.split(":") for item in value.removeprefix("=").split(",") if item]
+    return any(
+        port.device.startswith(item[0]) and (len(item) == 1 or not item[1] or item[1] == number) for item in wanted
+    ) or not names_in(value)
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+def _warning(words: str, hint: str, facts: tuple[tuple[str, str], ...] = ()) -> CheckResult:
+    return CheckResult(_NAME, "warn", words, hint, facts, class_name="fabric_degraded")
+
+
+def _summary(ports: Sequence[Port], slingshots: int) -> str:
+    """``8 of 10 ports ACTIVE: InfiniBand 400 Gbit/s, EFA 100 Gbit/s; 4 Slingshot interfaces``."""
+    parts = []
+    if ports:
+        active = [port for port in ports if port.state == "ACTIVE"]
+        kinds = dict.fromkeys(f"{_layer(port)} {port.rate_gbit_s:g} Gbit/s" for port in active)
+        parts.append(f"{len(active)} of {len(ports)} RDMA ports ACTIVE" + (f": {', '.join(kinds)}" if kinds else ""))
+    if slingshots:
+        parts.append(f"{slingshots} Slingshot interfaces")
+    return "; ".join(parts)
+
+
+def _layer(port: Port) -> str:
+    if port.driver == _EFA_DRIVER or port.device.startswith(_EFA_DRIVER):
+        return "EFA"
+    return {"Ethernet": "RoCE"}.get(port.layer, port.layer)
+
+
+def _listed_words(names: Sequence[str]) -> str:
+    shown = list(names[:_MOST_SHOWN])
+    if len(names) > _MOST_SHOWN:
+        shown.append(f"{len(names) - _MOST_SHOWN} others")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _is(names: Sequence[object]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+# ---------------------------------------------------------------------------------------------------------------- sysfs
+
+
+def _word(text: str) -> str:
+    """``4: ACTIVE`` -> ``ACTIVE``."""
+    return text.partition(":")[2].strip() or text
+
+
+def _read(path: str) -> str:
+    return read_text(path, _MOST_BYTES).strip()
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+def _target(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

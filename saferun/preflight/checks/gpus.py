@@ -1,0 +1,288 @@
+"""The GPUs that the ranks will use: how many, how healthy, in whose use, and whether the driver serves torch.
+
+Where no device node of a GPU's driver exists, nothing is asked of anybody.
+
+Sources: NVML API Reference Guide; NVIDIA GPU Memory Error Management (row remapping, page retirement); CUDA
+Compatibility guide; Linux, Documentation/gpu/amdgpu.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from saferun.linux.gpus import gpu_vendor
+from saferun.model import JsonObject, Value
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import GIB, MIB, count_words, size_words, version_numbers
+from saferun.preflight.checks.versions import read_versions
+from saferun.preflight.results import CheckResult
+
+# Without persistence mode the driver initialises every GPU anew for whoever asks first: a second or two for each.
+DRIVER_TIMEOUT_S = 15.0
+_SYSFS_TIMEOUT_S = 3.0
+
+# A desktop's programs and an idle CUDA context share a GPU with anybody. Who holds this much has a job there.
+_NOTABLE_BYTES = 512 * MIB
+_NOTABLE_SHARE = 0.05
+# Memory in use that no process is seen to hold, after ranks of ours ended: beyond what drivers and desktops keep.
+_UNOWNED_SHARE = 0.2
+
+# How many processes a launcher started on this host, which then each see their own GPUs.
+_TASKS_PER_HOST = (
+    *("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+    *("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+)
+_MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+_MPS_SERVER = "nvidia-cuda-mps"  # it opens a GPU of exclusive mode to many processes
+
+
+class _Fault(Value):
+    words: str
+    hint: str
+    class_name: str = "gpu_hardware_error"
+    passing: bool = False
+
+
+def check_gpus(context: CheckContext, *, nvml: Any = None) -> CheckResult:  # noqa: ANN401 - a module
+    """Whether the GPUs that the ranks will see can be used. It only warns: a script may use other GPUs, or none.
+
+    Where no GPU is free, but one that is in use may come free, or a dead rank of the attempt before still holds memory,
+    it is ``passing``, of class ``gpu_busy``.
+
+    Args:
+        context: the launch.
+        nvml: a stand-in for ``pynvml``. The real one is asked in a process of its own.
+    """
+    dev, sysfs = context.path("dev"), context.path("sys")
+    vendor = gpu_vendor(sysfs, dev_root=dev)
+    # The kernel's files tell of AMD's GPUs in containers that have been granted none.
+    if vendor is None or (vendor == "amd" and not os.path.exists(f"{dev}/kfd")):
+        return CheckResult("gpus", "ok", "there is no GPU that torch could use", facts=(("gpus", "0"),))
+    content = _ask_nvidia(nvml) if vendor == "nvidia" else _ask_amd(sysfs, dev)
+    if content is None:
+        return CheckResult("gpus", "skipped", "the GPUs' driver could not be asked")
+    return _judge(context, vendor, content)
+
+
+def _ask_nvidia(nvml: Any) -> JsonObject | None:  # noqa: ANN401
+    from saferun.linux.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
+
+    if nvml is not None:
+        return read_nvidia_state(time.monotonic() + DRIVER_TIMEOUT_S, nvml=nvml)
+    return read_nvidia_state_apart(DRIVER_TIMEOUT_S)
+
+
+def _ask_amd(sysfs: str, dev: str) -> JsonObject:
+    from saferun.linux.amd_gpus import read_amd_sysfs
+    from saferun.linux.gpu_reading import Snapshot, list_directory, read_until
+
+    snapshot = Snapshot()
+    done = read_until(time.monotonic() + _SYSFS_TIMEOUT_S, lambda: read_amd_sysfs(snapshot, frozenset(), sysfs))
+    content = snapshot.as_json()
+    for gpu in content["gpus"]:
+        nodes = [name for name in list_directory(f"{sysfs}/bus/pci/devices/{gpu['pci']}/drm") if name[:7] == "renderD"]
+        if nodes and not any(os.path.exists(f"{dev}/dri/{node}") for node in nodes):
+            gpu["denied"] = True
+    if not done:
+        content["stuck_in"] = "amdgpu's files in sysfs"
+    return content
+
+
+# -------------------------------------------------------------------------------------------------------------- verdict
+
+
+def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResult:
+    """What the state of the GPUs means for this launch."""
+    versions = read_versions(context) if context.python else {}
+    cuda = versions.get("cuda", "")
+    # Whether the ranks' torch calls these GPUs its own: then, and only then, what breaks them breaks the job.
+    serves = bool(cuda) if vendor == "nvidia" else "rocm" in versions
+    gpus: list[JsonObject] = [gpu for gpu in content["gpus"] if not gpu.get("denied")]
+    visible = _visible(context, vendor, gpus)
+    used = _used(context, gpus, visible)
+    faults = [
+        *_driver_faults(context, content, cuda),
+        *_count_faults(context, visible, serves=serves),
+        *(fault for gpu in used for fault in _hardware_faults(gpu, vendor)),
+        *_busy_faults(context, used, gpus if visible is None else [gpus[place] for place in visible]),
+    ]
+    facts = [
+        ("gpus", str(len(gpus))),
+        ("visible", "unknown" if visible is None else str(len(visible))),
+        *((name, str(content[name])) for name in ("driver", "runtime", "failure") if content.get(name)),
+        *((f"gpu {gpu['index']}", _gpu_words(gpu)) for gpu in gpus[:64]),
+    ]
+    if not faults:
+        names = " and ".join(sorted({str(gpu["name"]) for gpu in gpus if gpu.get("name")})[:3])
+        words = f"{count_words(len(gpus), 'GPU')}{f' ({names})' if names else ''}"
+        if content.get("failure"):
+            return CheckResult("gpus", "skipped", f"the GPUs are not known: {content['failure']}", facts=tuple(facts))
+        return CheckResult("gpus", "ok", words, facts=tuple(facts))
+    return CheckResult(
+        "gpus",
+        "warn",
+        "; ".join(dict.fromkeys(fault.words for fault in faults)),
+        "; ".join(dict.fromkeys(fault.hint for fault in faults)),
+        tuple(facts),
+        class_name=faults[0].class_name,
+        passing=all(fault.passing for fault in faults),
+    )
+
+
+def _visible(context: CheckContext, vendor: str, gpus: Sequence[JsonObject]) -> list[int] | None:
+    """Which of the GPUs a rank sees, by their places in the list; None where only torch can tell."""
+    from saferun.linux.gpu_drivers import visible_nvidia
+
+    environ = context.environ
+    if vendor == "nvidia":
+        uuids = [str(gpu.get("uuid", "")) for gpu in gpus]
+        mig = any(gpu.get("mig") for gpu in gpus)
+        return visible_nvidia(environ.get("CUDA_VISIBLE_DEVICES"), uuids, mig=mig)
+    masks = [environ[name] for name in _MASKS if name in environ]
+    if not masks:
+        return list(range(len(gpus)))
+    # Several masks count within each other, and full UUIDs are not known here.
+    numbers = [int(item) for item in masks[0].split(",") if item.isdecimal() and len(item) < 4]  # noqa: PLR2004
+    if len(masks) > 1 or len(numbers) != len(masks[0].split(",")) or any(number >= len(gpus) for number in numbers):
+        return [] if masks in ([""], ["-1"]) else None
+    return numbers
+
+
+def _used(context: CheckContext, gpus: Sequence[JsonObject], visible: Sequence[int] | None) -> list[JsonObject]:
+    """The GPUs that the ranks of this launch take, by the custom that a rank takes that of its local rank."""
+    if visible is None:
+        return list(gpus)
+    chosen = [gpus[place] for place in visible]
+    return chosen if _has_several_tasks(context.environ) else chosen[: context.nproc]
+
+
+def _has_several_tasks(environ: Mapping[str, str]) -> bool:
+    for name in _TASKS_PER_HOST:
+        digits = environ.get(name, "").partition("(")[0].partition(",")[0]
+        if digits.isdecimal() and int(digits[:6]) > 1:
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+
+def _driver_faults(context: CheckContext, content: JsonObject, cuda: str) -> Iterable[_Fault]:
+    if content.get("unusable"):
+        yield _Fault(str(content["failure"]), "reload the NVIDIA driver, or reboot", "missing_gpu")
+    if stuck := content.get("stuck_in"):
+        hint = "see whether `nvidia-smi` or `rocm-smi` answers, and what `dmesg` says (Xid); reset the GPU, or reboot"
+        yield _Fault(f"the GPUs' driver does not answer ({stuck})", hint)
+    runtime = str(content.get("runtime", "")).removeprefix("CUDA ")
+    served, wanted = version_numbers(runtime)[:1], version_numbers(cuda)[:1]
+    if served and wanted and served < wanted and not _has_forward_compatibility(context):
+        words = f"the driver serves CUDA {runtime}, and torch is built for CUDA {cuda}: it will see no GPU"
+        hint = f"update the driver, or install a torch that is built for CUDA {served[0]}"
+        yield _Fault(words, hint, "missing_gpu")
+
+
+def _has_forward_compatibility(context: CheckContext) -> bool:
+    """Whether a newer CUDA driver library is brought along. Source: CUDA Compatibility, "Forward Compatibility"."""
+    paths = context.environ.get("LD_LIBRARY_PATH", "")
+    return "compat" in paths or os.path.isdir(context.path("usr/local/cuda/compat"))
+
+
+def _count_faults(context: CheckContext, visible: Sequence[int] | None, *, serves: bool) -> Iterable[_Fault]:
+    if visible is None or not serves or _has_several_tasks(context.environ):
+        return
+    # None at all is a decision: ranks on the processors.
+    if 0 < len(visible) < context.nproc:
+        words = f"{context.nproc} ranks have {count_words(len(visible), 'GPU')} between them"
+        hidden = [name for name in _MASKS if name in context.environ]
+        also = f", or look at {' and '.join(hidden)}" if hidden else ""
+        hint = f"pass --nproc-per-node {len(visible)}{also}; NCCL refuses two ranks on one GPU"
+        yield _Fault(words, hint, "missing_gpu")
+
+
+def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
+    index = gpu["index"]
+    name = f"GPU {index}"
+    replace = "take the host out of the job and have it repaired"
+    tool = f"nvidia-smi --gpu-reset -i {index}" if vendor == "nvidia" else f"rocm-smi --gpureset -d {index}"
+    reset = f"reset it when nobody uses it (`{tool}`), or reboot"
+    if trouble := gpu.get("trouble"):
+        yield _Fault(f"{name} {trouble}", f"{reset}; if it comes again, {replace}")
+        return
+    if gpu.get("compute_mode") == "prohibited":
+        yield _Fault(f"{name} is set to take no computing", f"run `nvidia-smi -i {index} -c 0`", "missing_gpu")
+    if gpu.get("remapping_failed"):
+        yield _Fault(f"{name} has defective memory (row remapping failed)", replace)
+    elif gpu.get("remapping_pending"):
+        yield _Fault(f"{name} has memory rows to be remapped at the next reset", reset)
+    if gpu.get("retirement_pending"):
+        yield _Fault(f"{name} has memory pages to be retired at the next reset", reset)
+    if count := gpu.get("ecc_uncorrected"):
+        yield _Fault(
+            f"{name} has had {count_words(count, 'uncorrectable memory error')}",
+            f"{reset}; if they come again, {replace}",
+        )
+    if wanted := gpu.get("recovery"):
+        yield _Fault(f"{name}: the driver asks for {wanted}", reset)
+
+
+class _Use(Value):
+    """Somebody's use of a GPU. ``is_ours``: ranks of the attempt before have it, or its memory."""
+
+    words: str
+    is_ours: bool = False
+
+
+def _busy_faults(context: CheckContext, used: Sequence[JsonObject], visible: Sequence[JsonObject]) -> Iterable[_Fault]:
+    old_pids = frozenset(context.old_pids)
+    uses = [use for gpu in used if (use := _use_of(gpu, old_pids)) is not None]
+    if not uses:
+        return
+    # What dead ranks hold comes free soon; with nothing free at all there is nothing to start on.
+    is_waited_for = any(use.is_ours for use in uses) or all(_use_of(gpu, old_pids) is not None for gpu in visible)
+    words = "; ".join(use.words for use in uses[:4]) + (f" (and {len(uses) - 4} more)" if len(uses) > 4 else "")  # noqa: PLR2004
+    hint = "wait for it, or end that process, or choose other GPUs (CUDA_VISIBLE_DEVICES)"
+    yield _Fault(words, hint, "gpu_busy", passing=is_waited_for)
+
+
+def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
+    """What of a GPU is taken, if it is worth a word."""
+    total, in_use = gpu.get("memory_total_bytes") or 0, gpu.get("memory_used_bytes") or 0
+    processes = [one for one in gpu.get("processes", ()) if not str(one.get("name", "")).startswith(_MPS_SERVER)]
+    has_mps = len(processes) < len(gpu.get("processes", ()))
+    is_exclusive = str(gpu.get("compute_mode", "")).startswith("exclusive") and not has_mps
+    is_ours = any(one["pid"] in old_pids for one in processes)
+    name = f"GPU {gpu['index']}"
+    held = sum(one.get("memory_bytes") or 0 for one in processes)
+    if processes and is_exclusive:
+        return _Use(f"{name} is for one process at a time, and {_who(processes[:1], old_pids)} has it", is_ours)
+    if processes and (held >= max(_NOTABLE_BYTES, total * _NOTABLE_SHARE) or is_ours):
+        largest = sorted(processes, key=lambda one: -(one.get("memory_bytes") or 0))
+        size = f"{size_words(held)} of its {size_words(total)}" if total else size_words(held)
+        return _Use(
+            f"{name} is in use: {_who(largest, old_pids)} {'hold' if len(largest) > 1 else 'holds'} {size}", is_ours
+        )
+    if not processes and old_pids and total and in_use >= total * _UNOWNED_SHARE:
+        words = f"{size_words(in_use)} of {name}'s {size_words(total)} have not been given back yet"
+        return _Use(words, is_ours=True)
+    return None
+
+
+def _who(processes: Sequence[JsonObject], old_pids: frozenset[int]) -> str:
+    one = processes[0]
+    name = str(one.get("name", ""))
+    seen = f"pid {one['pid']}{f' ({name})' if name else ''}"
+    if one["pid"] in old_pids:
+        seen = f"pid {one['pid']}, a rank of the attempt before,"
+    elif one.get("whose") == "hidden":
+        seen = "a process that cannot be seen from here"
+    return seen + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")
+
+
+def _gpu_words(gpu: JsonObject) -> str:
+    total, in_use = gpu.get("memory_total_bytes"), gpu.get("memory_used_bytes")
+    memory = f"{in_use / GIB:.1f} of {total / GIB:.1f} GiB in use" if total and in_use is not None else ""
+    words = [str(gpu[key]) for key in ("name", "pci", "uuid", "trouble") if gpu.get(key)]
+    return ", ".join([*words, memory] if memory else words)

@@ -1,0 +1,247 @@
+"""The interfaces that the ranks' libraries would use: whether they exist, and whether others can reach them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+
+from saferun.linux.nic import Nic
+from saferun.linux.nics import read_nics
+from saferun.preflight.checks.backend import GLOO, known_backend
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.names import Lookup, is_elsewhere, look_up
+from saferun.preflight.interfaces import (
+    AUTO,
+    GLOO_IFNAME,
+    NCCL_FAMILY,
+    NCCL_IFNAME,
+    Choice,
+    address_to_reach,
+    candidates,
+    gloo_choice,
+    is_decoy,
+    is_loopback,
+    named,
+    nccl_choice,
+    near_name,
+)
+from saferun.preflight.results import CheckResult
+
+_NAME = "interfaces"
+_CLASS = "network_interface"
+_MOST_SHOWN = 6
+
+
+def check_interfaces(context: CheckContext) -> CheckResult:
+    """Whether the interfaces that variables and ``--nic`` name are there and up, and what gloo and NCCL would use.
+
+    What a variable names breaks the job only if the ranks read the variable: sites set them for all hosts, and for jobs
+    of all kinds. Whether an interface that is there reaches the others is found out by trying; only what leads to
+    nobody by its nature is told here.
+    """
+    nics = read_nics(context.root)
+    environ = with_nccl_conf(context)
+    lookups = _look_up(context, environ)
+    own, master = lookups
+    gloo = gloo_choice(nics, environ, own.addresses)
+    nccl = nccl_choice(nics, environ)
+    facts = (
+        ("gloo", ",".join(gloo.names)),
+        ("gloo_by", gloo.rule),
+        ("nccl", ",".join(nccl.names)),
+        ("nccl_by", nccl.rule),
+        ("probed", ",".join(candidates(nics, environ, context.nics))),
+    )
+    elsewhere = context.together and is_elsewhere(context, master, nics)
+    result = (
+        _judge_wanted(context, nics)
+        or _judge_gloo(context, gloo, nics)
+        or _judge_nccl(context, nccl, environ, nics)
+        or (_judge_reach(context, gloo, nccl, nics) if elsewhere else None)
+    )
+    if result is not None:
+        return result._replace(facts=facts)
+    by = {GLOO_IFNAME: " (GLOO_SOCKET_IFNAME)", NCCL_IFNAME: " (NCCL_SOCKET_IFNAME)"}
+    words = f"gloo would use {_listed(gloo.names)}{by.get(gloo.rule, '')}"
+    if context.vendor != "none":
+        words += f", NCCL {_listed(nccl.names)}{by.get(nccl.rule, '')}"
+    return CheckResult(_NAME, "ok", words, facts=facts)
+
+
+def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
+    """The ranks' environment, and what NCCL's own files add to it.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, its first paragraph. Variables win.
+    """
+    environ = context.environ
+    if context.vendor == "none" or (NCCL_IFNAME in environ and NCCL_FAMILY in environ):
+        return environ
+    found: dict[str, str] = {}
+    # The user's file, which is read first, wins over the system's.
+    for path in (
+        environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf",
+        context.path("etc/nccl.conf"),
+    ):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines = file.read(65536).splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, is_set, value = line.partition("=")
+            if is_set and name.strip() in {NCCL_IFNAME, NCCL_FAMILY}:
+                found.setdefault(name.strip(), value.strip())
+    return {**found, **environ}
+
+
+def _look_up(context: CheckContext, environ: Mapping[str, str]) -> tuple[Lookup, Lookup]:
+    """This host's own name and the master's, as far as they are needed."""
+    if not context.together:
+        return Lookup(""), Lookup("")
+    own = "" if len(environ.get(GLOO_IFNAME, "")) > 1 else socket.gethostname()
+    names = [name for name in (own, context.master) if name]
+    found = {lookup.name: lookup for lookup in look_up(names)}
+    return found.get(own, Lookup("")), found.get(context.master, Lookup(""))
+
+
+# ------------------------------------------------------------------------------------------------------ what is named
+
+
+def _judge_wanted(context: CheckContext, nics: Sequence[Nic]) -> CheckResult | None:
+    """What is wrong with the interfaces that ``--nic`` names."""
+    for name in context.nics:
+        if name != AUTO:
+            result = _judge_name("--nic", name, nics, together=context.together)
+            if result is not None:
+                # What is asked of saferun itself and cannot be done is refused.
+                is_there = named(nics, name) is not None
+                return result._replace(verdict=_verdict(context) if is_there else "fail")
+    return None
+
+
+def _judge_gloo(context: CheckContext, gloo: Choice, nics: Sequence[Nic]) -> CheckResult | None:
+    """What is wrong with the interfaces that GLOO_SOCKET_IFNAME names."""
+    if gloo.rule != GLOO_IFNAME:
+        return None
+    for name in (*gloo.missing, *gloo.names):
+        result = _judge_name(GLOO_IFNAME, name, nics, together=context.together)
+        if result is not None:
+            if name.startswith(("^", "=")):
+                result = result._replace(hint=f"gloo takes exact names, and only NCCL knows ^ and =; {result.hint}")
+            return result._replace(verdict=_verdict(context))
+    return None
+
+
+def _verdict(context: CheckContext) -> str:
+    """How bad it is where what gloo would use does not work."""
+    return "fail" if known_backend(context) == GLOO else "warn"
+
+
+def _judge_name(source: str, name: str, nics: Sequence[Nic], *, together: bool) -> CheckResult | None:
+    nic = named(nics, name)
+    if nic is None:
+        near = near_name(name, nics)
+        meant = f"did you mean {near}? " if near else ""
+        return _warning(f"{source} names {_shown(name)}, which this host does not have", f"{meant}{_there(nics)}")
+    if together and not nic.is_up:
+        words = f"{source} names {name}, which is down on this host"
+        hint = f"look at its cable and its switch port, and at `ip link show {name}`, or use another: {_there(nics)}"
+        return _warning(words, hint)
+    if together and nic.kind != "loopback" and not address_to_reach(nic):
+        words = f"{source} names {name}, which has no address that other hosts reach"
+        return _warning(words, f"give it one, or use another: {_there(nics)}")
+    if not nic.addresses:
+        words = f"{source} names {name}, which has no address"
+        return _warning(words, f"give it one, or use another: {_there(nics)}")
+    return None
+
+
+def _judge_nccl(
+    context: CheckContext, nccl: Choice, environ: Mapping[str, str], nics: Sequence[Nic]
+) -> CheckResult | None:
+    """What looks wrong with NCCL_SOCKET_IFNAME, which no job on processors reads."""
+    if nccl.names or nccl.rule != NCCL_IFNAME or context.vendor == "none":
+        return None
+    value = environ[NCCL_IFNAME]
+    family = environ.get(NCCL_FAMILY, "")
+    other_family = {name: value for name, value in environ.items() if name != NCCL_FAMILY}
+    if family and nccl_choice(nics, other_family).names:
+        words = f"{NCCL_IFNAME}={_shown(value)} fits no interface with an address of {NCCL_FAMILY}={family}"
+        return _warning(words, f"take {NCCL_FAMILY} away, or name another interface")
+    if value.startswith("^"):
+        return _warning(f"{NCCL_IFNAME}={_shown(value)} leaves no interface for NCCL", _there(nics))
+    running = [nic._replace(is_up=True) for nic in nics]
+    asleep = nccl_choice(running, environ).names
+    if asleep:
+        words = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {_is_down(asleep)} on this host"
+        return _warning(words, f"look at cables and switch ports, or use another: {_there(nics)}")
+    near = next((near for name in nccl.missing if (near := near_name(name, nics))), "")
+    meant = f"did you mean {near}? " if near else ""
+    return _warning(f"{NCCL_IFNAME}={_shown(value)} fits no interface of this host", f"{meant}{_there(nics)}")
+
+
+# -------------------------------------------------------------------------------------------------- where it leads to
+
+
+def _judge_reach(context: CheckContext, gloo: Choice, nccl: Choice, nics: Sequence[Nic]) -> CheckResult | None:
+    """What leads to no other host by its nature, where there certainly are others."""
+    better = [name for name in candidates(nics, {}) if name not in gloo.names]
+    hint = f"run with --nic {better[0]}" if better else "name the interface between the hosts with --nic"
+    if gloo.rule == GLOO_IFNAME and is_loopback(gloo.addresses[0]):
+        words = f"{GLOO_IFNAME} names {gloo.names[0]}, which leads to no other host"
+        return _warning(words, hint)._replace(verdict=_verdict(context))
+    if is_decoy(gloo.names[0]) and not context.nics:
+        why = f"{GLOO_IFNAME} names it" if gloo.rule == GLOO_IFNAME else f"its own name resolves to {gloo.addresses[0]}"
+        words = f"gloo would use {gloo.names[0]} ({why}), which belongs to containers or virtual machines of this host"
+        return _warning(words, hint)
+    if context.vendor == "none" or context.nics or not nccl.names:
+        return None
+    named_there = f"{NCCL_IFNAME} names it" if nccl.rule == NCCL_IFNAME else "by its own rules"
+    if is_loopback(nccl.addresses[0]):
+        words = f"NCCL would use {nccl.names[0]} ({named_there}), which leads to no other host"
+        return _warning(words, hint)
+    # Without RDMA, NCCL sends over all that it finds; with it, it only starts over the first.
+    used = nccl.names[:1] if any(nic.rdma for nic in nics) else nccl.names
+    decoys = [name for name in used if is_decoy(name)]
+    if decoys:
+        words = f"NCCL would use {_listed(decoys)} ({named_there}), which {_belong(decoys)} to containers of this host"
+        return _warning(words, hint)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+def _warning(words: str, hint: str) -> CheckResult:
+    return CheckResult(_NAME, "warn", words, hint, class_name=_CLASS)
+
+
+def _there(nics: Sequence[Nic]) -> str:
+    """``this host has eth0 and ib0, and ib1, which is down``."""
+    up = candidates(nics, {})
+    down = [nic.name for nic in nics if not nic.is_up and nic.kind in {"ethernet", "infiniband", "bond"}]
+    words = f"this host has {_listed(up)}"
+    return f"{words}; {_listed(down)} {_is_down(down)}" if down else words
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "no interface"
+    shown = list(names[:_MOST_SHOWN])
+    if len(names) > _MOST_SHOWN:
+        shown.append(f"{len(names) - _MOST_SHOWN} others")
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _is_down(names: Sequence[str]) -> str:
+    return "is down" if len(names) == 1 else "are down"
+
+
+def _belong(names: Sequence[str]) -> str:
+    return "belongs" if len(names) == 1 else "belong"
+
+
+def _shown(text: str) -> str:
+    """A value as it may stand in a line: bounded, printable, and quoted where its ends would not be seen."""
+    plain = "".join(char if char.isprintable() else "?" for char in text[:80])
+    return f'"{plain}"' if not plain or plain != plain.strip() else plain

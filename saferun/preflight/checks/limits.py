@@ -1,0 +1,175 @@
+"""Limits on open files, on processes and threads, on locked memory, and on cores.
+
+Source: getrlimit(2), proc_pid_limits(5), capabilities(7).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import MIB, count_words, is_switched_on, read_text, size_words
+from saferun.preflight.results import CheckResult, Pairs
+
+_UNLIMITED = -1
+# Python with torch and its libraries has some forty files open before it does anything, gloo and NCCL some sockets for
+# each neighbour, a data loader two pipes and a queue for each worker. The kernel's default is 1024.
+_FEW_FILES = 256
+# What the supervisor opens for itself, and for each rank: two streams, two files, a pidfd.
+_OWN_FILES, _OWN_FILES_PER_RANK = 48, 5
+# torch starts some ten threads where OMP_NUM_THREADS is 1, NCCL and CUDA about as many.
+_THREADS_PER_RANK = 32
+# Above this nobody runs into the limit, and counting the user's threads would cost more than it tells.
+_MANY_PROCESSES = 32768
+# NCCL registers buffers of 4 MiB (NCCL_BUFFSIZE) and more for each channel to each neighbour, in both directions; its
+# manual and that of the InfiniBand drivers ask for no limit at all.
+# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+_LITTLE_LOCKED_BYTES = 64 * MIB
+_CAP_SYS_RESOURCE, _CAP_IPC_LOCK = 24, 14
+_STAT_THREADS = 17  # counted from behind the name: proc_pid_stat(5)
+
+
+def check_open_files(context: CheckContext) -> CheckResult:
+    """Whether the ranks may open as many files and connections as training needs."""
+    soft, hard = _limit(context, "Max open files")
+    facts = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
+    if soft is None or soft == _UNLIMITED:
+        return CheckResult("open_files", "ok", "open files are not limited", facts=facts)
+    words = f"a process may open {soft} files"
+    own = _OWN_FILES + _OWN_FILES_PER_RANK * context.nproc
+    hint = _raise_hint("-n", 65536, hard, "--ulimit nofile=65536", "LimitNOFILE=")
+    if hard is not None and hard != _UNLIMITED and hard < own:
+        words += f", at most, and saferun takes up to {own} for {count_words(context.nproc, 'rank')}"
+        return CheckResult("open_files", "warn", words, hint, facts, class_name="too_many_open_files")
+    world_size = context.nproc * max(len(context.hosts), 1)
+    # A full mesh, as gloo builds it, is a connection to every other rank.
+    needed = max(_FEW_FILES, _OWN_FILES + world_size)
+    if soft < needed:
+        words += f", and {count_words(world_size, 'rank')} may need more"
+        return CheckResult("open_files", "warn", words, hint, facts, class_name="too_many_open_files")
+    return CheckResult("open_files", "ok", words, facts=facts)
+
+
+def check_processes(context: CheckContext) -> CheckResult:
+    """Whether the ranks' processes and threads can be started, by the user's limit and the control group's."""
+    from saferun.linux.cgroups import process_room
+
+    soft, hard = _limit(context, "Max processes")
+    cgroup_room = process_room(context.root)
+    facts: Pairs = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
+    rooms: list[tuple[int, str, str]] = []
+    if cgroup_room is not None:
+        facts = (*facts, ("cgroup_room", str(cgroup_room)))
+        hint = "raise the limit of the container or job (docker --pids-limit, Kubernetes podPidsLimit, pids.max)"
+        rooms.append((cgroup_room, "this control group", hint))
+    # The user's limit does not hold for who may exceed it.
+    if soft is not None and 0 <= soft < _MANY_PROCESSES and not _has_capability(context, _CAP_SYS_RESOURCE):
+        used = _own_threads(context)
+        facts = (*facts, ("used", str(used)))
+        hint = _raise_hint("-u", _MANY_PROCESSES, hard, "--ulimit nproc=-1", "LimitNPROC=")
+        rooms.append((max(soft - used, 0), "this user", hint))
+    if not rooms:
+        return CheckResult("processes", "ok", "processes and threads are not limited", facts=facts)
+    room, whose, hint = min(rooms)
+    words = f"{whose} may start {room} more processes and threads"
+    # The threads of the checks themselves are gone when the ranks start.
+    if room + threading.active_count() < context.nproc:
+        words += f", and there are to be {context.nproc} ranks"
+        return CheckResult("processes", "fail", words, hint, facts)
+    if room < _THREADS_PER_RANK * context.nproc:
+        words += f", and {count_words(context.nproc, 'rank')} may need {_THREADS_PER_RANK * context.nproc}"
+        return CheckResult("processes", "warn", words, hint, facts)
+    return CheckResult("processes", "ok", words, facts=facts)
+
+
+def check_locked_memory(context: CheckContext) -> CheckResult:
+    """Whether RDMA can lock the memory it needs. Matters between hosts, where there are RDMA devices and GPUs."""
+    soft, hard = _limit(context, "Max locked memory")
+    facts = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
+    words = "locked memory is not limited"
+    if soft is not None and soft != _UNLIMITED:
+        words = f"a process may lock {size_words(soft)} of memory"
+    if soft is None or soft == _UNLIMITED or soft >= _LITTLE_LOCKED_BYTES:
+        return CheckResult("locked_memory", "ok", words, facts=facts)
+    try:
+        devices = sorted(os.listdir(context.path("sys/class/infiniband")))
+    except OSError:
+        devices = []
+    matters = devices and context.together and context.vendor != "none"
+    if not matters or is_switched_on(context.environ, "NCCL_IB_DISABLE") or _has_capability(context, _CAP_IPC_LOCK):
+        return CheckResult("locked_memory", "ok", words, facts=facts)
+    return CheckResult(
+        "locked_memory",
+        "warn",
+        f"{words}, and RDMA over {devices[0]} needs more",
+        _raise_hint("-l", "unlimited", hard, "--ulimit memlock=-1", "LimitMEMLOCK=infinity"),
+        (*facts, ("devices", ",".join(devices))),
+    )
+
+
+def check_cores(context: CheckContext) -> CheckResult:
+    """Whether a rank that crashes will leave a core. Never a reason to worry before a launch."""
+    from saferun.linux.core_limits import why_no_cores
+
+    soft, hard = _limit(context, "Max core file size")
+    facts = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
+    against = why_no_cores(os.getcwd(), context.nproc)
+    words = f"the limit on cores stays as it is: {against}" if against else "a rank that crashes leaves a core"
+    return CheckResult("cores", "ok", words, facts=facts)
+
+
+def _limit(context: CheckContext, name: str) -> tuple[int | None, int | None]:
+    """A limit of this process, which its children inherit: soft and hard; -1: none, None: unknown."""
+    for line in read_text(context.path("proc/self/limits")).splitlines():
+        if line.startswith(name):
+            soft, hard = [*line[len(name) :].split(), "", ""][:2]
+            return _limit_value(soft), _limit_value(hard)
+    return None, None
+
+
+def _limit_value(word: str) -> int | None:
+    if word == "unlimited":
+        return _UNLIMITED
+    return int(word) if word.isdigit() else None
+
+
+def _number_words(limit: int | None) -> str:
+    return "unknown" if limit is None else "unlimited" if limit == _UNLIMITED else str(limit)
+
+
+def _raise_hint(option: str, wanted: int | str, hard: int | None, docker: str, unit: str) -> str:
+    enough = hard == _UNLIMITED or (isinstance(wanted, int) and hard is not None and hard >= wanted)
+    if enough:
+        return f"run `ulimit {option} {wanted}` before saferun"
+    return f"raise the hard limit (limits.conf; {docker} in docker; {unit} of the scheduler's service)"
+
+
+def _has_capability(context: CheckContext, number: int) -> bool:
+    for line in read_text(context.path("proc/self/status")).splitlines():
+        if line.startswith("CapEff:"):
+            word = line.split()[-1]
+            try:
+                return bool(int(word, 16) >> number & 1)
+            except ValueError:
+                return False
+    return False
+
+
+def _own_threads(context: CheckContext) -> int:
+    """Threads of all processes of this user, as far as they can be seen from here."""
+    proc = context.path("proc")
+    user = os.getuid()
+    threads = 0
+    for name in os.listdir(proc):
+        if not name.isdigit():
+            continue
+        try:
+            if os.stat(f"{proc}/{name}").st_uid != user:
+                continue
+            with open(f"{proc}/{name}/stat", "rb") as file:
+                content = file.read()
+            threads += int(content[content.rfind(b")") + 2 :].split()[_STAT_THREADS])
+        except (OSError, IndexError, ValueError):
+            continue
+    return threads

@@ -1,0 +1,161 @@
+"""The way to the master: which interface leads there, and whether its port answers."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Iterable
+
+from saferun.linux.nics import Route, read_nics, route_to
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.names import look_up
+from saferun.preflight.results import CheckResult
+
+ANSWER_TIMEOUT_S = 1.0
+"""How long the master's port has to answer."""
+
+_NAME = "master"
+_MOST_TRIES = 16  # addresses times ports
+
+# What came of a connection, the best first.
+_CONNECTED, _REFUSED, _SILENT, _PROHIBITED, _NO_ROUTE = "connected", "refused", "silent", "prohibited", "no route"
+_BEST_FIRST = (_CONNECTED, _REFUSED, _SILENT, _PROHIBITED, _NO_ROUTE)
+_KINDS = {
+    0: _CONNECTED,
+    errno.ECONNREFUSED: _REFUSED,
+    errno.ECONNRESET: _REFUSED,
+    errno.ETIMEDOUT: _SILENT,
+    # A firewall's ICMP message comes at once; the kernel's own finding, that nobody has the address, takes seconds.
+    errno.EHOSTUNREACH: _PROHIBITED,
+    errno.EACCES: _PROHIBITED,
+    errno.EPERM: _PROHIBITED,
+    errno.ENETUNREACH: _NO_ROUTE,
+    errno.ENETDOWN: _NO_ROUTE,
+}
+
+
+def check_master(context: CheckContext) -> CheckResult:
+    """Whether this host can reach the master, as far as can be told before the hosts have met.
+
+    A master that refuses or does not answer may not be there yet, and the hosts wait for each other: that is no failure
+    here, nor is one that a firewall forbids or that no network leads to: both may come up with the hosts.
+    """
+    if not context.together:
+        return CheckResult(_NAME, "ok", "one host has no way to go")
+    if context.serves:
+        return CheckResult(_NAME, "ok", "this host serves the store")
+    if not context.master:
+        return CheckResult(_NAME, "ok", "no host serves the store")
+    found = look_up((context.master,))[0]
+    if not found.addresses:
+        return CheckResult(_NAME, "skipped", f"the name {context.master} does not resolve")
+    routes = {address: _route(address) for address in found.addresses}
+    ports = [port for port in context.ports if port]
+    if all(route.error for route in routes.values()):
+        return _no_way(context, found.addresses[0], routes[found.addresses[0]])
+    tries = [(address, port) for port in ports for address, route in routes.items() if not route.error][:_MOST_TRIES]
+    results = knock(tries, ANSWER_TIMEOUT_S)
+    if not results:
+        address = next(address for address, route in routes.items() if not route.error)
+        return CheckResult(_NAME, "ok", _way_words(address, routes[address]), facts=_facts(routes[address], address))
+    address, port = min(results, key=lambda one: _BEST_FIRST.index(results[one]))
+    kind, route = results[address, port], routes[address]
+    facts = (("answer", kind), *_facts(route, address))
+    where = _where(context.master, address, port)
+    if kind == _CONNECTED:
+        return CheckResult(_NAME, "ok", f"{where} answers; {_way_words(address, route)}", facts=facts)
+    if kind in {_REFUSED, _SILENT}:
+        says = "refuses connections" if kind == _REFUSED else "does not answer"
+        return CheckResult(
+            _NAME, "skipped", f"{where} {says}: not there yet; {_way_words(address, route)}", facts=facts
+        )
+    if kind == _NO_ROUTE:
+        return _no_way(context, address, route)
+    words = f"a firewall rejects connections to {where}, over {route.nic}"
+    hint = f"let TCP port {port} through here, on the way and there, or choose another with --master-port"
+    return CheckResult(_NAME, "warn", words, hint, facts, class_name="master_unreachable", passing=True)
+
+
+def knock(tries: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], str]:
+    """What comes of plain TCP connections, all tried at the same time; over when one is connected.
+
+    Args:
+        tries: addresses and ports.
+        timeout_s: how long they have, in seconds.
+    """
+    results: dict[tuple[str, int], str] = {}
+    pending: dict[int, tuple[socket.socket, tuple[str, int]]] = {}
+    poller = select.poll()
+    try:
+        for one in tries:
+            connection = socket.socket(socket.AF_INET6 if ":" in one[0] else socket.AF_INET, socket.SOCK_STREAM)
+            connection.setblocking(False)
+            number = connection.connect_ex(one)
+            if number == errno.EINPROGRESS:
+                pending[connection.fileno()] = (connection, one)
+                poller.register(connection, select.POLLOUT)
+                continue
+            connection.close()
+            results[one] = _KINDS.get(number, _NO_ROUTE)
+        until = time.monotonic() + timeout_s
+        while pending and _CONNECTED not in results.values():
+            ready = poller.poll(max(until - time.monotonic(), 0) * 1000)
+            if not ready:
+                break
+            for fd, _ in ready:
+                connection, one = pending.pop(fd)
+                poller.unregister(fd)
+                number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                connection.close()
+                results[one] = _KINDS.get(number, _NO_ROUTE)
+    finally:
+        for connection, _ in pending.values():
+            connection.close()
+    return results | {one: _SILENT for _, one in pending.values()}
+
+
+def _route(address: str) -> Route:
+    try:
+        return route_to(address)
+    except OSError:
+        return Route()  # unknown: the connection tells
+
+
+def _no_way(context: CheckContext, address: str, route: Route) -> CheckResult:
+    forbidden = route.error in {errno.EACCES, errno.EHOSTUNREACH, errno.EINVAL}
+    why = "a route of this host forbids the way" if forbidden else "no network of this host leads"
+    target = address if address == context.master else f"{context.master} ({address})"
+    down = [
+        nic.name for nic in read_nics(context.root) if not nic.is_up and nic.kind in {"ethernet", "infiniband", "bond"}
+    ]
+    hint = f"look at `ip route get {address}`, and at --master-addr"
+    if down:
+        hint += f"; {', '.join(down[:4])} {'is' if len(down) == 1 else 'are'} down"
+    facts = (("answer", _NO_ROUTE), ("address", address))
+    return CheckResult(
+        _NAME, "warn", f"{why} to the master {target}", hint, facts, class_name="master_unreachable", passing=True
+    )
+
+
+def _where(name: str, address: str, port: int) -> str:
+    shown = f"[{address}]" if ":" in address else address
+    return f"{shown}:{port}" if name == address else f"{name}:{port} ({address})"
+
+
+def _way_words(address: str, route: Route) -> str:
+    if not route.nic:
+        return f"the way to {address} is not known"
+    gateway = f" through {route.gateway}" if route.gateway else ""
+    return f"{route.nic}{gateway} leads to {address} (MTU {route.mtu})"
+
+
+def _facts(route: Route, address: str) -> tuple[tuple[str, str], ...]:
+    return (
+        ("address", address),
+        ("nic", route.nic),
+        ("source", route.source),
+        ("gateway", route.gateway),
+        ("mtu", str(route.mtu)),
+    )

@@ -1,0 +1,52 @@
+"""Free memory of the host, and what the control group leaves of it."""
+
+from __future__ import annotations
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import MIB, count_words, read_text, size_words
+from saferun.preflight.results import CheckResult, Pairs
+
+# What a rank takes that imports torch and joins a process group, before it does anything: about 225 MB with a build for
+# CPUs, several times that with one for CUDA.
+_RANK_BYTES = 225 * MIB
+
+
+def check_memory(context: CheckContext) -> CheckResult:
+    """Whether there is memory enough for the ranks to start at all. What they load then nobody can know."""
+    from saferun.linux.cgroups import memory_room_bytes
+
+    counts = _meminfo(context)
+    available = counts.get("MemAvailable")
+    cgroup_room = memory_room_bytes(context.root)
+    facts: Pairs = tuple(
+        (name, str(counts[name])) for name in ("MemTotal", "MemAvailable", "SwapFree") if name in counts
+    )
+    rooms: list[tuple[int, str, str]] = []
+    if available is not None:
+        # Swap keeps a job alive, if slowly.
+        rooms.append((available + counts.get("SwapFree", 0), "the host has", "see who uses it (`ps aux --sort -rss`)"))
+    if cgroup_room is not None:
+        facts = (*facts, ("cgroup_room", str(cgroup_room)))
+        rooms.append(
+            (cgroup_room, "the control group's limit leaves", "ask for more memory (srun --mem, docker --memory)")
+        )
+    if not rooms:
+        return CheckResult("memory", "ok", "free memory is not known", facts=facts)
+    room, whose, hint = min(rooms)
+    words = f"{whose} {size_words(room)} of memory"
+    needed = _RANK_BYTES * context.nproc
+    if context.python and room < needed:
+        words += f", and {count_words(context.nproc, 'rank')} that import torch need {size_words(needed)}"
+        return CheckResult("memory", "warn", words, hint, facts, class_name="host_out_of_memory")
+    return CheckResult("memory", "ok", words, facts=facts)
+
+
+def _meminfo(context: CheckContext) -> dict[str, int]:
+    """The lines of /proc/meminfo, in bytes. Source: proc_meminfo(5)."""
+    counts: dict[str, int] = {}
+    for line in read_text(context.path("proc/meminfo")).splitlines():
+        name, _, rest = line.partition(":")
+        number = rest.split()[:1]
+        if number and number[0].isdigit():
+            counts[name] = int(number[0]) * 1024
+    return counts

@@ -1,0 +1,117 @@
+"""Whether the platform lets GPUs of one host talk to each other directly: IOMMU, PCI access control, NUMA balancing.
+
+Sources: RCCL, "Missing iommu=pt from kernel command line which can lead to system instablity or hang" (src/init.cc,
+github.com/ROCm/rccl/issues/1454); ROCm documentation, "Application hangs on Multi-GPU systems" and "Disable NUMA
+auto-balancing"; NCCL User Guide, "Troubleshooting", PCI Access Control Services; CUDA C++ Programming Guide, "IOMMU on
+Linux"; Linux, Documentation/ABI/testing/sysfs-kernel-iommu_groups; PCI Express Base Specification, ACS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import count_words, read_text
+from saferun.preflight.results import CheckResult
+
+_CONFIG_BYTES = 4096
+_EXTENDED = 0x100  # where the list of extended capabilities begins
+_ACS = 0x000D
+_REDIRECTS = 0x04 | 0x08  # bits of the control register: peer-to-peer requests and completions go to the processor
+_MOST_CAPABILITIES = 64
+_CPUINFO_BYTES = 4096  # the first processor is enough
+
+
+def check_platform(context: CheckContext) -> CheckResult:
+    """IOMMU and ACS of a host with several GPUs.
+
+    Only what AMD says may hang is worth a warning. On NVIDIA's, NVLink makes most of it meaningless, so it is told as a
+    hint behind a good result.
+    """
+    addresses = _gpu_addresses(context)
+    facts: list[tuple[str, str]] = [("gpus", str(len(addresses)))]
+    if len(addresses) < 2:  # noqa: PLR2004 - several
+        return CheckResult(
+            "platform", "ok", "there are no several GPUs that would talk to each other", facts=tuple(facts)
+        )
+    is_virtual = "hypervisor" in read_text(context.path("proc/cpuinfo"), _CPUINFO_BYTES).split()
+    balancing = read_text(context.path("proc/sys/kernel/numa_balancing")).strip()
+    translated = [address for address in addresses if _iommu_type(context, address).startswith("DMA")]
+    redirecting = sorted({bridge for address in addresses for bridge in _redirecting_bridges(context, address)})
+    facts += [
+        ("virtual", "yes" if is_virtual else "no"),
+        ("translated_by_iommu", str(len(translated))),
+        ("acs_redirect", ",".join(redirecting[:16])),
+        *((("numa_balancing", balancing),) if balancing else ()),
+    ]
+    pairs = tuple(facts)
+    gpus = count_words(len(addresses), "GPU")
+    # A virtual machine needs both, and its host has seen to them.
+    if is_virtual or not (translated or redirecting):
+        hint = "AMD recommends `sysctl kernel.numa_balancing=0`" if context.vendor == "amd" and balancing == "1" else ""
+        return CheckResult("platform", "ok", f"nothing stands between the {gpus}", hint, pairs)
+    if translated and context.vendor == "amd":
+        words = f"the IOMMU translates the addresses of {len(translated)} of {gpus}, and RCCL is known to hang then"
+        return CheckResult("platform", "warn", words, "boot with iommu=pt on the kernel's command line", pairs)
+    what = [
+        *(["the IOMMU translates addresses"] if translated else []),
+        *(["ACS redirects PCI"] if redirecting else []),
+    ]
+    words = f"{' and '.join(what)} between the {gpus}, which matters to those without NVLink"
+    hint = "boot with iommu=pt, and disable ACS on PCI bridges, if traffic between GPUs over PCI is slow or hangs"
+    return CheckResult("platform", "ok", words, hint, pairs)
+
+
+def _gpu_addresses(context: CheckContext) -> list[str]:
+    """PCI addresses of the GPUs of the vendor in use."""
+    if context.vendor == "nvidia":
+        try:
+            return sorted(os.listdir(context.path("proc/driver/nvidia/gpus")))
+        except OSError:
+            return []
+    if context.vendor == "amd":
+        from saferun.linux.amd_gpus import read_kfd_ids
+
+        return sorted(read_kfd_ids(context.path("sys")))
+    return []
+
+
+def _iommu_type(context: CheckContext, address: str) -> str:
+    """How the IOMMU treats a device: ``identity`` (passed through), ``DMA``, ``DMA-FQ``; empty: not at all."""
+    group = context.path("sys/bus/pci/devices", address, "iommu_group")
+    if not os.path.exists(group):
+        return ""
+    # The link leads out of any other root than the real one; its last part is the group's number.
+    number = os.path.basename(os.path.realpath(group))
+    return read_text(context.path("sys/kernel/iommu_groups", number, "type")).strip()
+
+
+def _redirecting_bridges(context: CheckContext, address: str) -> Iterator[str]:
+    """The bridges above a device that send what one device says to another by way of the processor.
+
+    Only root may read that far into a device's configuration; for others there are none.
+    """
+    path = os.path.dirname(os.path.realpath(context.path("sys/bus/pci/devices", address)))
+    while (name := os.path.basename(path)).count(":") == 2:  # noqa: PLR2004 - 0000:17:00.0
+        try:
+            with open(f"{path}/config", "rb") as file:
+                config = file.read(_CONFIG_BYTES)
+        except OSError:
+            return
+        if acs_control(config) & _REDIRECTS:
+            yield name
+        path = os.path.dirname(path)
+
+
+def acs_control(config: bytes) -> int:
+    """The ACS control register in a device's configuration space; 0 where it has none, or it cannot be seen. Pure."""
+    offset = _EXTENDED
+    for _ in range(_MOST_CAPABILITIES):
+        if offset < _EXTENDED or offset + 8 > len(config):
+            return 0
+        header = int.from_bytes(config[offset : offset + 4], "little")
+        if header & 0xFFFF == _ACS:
+            return int.from_bytes(config[offset + 6 : offset + 8], "little")
+        offset = header >> 20
+    return 0

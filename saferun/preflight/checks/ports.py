@@ -1,0 +1,91 @@
+"""The store's port on the host that serves it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.names import is_loopback_name
+from saferun.preflight.checks.reading import list_of_numbers, read_text
+from saferun.preflight.results import CheckResult
+
+_NAME = "ports"
+_DEFAULTS = frozenset({29400, 29500})  # torchrun's; nobody chose them
+_FREE = "free"
+_FIRST_FOR_USERS = 1024
+
+
+def check_ports(context: CheckContext) -> CheckResult:
+    """Whether the store's port is free, may be used, and is not one that the kernel gives to outgoing connections.
+
+    Only the host that serves the store is asked. A port that saferun holds already is looked at no further: nobody else
+    can have it.
+    """
+    if not context.serves:
+        return CheckResult(_NAME, "ok", "the store is on another host")
+    ports = [port for port in context.ports if port]
+    if not ports:
+        return CheckResult(_NAME, "ok", "the kernel chooses the store's port")
+    held = [port for port in ports if port in context.bound]
+    states = {} if held else {port: _state(port) for port in ports}
+    port = next(iter(held or [port for port, state in states.items() if state == _FREE]), 0)
+    if not port:
+        return _none_free(ports, states)
+    return _in_range(context, port) or CheckResult(
+        _NAME, "ok", f"port {port} is {'held for the store' if held else _FREE}", facts=(("port", str(port)),)
+    )
+
+
+def _state(port: int) -> str:
+    """``free``, ``in use``, ``forbidden``, or the system's words."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.bind(("", port))
+            # Another socket that is bound and does not listen lets this one bind, and not listen.
+            probe.listen(1)
+        except OverflowError:
+            return "not a port"
+        except OSError as error:
+            known = {errno.EADDRINUSE: "in use", errno.EACCES: "forbidden"}
+            return known.get(error.errno or 0, error.strerror or "unusable")
+    return _FREE
+
+
+def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
+    port = ports[0]
+    facts = tuple((f"port {port}", state) for port, state in states.items())
+    if states[port] == "forbidden":
+        words = f"port {port} may not be used by this user"
+        return CheckResult(_NAME, "fail", words, "pass a --master-port above 1023", facts, class_name="port_forbidden")
+    if states[port] != "in use":
+        words = f"port {port} cannot be listened on: {states[port]}"
+        return CheckResult(_NAME, "fail", words, "pass another --master-port", facts)
+    from saferun.linux.net import _holder
+
+    words = f"port {port} is in use by {_holder(port)}"
+    if len(ports) > 1:
+        words = f"none of the {len(ports)} ports that the job may use is free: {words}"
+    hint = "stop that process, or pass another --master-port (without one, a free port is chosen)"
+    return CheckResult(_NAME, "fail", words, hint, facts, class_name="port_in_use", passing=True)
+
+
+def _in_range(context: CheckContext, port: int) -> CheckResult | None:
+    """A port that the user chose from among those that outgoing connections get: some day it is taken."""
+    chosen = len(context.ports) == 1 and port not in _DEFAULTS
+    if not context.together or not chosen or is_loopback_name(context.master):
+        return None
+    sysctl = context.path("proc", "sys", "net", "ipv4")
+    bounds = [int(word) for word in read_text(f"{sysctl}/ip_local_port_range").split() if word.isdecimal()]
+    if len(bounds) != 2 or not bounds[0] <= port <= bounds[1]:  # noqa: PLR2004 - the lowest and the highest
+        return None
+    if port in list_of_numbers(read_text(f"{sysctl}/ip_local_reserved_ports")):
+        return None
+    words = f"port {port} may be taken by any outgoing connection of this host, which get {bounds[0]} to {bounds[1]}"
+    reserve = "reserve it with the sysctl net.ipv4.ip_local_reserved_ports"
+    hint = f"pass a --master-port below {bounds[0]}, or {reserve}" if bounds[0] > _FIRST_FOR_USERS else reserve
+    return CheckResult(_NAME, "warn", words, hint, (("port", str(port)),))

@@ -1,0 +1,66 @@
+"""What several checks need: small files read, sizes put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from saferun.preflight.checks.context import CheckContext
+
+GIB = 1 << 30
+MIB = 1 << 20
+_MOST_BYTES = 1 << 20
+
+
+def read_text(path: str, most_bytes: int = _MOST_BYTES) -> str:
+    """The beginning of a file; empty where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def own_path(context: CheckContext, path: str) -> str:
+    """An absolute path below the context's root."""
+    return context.path(path.lstrip("/"))
+
+
+def size_words(size_bytes: int) -> str:
+    """``64 MiB``, ``1.5 GiB``."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
+        if size_bytes >= factor:
+            size = f"{size_bytes / factor:.1f}".removesuffix(".0")
+            return f"{size} {unit}"
+    return f"{size_bytes} bytes"
+
+
+def count_words(count: int, one: str, many: str = "") -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def is_switched_on(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is set to something that switches it on."""
+    return environ.get(name, "").strip().lower() in {"1", "y", "yes", "t", "true", "on"}
+
+
+def list_of_numbers(text: str) -> set[int]:
+    """The numbers of a list as the kernel writes it: ``0-3,8``."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: ``2.13.0+cu130`` is (2, 13, 0)."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if digits:
+            numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)

@@ -1,0 +1,34 @@
+"""All checks of what a host has: limits, memory, disks, processors, clock, GPUs, versions."""
+
+from __future__ import annotations
+
+from saferun.preflight.checks.clock import check_clock
+from saferun.preflight.checks.context import Check
+from saferun.preflight.checks.cpus import check_cpus
+from saferun.preflight.checks.disk import check_disk
+from saferun.preflight.checks.gpus import DRIVER_TIMEOUT_S, check_gpus
+from saferun.preflight.checks.limits import check_cores, check_locked_memory, check_open_files, check_processes
+from saferun.preflight.checks.memory import check_memory
+from saferun.preflight.checks.platform import check_platform
+from saferun.preflight.checks.shared_memory import check_shared_memory
+from saferun.preflight.checks.versions import check_versions
+
+# A network file system that hangs holds whoever looks at it.
+_DISK_DEADLINE_S = 2.0
+# Python's packages may lie on one, too.
+_FILES_DEADLINE_S = 3.0
+
+RESOURCE_CHECKS: tuple[Check, ...] = (
+    Check("open_files", check_open_files),
+    Check("processes", check_processes),
+    Check("locked_memory", check_locked_memory),
+    Check("cores", check_cores),
+    Check("shared_memory", check_shared_memory),
+    Check("disk", check_disk, _DISK_DEADLINE_S),
+    Check("memory", check_memory),
+    Check("cpus", check_cpus),
+    Check("clock", check_clock),
+    Check("gpus", check_gpus, DRIVER_TIMEOUT_S + 1.0),
+    Check("platform", check_platform),
+    Check("versions", check_versions, _FILES_DEADLINE_S),
+)

@@ -1,0 +1,73 @@
+"""Runs checks side by side, each with its deadline; one that breaks or is late is skipped, with its reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from saferun.preflight.checks.context import Check, CheckContext
+from saferun.preflight.results import CheckResult
+
+PATIENCE_S = 30.0
+"""How long a retry waits for GPUs: the driver may still be giving back the memory of the attempt before."""
+_LOOK_AGAIN_S = 0.5
+_WAITED_FOR = "gpu_busy"
+
+
+def run_checks(
+    checks: Sequence[Check],
+    context: CheckContext,
+    report: Callable[[CheckResult], None],
+    *,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Run checks side by side; returns when each has reported, or its time is over.
+
+    Args:
+        checks: what to run.
+        context: what they are given.
+        report: takes each result as it comes, never two at once.
+        patience_s: how long GPUs that are busy are looked at again, at a retry.
+    """
+    lock = threading.Lock()
+    pending = {check.name: check for check in checks}
+    changed = threading.Condition(lock)
+    began_at = time.monotonic()
+    patient_until = began_at + (patience_s if context.attempt else 0.0)
+
+    def run(check: Check) -> None:
+        result = _checked(check, context)
+        while result.class_name == _WAITED_FOR and result.passing and time.monotonic() < patient_until:
+            with lock:
+                # Its deadline is for one look; it has looked.
+                deadlines[check.name] = patient_until + check.deadline_s
+            time.sleep(_LOOK_AGAIN_S)
+            result = _checked(check, context)
+        with changed:
+            if pending.pop(check.name, None) is not None:
+                report(result)
+            changed.notify_all()
+
+    deadlines = {check.name: began_at + check.deadline_s for check in checks}
+    for check in checks:
+        threading.Thread(target=run, args=(check,), daemon=True).start()
+    with changed:
+        while pending:
+            now = time.monotonic()
+            for name in [name for name in pending if deadlines[name] <= now]:
+                late = pending.pop(name)
+                words = f"it took longer than {late.deadline_s:g} s"
+                report(CheckResult(name, "skipped", words, duration_s=now - began_at))
+            if pending:
+                changed.wait(max(min(deadlines[name] for name in pending) - now, 0.001))
+
+
+def _checked(check: Check, context: CheckContext) -> CheckResult:
+    began_at = time.monotonic()
+    try:
+        result = check.check(context)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        return CheckResult(check.name, "skipped", words[:300], duration_s=time.monotonic() - began_at)
+    return result._replace(name=check.name, duration_s=time.monotonic() - began_at)

@@ -1,0 +1,139 @@
+"""What the check process does: this host's own checks, then whatever other hosts are to be tried for.
+
+It says, in JSON lines: ``result`` for each check, ``ready`` with the host's card and door when all are done, and
+``probes`` as an answer to ``probe``. It ends when the supervisor closes its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from saferun.preflight.checks.context import Check, CheckContext
+from saferun.preflight.checks.network import NET_CHECKS
+from saferun.preflight.checks.resources import RESOURCE_CHECKS
+from saferun.preflight.checks.run import run_checks
+from saferun.preflight.results import CheckResult, HostCard, Target
+
+if TYPE_CHECKING:
+    from saferun.model import JsonObject
+    from saferun.preflight.probe.listener import Listener
+
+_LONGEST_LINE_BYTES = 64 << 20
+_CARD_S = 3.0
+
+CHECKS: tuple[Check, ...] = (*NET_CHECKS, *RESOURCE_CHECKS)
+"""All checks of a host by itself."""
+
+
+def serve(connection: socket.socket, context: CheckContext, *, opens_door: bool) -> None:
+    """Check this host, say what was found, and try other hosts when told to, until the other end is closed.
+
+    Args:
+        connection: to the supervisor.
+        context: the launch.
+        opens_door: whether there are other hosts, which are to try this one.
+    """
+    lock = threading.Lock()
+
+    def say(message: JsonObject) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        with lock:
+            connection.sendall(data)
+
+    found: list[CheckResult] = []
+
+    def report(result: CheckResult) -> None:
+        found.append(result)
+        say({"op": "result", "result": list(result)})
+
+    host = _HostSide(context)
+    if opens_door:
+        host.begin()
+    run_checks(CHECKS, context, report)
+    card, door = host.finish(found) if opens_door else ("", "")
+    say({"op": "ready", "card": card, "door": door})
+    with connection.makefile("rb") as lines:
+        while line := lines.readline(_LONGEST_LINE_BYTES):
+            order = json.loads(line)
+            if order.get("op") == "probe":
+                say({"op": "probes", "number": order["number"], "text": host.probe(order)})
+    host.close()
+
+
+def answer(connection: socket.socket) -> None:
+    """Wait to be told what is to be checked, and ``serve``."""
+    with connection.makefile("rb", buffering=0) as lines:
+        line = lines.readline(_LONGEST_LINE_BYTES)
+    if line:
+        order = json.loads(line)
+        told: dict[str, Any] = order["context"]
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
+        serve(connection, _completed(CheckContext(**fields)), opens_door=order["opens_door"])
+
+
+def _completed(context: CheckContext) -> CheckContext:
+    """The launch with what the supervisor, which opens no file while ranks run, has left to this process."""
+    if not os.path.isfile(context.script):
+        context = context._replace(script="")
+    if context.vendor == "auto":
+        from saferun.linux.gpus import gpu_vendor
+
+        context = context._replace(vendor=gpu_vendor() or "none")
+    return context
+
+
+class _HostSide:
+    """What other hosts hear of this one, and what this one hears of them."""
+
+    def __init__(self, context: CheckContext) -> None:
+        self._context = context
+        self._card = HostCard()
+        self._listener: Listener | None = None
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def begin(self) -> None:
+        """Find out, beside the checks, what the card says."""
+        self._thread.start()
+
+    def _write(self) -> None:
+        from saferun.preflight.checks.card import write_card
+        from saferun.preflight.interfaces import ways
+        from saferun.preflight.probe.listener import Listener
+
+        card = write_card(self._context)
+        with suppress(OSError):
+            self._listener = Listener(ways(card.nics, card.probed))
+        self._card = card
+
+    def finish(self, found: list[CheckResult]) -> tuple[str, str]:
+        """The card and the door, encoded. Good results do not travel."""
+        from saferun.preflight.wire import encode_card, encode_door
+
+        self._thread.join(_CARD_S)
+        bad = tuple(result for result in found if result.verdict in {"warn", "fail"})
+        card = self._card._replace(time=time.time(), results=bad)
+        return encode_card(card), encode_door(self._listener.door) if self._listener is not None else ""
+
+    def probe(self, order: JsonObject) -> str:
+        """Try the hosts that are named, and say what came of it, encoded."""
+        from saferun.preflight.probe.prober import probe_all
+        from saferun.preflight.wire import decode_door, encode_probes
+
+        targets = []
+        for number, label, text in order["doors"]:
+            door = decode_door(text)
+            if door is not None:
+                targets.append(Target(number, label, door))
+        deadline = time.monotonic() + float(order["within_s"])
+        return encode_probes(probe_all(order["host"], targets, self._card.nics, deadline))
+
+    def close(self) -> None:
+        """Answer no more."""
+        if self._listener is not None:
+            self._listener.close()

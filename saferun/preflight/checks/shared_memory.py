@@ -1,0 +1,94 @@
+"""Shared memory, which is /dev/shm: whether it is there, how large it is, and what is free.
+
+Python's semaphores, torch's data loaders and NCCL all put their shared memory there.
+"""
+
+from __future__ import annotations
+
+import os
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import MIB, read_text, size_words
+from saferun.preflight.results import CheckResult, Pairs
+
+# One connection of NCCL by way of shared memory takes about 9 MiB (its error message: "Error while creating shared
+# memory segment … (size 9637888)"); a batch of a data loader is rarely smaller. With less nothing can be done.
+_FULL_BYTES = 10 * MIB
+_FULL_SHARE = 0.25  # what was made small on purpose is full when most of it is taken
+# What docker gives a container that asks for nothing. It does for many jobs on CPUs; for those on several GPUs NVIDIA's
+# own images print a warning: https://docs.nvidia.com/deeplearning/frameworks/user-guide/index.html (Setting the Shared
+# Memory Flag), https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (Docker).
+_DOCKER_DEFAULT_BYTES = 64 * MIB
+_FEW_INODES = 16
+_SHM = "/dev/shm"  # noqa: S108 - what is looked at
+_LARGER = "docker: --shm-size=8g or --ipc=host; Kubernetes: an emptyDir with medium: Memory on /dev/shm"
+
+
+def check_shared_memory(context: CheckContext) -> CheckResult:
+    """Whether shared memory can be had."""
+    path = context.path("dev/shm")
+    name = "shared_memory"
+    if not os.path.isdir(path):
+        words = "there is no /dev/shm, and Python's semaphores, data loaders and NCCL need one"
+        return CheckResult(
+            name, "warn", words, f"mount a tmpfs on /dev/shm ({_LARGER})", class_name="shared_memory_exhausted"
+        )
+    status = os.statvfs(path)
+    size_bytes, free_bytes = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    kind = _mount_kind(context)
+    facts: Pairs = (
+        ("size_bytes", str(size_bytes)),
+        ("free_bytes", str(free_bytes)),
+        ("mount", kind or "none"),
+        *((("free_inodes", str(status.f_favail)),) if status.f_files else ()),
+    )
+    if not os.access(path, os.W_OK | os.X_OK):
+        words = f"{_SHM} may not be written to by this user"
+        return CheckResult(name, "warn", words, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")
+    words = f"{_SHM} has {size_words(size_bytes)}, {size_words(free_bytes)} of it free"
+    # A ramfs, and whatever tells no sizes, says 0 of everything.
+    is_full = free_bytes < min(_FULL_BYTES, size_bytes * _FULL_SHARE)
+    if size_bytes and (is_full or (status.f_files and status.f_favail < _FEW_INODES)):
+        if size_bytes >= 2 * _FULL_BYTES:
+            hint = (
+                f"look at `ls -lS /dev/shm` and delete what dead jobs left{_largest(path)}, or give it more ({_LARGER})"
+            )
+        else:
+            hint = f"give it more ({_LARGER})"
+        full = f"{_SHM} is full: " if is_full else f"{_SHM} takes no more files: "
+        words = f"{full}{size_words(free_bytes)} of {size_words(size_bytes)} free"
+        return CheckResult(name, "warn", words, hint, facts, class_name="shared_memory_exhausted")
+    if size_bytes and size_bytes <= _DOCKER_DEFAULT_BYTES and context.nproc > 1 and context.vendor != "none":
+        words = (
+            f"{_SHM} has only {size_words(size_bytes)}, and NCCL and data loaders of {context.nproc} ranks need more"
+        )
+        return CheckResult(
+            name, "warn", words, f"give it more ({_LARGER})", facts, class_name="shared_memory_exhausted"
+        )
+    return CheckResult(name, "ok", words if kind else f"{words} (no file system of its own)", facts=facts)
+
+
+def _mount_kind(context: CheckContext) -> str:
+    """The type of the file system that is mounted there; empty: none is."""
+    kind = ""
+    for line in read_text(context.path("proc/self/mountinfo")).splitlines():
+        fields, _, rest = line.partition(" - ")
+        words = fields.split(" ")
+        if len(words) > 4 and words[4] == _SHM:  # noqa: PLR2004 - the mount point
+            kind = rest.partition(" ")[0]  # the last one covers those before
+    return kind
+
+
+def _largest(path: str) -> str:
+    """The largest file there, to be put behind a word."""
+    largest, name = 0, ""
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                size = entry.stat(follow_symlinks=False).st_blocks * 512 if entry.is_file(follow_symlinks=False) else 0
+                if size > largest:
+                    largest, name = size, entry.name
+    except OSError:
+        return ""
+    printable = "".join(char if char.isprintable() else "?" for char in name)[:64]
+    return f" (the largest: {printable}, {size_words(largest)})" if name else ""

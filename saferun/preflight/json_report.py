@@ -1,0 +1,166 @@
+"""What the checks found and what was decided, for programs: ``preflight.json``, and the same within report.json. Pure.
+
+The fields are described in ``docs/report.md`` and checked by ``schema/preflight.schema.json``. Every field is always
+there. Secrets are redacted, and the size is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saferun import __version__
+from saferun.evidence import DecisionRow
+from saferun.linux.nic import Nic
+from saferun.model import JsonObject
+from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostCard, MatrixRow, Pairs, Preflight
+from saferun.text.page import Page, count, number
+from saferun.text.redaction import REDACTED, is_secret
+
+SCHEMA = "saferun.preflight/1"
+LIMIT_BYTES = 8 << 20
+"""How large preflight.json is at most, as it is written (indented by one)."""
+# A quarter is for what cannot be cut.
+_COUNTED_BYTES = LIMIT_BYTES * 3 // 4
+_BAD = ("warn", "fail")
+_WELL = ("ok", "untested")
+_NEXT_STEPS = ("retry", "restart", "finish")
+
+
+def preflight_json(preflight: Preflight, cards: Mapping[int, HostCard]) -> JsonObject:
+    """The content of preflight.json: every result, good ones included, the matrix, and what each host is like.
+
+    Args:
+        preflight: what was found.
+        cards: what the hosts told of themselves, by their numbers.
+
+    Returns:
+        At most ``LIMIT_BYTES`` as JSON. Where it has more to say, lists are cut (``cut`` names them), the good results
+        before the bad ones.
+    """
+    page = Page(_COUNTED_BYTES)
+    content = _found(page, preflight)
+    hosts = page.objects("hosts", sorted(cards.items()), lambda item: _host(page, *item))
+    return {"schema": SCHEMA, "saferun": __version__, **content, "hosts": hosts, "cut": sorted(page.cut)}
+
+
+def preflight_part(preflight: Preflight, page: Page) -> JsonObject:
+    """What of it report.json has: all but what the hosts are like."""
+    return {**_found(page, preflight), "cut": sorted(page.cut)}
+
+
+def decision(row: DecisionRow, page: Page) -> JsonObject:
+    """A decision as report.json has it."""
+    return {
+        "attempt": count(row.attempt),
+        "at": number(row.time),
+        "next_step": row.next_step if row.next_step in _NEXT_STEPS else "finish",
+        "words": page.text(row.words),
+        "wait_s": number(row.wait_s),
+        "class": page.text(row.class_name),
+        "host": page.text(row.host),
+    }
+
+
+def verdict_of(result: CheckResult) -> str:
+    """What a check found, in one of the words that the schema knows: results come from other hosts, too."""
+    return result.verdict if result.verdict in SEVERITY else "skipped"
+
+
+def worst_first(results: Sequence[CheckResult]) -> list[CheckResult]:
+    """The same results, those of one verdict in the order in which they are given."""
+    return sorted(results, key=lambda result: -SEVERITY[verdict_of(result)])
+
+
+def _found(page: Page, preflight: Preflight) -> JsonObject:
+    results = worst_first(preflight.results)
+    return {
+        "verdict": verdict_of(results[0]) if results and verdict_of(results[0]) in _BAD else "ok",
+        "duration_s": number(preflight.duration_s),
+        "nic": page.first("nic", preflight.nic, page.text),
+        "results": page.objects("results", results, lambda result: _result(page, result)),
+        # Where there is not room for all, those that are not well tell most.
+        "matrix": page.objects("matrix", sorted(preflight.matrix, key=is_well), lambda row: _row(page, row)),
+    }
+
+
+def _result(page: Page, result: CheckResult) -> JsonObject:
+    return {
+        "check": page.text(result.name),
+        "verdict": verdict_of(result),
+        "host": page.text(result.host),
+        "words": page.text(result.words),
+        "hint": page.text(result.hint),
+        "class": page.text(result.class_name),
+        "passing": bool(result.passing),
+        "duration_s": number(result.duration_s),
+        "facts": _pairs(page, "facts", result.facts),
+    }
+
+
+def is_well(row: MatrixRow) -> bool:
+    """Whether nothing is wrong with a host's interfaces, as far as they were tried."""
+    return all(cell.state in _WELL for cell in row.cells)
+
+
+def _row(page: Page, row: MatrixRow) -> JsonObject:
+    return {
+        "host": page.text(row.host),
+        "interfaces": page.objects("matrix", row.cells, lambda cell: _cell(page, cell)),
+    }
+
+
+def _cell(page: Page, cell: Cell) -> JsonObject:
+    return {
+        "nic": page.text(cell.nic),
+        "state": page.text(cell.state),
+        "ok": count(cell.ok),
+        "of": count(cell.of),
+        "latency_s": _known(cell.latency_s),
+        "bytes_s": _known(cell.bytes_s),
+    }
+
+
+def _known(value: float) -> float | None:
+    return number(value) if value > 0 else None
+
+
+def _host(page: Page, host: int, card: HostCard) -> JsonObject:
+    return {
+        "host": count(host),
+        "label": page.text(card.label),
+        "time": number(card.time),
+        "interfaces": page.objects("interfaces", card.nics, lambda nic: _nic(page, nic)),
+        "gloo": page.first("interfaces", card.gloo, page.text),
+        "nccl": page.first("interfaces", card.nccl, page.text),
+        "probed": page.first("interfaces", card.probed, page.text),
+        "versions": _pairs(page, "versions", card.versions),
+        "script": page.text(card.script),
+        "environ": _pairs(page, "environ", card.environ),
+        "names": page.objects(
+            "names",
+            [names for names in card.names if names],
+            lambda names: {"name": page.text(names[0]), "addresses": page.first("names", names[1:], page.text)},
+        ),
+    }
+
+
+def _nic(page: Page, nic: Nic) -> JsonObject:
+    return {
+        "name": page.text(nic.name),
+        "networks": page.first("interfaces", nic.networks or nic.addresses, page.text),
+        "up": bool(nic.is_up),
+        "mtu": count(nic.mtu),
+        "kind": page.text(nic.kind),
+        "speed_bits_s": count(nic.speed_bits_s) if nic.speed_bits_s > 0 else None,
+        "labels": page.first("interfaces", nic.labels, page.text),
+        "rdma": page.first("interfaces", nic.rdma, page.text),
+    }
+
+
+def _pairs(page: Page, name: str, pairs: Pairs) -> list[Any]:
+    return page.objects(
+        name,
+        pairs,
+        lambda pair: {"name": page.text(pair[0]), "value": REDACTED if is_secret(pair[0]) else page.text(pair[1])},
+    )

@@ -1,0 +1,48 @@
+"""What follows a failed attempt or a hang. Pure.
+
+A *start* is over when every rank has got through ``init_process_group``. A start that failed is tried again where its
+cause may pass by itself; what fails later belongs to ``--max-restarts``, as with torchrun.
+
+What is loaded at every launch stands here and in ``attempts``; ``facts`` is loaded when something has failed.
+"""
+
+from __future__ import annotations
+
+from saferun.model import Value
+from saferun.supervisor.policy.attempts import AttemptPolicy, Decision, FailureFacts, Fingerprint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+__all__ = ["AttemptPolicy", "Decision", "FailureFacts", "Fingerprint", "HangPolicy", "JobPolicy"]
+
+
+class JobPolicy(Value):
+    """How this process stands to the others of its job.
+
+    ``together``: there are others. ``outlives_leader``: they can meet again where the host that decides is gone.
+    ``peers_s``: how long the host that decides waits for what the others have seen. ``hurries``: a scheduler that asks
+    for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
+    many hosts the job cannot be.
+    """
+
+    together: bool = False
+    outlives_leader: bool = False
+    peers_s: float = 0.0
+    hurries: bool = False
+    least_hosts: int = 1
+
+
+class HangPolicy(Value):
+    """What to do about a hang.
+
+    ``abort_culprits``: its culprits are ended by SIGABRT, for a core of the hang; the others get SIGTERM.
+    """
+
+    on_hang: Literal["report", "stop", "restart"] = "report"
+    abort_culprits: bool = False
+
+    def next_step(self, *, certain: bool) -> Literal["report", "stop", "restart"]:
+        """A suspicion is told and never acted upon."""
+        return self.on_hang if certain else "report"

@@ -1,0 +1,164 @@
+"""From a diagnosis, or from failed checks, to what decides about another attempt. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from saferun.supervisor.policy.attempts import INCOMPARABLE, FailureFacts, Fingerprint, Life
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from saferun.evidence import Cause, Diagnosis, Evidence
+
+__all__ = ["facts_from", "life_of"]
+
+_FROM_THE_SCRIPT = frozenset({"python_exception", "python_exit"})
+"""What a script brings about unless torch raised it within ``init_process_group``."""
+_IN_INIT = "in init_process_group"
+_TRANSIENT = frozenset(
+    {
+        "collective_timeout",
+        "cuda_error",
+        "cuda_illegal_memory_access",
+        "cuda_out_of_memory",
+        "data_loader_worker_killed",
+        "device_side_assert",
+        "disk_full",
+        "file_missing",
+        "gpu_hardware_error",
+        "hip_error",
+        "hip_illegal_memory_access",
+        "host_oom_kill",
+        "host_out_of_memory",
+        "missing_gpu",
+        "name_unknown",
+        "nccl_timeout",
+        "network_interface",
+        "shared_memory_exhausted",
+        "too_many_open_files",
+        "unknown",
+    }
+)
+"""Timeouts, GPUs, memory, input and output, networks: however alike two of them look, a third need not follow."""
+_HANG = "hang_"
+_IO_ERRORS = frozenset(
+    {
+        *("BlockingIOError", "BrokenPipeError", "ChildProcessError", "ConnectionAbortedError", "ConnectionError"),
+        *("ConnectionRefusedError", "ConnectionResetError", "EOFError", "EnvironmentError", "FileExistsError"),
+        *("FileNotFoundError", "IOError", "InterruptedError", "IsADirectoryError", "NotADirectoryError", "OSError"),
+        *("PermissionError", "ProcessLookupError", "TimeoutError"),
+    }
+)
+"""OSError, what inherits from it, and the end of a file that should have been longer."""
+_NETWORK = re.compile(
+    r"Timeout|TimedOut|Connect|HTTP|URLError|Network|DistStoreError|SSLError|gaierror|RpcError|Unavailable|IOError"
+    r"|^(?:requests|urllib3|aiohttp|httpx|botocore|boto3|s3fs|gcsfs|fsspec|google|azure|grpc|socket|ssl|http)\."
+)
+_NETWORK_WORDS = re.compile(r"[Tt]imed? ?out|[Cc]onnection (?:reset|refused|closed|aborted)|Input/output error")
+
+
+def facts_from(
+    diagnosis: Diagnosis,
+    *,
+    restarting_allowed: bool = True,
+    stop_words: str = "",
+    trouble_class: str = "",
+    port_is_free: bool = False,
+    life: Life | None = None,
+) -> FailureFacts:
+    """What of a diagnosis decides about another attempt.
+
+    Args:
+        diagnosis: of the failed attempt; ``start`` says how far its start had come.
+        restarting_allowed: whether there may be another attempt at all.
+        stop_words: why not.
+        trouble_class: the class of what saferun itself could not do, where no rank failed: ``store_lost`` where the
+            store's process ended, that of a failed check. It counts where the diagnosis names no cause.
+        port_is_free: whether another port may be taken for the store.
+        life: how far the attempt had come.
+    """
+    cause = diagnosis.cause
+    class_name = trouble_class or "unknown"
+    words = diagnosis.headline
+    if cause is not None:
+        # What stands behind is for the report: a rank's last words, say.
+        class_name, words = cause.class_name, cause.words.partition("; ")[0]
+    is_inside = diagnosis.start == "inside"
+    if is_inside and class_name in _FROM_THE_SCRIPT:
+        is_inside = _was_raised_in_init(diagnosis)
+    host, label = _host_of(diagnosis, cause.ranks if cause is not None else ())
+    return FailureFacts(
+        class_name,
+        _fingerprint(diagnosis, class_name),
+        started=diagnosis.start == "through" if diagnosis.start else None,
+        in_init=is_inside,
+        host=host,
+        host_label=label,
+        restarting_allowed=restarting_allowed,
+        stop_words=stop_words,
+        words=words,
+        port_is_free=port_is_free,
+        life=life,
+        is_transient=_is_transient(class_name, cause.proof if cause is not None else ""),
+    )
+
+
+def life_of(evidence: Evidence, *, lived_s: float, window_s: float, has_beaten: bool) -> Life:
+    """How far an attempt had come.
+
+    Args:
+        evidence: of the attempt.
+        lived_s: from the start of its ranks to the end of the last one, in seconds.
+        window_s: ``--start-window``.
+        has_beaten: whether a rank has called ``saferun.heartbeat``.
+    """
+    reached = [group.enqueued for one in evidence.capture.collectives for group in one.groups]
+    return Life(lived_s, lived_s < window_s, has_beaten, max(reached, default=-1))
+
+
+def _is_transient(class_name: str, proof: str) -> bool:
+    """Whether a cause may be gone the next time. ``proof``: the last line of a traceback, where it is an exception."""
+    if class_name in _TRANSIENT or class_name.startswith(_HANG):
+        return True
+    exception = proof.partition(":")[0].strip()
+    return (
+        exception.rpartition(".")[2] in _IO_ERRORS
+        or _NETWORK.search(exception) is not None
+        or _NETWORK_WORDS.search(proof) is not None
+    )
+
+
+def _was_raised_in_init(diagnosis: Diagnosis) -> bool:
+    """Whether the traceback of the rank that failed goes through ``init_process_group``."""
+    ranks = {*(diagnosis.cause.ranks if diagnosis.cause is not None else ())}
+    ranks |= {diagnosis.first.rank} if diagnosis.first is not None else set()
+    printed = (line for text in diagnosis.tracebacks if ranks & {*text.ranks} for line in text.lines)
+    return any(_IN_INIT in line for line in printed)
+
+
+def _fingerprint(diagnosis: Diagnosis, class_name: str) -> Fingerprint:
+    if class_name in INCOMPARABLE:
+        return Fingerprint(class_name)
+    cause: Cause | None = diagnosis.cause
+    if cause is None:
+        # What saferun could not do: the rank that failed, if any, is a victim of that.
+        return Fingerprint(class_name, (), _plain(diagnosis.headline) if diagnosis.first is None else "")
+    if class_name == "python_exit":
+        # Neither a place nor a reason: what such a program wrote last is not why it ended.
+        return Fingerprint(class_name, tuple(sorted(cause.ranks)), cause.place, bool(cause.place))
+    return Fingerprint(class_name, tuple(sorted(cause.ranks)), cause.place or _plain(cause.proof), bool(cause.place))
+
+
+def _plain(text: str) -> str:
+    """A message without its numbers: of ports, processes, times."""
+    return "".join("#" if char.isdigit() else char for char in text[:400])
+
+
+def _host_of(diagnosis: Diagnosis, ranks: Sequence[int]) -> tuple[int | None, str]:
+    """The one host that has all the ranks."""
+    if len(diagnosis.hosts) < 2 or not ranks:  # noqa: PLR2004 - alone it is nobody else's fault
+        return None, ""
+    theirs = [host for host in diagnosis.hosts if {*host.ranks} & {*ranks}]
+    return (theirs[0].host, theirs[0].label) if len(theirs) == 1 else (None, "")

@@ -1,0 +1,32 @@
+"""How long a failed start waits before each further try, as tenacity has it. Pure.
+
+Loaded by a process beside the supervisor: tenacity brings asyncio with it.
+"""
+
+from __future__ import annotations
+
+from tenacity import RetryCallState, Retrying
+from tenacity.wait import wait_exponential_jitter
+
+from saferun.supervisor.policy.attempts import LONGEST_WAIT_S
+
+
+def retry_waits_s(first_s: float, count: int) -> list[float]:
+    """The waits before so many retries, in seconds.
+
+    Each is twice as long as the one before, up to a minute; up to as much as the first one is added by chance.
+
+    Args:
+        first_s: the first one, in seconds.
+        count: how many.
+    """
+    if first_s <= 0:
+        return [0.0] * count
+    # In units of the first wait: what sets that has had more than one name.
+    wait = wait_exponential_jitter(max=max(1.0, LONGEST_WAIT_S / first_s), jitter=1)
+    waits = []
+    for number in range(1, count + 1):
+        state = RetryCallState(Retrying(), None, (), {})
+        state.attempt_number = number
+        waits.append(first_s * float(wait(state)))
+    return waits

@@ -1,0 +1,149 @@
+"""Asking a rank for the sequence numbers of its collectives, through the Unix socket of torch's worker server.
+
+The socket is the rank's: whatever comes out of it is bounded in time and size, and is parsed as numbers or not at all.
+Of the answer, which may hold thousands of calls, only the end is kept: the keys come in alphabetical order, and
+``pg_status`` behind the calls.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+
+from saferun.linux.poller import Poller
+from saferun.watchdog.samples import Numbers
+
+# The first is that of CUDA builds; the second came with torch 2.10 or so, for all backends. They know different groups.
+_HANDLERS = ("dump_nccl_trace_json?includecollectives=false&onlyactive=true", "fr_trace_json")
+_TAIL_BYTES = 1 << 18
+_LIMIT_BYTES = 256 << 20
+_READ_BYTES = 1 << 18
+_GROUPS = 4096
+_NUMBER_LIMIT = 1 << 62
+
+
+class NumbersQuery:
+    """One question to one rank.
+
+    Args:
+        path: the socket.
+        poller: the loop's.
+        deadline: monotonic seconds after which the owner calls ``give_up``.
+
+    Attributes:
+        numbers: the answer; None where there is none.
+        is_over: whether there will be no other.
+    """
+
+    def __init__(self, path: str, poller: Poller, deadline: float) -> None:
+        self.deadline = deadline
+        self.numbers: Numbers | None = None
+        self.is_over = False
+        self._path = path
+        self._poller = poller
+        self._handlers = list(_HANDLERS)
+        self._socket: socket.socket | None = None
+        self._unsent = b""
+        self._tail = bytearray()
+        self._received = 0
+        self._on_done: Callable[[], None] = _nothing
+
+    def begin(self, on_done: Callable[[], None]) -> None:
+        """Ask. ``on_done`` is called once, perhaps at once, and not after ``give_up``."""
+        self._on_done = on_done
+        self._next()
+
+    def give_up(self) -> None:
+        """The time is over. What has been answered counts."""
+        self.is_over = True
+        self._on_done = _nothing
+        self._close()
+
+    def _next(self) -> None:
+        """Ask the next handler."""
+        self._close()
+        if not self._handlers:
+            self.is_over = True
+            self._on_done()
+            return
+        handler = self._handlers.pop(0)
+        self._unsent = (
+            f"POST /handler/{handler} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+        )
+        self._tail.clear()
+        self._received = 0
+        try:
+            self._socket = socket.socket(
+                socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            )
+            self._socket.connect(self._path)
+            self._send()
+        except OSError:
+            # No such socket, or one whose owner does not take connections in.
+            self._handlers.clear()
+            self._next()
+            return
+        self._poller.watch(self._socket.fileno(), self._on_ready)
+
+    def _send(self) -> None:
+        assert self._socket is not None  # noqa: S101 - it is connected
+        # The question is far smaller than any socket's buffer.
+        sent = self._socket.send(self._unsent)
+        if sent != len(self._unsent):
+            raise OSError("the question does not fit")
+
+    def _on_ready(self) -> None:
+        assert self._socket is not None  # noqa: S101 - it is watched
+        try:
+            chunk = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        self._received += len(chunk)
+        self._tail += chunk
+        if len(self._tail) > 2 * _TAIL_BYTES:
+            del self._tail[:-_TAIL_BYTES]
+        if not chunk or self._received > _LIMIT_BYTES:
+            numbers = numbers_from(bytes(self._tail))
+            if numbers is not None:
+                # Two handlers may call different groups alike.
+                asked = len(self._handlers)
+                self.numbers = {**(self.numbers or {}), **{f"{asked}:{group}": pair for group, pair in numbers.items()}}
+            self._next()
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._poller.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+
+def numbers_from(text: bytes) -> Numbers | None:
+    """The sequence numbers that the end of an answer holds; None where it holds none."""
+    _, found, rest = text.rpartition(b'"pg_status":')
+    if not found:
+        return None
+    try:
+        status, _ = json.JSONDecoder().raw_decode(rest.decode(errors="replace").lstrip())
+        return {
+            str(group): (_number(entry["last_enqueued_collective"]), _number(entry["last_completed_collective"]))
+            for group, entry in list(status.items())[:_GROUPS]
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _number(value: object) -> int:
+    number = int(value) if isinstance(value, (int, str)) else -1
+    if abs(number) > _NUMBER_LIMIT:
+        raise ValueError("no sequence number")
+    return number
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
+
+
+__all__ = ["NumbersQuery", "numbers_from"]

@@ -1,0 +1,324 @@
+"""Watching the ranks: reads samples, asks the watchdog, and does what it wishes for. Never waits for anything."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from saferun.evidence import HangVerdict
+from saferun.linux.poller import Poller
+from saferun.model import Value
+from saferun.watchdog import JobSample, Numbers, RankSample, Watchdog, sampling_interval_s
+from saferun.watchdog.flight_recorder_seq import NumbersQuery
+from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
+from saferun.watchdog.py_spy_json import threads_from
+
+if TYPE_CHECKING:
+    from saferun.captures.client import Examiner
+
+_CPU_SHARE = 0.0008
+# Sampling may become rarer than it was meant to be, so that it costs little, down to so many samples in a timeout.
+_SAMPLES_AT_LEAST = 8
+_WALKS = 40
+_WALKS_AT_LEAST = 8
+_URGENT_S = 0.25
+_QUERY_DEADLINE_S = 2.0
+_LOOK_DEADLINE_S = 5.0
+_LOOKS_AT_ONCE = 2
+_LOOK_LIMIT_BYTES = 4 << 20
+_READ_BYTES = 1 << 16
+# A signal from outside goes straight to ranks that have moved since then: the supervisor's limit is longer.
+_SURELY_SHORT_S = 8.0
+
+
+class WatchedRank(Value):
+    """One rank to be watched.
+
+    Attributes:
+        local_rank: its number on this host.
+        rank: its number in the job.
+        pid: its process.
+        output_bytes: tells how much it has written to stdout and stderr.
+        hook_prefix: its ``SAFERUN_HOOK``; empty where there is no hook.
+        heartbeat_file: its ``SAFERUN_HEARTBEAT_FILE``; empty where there is none.
+    """
+
+    local_rank: int
+    rank: int
+    pid: int
+    output_bytes: Callable[[], int]
+    hook_prefix: str
+    heartbeat_file: str
+
+
+class Watch:
+    """Watches the ranks of one attempt.
+
+    Args:
+        hang_timeout_s: how long nothing may move.
+        poller: the loop's.
+        on_verdict: takes a verdict. Watching pauses then, until ``captured``.
+        on_recovery: what was told is over; takes how many seconds it lasted.
+        examiner: who takes the stacks of suspects; None: nobody.
+    """
+
+    def __init__(
+        self,
+        hang_timeout_s: float,
+        poller: Poller,
+        *,
+        on_verdict: Callable[[HangVerdict], None],
+        on_recovery: Callable[[float], None],
+        examiner: Examiner | None = None,
+    ) -> None:
+        self._timeout_s = hang_timeout_s
+        self._poller = poller
+        self._on_verdict = on_verdict
+        self._on_recovery = on_recovery
+        self._examiner = examiner
+        can_look = examiner is not None and "py-spy" in (examiner.tools or ())
+        self._watchdog = Watchdog(hang_timeout_s, can_look=can_look)
+        self._interval_s = sampling_interval_s(hang_timeout_s)
+        self._cost_s = 0.0
+        self._ranks: dict[int, WatchedRank] = {}
+        self._families: dict[int, FamilyReader] = {}
+        self._principals: dict[int, int] = {}
+        self._below: frozenset[int] = frozenset()
+        self._walked_at = self._sampled_at = float("-inf")
+        self._sample_at: float | None = None
+        self._asked_s = self._interval_s
+        self._look_at: float | None = None
+        self._looks: dict[int, _Look] = {}
+        self._queries: dict[int, NumbersQuery] = {}
+
+    # ----------------------------------------------------------------------------------------------------- the schedule
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds; None: never."""
+        if self._sample_at is None:
+            return None
+        moments = [self._sample_at, *(look.deadline for look in self._looks.values())]
+        moments += [query.deadline for query in self._queries.values()]
+        if self._look_at is not None:
+            moments.append(self._look_at)
+        return min(moments)
+
+    def begin(self, now: float, ranks: Sequence[WatchedRank]) -> None:
+        """Watch these ranks from now on."""
+        self._ranks = {rank.local_rank: rank for rank in ranks}
+        self._families = {rank.local_rank: FamilyReader(rank.pid) for rank in ranks}
+        self._below = frozenset(self._ranks)
+        self._sample_at = now
+        self.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._sample_at is None:
+            return
+        for look in [look for look in self._looks.values() if look.deadline <= now]:
+            self._end_look(look)
+            self._watchdog.take_look(look.target, now, ())
+        for local_rank, query in list(self._queries.items()):
+            if query.deadline <= now:
+                query.give_up()
+            if query.is_over:
+                self._answered(local_rank, query)
+        if self._sample_at <= now:
+            self._sample(now)
+        self._begin_looks(now)
+
+    def quiet_s(self, now: float) -> float:
+        """For how long no rank has moved; 0 where one may be working.
+
+        Takes a sample, which costs milliseconds, where it may be so long that a job hangs.
+        """
+        if self._sample_at is not None and self._watchdog.quiet_s + now - self._sampled_at >= _SURELY_SHORT_S:
+            self._sample(now)
+        return self._watchdog.quiet_s
+
+    def pause(self) -> None:
+        """See and do nothing until ``captured``."""
+        self._sample_at = self._look_at = None
+        for look in list(self._looks.values()):
+            self._end_look(look)
+        for query in self._queries.values():
+            query.give_up()
+        self._queries.clear()
+
+    def captured(self, now: float) -> None:
+        """What was told has been captured; watch on."""
+        self.pause()
+        self._watchdog.captured()
+        if self._ranks:
+            self._sample_at = now
+
+    def rank_ended(self, local_rank: int) -> None:
+        """A rank is gone."""
+        self._ranks.pop(local_rank, None)
+        self._families.pop(local_rank, None)
+        self._principals.pop(local_rank, None)
+        query = self._queries.pop(local_rank, None)
+        if query is not None:
+            query.give_up()
+        self._watchdog.rank_ended(local_rank)
+        if not self._ranks:
+            self.pause()
+
+    def end(self) -> None:
+        """End whatever runs."""
+        self.pause()
+        self._ranks.clear()
+        self._families.clear()
+
+    # ---------------------------------------------------------------------------------------------------------- samples
+
+    def _sample(self, now: float) -> None:
+        began_s = time.thread_time()
+        self._sampled_at = now
+        # Whatever happens below, the next one is not due at once.
+        self._sample_at = now + self._asked_s
+        outcome = self._watchdog.feed(JobSample(now, self._asked_s, tuple(self._read_ranks(now))))
+        self._below = outcome.look_below
+        spent_s = time.thread_time() - began_s
+        self._cost_s += (spent_s - self._cost_s) / (4 if self._cost_s else 1)
+        longest_s = max(self._interval_s, self._timeout_s / _SAMPLES_AT_LEAST)
+        self._asked_s = min(max(self._interval_s, self._cost_s / _CPU_SHARE), longest_s)
+        if outcome.is_urgent:
+            self._asked_s = min(self._asked_s, _URGENT_S)
+        self._sample_at = now + self._asked_s
+        for local_rank in outcome.ask_numbers:
+            self._ask(local_rank, now)
+        if outcome.recovered_s is not None:
+            self._on_recovery(outcome.recovered_s)
+        if outcome.verdict is not None:
+            self.pause()
+            self._on_verdict(outcome.verdict)
+
+    def _read_ranks(self, now: float) -> list[RankSample]:
+        walk_s = max(self._interval_s, self._timeout_s / _WALKS)
+        newest = 0
+        walks = bool(self._below) and now - self._walked_at >= walk_s
+        if walks:
+            self._walked_at = now
+            newest = newest_pid()
+        samples = []
+        for local_rank, rank in self._ranks.items():
+            family = self._families[local_rank]
+            below = local_rank in self._below
+            if walks and below:
+                family.walk(now, newest, self._timeout_s / _WALKS_AT_LEAST)
+            processes = family.read(below=below)
+            if processes is None:
+                continue
+            principal, others = processes
+            self._principals[local_rank] = principal.pid
+            samples.append(
+                RankSample(
+                    local_rank,
+                    rank.rank,
+                    principal,
+                    others,
+                    family.is_wrapper,
+                    rank.output_bytes(),
+                    _modified_ns(rank.heartbeat_file),
+                )
+            )
+        return samples
+
+    # ------------------------------------------------------------------------------------------------- sequence numbers
+
+    def _ask(self, local_rank: int, now: float) -> None:
+        rank = self._ranks.get(local_rank)
+        if rank is None or not rank.hook_prefix:
+            self._watchdog.take_numbers(local_rank, None)
+            return
+        path = f"{rank.hook_prefix}.{self._principals.get(local_rank, rank.pid)}.sock"
+        query = NumbersQuery(path, self._poller, now + _QUERY_DEADLINE_S)
+        self._queries[local_rank] = query
+        query.begin(lambda: self._answered(local_rank, query))
+
+    def _answered(self, local_rank: int, query: NumbersQuery) -> None:
+        if self._queries.get(local_rank) is query:
+            del self._queries[local_rank]
+            self._watchdog.take_numbers(local_rank, query.numbers)
+
+    # ---------------------------------------------------------------------------------------------------------- stacks
+
+    def _begin_looks(self, now: float) -> None:
+        self._look_at = None
+        if self._sample_at is None:
+            return
+        for pid in self._watchdog.wanted_looks(now)[: _LOOKS_AT_ONCE - len(self._looks)]:
+            self._begin_look(pid, now)
+        spacing_s = self._watchdog.look_spacing_s
+        if spacing_s is not None and len(self._looks) < _LOOKS_AT_ONCE:
+            self._look_at = now + spacing_s
+
+    def _begin_look(self, pid: int, now: float) -> None:
+        self._watchdog.look_begun(pid, now)
+        try:
+            if self._examiner is None:
+                raise OSError  # noqa: TRY301 - as any other reason for it
+            look = _Look(self._examiner, pid, now + _LOOK_DEADLINE_S)
+        except OSError:
+            self._watchdog.take_look(pid, now, ())
+            return
+        self._looks[look.target] = look
+        self._poller.watch(look.fd, lambda: self._read_look(look))
+
+    def _read_look(self, look: _Look) -> None:
+        if look.read():
+            return
+        self._end_look(look)
+        now = time.monotonic()
+        self._watchdog.take_look(look.target, now, threads_from(bytes(look.content), look.target))
+        self._begin_looks(now)
+
+    def _end_look(self, look: _Look) -> None:
+        self._looks.pop(look.target, None)
+        self._poller.unwatch(look.fd)
+        look.end()
+
+
+class _Look:
+    """One run of py-spy. It only reads the memory of the process, which does not notice.
+
+    Raises:
+        OSError: there is nobody to run it.
+    """
+
+    def __init__(self, examiner: Examiner, target: int, deadline: float) -> None:
+        self.target = target
+        self.deadline = deadline
+        self.content = bytearray()
+        self._examiner = examiner
+        self._number, self.fd = examiner.ask("dump", target, _LOOK_DEADLINE_S)
+
+    def read(self) -> bool:
+        """Take what has come. Returns whether there may be more."""
+        try:
+            chunk = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self.content += chunk
+        return bool(chunk) and len(self.content) <= _LOOK_LIMIT_BYTES
+
+    def end(self) -> None:
+        """Hear no more of it, and end it where it runs on."""
+        os.close(self.fd)
+        self._examiner.end(self._number)
+
+
+def _modified_ns(path: str) -> int:
+    if not path:
+        return 0
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+__all__ = ["Numbers", "Watch", "WatchedRank"]
