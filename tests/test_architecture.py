@@ -17,46 +17,21 @@ PACKAGE = ROOT / "saferun"
 # From the ground up. A room may import the rooms of the rows above its own, and itself.
 ROWS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("model", "text"),
-    ("shapes",),
-    ("evidence", "findings"),
-    ("host_parts",),
-    ("policy",),
-    ("events", "config", "options"),
-    ("diagnosis", "topology", "schedulers", "watchdog", "preflight", "isolation"),
-    ("supervisor",),
-    ("host",),  # with ``linux`` and ``files``, see below
-    ("captures", "checks", "console", "report", "profiles", "lint"),
-    ("capture_run", "idle_imports"),
-    (
-        *(
-            "argument_parser",
-            "settings_file",
-            "env_option",
-            "rank_environ",
-            "nic_options",
-            "plan_text",
-            "lint_run",
-            "rank_group",
-            "store_service",
-        ),
-        *("leftovers", "segments"),
-        *("watch_run", "trial_run", "check_run", "incident_log", "job_line"),
-    ),
+    ("model",),
+    ("config", "evidence"),
+    ("text",),
+    ("supervisor", "diagnosis", "linux"),
+    ("files", "env"),
+    ("console", "captures"),
+    ("watchdog",),
     ("cluster",),
-    ("handover", "job", "job_watch", "command_line", "place"),
-    ("exchange", "trials"),
-    ("investigation", "preflight_run"),
+    ("preflight",),
+    ("report",),
     ("launch",),
-    ("runtime",),
-    ("launcher",),
     ("cli",),
-    ("ctl",),
-    ("__main__", "option_table"),
+    ("ctl", "__main__"),
 )
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
-# Rooms that are on their way into one: a file of the one may import files of the other.
-ONE_ROOM = {"linux": "host", "files": "host"}
 # These need no place in the order: the package itself holds the version, the coordinator is a process of its own, the
 # hook runs in the ranks and imports nothing of ours.
 APART = {"__init__", "coordinator", "inject"}
@@ -65,32 +40,48 @@ APART = {"__init__", "coordinator", "inject"}
 PURE = (
     "errors",
     "model",
-    "evidence",
-    "findings",
-    "host_parts",
-    "shapes",
-    "text",
-    "events",
     "config",
-    "policy",
-    "diagnosis",
-    "topology",
-    "schedulers",
-    "watchdog",
-    "preflight",
-    "isolation",
+    "evidence",
+    "text",
     "supervisor",
+    "diagnosis",
+    "cluster/evidence",
     "cluster/messages",
+    "cluster/schedulers",
     "cluster/silence",
     "console/lines",
     "console/prefix",
-    "report/page",
+    "linux/nic",
+    "preflight/bisect/__init__",
+    "preflight/bisect/search",
+    "preflight/bisect/values",
+    "preflight/bisect/words",
+    "preflight/choice",
+    "preflight/fault_words",
+    "preflight/faults",
+    "preflight/interfaces",
+    "preflight/json_report",
+    "preflight/judge",
+    "preflight/links",
+    "preflight/results",
+    "preflight/rounds",
+    "preflight/skew",
+    "preflight/slowness",
+    "preflight/text",
+    "preflight/wire",
     "report/picture",
-    "report/preflight_json",
-    "report/preflight_text",
     "report/report_json",
     "report/report_text",
     "report/text",
+    "watchdog/__init__",
+    "watchdog/job",
+    "watchdog/job_detector",
+    "watchdog/py_spy_json",
+    "watchdog/samples",
+    "watchdog/signs",
+    "watchdog/stacks",
+    "watchdog/verdicts",
+    "watchdog/watched",
 )
 # ``signal`` is not among them: the names and numbers of signals are plain values. What does something is below.
 IMPURE_MODULES = frozenset(
@@ -153,24 +144,26 @@ NOT_AT_START = (
     "psutil",
     "pynvml",
     "saferun.captures",
-    "saferun.preflight.checks",
-    "saferun.cluster",
+    "saferun.cluster.control",
+    "saferun.cluster.coordinator_client",
+    "saferun.cluster.evidence",
+    "saferun.cluster.evidence_exchange",
+    "saferun.cluster.job",
+    "saferun.cluster.messages",
+    "saferun.cluster.schedulers",
     "saferun.diagnosis",
     "saferun.evidence",
-    "saferun.cluster.evidence_exchange",
-    "saferun.preflight.results",
-    "saferun.cluster.evidence",
     "saferun.preflight.bisect",
-    "saferun.cluster.job",
-    "saferun.cluster.coordinator_client",
-    "saferun.preflight",
-    "saferun.text.page",
+    "saferun.preflight.bisect.client",
+    "saferun.preflight.checks",
     "saferun.preflight.json_report",
+    "saferun.preflight.judge",
+    "saferun.preflight.results",
     "saferun.preflight.text",
+    "saferun.preflight.wire",
     "saferun.report.report_json",
     "saferun.report.text",
-    "saferun.cluster.schedulers",
-    "saferun.preflight.bisect.client",
+    "saferun.text.page",
     "saferun.watchdog",
     "shutil",
     "subprocess",
@@ -195,8 +188,7 @@ def _name(path: Path) -> str:
 def _room(module: str) -> str:
     """``saferun.linux.net`` -> ``host``."""
     parts = module.split(".")
-    room = parts[1] if len(parts) > 1 else "__init__"
-    return ONE_ROOM.get(room, room)
+    return parts[1] if len(parts) > 1 else "__init__"
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int]]:
@@ -210,7 +202,7 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
             module = node.module or ""
             yield module, node.lineno
             if module == "saferun":
-                # ``from saferun import topology`` is an import of the room.
+                # ``from saferun import config`` is an import of the room.
                 for alias in node.names:
                     if alias.name != "__version__":
                         yield f"saferun.{alias.name}", node.lineno
@@ -341,7 +333,7 @@ def test_the_pure_layers_touch_neither_clock_nor_system(path: Path) -> None:
 def test_every_pure_layer_is_looked_at() -> None:
     """The test above would pass on files that it does not find."""
     found = {str(path.relative_to(PACKAGE)) for path in _pure_sources()}
-    assert {"supervisor.py", "diagnosis/__init__.py", "console/lines.py", "report/text.py", "topology.py"} <= found
+    assert {"supervisor/machine.py", "diagnosis/__init__.py", "console/lines.py", "report/text.py"} <= found
 
 
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
@@ -349,7 +341,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
     source = tmp_path / "sample.py"
     source.write_text(
         "import os.path\n"
-        "from saferun import runtime\n"
+        "from saferun import launch\n"
         "def f():\n"
         "    from torch.distributed import x\n"
         "    import importlib\n"
@@ -357,16 +349,17 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     modules = {module for module, _ in _imports(source)}
-    assert {"os.path", "saferun.launch.runtime", "torch.distributed", "saferun.coordinator.store"} <= modules
-    assert _upward("host", "runtime")
+    assert {"os.path", "saferun.launch", "torch.distributed", "saferun.coordinator.store"} <= modules
+    assert _upward("linux", "launch")
     assert _upward("console", "report")
-    assert not _upward("runtime", "host")
-    assert not _upward("host", "host")
+    assert not _upward("launch", "linux")
+    assert not _upward("linux", "linux")
 
 
 def test_a_start_loads_only_what_it_needs() -> None:
     """Every launch pays for what is imported before the ranks run."""
-    program = "import saferun.cli.main, saferun.launch.launcher, saferun.launch.runtime, sys; print(*sorted(sys.modules), sep='\\n')"
+    modules = "saferun.cli.main, saferun.launch.launcher, saferun.launch.runtime, sys"
+    program = f"import {modules}; print(*sorted(sys.modules), sep='\\n')"
     done = subprocess.run(
         # Without site, so that what an environment's .pth files load is not blamed on saferun.
         [sys.executable, "-S", "-c", program],

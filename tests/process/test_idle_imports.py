@@ -138,8 +138,8 @@ def test_where_nothing_can_be_read_imports_fail_and_nobody_waits_for_ever() -> N
     """A file system that died while the ranks started. When it answers again, all is as it should be."""
     out = run(
         """
-        import saferun.launch.idle_imports
-        saferun.launch.idle_imports._PATIENCE_S = saferun.launch.idle_imports._AGAIN_S = saferun.launch.idle_imports._FETCH_S = 0.2
+        import saferun.launch.idle_imports as idle
+        idle._PATIENCE_S = idle._AGAIN_S = idle._FETCH_S = 0.2
 
         hold_read, hold_write = os.pipe()
         os.dup2(hold_read, 100), os.dup2(hold_write, 101)
@@ -312,7 +312,8 @@ def test_shared_libraries_are_loaded_from_memory() -> None:
 
 # A message, the time and an action ask for what nobody can read, as long as ranks run.
 MISSING = (
-    "import sys, saferun.launch.idle_imports as idle, saferun.launch.orphans as leftovers, saferun.launch.runtime as runtime\n"
+    "import sys, saferun.launch.idle_imports as idle\n"
+    "import saferun.launch.orphans as leftovers, saferun.launch.runtime as runtime\n"
     "    idle.IdleImports._request = lambda self: None\n"
     "    idle.IdleImports._fetch = lambda self, name: False\n"
     "    plain_tick, plain_signal = leftovers.Leftovers.tick, runtime.Runtime._check_beside\n"

@@ -416,7 +416,8 @@ def test_no_wait_is_longer_than_a_minute_or_shorter_than_nothing(comes: bool) ->
 def test_no_decision_loads_what_draws_up_the_waits() -> None:
     """It takes files, of a file system that may be the reason for the failure, and asyncio."""
     program = (
-        "import sys, saferun.supervisor.policy as p; a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', started=False)\n"
+        "import sys, saferun.supervisor.policy as p\n"
+        "a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', started=False)\n"
         "print(a.decide(f).next_step, 'tenacity' in sys.modules)"
     )
     done = subprocess.run(

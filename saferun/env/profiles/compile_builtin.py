@@ -1,4 +1,4 @@
-"""Writes ``saferun/env/profiles/builtin.py`` from ``configs/*.yaml``: ``python -m saferun.env.profiles.compile_builtin``.
+"""Writes ``builtin.py`` from ``configs/*.yaml``: ``python -m saferun.env.profiles.compile_builtin``.
 
 Every launch uses the built-in profiles, and reading their YAML would cost it more than all the rest of its start-up.
 A test compares the written file with the profiles.

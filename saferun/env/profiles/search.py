@@ -1,6 +1,6 @@
 """Where env profiles are found, and reading them when they are asked for.
 
-The ones that come with saferun are compiled into ``saferun.env.profiles.builtin``: a launch with them reads no YAML at all.
+The ones that come with saferun are compiled into ``builtin``: a launch with them reads no YAML at all.
 A directory is listed by names only, and its files are read when one of its profiles is wanted, so that a broken file
 nobody asked for stops no launch. What nobody named counts only where nobody else can have planted it (``found``).
 """
