@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from saferun.supervisor.policy import Decision, FailureFacts
     from saferun.watchdog.monitor import Watch, WatchedRank
 
-INJECT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
+INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
 # How often is looked whether what it takes to watch can be read by now.
 _IMPORTS_S = 30.0
 # Cores are watched for from then on: what runs for a shorter time is not to pay for it.

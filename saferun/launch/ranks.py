@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from saferun.evidence import RankOutput
     from saferun.linux.reaper import Reaper
 
-_RUN_PATH_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "run_path.py")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_RUN_PATH_PROGRAM = os.path.join(_PACKAGE, "coordinator", "run_path.py")
 _NO_ROOM = "the limit on open files leaves no room for the output of all ranks: some write to the console themselves"
 # A rank that ends while something of its family goes on writing is not waited for beyond this.
 _MOST_CHUNKS_AT_EXIT = 256

@@ -28,11 +28,17 @@ SAYING = {"say", "_say", "tell", "print"}
 CLEANERS = {"warn", "_warn"}
 # These are messages between processes of saferun's, or something else altogether.
 NO_TERMINAL = {
-    *("capture_run.py", "captures/serve.py", "captures/pystack_live.py", "check_run.py", "checks/listener.py"),
-    *("checks/serve.py", "job_watch.py", "watchdog/__init__.py"),
+    *(
+        "captures/client.py",
+        "captures/serve.py",
+        "captures/pystack_live.py",
+        "preflight/client.py",
+        "preflight/probe/listener.py",
+    ),
+    *("preflight/checks/serve.py", "watchdog/job_detector.py", "watchdog/__init__.py"),
 }
 # What these say is one line, which whoever made them cleans: Runtime, and the launcher.
-CLEANED_BEHIND = {"files/writer.py", "leftovers.py"}
+CLEANED_BEHIND = {"files/writer.py", "launch/orphans.py"}
 # The last step before a terminal, with tests of its own.
 LAST_STEPS = {"console/screen.py", "console/stderr.py", "ctl/answer.py"}
 # What they return holds no control character.
@@ -53,21 +59,21 @@ NUMBERS = {"len", "round", "int", "min", "max", "recovery_text"}
 WRITES = {"sys.stdout.write", "sys.stderr.write", "os.write"}
 # Written by whoever it is for, which is another process, or with nothing in it from outside.
 OTHER_WRITES = {
-    "argument_parser.py": "a script for a shell, made of our own options",
+    "cli/argument_parser.py": "a script for a shell, made of our own options",
     "captures/__main__.py": "an answer to the process that started it",
     "captures/pystack_core.py": "an answer to the process that started it",
-    "host/nvidia_gpus.py": "an answer to the process that started it",
-    "host/reaper.py": "a number, and words of its own",
-    "lint/__main__.py": "an answer to the process that started it",
-    "lint/scanner.py": "a file",
-    "option_table.py": "a part of README.md, made of our own options",
+    "linux/nvidia_gpus.py": "an answer to the process that started it",
+    "linux/reaper.py": "a number, and words of its own",
+    "env/lint/__main__.py": "an answer to the process that started it",
+    "env/lint/scanner.py": "a file",
+    "cli/option_table.py": "a part of README.md, made of our own options",
 }
 # Known, each the line of a list that may only become shorter: what is mended is taken out here.
 KNOWN = {
     # Several lines of report/text.py, which cleans each of them; those of another host job.py has cleaned.
-    "investigation.py: '\\n'.join(lines)",
+    "launch/investigation.py: '\\n'.join(lines)",
     # What was warned about before there was a console: cleaned when it was noted.
-    "launcher.py: text",
+    "launch/launcher.py: text",
 }
 
 
@@ -140,7 +146,8 @@ def test_whoever_is_warned_cleans_the_line() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name in CLEANERS
     ]
-    assert found == [("job.py", False), ("launcher.py", True), ("runtime.py", True)]  # the first by ``words``
+    # The first by ``words``.
+    assert found == [("cluster/job.py", False), ("launch/launcher.py", True), ("launch/runtime.py", True)]
 
 
 def test_the_rule_sees_what_it_forbids() -> None:

@@ -68,7 +68,8 @@ def find_installation(
     if answer is None:
         return None
     prefix, path = answer
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    own = os.path.dirname(package)
     standard = os.path.dirname(os.__file__)
     packages, sources = [], []
     if script:

@@ -36,8 +36,9 @@ PROFILES: dict[str, Profile] = {{
 
 def configs_directory() -> str:
     """Where the YAML of the built-in profiles lies: inside the installed package, or beside it in a checkout."""
-    inside = os.path.join(os.path.dirname(_HERE), "configs")
-    return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(os.path.dirname(_HERE)), "configs")
+    package = os.path.dirname(os.path.dirname(_HERE))
+    inside = os.path.join(package, "configs")
+    return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "configs")
 
 
 def read_builtin(directory: str) -> dict[str, Profile]:

@@ -19,7 +19,8 @@ from saferun.linux.poller import Poller
 from saferun.model import JsonObject, Value
 from saferun.preflight.bisect import Group, Member, Outcome, Trial
 
-_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coordinator", "trial_server.py")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PROGRAM = os.path.join(_PACKAGE, "coordinator", "trial_server.py")
 SIZES_BYTES = (4, 64 << 10, 4 << 20)
 # For importing torch, where the process has not done that yet.
 IMPORT_S = 90.0
