@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -385,3 +386,34 @@ def test_the_unit_tests_need_no_torch() -> None:
         if _is_of(module, "torch")
     ]
     assert not wrong
+
+
+def test_the_document_names_every_room() -> None:
+    """Whoever looks for something begins there."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    block = text.partition("## Rooms")[2].split("```")[1]
+    named = [line.split()[0] for line in block.splitlines() if line.startswith("  ")]
+    rooms = [f"{path.name}/" for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    files = [path.name for path in PACKAGE.glob("*.py") if not path.name.startswith("__")]
+    assert sorted(named) == sorted(rooms + files)
+
+
+def test_every_room_says_what_it_promises() -> None:
+    """In a few lines, where its name is read."""
+    silent = [
+        room for room in sorted(PACKAGE.iterdir()) if (init := room / "__init__.py").is_file() and not _says(init)
+    ]
+    assert not silent
+
+
+def _says(init: Path) -> bool:
+    words = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+    return len(words.splitlines()) > 2
+
+
+def test_files_that_the_document_names_are_there() -> None:
+    """A name that has moved leads nowhere."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+/[a-z_/]*[a-z_]+\.py)`", text)
+    assert len(named) > 20
+    assert not [name for name in named if not (PACKAGE / name).is_file() and not (ROOT / name).is_file()]

@@ -1,4 +1,8 @@
-"""``saferunctl``: looks at a host, at settings and at runs. One file a verb."""
+"""The command ``saferunctl``: looks at a host, at settings and at runs. One file a verb.
+
+It needs no running saferun, changes nothing but what a verb is for, and says what is wrong with a question in two
+lines and exit code 2.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Attempts and diagnoses as text."""
+"""Diagnoses as text and JSON: the console, report.txt, report.json, run.json.
+
+What is said here comes from evidence only. Every text is bounded, and without secrets and control characters.
+"""
