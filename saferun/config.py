@@ -228,6 +228,7 @@ class LaunchConfig(Value):
     retry: RetryConfig = RetryConfig()
     leftovers: Literal["wait", "end", "leave"] = "wait"
     leftovers_timeout_s: float = 600.0
+    secret_file: str = ""  # with the job's secret; empty: none is named
 
     @property
     def checks_here(self) -> bool:

@@ -120,6 +120,7 @@ def _add(group: Any, option: Option, environ: Mapping[str, str]) -> None:  # noq
         return
     group.add_argument(
         *option.flags,
+        dest=option.dest,
         action=_PrintCompletion if option.dest == "print_completion" else _Store,
         type=TYPES[option.kind],
         default=default if given is None else given,

@@ -152,6 +152,7 @@ def _resolve(
         retry=_retry(values),
         leftovers=values.leftovers,
         leftovers_timeout_s=_leftovers_timeout_s(values),
+        secret_file=values.job_secret_file,
     )
 
 

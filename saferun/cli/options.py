@@ -369,6 +369,17 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         metavar="PORT",
     ),
     Option(
+        ("--secret-file", "--secret_file"),
+        "job_secret_file",
+        "str",
+        "",
+        "a file with a secret, the same on all hosts and readable for this user alone: what the hosts tell each other "
+        "is signed with it, and evidence encrypted",
+        RENDEZVOUS,
+        pet=False,
+        metavar="FILE",
+    ),
+    Option(
         ("--start-timeout", "--start_timeout"),
         "start_timeout",
         "float",

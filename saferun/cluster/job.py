@@ -43,6 +43,7 @@ from saferun.text.decoding import number, text, words
 
 if TYPE_CHECKING:
     from saferun.cluster.progress import WatchedRank
+    from saferun.cluster.secret import JobSecret
     from saferun.evidence import HangVerdict
 
 _LONGEST_LEFTOVERS = 300
@@ -169,6 +170,7 @@ class Job:
         say: takes a line for the user.
         on_words: gets whole lines that torch's event handlers write to stderr.
         ranks: tells the ranks of this process that run.
+        secret: signs what the hosts tell each other; None: nothing does.
     """
 
     def __init__(
@@ -188,6 +190,7 @@ class Job:
         say: Callable[[str], None],
         on_words: Callable[[bytes], None],
         ranks: Callable[[], Sequence[WatchedRank]] = lambda: (),
+        secret: JobSecret | None = None,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
@@ -199,6 +202,7 @@ class Job:
         self._on_states = on_states
         self._on_preflight = on_preflight
         self._say = say
+        self._secret = secret
         task = config.hosts.task
         self._task = task.local_rank if task is not None else 0
         self.line = JobLine(
@@ -241,6 +245,7 @@ class Job:
         self.part_limit_bytes = 1 << 16
         self._places: dict[int, int] = {}  # rank -> local rank
         self.ignored = Ignored(self._warn)
+        self.unsigned = Ignored(self._warn)
         self._begin_attempt()
 
     def _begin_attempt(self) -> None:
@@ -374,6 +379,8 @@ class Job:
                     "door": door,
                     "full": self._config.checks.full,
                 },
+                # To this host's coordinator alone, over a pair of sockets.
+                **({"secret": self._secret.raw.hex()} if self._secret is not None and self.line.is_head else {}),
             }
         )
         self.line.open()
@@ -669,7 +676,7 @@ class Job:
                 self._on_joined(message)
             case "join_failed" if self._joining:
                 self._joining = False
-                self._fail(str(message["what"]), str(message["hint"]))
+                self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
             case "waiting":
                 self._say(f"saferun: {words(message['words'], _LONGEST_WORDS)}")
             case "warn" if message["attempt"] == self._number:
@@ -705,6 +712,8 @@ class Job:
                     self._look_at_end()
             case "malformed" if message["attempt"] == self._number:
                 raise ValueError("an entry of the job's log cannot be read")
+            case "unsigned":
+                self.unsigned.add_unsigned(words(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case "start_stage" if message["attempt"] == self._number:
                 self.start_stage = message
             case "task_lost":
@@ -727,12 +736,12 @@ class Job:
         if self.line.is_head:
             self._say(f"saferun: warning: {words(str(what), _LONGEST_WORDS)}")
 
-    def _fail(self, what: str, hint: str) -> None:
+    def _fail(self, what: str, hint: str, exit_code: int = 1) -> None:
         hosts = self._config.hosts
         if hosts.detected:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
             self._say(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
-        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
+        self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
     def _on_line_lost(self, what: str, hint: str, class_name: str = "") -> None:
         if self._joining or self._preparing:

@@ -188,10 +188,28 @@ class Ignored:
             what: which kind of message it was.
             error: why it was ignored.
         """
-        self.count += 1
-        if self.count < self._warn_at:
+        if not self._is_due(1):
             return
-        self._warn_at *= 10
         so_far = "a message that makes no sense" if self.count == 1 else f"{self.count} such messages so far"
         why = printable(f"{what}: {type(error).__name__}: {error}"[:LONGEST_WORDS])
         self._warn(f"ignored {so_far} ({why})")
+
+    def add_unsigned(self, key: str, count: int) -> None:
+        """More that are not signed with the job secret.
+
+        Args:
+            key: where the last of them was found.
+            count: how many.
+        """
+        if self._is_due(count):
+            so_far = "one" if self.count == 1 else f"{self.count} so far"
+            self._warn(f"ignored messages that are not signed with the job secret ({so_far}, the last in {key})")
+
+    def _is_due(self, more: int) -> bool:
+        """Count, and say whether that is to be told."""
+        self.count += more
+        if self.count < self._warn_at:
+            return False
+        while self._warn_at <= self.count:
+            self._warn_at *= 10
+        return True

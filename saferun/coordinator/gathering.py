@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from saferun.coordinator.knock import GONE, knock
 from saferun.coordinator.meeting import JoinFailedError, Meeting
 from saferun.coordinator.places import (
+    LONGEST_RECORD_BYTES,
     HostPlace,
     HostRecord,
     assign,
@@ -26,7 +27,8 @@ from saferun.coordinator.places import (
     encode_record,
     missing_words,
 )
-from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.secrecy import MISMATCH_HINT, Mismatch
+from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.text.decoding import MALFORMED, loads, words
 
 _LOOK_AGAIN_S = 0.25
@@ -51,15 +53,19 @@ class OnePortError(Exception):
 
 def tell_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
     """Let all hosts of a meeting fail, with the same words."""
-    client.compare_set(f"{prefix}fail", "", json.dumps([error.what[:_LONGEST_WORDS], error.hint[:_LONGEST_WORDS]]))
+    told: list[object] = [error.what[:_LONGEST_WORDS], error.hint[:_LONGEST_WORDS]]
+    text = json.dumps([*told, True] if error.is_usage else told)
+    if client.compare_set(f"{prefix}fail", "", text) == FORGED:
+        client.set(f"{prefix}fail", text)
 
 
 def _failure(text: bytes | None) -> JoinFailedError | None:
     if text is None:
         return None
     try:
-        what, hint = loads(text, longest=4 * _LONGEST_WORDS)
-        return JoinFailedError(words(what, _LONGEST_WORDS), words(hint, _LONGEST_WORDS), is_told=True)
+        what, hint, *more = loads(text, longest=4 * _LONGEST_WORDS)
+        what, hint = words(what, _LONGEST_WORDS), words(hint, _LONGEST_WORDS)
+        return JoinFailedError(what, hint, is_told=True, is_usage=more == [True])
     except MALFORMED:
         return None
 
@@ -73,6 +79,7 @@ class Gathering:
         hosts: how many there will be.
         knocks: whether hosts can be knocked at; where one port is all that is open, a refusal says nothing.
         is_asked_for: whether somebody asks for ``OnePortError``.
+        mismatch: why a host does not come that has another job secret than this one, or none.
     """
 
     def __init__(
@@ -83,9 +90,11 @@ class Gathering:
         *,
         knocks: bool = True,
         is_asked_for: Callable[[], bool] = lambda: False,
+        mismatch: Callable[[], Mismatch | None] = lambda: None,
     ) -> None:
         self._knocks = knocks
         self._is_asked_for = is_asked_for
+        self._mismatch = mismatch
         self._client = client
         self._prefix = prefix
         self._hosts = hosts
@@ -106,10 +115,11 @@ class Gathering:
             while True:
                 self._wait_for_all(meeting)
                 gone = self._gone(own) if self._knocks else []
-                if not gone:
+                texts = [] if gone else self._read_texts()
+                if not gone and None not in texts:
                     break
-                self._missing = gone
-            records = [own, *self._read_records()]
+                self._missing = gone or self._drop_forged(texts)
+            records = [own, *self._records(texts)]
             _check_agreement(records)
         except JoinFailedError as error:
             self.fail(error)
@@ -137,6 +147,9 @@ class Gathering:
             words = missing_words(self._missing, self._hosts, meeting.expected)
             if not self._missing:
                 return
+            mismatch = self._mismatch()
+            if mismatch is not None and mismatch.host in self._missing:
+                raise JoinFailedError(mismatch.what, MISMATCH_HINT, is_usage=True)
             meeting.say(f"waiting for {words}")
             self._client.set(f"{self._prefix}missing", words[:_LONGEST_WORDS])
             if meeting.remaining_s <= 0:
@@ -174,12 +187,22 @@ class Gathering:
             del self._seen_at[host]
         return gone
 
-    def _read_records(self) -> list[HostRecord]:
+    def _read_texts(self) -> list[bytes | None]:
+        """What all hosts have handed in; None where somebody else did so."""
         hosts = range(1, self._hosts)
-        texts = self._client.read_all([self._key(host) for host in hosts]) if hosts else []
+        return self._client.read_all([self._key(host) for host in hosts]) if hosts else []
+
+    def _drop_forged(self, texts: list[bytes | None]) -> list[int]:
+        """Delete what somebody else has put in the place of hosts, which hand in theirs again then."""
+        forged = [host for host, text in enumerate(texts, 1) if text is None]
+        for host in forged:
+            self._client.delete(self._key(host))
+        return forged
+
+    def _records(self, texts: list[bytes | None]) -> list[HostRecord]:
         records = []
-        for host, text in zip(hosts, texts, strict=True):
-            record = decode_record(text)
+        for host, text in enumerate(texts, 1):
+            record = decode_record(text or b"")
             if record is None:
                 raise JoinFailedError(
                     f"what the host with node rank {host} says of itself cannot be read",
@@ -208,8 +231,12 @@ class Gathering:
             # The monitor reads those of many hosts in one go, which would wait for keys that are not there.
             self._client.set(f"{prefix}beat/{place.host}", "0")
             self._client.set(f"{prefix}state/{place.host}", "")
-        for place in places[1:]:
-            self._client.set(f"{self._prefix}place/{place.host}", encode_place(place))
+        for place, record in zip(places[1:], records[1:], strict=True):
+            text = encode_place(place)
+            if self._client.signer is not None:
+                # Whoever gets it knows by this that nobody has recorded it in another job.
+                text = json.dumps({**place._asdict(), "to": record.born})
+            self._client.set(f"{self._prefix}place/{place.host}", text)
         # An answer, so that all has arrived before anybody may end the store.
         self._client.check(f"{self._prefix}fail")
         return places[0]
@@ -223,7 +250,9 @@ class Gathering:
             text = client.find(f"{self._prefix}fail") or b""
             arrived = [host for host in range(1, self._hosts) if client.check(self._key(host))]
             for host in arrived:
-                client.compare_set(f"{self._prefix}place/{host}", "", text.decode(errors="replace"))
+                key, words = f"{self._prefix}place/{host}", text.decode(errors="replace")
+                if client.compare_set(key, "", words) == FORGED:
+                    client.set(key, words)
             give_up_at = time.monotonic() + _READ_TIMEOUT_S
             while client.add(f"{self._prefix}read", 0) < len(arrived) and time.monotonic() < give_up_at:
                 time.sleep(0.02)
@@ -291,6 +320,9 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
                 client.add(f"{prefix}left", 1)
                 raise MovedError
             place = decode_place(text)
+            if place is not None and client.signer is not None and not _is_for(text, own):
+                time.sleep(_LOOK_AGAIN_S)  # it was recorded earlier; the true one may yet be written over it
+                continue
             if place is not None:
                 return place
             client.add(f"{prefix}read", 1)
@@ -310,18 +342,22 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
             raise error
 
 
+def _is_for(text: bytes, own: HostRecord) -> bool:
+    return bool(own.born) and loads(text, longest=LONGEST_RECORD_BYTES).get("to") == own.born
+
+
 def _hand_in(client: StoreClient, prefix: str, host: int, own: HostRecord) -> None:
     key, text = f"{prefix}host/{host}", encode_record(own)
-    expected = ""
+    expected = b""
     while True:
-        found = client.compare_set(key, expected, text)
+        stored, found = client.swap(key, expected, text)
         if found == text.encode():
             return
-        if expected and found == expected.encode():
+        if expected and stored == expected:
             # This is what the store says where there is no such key any more.
-            expected = ""
+            expected = b""
             continue
-        other = decode_record(found)
+        other = decode_record(found or b"")
         if other is not None and other.born != own.born and not is_gone(other, own):
             both = f"{other.name} and {own.name}"
             error = JoinFailedError(
@@ -330,4 +366,4 @@ def _hand_in(client: StoreClient, prefix: str, host: int, own: HostRecord) -> No
             tell_failure(client, prefix, error)
             raise error
         # That of a process that has ended, or what this one said before it lost the connection.
-        expected = found.decode(errors="replace")
+        expected = stored

@@ -14,14 +14,24 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from saferun.cluster.signed import unverified
 from saferun.coordinator.arrivals import Arrivals, waiting_words
 from saferun.coordinator.dial import dial, plain, shown
-from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
+from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place, tell_failure
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.search import Search
+from saferun.coordinator.secrecy import (
+    MISMATCH_HINT,
+    NONE_THERE,
+    NOTE_KEY,
+    Mismatch,
+    decode_note,
+    encode_note,
+    mismatch_words,
+)
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store import loopback_address, open_store
@@ -29,6 +39,9 @@ from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads, number, text, words
+
+if TYPE_CHECKING:
+    from saferun.cluster.signed import Signer
 
 _LEADER_KEY = "saferun/leader"
 # Set by a host that does not reach the control store, and how long it tries before.
@@ -299,18 +312,29 @@ class HandlerRendezvous:
                 client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
             else:
                 client = self._stores.serve_control()
+            client.signer = meeting.secrecy.signer(meeting.run_id, job)
             client.set(JOB_KEY, job)
             client.check(JOB_KEY)
             control_port = port if one_port else self._stores.control_port
             leader = Leader(job, control_port, ranks_port, way, own.addresses, one_port)
-            found.set(_LEADER_KEY, json.dumps(leader._asdict()))
+            found.set(_LEADER_KEY, meeting.secrecy.greet(_LEADER_KEY, json.dumps(leader._asdict())))
             return client
+
+        def mismatch() -> Mismatch | None:
+            """What a host has left that has another job secret."""
+            is_signed = meeting.secrecy.greeting is not None
+            return decode_note(found.find(NOTE_KEY), meeting.name, job) if is_signed else None
 
         one_port = ranks is not None and (meeting.one_port or self._one_port)
         client = serve(one_port=one_port)
         may_move = ranks is not None and not one_port
         gathering = Gathering(
-            client, "r0/", hosts, knocks=not one_port, is_asked_for=lambda: may_move and found.check(_ASK_KEY)
+            client,
+            "r0/",
+            hosts,
+            knocks=not one_port,
+            is_asked_for=lambda: may_move and found.check(_ASK_KEY),
+            mismatch=mismatch,
         )
         try:
             records = gathering.gather(meeting, own)
@@ -319,7 +343,7 @@ class HandlerRendezvous:
             self._one_port = True
             client = serve(one_port=True)
             gathering.move()
-            gathering = Gathering(client, "r0/", hosts, knocks=False)
+            gathering = Gathering(client, "r0/", hosts, knocks=False, mismatch=mismatch)
             records = gathering.gather(meeting, own)
         place = gathering.hand_out(records)
         return Met(place, client, job, attempt_prefix(place.attempt), records, way, ranks_port)
@@ -329,7 +353,7 @@ class HandlerRendezvous:
         self._stores.drop_ranks()
         found, moved = StoreClient(store, ("", 0)), False
         while True:
-            client, leader, way = self._find_leader(meeting, own, found, moved=moved)
+            client, leader, way = self._find_leader(meeting, own, found, host, moved=moved)
             try:
                 place = take_place(client, "r0/", host, meeting, own)
             except MovedError:
@@ -338,7 +362,7 @@ class HandlerRendezvous:
             return Met(place, client, leader.job, attempt_prefix(place.attempt), [], way, leader.ranks_port)
 
     def _find_leader(
-        self, meeting: Meeting, own: HostRecord, store: StoreClient, *, moved: bool
+        self, meeting: Meeting, own: HostRecord, store: StoreClient, host: int, *, moved: bool
     ) -> tuple[StoreClient, Leader, str]:
         """A connection to the first host's control store, who that is, and the address under which ranks find it.
 
@@ -353,18 +377,42 @@ class HandlerRendezvous:
                 raise JoinFailedError(
                     words, "see what saferun says on the other hosts, and whether they can be reached"
                 )
-            text = store.get(_LEADER_KEY, _LOOK_AGAIN_S)
-            leader = read_leader(text) if text is not None else None
-            if leader is None or (moved and not leader.one_port):
+            stored = store.find_stored(_LEADER_KEY, _LOOK_AGAIN_S)
+            leader = read_leader(unverified(stored)) if stored is not None else None
+            if leader is None or stored is None or (moved and not leader.one_port):
                 continue
-            client, way, words = self._connect(leader, own)
+            if kind := meeting.secrecy.mismatch(_LEADER_KEY, stored):
+                words = "the first host has another job secret, or none"
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() - failing_since > _ASK_AFTER_S:
+                    raise self._mismatched(meeting, own, store, host, kind, leader)
+                time.sleep(_LOOK_AGAIN_S)
+                continue
+            client, way, words = self._connect(leader, own, meeting.secrecy.signer(meeting.run_id, leader.job))
             if client is not None:
                 return client, leader, way
             failing_since = failing_since or time.monotonic()
             if time.monotonic() - failing_since > _ASK_AFTER_S:
                 store.set(_ASK_KEY, "")
 
-    def _connect(self, leader: Leader, own: HostRecord) -> tuple[StoreClient | None, str, str]:
+    def _mismatched(
+        self, meeting: Meeting, own: HostRecord, store: StoreClient, host: int, kind: str, leader: Leader
+    ) -> JoinFailedError:
+        """What to say, here and on the first host, of a job secret that is not the same on both."""
+        where = leader.master_addr
+        first = meeting.expected[0] if meeting.expected else f"the first host ({where})"
+        error = JoinFailedError(mismatch_words(kind, first, meeting.name), MISMATCH_HINT, is_usage=True)
+        if kind == NONE_THERE:
+            client, _, _ = self._connect(leader, own, None)
+            if client is not None:
+                tell_failure(client, "r0/", error)
+                client.add("r0/read", 1)
+            return error
+        store.set(NOTE_KEY, encode_note(kind, host, meeting.name, leader.job))
+        store.check(NOTE_KEY)
+        return error
+
+    def _connect(self, leader: Leader, own: HostRecord, signer: Signer | None) -> tuple[StoreClient | None, str, str]:
         """A connection to the control store and the address that it was found at, or why there is none."""
         store_class, words = self._stores.store_class, ""
         others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
@@ -375,7 +423,7 @@ class HandlerRendezvous:
                 continue
             connection.close()
             kind = shared_class(store_class) if leader.one_port else store_class
-            client = StoreClient.connect(kind, (address, leader.control_port), dialled=True)
+            client = StoreClient.connect(kind, (address, leader.control_port), dialled=True, signer=signer)
             if client.get(JOB_KEY, _LOOK_AGAIN_S) == leader.job.encode():
                 return client, address, ""
             # Where the handler's store keeps keys, this may have been said before the last attempt.

@@ -4,6 +4,9 @@ Below the attempt's prefix: ``beat/<host>`` is a number. A beat adds 1 to it, an
 a host notices a store that has fallen silent. When a state has changed, it is written to ``state/<host>`` first, and
 the beat adds 2**32 as well; then ``wake`` is set, for which the leader waits. So a host at rest asks one small question
 an interval.
+
+With a job secret a beat is a signed number, which its host writes and which has to rise; a state is numbered likewise.
+So neither can be made up, and an old one that somebody writes again is none.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ class Beats:
         self._seen_in_d: set[int] = set()
         self._acked = False
         self._sum = 0  # what the beats have come to
+        self._stored = b""  # the last one, with a job secret
         self._rewrite_at = 0.0
 
     def start(self) -> None:
@@ -113,17 +117,17 @@ class Beats:
                 wanted, text = self._wanted, self._text() if is_news or is_old else None
                 self._is_dirty = False
             try:
-                if is_first and self._sum:
+                if is_first and self._sum and client.signer is None:
                     # Whatever somebody else has made of it; what is no number would break the connection again.
                     client.set(f"{self._prefix}beat/{self._host}", str(self._sum))
                 is_first = False
                 if text is None:
-                    self._sum = client.add(f"{self._prefix}beat/{self._host}", 1)
+                    self._add(client, 1)
                 else:
                     # Now and then without need: the leader may have read something else there.
                     self._rewrite_at = now + _REWRITE_EVERY_S
-                    client.set(f"{self._prefix}state/{self._host}", text)
-                    self._sum = client.add(f"{self._prefix}beat/{self._host}", CHANGE + 1)
+                    client.set(f"{self._prefix}state/{self._host}", text, self._sum + 1)
+                    self._add(client, CHANGE + 1)
                 if is_news:
                     client.set(f"{self._prefix}wake", "1")
             except StoreBrokenError:
@@ -133,6 +137,14 @@ class Beats:
                 self._written = wanted
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._is_dirty, self._interval_s)
+
+    def _add(self, client: StoreClient, amount: int) -> None:
+        key = f"{self._prefix}beat/{self._host}"
+        if client.signer is None:
+            self._sum = client.add(key, amount)
+            return
+        self._sum += amount
+        self._stored = client.put(key, self._stored, str(self._sum), self._sum)
 
     def _text(self) -> str:
         state = {"t": self._tasks, "p": self._parts[-_MOST_PARTS:], "x": self._stuck, "a": self._acked}
@@ -369,11 +381,12 @@ class Monitor:
 
     def _look(self, elapsed_s: float) -> None:
         hosts = [host for host, seen in self._seen.items() if not seen.is_lost]
-        beats = self._client.read_all([f"{self._prefix}beat/{host}" for host in hosts]) if hosts else []
+        keys = [f"{self._prefix}beat/{host}" for host in hosts]
+        beats = self._client.read_all(keys, newest=True) if hosts else []
         changed: dict[int, int] = {}
         for host, beat in zip(hosts, beats, strict=True):
             seen = self._seen[host]
-            if beat != seen.beat:
+            if beat is not None and beat != seen.beat:
                 seen.beat = beat
                 seen.silent_s = 0.0
                 seen.is_doubted = False
@@ -388,17 +401,20 @@ class Monitor:
             letters = seen.state.stuck.values()
             seen.waiting_s = seen.waiting_s + elapsed_s if letters else 0.0
         if changed:
-            self._read_states(list(changed))
-        for host, changes in changed.items():
-            self._seen[host].changes = changes
+            for host in self._read_states(list(changed)):
+                self._seen[host].changes = changed[host]
         for host in hosts:
             self._judge(host, self._seen[host])
 
-    def _read_states(self, hosts: list[int]) -> None:
-        texts = self._client.read_all([f"{self._prefix}state/{host}" for host in hosts])
+    def _read_states(self, hosts: list[int]) -> list[int]:
+        """Take in the states of hosts. Returns those that have one: another one is read again at the next beat."""
+        texts = self._client.read_all([f"{self._prefix}state/{host}" for host in hosts], newest=True)
         changed: dict[str, Any] = {}
-        parts = []
+        parts, read = [], []
         for host, content in zip(hosts, texts, strict=True):
+            if content is None:
+                continue  # somebody has written over it
+            read.append(host)
             state = read_state(content, self._tasks[host])
             if state is None:
                 continue
@@ -414,6 +430,7 @@ class Monitor:
             self._on_states(changed)
         for part in parts:
             self._on_part(*part)
+        return read
 
     def _judge(self, host: int, seen: Seen) -> None:
         if seen.is_asked or seen.is_lost:

@@ -3,7 +3,8 @@
 The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``tell``, ``state``, ``part``,
 ``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``,
 ``join_failed``, ``told``, ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``start_stage``, and to the
-leader ``states``, ``parts``, ``warn``, ``probed``, ``membership``, ``lost``.
+leader ``states``, ``parts``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and
+``unsigned``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from saferun.cluster.signed import CannotSealError
 from saferun.coordinator.attempt import Attempt
 from saferun.coordinator.meeting import CancelledError, JoinFailedError, Meeting, Met
+from saferun.coordinator.secrecy import NO_SECRET, Secrecy
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
@@ -64,6 +67,7 @@ class Host:
         self._last: Attempt | None = None
         self._rendezvous: Rendezvous | None = None
         self._closing: threading.Thread | None = None
+        self._secrecy: Secrecy | None = None
 
     def handle(self, connection: TaskConnection, message: Message) -> bool:
         """Do what a task asks for. False where the message is none of those that are known here."""
@@ -123,7 +127,16 @@ class Host:
 
     def _join(self, connection: TaskConnection, message: Message) -> None:
         task = int(message["task"])
+        secret = message.pop("secret", None)
         with self._lock:
+            if secret is not None and self._secrecy is None and connection.is_head:
+                try:
+                    self._secrecy = _secrecy(str(secret))
+                except CannotSealError as error:
+                    what = f"evidence cannot be encrypted on this host, as the job secret asks for: {error}"
+                    hint = "install the Python package cryptography, or pass no --secret-file on any host"
+                    connection.send({"op": "join_failed", "what": what, "hint": hint, "usage": True})
+                    return
             if connection.task is None:
                 connection.task = task
             meeting = self._meeting
@@ -133,6 +146,7 @@ class Host:
                     meeting.is_over = True
                 meeting = self._meeting = Meeting(message)
                 meeting.on_all_here = self._close_attempt
+                meeting.secrecy = self._secrecy or NO_SECRET
                 for other, join in {**others, task: message}.items():
                     meeting.add(other, join)
                 try:
@@ -237,7 +251,8 @@ class Host:
         for task in meeting.joins:
             connection = self._tasks.of_task(task)
             if connection is not None:
-                connection.send({"op": "join_failed", "what": error.what, "hint": error.hint})
+                usage = {"usage": True} if error.is_usage else {}
+                connection.send({"op": "join_failed", "what": error.what, "hint": error.hint, **usage})
 
     # --------------------------------------------------------------------------------------------------- time, and ends
 
@@ -256,6 +271,10 @@ class Host:
                 self._fail(meeting, overdue)
         if attempt is not None:
             attempt.tick(seconds)
+        if self._secrecy is not None:
+            count, key = self._secrecy.take_ignored()
+            if count:
+                self._tasks.head.send({"op": "unsigned", "count": count, "key": key})
 
     def lose_task(self, connection: TaskConnection) -> None:
         """The connection to a task has ended."""
@@ -303,6 +322,17 @@ class Host:
         thread = threading.Thread(target=do, daemon=True)
         thread.start()
         return thread
+
+
+def _secrecy(secret: str) -> Secrecy:
+    """What is done with the job secret that the supervisor has handed on.
+
+    Raises:
+        CannotSealError: evidence cannot be encrypted.
+    """
+    from saferun.cluster.secret import JobSecret
+
+    return Secrecy(JobSecret(bytes.fromhex(secret)))
 
 
 def _bounded(do: Callable[[], None], timeout_s: float) -> None:

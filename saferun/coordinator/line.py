@@ -190,7 +190,8 @@ class Line:
         if finding.why not in {REACHED, CUT} or not finding.address:
             return False
         try:
-            client = StoreClient.connect(self.client.store_class, (finding.address, self.client.address[1]))
+            address = (finding.address, self.client.address[1])
+            client = StoreClient.connect(self.client.store_class, address, signer=self.client.signer)
             self._make(client)
         except StoreBrokenError:
             return False
@@ -230,7 +231,7 @@ class Line:
 
         def answers(address: str) -> bool:
             try:
-                client = StoreClient.connect(broken.store_class, (address, port), dialled=True)
+                client = StoreClient.connect(broken.store_class, (address, port), dialled=True, signer=broken.signer)
                 return client.get(self._job_key, _JOB_TIMEOUT_S) == self._job.encode()
             except StoreBrokenError:
                 return False

@@ -10,6 +10,7 @@ from typing import Any
 
 from saferun.coordinator.dial import plain
 from saferun.coordinator.places import HostPlace, HostRecord, TaskRecord, label_hosts
+from saferun.coordinator.secrecy import NO_SECRET
 from saferun.coordinator.store_client import StoreClient
 from saferun.model import Value
 
@@ -20,13 +21,17 @@ _AMISS_S = 2.0
 
 
 class JoinFailedError(Exception):
-    """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_told``: the other hosts know it already."""
+    """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_told``: the other hosts know it already.
 
-    def __init__(self, what: str, hint: str, *, is_told: bool = False) -> None:
+    ``is_usage``: the hosts were started in a way that cannot work, and so will be the next time.
+    """
+
+    def __init__(self, what: str, hint: str, *, is_told: bool = False, is_usage: bool = False) -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
         self.is_told = is_told
+        self.is_usage = is_usage
 
 
 class CancelledError(Exception):
@@ -96,6 +101,7 @@ class Meeting:
         self.began_at = time.monotonic()
         self._give_up_at = self.began_at + self.timeout_s
         self.is_over = False
+        self.secrecy = NO_SECRET
         self.is_torchs = False  # torch's handler waits for the others, and knows best when to give up
         # Called when all hosts are known to have left the attempt before.
         self.on_all_here: Callable[[], None] = lambda: None

@@ -110,7 +110,7 @@ class PartReader:
         """What lies there. Nothing is waited for: a part is there before it is announced, or it will never be."""
         for _ in range(2):
             try:
-                text = self._client.find(key)
+                text = self._client.find(key, longest=self._limit_bytes)
                 if text is not None:
                     self._client.delete(key)
             except StoreBrokenError:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.dial import NAME_S, UNKNOWN_NAME, UNREACHABLE, dial, shown, unanswered_words
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+
+if TYPE_CHECKING:
+    from saferun.cluster.signed import Signer
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -26,6 +29,7 @@ class Search:
         ports: the candidates.
         accept: looks at a store that answers, and returns None for the right one, else words why it is not (a subject
             is put before them). Called in several threads.
+        signer: goes with the connection.
     """
 
     def __init__(
@@ -34,10 +38,12 @@ class Search:
         host: str,
         ports: Sequence[int],
         accept: Callable[[StoreClient], str | None],
+        signer: Signer | None = None,
     ) -> None:
         self._store_class = store_class
         self._host = host
         self._accept = accept
+        self._signer = signer
         self._changed = threading.Condition()
         self._words: dict[int, str] = {}
         self._kind = ""  # of what happened last
@@ -132,7 +138,7 @@ class Search:
             # True while the next call blocks, and told if that takes long.
             self._words[port] = f"something listens on {where} and does not answer as a store"
         try:
-            client = StoreClient.connect(self._store_class, (self._host, port), dialled=True)
+            client = StoreClient.connect(self._store_class, (self._host, port), dialled=True, signer=self._signer)
             objection = self._accept(client)
         except StoreBrokenError as error:
             return f"something listens on {where} and does not answer as a store ({error})", None, False

@@ -19,7 +19,7 @@ class SharedStore:
     def __init__(self, *arguments: Any, **more: Any) -> None:  # noqa: ANN401 - as torch's class takes them
         self._store = self.store_class(*arguments, **more)
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """As of a TCPStore."""
         self._store.set(_PREFIX + key, value)
 
@@ -27,7 +27,7 @@ class SharedStore:
         """As of a TCPStore."""
         return int(self._store.add(_PREFIX + key, amount))
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+    def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
         """As of a TCPStore."""
         found: bytes = self._store.compare_set(_PREFIX + key, expected, value)
         return found

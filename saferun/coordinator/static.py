@@ -16,16 +16,31 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
+from saferun.cluster.signed import unverified
 from saferun.coordinator.dial import shown
 from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.search import Search
+from saferun.coordinator.secrecy import (
+    MISMATCH_HINT,
+    NONE_THERE,
+    NOTE_KEY,
+    Mismatch,
+    decode_note,
+    encode_note,
+    mismatch_words,
+)
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads, number, text
+
+if TYPE_CHECKING:
+    from saferun.cluster.signed import Signer
 
 _CONTROL_KEY = "saferun/control"
 JOB_KEY = "saferun/job"
@@ -115,6 +130,7 @@ class StaticRendezvous:
             # Before anybody is waited for: whoever comes finds both stores.
             if not self._one_port:
                 self._client = self._stores.serve_control()
+                self._client.signer = meeting.secrecy.signer(meeting.run_id, self._job)
                 self._client.set(JOB_KEY, self._job)
             self._serve_ranks(meeting)
         own = meeting.wait_for_tasks()
@@ -124,7 +140,7 @@ class StaticRendezvous:
             records = gathering.gather(meeting, own)
         except OnePortError:
             self._one_port = True
-            self._share()
+            self._share(meeting)
             self._publish(meeting)
             # Those who have come to the control store, which is served on for those who have yet to.
             gathering.move()
@@ -161,19 +177,28 @@ class StaticRendezvous:
             meeting.most,
             knocks=not self._one_port,
             is_asked_for=lambda: may_move and ranks is not None and ranks.check(_ASK_KEY),
+            mismatch=lambda: self._mismatch(meeting),
         )
+
+    def _mismatch(self, meeting: Meeting) -> Mismatch | None:
+        """What a host has left that has another job secret."""
+        ranks = self._stores.ranks
+        if meeting.secrecy.greeting is None or ranks is None:
+            return None
+        return decode_note(ranks.find(NOTE_KEY), meeting.name, self._job)
 
     def _serve_ranks(self, meeting: Meeting) -> None:
         """Serve a new ranks' store, with the job's own messages in it where there is no other port for them."""
         self._stores.serve_ranks()
         if self._one_port:
-            self._share()
+            self._share(meeting)
         self._publish(meeting)
 
-    def _share(self) -> None:
+    def _share(self, meeting: Meeting) -> None:
         ranks = self._stores.ranks
         assert ranks is not None  # noqa: S101 - it is served
-        self._client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
+        signer = meeting.secrecy.signer(meeting.run_id, self._job)
+        self._client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
         self._client.set(JOB_KEY, self._job)
         self._moves += 1
 
@@ -182,7 +207,7 @@ class StaticRendezvous:
         assert ranks is not None  # noqa: S101 - it is served
         control = {"port": self._stores.control_port, "run_id": meeting.run_id, "most": meeting.most, "job": self._job}
         control |= {"addresses": meeting.addresses, "one_port": self._one_port, "moves": self._moves}
-        ranks.set(_CONTROL_KEY, json.dumps(control))
+        ranks.set(_CONTROL_KEY, meeting.secrecy.greet(_CONTROL_KEY, json.dumps(control)))
         ranks.check(_CONTROL_KEY)
 
     # ------------------------------------------------------------------------------------------------------- the others
@@ -210,9 +235,9 @@ class StaticRendezvous:
         if wanted == 0:
             found = client.get("round", max(1.0, meeting.remaining_s))
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
-            if client.check(f"r{wanted}/done"):
+            if client.exists(f"r{wanted}/done"):
                 wanted += 1
-        while not client.wait([f"r{wanted}/open"], max(0.1, min(meeting.tell_every_s / 2, meeting.remaining_s))):
+        while not client.await_key(f"r{wanted}/open", max(0.1, min(meeting.tell_every_s / 2, meeting.remaining_s))):
             meeting.check()
             first = meeting.expected[0] if meeting.expected else "the first host"
             meeting.say(f"waiting for {first} to begin the next attempt")
@@ -226,15 +251,19 @@ class StaticRendezvous:
     def _find_control(self, meeting: Meeting, *, moved: bool = False) -> StoreClient:
         """A connection to the control store; ``moved``: not to where it was before."""
         control: dict[int, _Control] = {}
+        mismatches: list[_SecretMismatch] = []
 
         def look(client: StoreClient) -> str | None:
-            found = _read_control(client)
-            if found is None:
+            stored = client.find_stored(_CONTROL_KEY, _NO_CONTROL_S)
+            found = _read_control(stored)
+            if found is None or stored is None:
                 return "serves a store that is not saferun's"
             if found.run_id != meeting.run_id:
                 return f"belongs to another job: its run id is {found.run_id!r}, this one's {meeting.run_id!r}"
-            if moved and found.job == self._job and found.moves <= self._moves:
-                raise StoreBrokenError("the store of the attempt before is still there")
+            if kind := meeting.secrecy.mismatch(_CONTROL_KEY, stored):
+                mismatches.append(_SecretMismatch(kind, client, found))
+                return "belongs to a job with another job secret, or without one"
+            self._check_moved(found, moved=moved)
             control[client.address[1]] = found
             return None
 
@@ -248,36 +277,58 @@ class StaticRendezvous:
                     hint = name_hint("--master-addr") if search.knows_no_name else ""
                     raise JoinFailedError(*_unreachable(words, meeting, hint))
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
-                    raise JoinFailedError(
-                        words,
-                        "give all hosts of a job the same --rdzv-id and --master-port, and other jobs other ports",
-                    )
+                    hint = "give all hosts of a job the same --rdzv-id and --master-port, and other jobs other ports"
+                    raise self._mismatched(meeting, mismatches[-1]) if mismatches else JoinFailedError(words, hint)
         finally:
             search.end()
         self._port = client.address[1]
-        found = control[self._port]
+        return self._connect_found(meeting, client, control[self._port], moved=moved)
+
+    def _connect_found(self, meeting: Meeting, ranks: StoreClient, found: _Control, *, moved: bool) -> StoreClient:
+        """A connection to the control store of a job that is the right one."""
         if moved and found.job != self._job:
             raise StoreBrokenError("the first host has gone, and come again")
         self._job, self._moves = found.job, found.moves
+        signer = meeting.secrecy.signer(meeting.run_id, found.job)
         if found.most != meeting.most:
             first = meeting.expected[0] if meeting.expected else "the first host"
             words = f"{meeting.name} was started for {meeting.most} hosts, {first} for {found.most}"
             error = JoinFailedError(words, "give all hosts the same --nnodes")
-            self._spoil(meeting, client, found, error)
+            self._spoil(meeting, ranks, found, error, signer=signer)
             raise error
-        return self._connect_control(meeting, client, found)
+        return self._connect_control(meeting, ranks, found, signer)
 
-    def _connect_control(self, meeting: Meeting, ranks: StoreClient, found: _Control) -> StoreClient:
+    def _check_moved(self, found: _Control, *, moved: bool) -> None:
+        if moved and found.job == self._job and found.moves <= self._moves:
+            raise StoreBrokenError("the store of the attempt before is still there")
+
+    def _mismatched(self, meeting: Meeting, mismatch: _SecretMismatch) -> JoinFailedError:
+        """What to say, here and on the first host, of a job secret that is not the same on both."""
+        kind, ranks, found = mismatch
+        where = meeting.master_addr
+        first = meeting.expected[0] if meeting.expected else f"the first host ({where})"
+        error = JoinFailedError(mismatch_words(kind, first, meeting.name), MISMATCH_HINT, is_usage=True)
+        if kind == NONE_THERE:
+            self._spoil(meeting, ranks, found, error, signer=None)
+            return error
+        with suppress(StoreBrokenError):
+            ranks.set(NOTE_KEY, encode_note(kind, meeting.node_rank or 0, meeting.name, found.job))
+            ranks.check(NOTE_KEY)
+        return error
+
+    def _connect_control(
+        self, meeting: Meeting, ranks: StoreClient, found: _Control, signer: Signer | None
+    ) -> StoreClient:
         """A connection to the control store: at its own port, at whichever address; else at the ranks' store's port."""
         if found.one_port:
-            return self._connect_shared(ranks)
+            return self._connect_shared(ranks, found, signer)
 
         def look(client: StoreClient) -> str | None:
             job = client.get(JOB_KEY, _NO_CONTROL_S)
-            return None if job is not None and job.decode(errors="replace") == self._job else "is not this job's store"
+            return None if job is not None and job.decode(errors="replace") == found.job else "is not this job's store"
 
         ways = dict.fromkeys([meeting.master_addr, *(a for a in found.addresses if a not in meeting.addresses)])
-        searches = [Search(self._stores.store_class, way, [found.port], look) for way in ways]
+        searches = [Search(self._stores.store_class, way, [found.port], look, signer) for way in ways]
         ask_at = time.monotonic() + min(_ASK_AFTER_S, meeting.remaining_s / 3)
         try:
             while True:
@@ -290,36 +341,41 @@ class StaticRendezvous:
                 meeting.say(words)
                 if meeting.remaining_s <= 0:
                     raise JoinFailedError(f"{words} ({meeting.timeout_s:.0f} s)", _CONTROL_HINT)
-                if time.monotonic() >= ask_at and self._has_moved(ranks):
-                    return self._connect_shared(ranks)
+                if time.monotonic() >= ask_at and self._has_moved(meeting, ranks):
+                    return self._connect_shared(ranks, found, signer)
         finally:
             for search in searches:
                 search.end()
 
-    def _has_moved(self, ranks: StoreClient) -> bool:
+    def _has_moved(self, meeting: Meeting, ranks: StoreClient) -> bool:
         """Whether the control store is a part of the ranks' store by now; asks for it."""
         ranks.set(_ASK_KEY, "")
-        found = _read_control(ranks)
-        if found is None or found.job != self._job or not found.one_port:
+        stored = ranks.find_stored(_CONTROL_KEY, _NO_CONTROL_S)
+        found = _read_control(stored)
+        if found is None or stored is None or found.job != self._job or not found.one_port:
+            return False
+        if meeting.secrecy.mismatch(_CONTROL_KEY, stored):
             return False
         self._moves = found.moves
         return True
 
-    def _connect_shared(self, ranks: StoreClient) -> StoreClient:
-        client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
+    def _connect_shared(self, ranks: StoreClient, found: _Control, signer: Signer | None) -> StoreClient:
+        client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
         job = client.get(JOB_KEY, _NO_CONTROL_S)
-        if job is None or job.decode(errors="replace") != self._job:
+        if job is None or job.decode(errors="replace") != found.job:
             raise StoreBrokenError("the store is not this job's any more")
         return client
 
-    def _spoil(self, meeting: Meeting, ranks: StoreClient, found: _Control, error: JoinFailedError) -> None:
+    def _spoil(
+        self, meeting: Meeting, ranks: StoreClient, found: _Control, error: JoinFailedError, *, signer: Signer | None
+    ) -> None:
         """Let the meeting that is under way fail for all."""
         from saferun.coordinator.gathering import tell_failure
 
         try:
-            client = self._connect_control(meeting, ranks, found)
+            client = self._connect_control(meeting, ranks, found, signer)
             number = client.get("round", 1.0)
-            if number is not None and number.isdigit() and not client.check(f"r{int(number)}/done"):
+            if number is not None and number.isdigit() and not client.exists(f"r{int(number)}/done"):
                 tell_failure(client, f"r{int(number)}/", error)
         except StoreBrokenError:
             pass
@@ -355,12 +411,20 @@ class _Control(Value):
     moves: int
 
 
-def _read_control(client: StoreClient) -> _Control | None:
-    content = client.get(_CONTROL_KEY, _NO_CONTROL_S)
-    if content is None or len(content) > _LONGEST_CONTROL_BYTES:
+class _SecretMismatch(Value):
+    """A first host with another job secret: how it differs, its ranks' store, and what it says of itself."""
+
+    kind: str
+    ranks: StoreClient
+    control: _Control
+
+
+def _read_control(stored: bytes | None) -> _Control | None:
+    """What the first host says of itself, or somebody in its place: the signature is another matter."""
+    if stored is None or len(stored) > _LONGEST_CONTROL_BYTES:
         return None
     try:
-        found = loads(content)
+        found = loads(unverified(stored))
         # No names: a name service is not asked for what another host says.
         addresses = (text(address, _LONGEST_NAME) for address in (found.get("addresses") or [])[:_MOST_ADDRESSES])
         return _Control(

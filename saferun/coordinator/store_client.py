@@ -1,13 +1,21 @@
-"""A connection to a TCPStore: bounded waits, errors of one kind, and a count of what it costs."""
+"""A connection to a TCPStore: bounded waits, errors of one kind, and a count of what it costs.
+
+With a job secret this is the one place where values are signed, and where those that are not are taken for none: what
+``set``, ``put`` and ``compare_set`` write, and what ``get``, ``find``, ``compare_set`` and ``read_all`` return. Numbers
+that are added up, and whether a key exists, cannot be signed, and nothing is believed because of them.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.dial import dial
+
+if TYPE_CHECKING:
+    from saferun.cluster.signed import Signer
 
 # What a request and its answer cost beside keys and values: one byte for the kind of request, eight for a length.
 _KIND = 1
@@ -15,6 +23,10 @@ _LENGTH = 8
 _NUMBER = 8
 # Enough for a name service that does not answer, see ``__main__.py``.
 _CONNECT_TIMEOUT_S = 15.0
+# How soon it is looked again for the true value where there is a forged one.
+_FORGED_PAUSE_S = 0.1
+FORGED = b"\0forged"
+"""Stands for a value that is not signed, where it is not waited for a true one. No host signs this."""
 
 
 class StoreBrokenError(Exception):
@@ -50,23 +62,38 @@ class StoreClient:
     Args:
         store: torch's TCPStore.
         address: where it leads.
+        signer: signs what is written, and says what of what is read has a valid signature; None: nothing is signed.
     """
 
-    def __init__(self, store: Any, address: tuple[str, int]) -> None:  # noqa: ANN401 - torch may be there in part only
+    def __init__(
+        self,
+        store: Any,  # noqa: ANN401 - torch may be there in part only
+        address: tuple[str, int],
+        signer: Signer | None = None,
+    ) -> None:
         self.store = store
         self.address = address
+        self.signer = signer
         self.answers = 0  # operations that the server has answered: it lives as long as this grows
         self.store_class = type(store)
         self._lock = threading.Lock()
 
     @classmethod
-    def connect(cls, store_class: Any, address: tuple[str, int], *, dialled: bool = False) -> StoreClient:  # noqa: ANN401
+    def connect(
+        cls,
+        store_class: Any,  # noqa: ANN401
+        address: tuple[str, int],
+        *,
+        dialled: bool = False,
+        signer: Signer | None = None,
+    ) -> StoreClient:
         """Connect; blocks for as long as somebody accepts the connection and does not answer as a store.
 
         Args:
             store_class: torch's TCPStore.
             address: name or address, and port.
             dialled: whether the address is known to accept connections.
+            signer: as for the class.
 
         Raises:
             StoreBrokenError: it cannot be reached.
@@ -84,7 +111,7 @@ class StoreClient:
         except Exception as error:
             raise StoreBrokenError(_first_line(error)) from error
         TRAFFIC.count(2 * (_KIND + 4) + 4)
-        return cls(store, address)
+        return cls(store, address, signer)
 
     def another(self) -> StoreClient:
         """A second connection to the same store.
@@ -92,39 +119,73 @@ class StoreClient:
         Raises:
             StoreBrokenError: it cannot be reached.
         """
-        return self.connect(self.store_class, self.address)
+        return self.connect(self.store_class, self.address, signer=self.signer)
 
     def end(self) -> None:
         """Let go of the store; every operation fails from now on."""
         with self._lock:
             self.store = None
 
-    def set(self, key: str, value: str) -> None:
-        """Set a key. The server does not answer: an error may show at the next operation only."""
-        self._ask(_KIND + _sized(key) + _sized(value), "set", key, value, answered=False)
+    def set(self, key: str, value: str | bytes, counter: int = 0) -> None:
+        """Set a key. The server does not answer: an error may show at the next operation only.
+
+        Args:
+            key: the key.
+            value: the value.
+            counter: higher than before, where a key is written again and an old value must not count for a new one.
+        """
+        self._set(key, self._protected(key, value, counter))
+
+    def put(self, key: str, before: bytes, value: str, counter: int) -> bytes:
+        """The same of a key that only this host writes, and the server answers. In one question where nobody else has.
+
+        Args:
+            key: the key.
+            before: what this returned the last time; empty at first.
+            value: the value.
+            counter: as of ``set``.
+        """
+        stored = self._protected(key, value, counter)
+        if self._compare_set(key, before, stored) != _encoded(stored):
+            self._set(key, stored)
+            self.check(key)
+        return _encoded(stored)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number and return the sum; a key that does not exist is 0."""
         return int(self._ask(_KIND + _sized(key) + 2 * _NUMBER, "add", key, amount))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Set a key that has the expected value (empty: that does not exist), and return what it has now."""
-        found: bytes = self._ask(
-            _KIND + _sized(key) + _sized(expected) + _sized(value), "compare_set", key, expected, value
-        )
-        TRAFFIC.add(_LENGTH + len(found))
-        return found
+        """Set a key that has the expected value (empty: that does not exist), and return what it has now.
+
+        ``FORGED`` where that is not signed. Where values are signed, only the empty one can be expected: see ``swap``.
+        """
+        found = self.swap(key, expected.encode(), value)[1]
+        return FORGED if found is None else found
+
+    def swap(self, key: str, expected: bytes, value: str) -> tuple[bytes, bytes | None]:
+        """Set a key to another value, if it has the expected one, or none where that is empty.
+
+        Returns:
+            What it has now, as it is stored: to be expected the next time. And the value; None: it is not signed.
+        """
+        found = self._compare_set(key, expected, self._protected(key, value))
+        return found, self._opened(key, found)
 
     def check(self, key: str) -> bool:
-        """Whether a key exists."""
+        """Whether a key exists, whoever has set it."""
         return bool(self._ask(_KIND + _LENGTH + _sized(key) + _KIND, "check", [key]))
+
+    def exists(self, key: str) -> bool:
+        """Whether a key exists, and a host of this job has set it."""
+        return self.check(key) if self.signer is None else self.find(key) is not None
 
     def delete(self, key: str) -> bool:
         """Delete a key; whether it existed."""
         return bool(self._ask(_KIND + _sized(key) + _NUMBER, "delete_key", key))
 
     def wait(self, keys: list[str], timeout_s: float) -> bool:
-        """Wait until all keys exist; False when they do not in time."""
+        """Wait until all keys exist, whoever sets them; False when they do not in time."""
         give_up_at = time.monotonic() + timeout_s
         asked = timedelta(milliseconds=max(1, int(timeout_s * 1000)))
         try:
@@ -136,20 +197,75 @@ class StoreClient:
             return False
         return True
 
-    def get(self, key: str, timeout_s: float) -> bytes | None:
-        """The value of a key, waited for; None when it does not exist in time."""
+    def await_key(self, key: str, timeout_s: float) -> bool:
+        """Wait until a key exists that a host of this job has set; False when it does not in time."""
+        return self.wait([key], timeout_s) if self.signer is None else self.get(key, timeout_s) is not None
+
+    def get(
+        self, key: str, timeout_s: float, *, forged: bytes | None = None, longest: int | None = None
+    ) -> bytes | None:
+        """The value of a key, waited for; None when it does not exist in time.
+
+        Args:
+            key: the key.
+            timeout_s: how long.
+            forged: what to return at once for a value that is not signed; None: the true one is waited for.
+            longest: what is longer is none; in bytes, where values are signed.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        while self.wait([key], max(0.001, give_up_at - time.monotonic())):
+            value = self._opened(key, self._read(key), longest)
+            if value is None:
+                value = forged
+            remaining_s = give_up_at - time.monotonic()
+            if value is not None or remaining_s <= 0:
+                return value
+            time.sleep(min(_FORGED_PAUSE_S, remaining_s))
+        return None
+
+    def find(self, key: str, *, longest: int | None = None) -> bytes | None:
+        """The value of a key that may or may not exist. ``longest``: as of ``get``."""
+        return self._opened(key, self._read(key), longest) if self.check(key) else None
+
+    def find_stored(self, key: str, timeout_s: float) -> bytes | None:
+        """The same as it is stored, signed or not, waited for."""
         return self._read(key) if self.wait([key], timeout_s) else None
 
-    def find(self, key: str) -> bytes | None:
-        """The value of a key that may or may not exist."""
-        return self._read(key) if self.check(key) else None
+    def read_all(self, keys: list[str], *, newest: bool = False) -> list[bytes | None]:
+        """The values of keys that all exist; None for those that are not signed.
 
-    def read_all(self, keys: list[str]) -> list[bytes]:
-        """The values of keys that all exist."""
+        Args:
+            keys: the keys.
+            newest: whether values that are older than one that was read before are none.
+        """
         sizes = sum(map(_sized, keys))
         values: list[bytes] = self._ask(2 * (_KIND + _LENGTH + sizes) + _KIND, "multi_get", keys)
         TRAFFIC.add(sum(_LENGTH + len(value) for value in values))
-        return values
+        signer = self.signer
+        if signer is None:
+            return list(values)
+        open_one = signer.open_newest if newest else signer.open
+        opened = [open_one(key, value) for key, value in zip(keys, values, strict=True)]
+        return [one.content if one is not None else None for one in opened]
+
+    def _protected(self, key: str, value: str | bytes, counter: int = 0) -> str | bytes:
+        return value if self.signer is None else self.signer.protect(key, value, counter)
+
+    def _opened(self, key: str, stored: bytes, longest: int | None = None) -> bytes | None:
+        if self.signer is None:
+            return stored
+        more = {} if longest is None else {"longest": longest}
+        opened = self.signer.open(key, stored, **more)
+        return opened.content if opened is not None else None
+
+    def _set(self, key: str, stored: str | bytes) -> None:
+        self._ask(_KIND + _sized(key) + _sized(stored), "set", key, stored, answered=False)
+
+    def _compare_set(self, key: str, expected: str | bytes, stored: str | bytes) -> bytes:
+        sizes = _KIND + _sized(key) + _sized(expected) + _sized(stored)
+        found: bytes = self._ask(sizes, "compare_set", key, expected, stored)
+        TRAFFIC.add(_LENGTH + len(found))
+        return found
 
     def _read(self, key: str) -> bytes:
         # torch's own `get` waits for the key first: three messages of a client are two round trips.
@@ -169,8 +285,12 @@ class StoreClient:
             return answer
 
 
-def _sized(text: str) -> int:
+def _sized(text: str | bytes) -> int:
     return _LENGTH + len(text)
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
 
 
 def _first_line(error: BaseException) -> str:

@@ -118,6 +118,8 @@ def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
         lines.append(f"which host this is, the rendezvous decides{source}; ranks are shown as they are on host 0")
     else:
         lines.append(f"this is host {hosts.node_rank}{source}")
+    if config.secret_file:
+        lines.append(f"what the hosts tell each other is signed with the secret in {config.secret_file}")
     if hosts.most > 1:
         lines.append("ranks are numbered as they are if all hosts have as many")
     return lines

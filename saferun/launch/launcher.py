@@ -26,6 +26,7 @@ from saferun.supervisor.events import Finish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from saferun.cluster.secret import JobSecret
     from saferun.linux.spares import Spares
     from saferun.preflight.client import CheckProcess
 
@@ -61,6 +62,8 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
 
         environ = with_nics(config, environ)
     resolution = resolve_environ(config.environ, environ)
+    # Here, because a file system that hangs may hold it: it is never read again.
+    secret = _read_secret(config)
     if config.show_config or config.dry_run:
         from saferun.launch.dry_run import config_lines, plan_lines
 
@@ -83,13 +86,23 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
     keep_freed_memory(_KEPT_BYTES)
     reaper = Reaper(run_id)
     try:
-        finish = _run(config, environ, resolution, run_id, older, reaper, checks)
+        finish = _run(config, environ, resolution, run_id, older, reaper, checks, secret)
     finally:
         reaper.dismiss()
     if finish.reraise is not None:
         signal.signal(finish.reraise, signal.SIG_DFL)
         os.kill(os.getpid(), finish.reraise)
     return finish.exit_code
+
+
+def _read_secret(config: LaunchConfig) -> JobSecret | None:
+    """The job's secret. One host has nobody to tell anything, and its file is not even looked at."""
+    if not config.secret_file or not config.hosts.together:
+        return None
+    from saferun.cluster.secret import read_secret
+
+    setting = config.settings["job_secret_file"]
+    return read_secret(config.secret_file, setting.place or "--secret-file")
 
 
 def _fork_spares(config: LaunchConfig, environ: Mapping[str, str]) -> Spares | None:
@@ -109,6 +122,7 @@ def _run(
     older: frozenset[int],
     reaper: Reaper,
     checks: CheckProcess | None,
+    secret: JobSecret | None,
 ) -> Finish:
     output = config.output
     host = short_host_name()
@@ -206,6 +220,7 @@ def _run(
             checks=checks,
             writer=writer,
             spares=spares,
+            secret=secret,
         ).run()
     finally:
         run_dir.close()

@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.cluster.job import Job, Place
+    from saferun.cluster.secret import JobSecret
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.files.writer import Writer
     from saferun.launch.part import Part
@@ -132,6 +133,7 @@ class Runtime:
         witness: the process that gets the signals that the ranks get, and the pipe on which it says which.
         writer: the process that writes the files; None: nobody does.
         spares: processes that may become ranks.
+        secret: the job's.
     """
 
     def __init__(
@@ -152,11 +154,12 @@ class Runtime:
         witness: tuple[int, int] = (0, -1),
         writer: Writer | None = None,
         spares: Spares | None = None,
+        secret: JobSecret | None = None,
     ) -> None:
         self._config = config
         self._environ = environ
         self._writer = writer
-        self._spares = spares
+        self._spares, self._secret = spares, secret
         self._supervisor = supervisor
         self._screen = screen
         self._run_dir = run_dir
@@ -901,6 +904,7 @@ class Runtime:
             say=self._screen.say,
             on_words=self._screen.err.say,
             ranks=lambda: self._investigation.watched_ranks(),  # noqa: PLW0108 - the same
+            secret=self._secret,
         )
 
     def _on_place(self, place: Place) -> None:

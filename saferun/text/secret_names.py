@@ -90,6 +90,8 @@ _DATABASES = _set(
 _ADDRESSES = _set("URL URI")
 # Of the name of an exception, and of functions.
 _NO_VALUES = _set("ERROR ERRORS EXCEPTION WARNING")
+# saferun's own: the path of a file, which says where the secret is and not what.
+_PATHS = frozenset({"secretfile", "jobsecretfile", "saferunjobsecretfile"})
 
 # Every name of a secret holds one of these: looking for them costs next to nothing.
 _STEMS = (
@@ -131,6 +133,8 @@ def _decide(name: str) -> bool:
     if not words or words[-1] in _NO_VALUES:
         return False
     together = "".join(words).lower()
+    if together in _PATHS:
+        return False
     if any(part in together for part in _WHEREVER):
         return True
     if words[-1] in _ADDRESSES and not _DATABASES.isdisjoint(words):

@@ -44,6 +44,7 @@ class Client:
         self.address = ("node1", 4711)
         self.answers = 0
         self.store_class = Client
+        self.signer = None
         self.is_broken = False
 
     def another(self) -> Client:
@@ -58,7 +59,7 @@ class Client:
         self.answers += 1
         return self.at.keys
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str, _counter: int = 0) -> None:
         with self.at.changed:
             self._begin()[key] = value.encode()
             self.at.changed.notify_all()
@@ -98,14 +99,14 @@ class Client:
             self.at.waits.append(timeout_s)
             return self.at.changed.wait_for(lambda: all(key in self.at.keys for key in keys), timeout_s)
 
-    def get(self, key: str, timeout_s: float) -> bytes | None:
+    def get(self, key: str, timeout_s: float, **_: object) -> bytes | None:
         return self.find(key) if self.wait([key], timeout_s) else None
 
-    def find(self, key: str) -> bytes | None:
+    def find(self, key: str, **_: object) -> bytes | None:
         with self.at.changed:
             return self._begin().get(key)
 
-    def read_all(self, keys: list[str]) -> list[bytes]:
+    def read_all(self, keys: list[str], **_: object) -> list[bytes]:
         with self.at.changed:
             found = self._begin()
             if any(key not in found for key in keys):

@@ -23,6 +23,7 @@ class Client:
         self.address = (address, 4711)
         self.answers = 0
         self.store_class = Client
+        self.signer = None
 
     def another(self) -> Client:
         return Client(self.address[0])
@@ -60,7 +61,7 @@ class World:
         self.asked.append(addresses)
         return self.findings.pop(0) if len(self.findings) > 1 else self.findings[0]
 
-    def _connect(self, _store_class: object, address: tuple[str, int]) -> Client:
+    def _connect(self, _store_class: object, address: tuple[str, int], **_: object) -> Client:
         if address[0] in self.broken:
             raise StoreBrokenError("no")
         return Client(address[0])

@@ -1,0 +1,127 @@
+"""Whether what this host tells others is signed, from the first key that it reads or writes; and who does otherwise.
+
+Where the control store is, is said in another store (``saferun/control``, ``saferun/leader``): signed with a key that
+follows from the secret alone, but legible for everybody, so that a host with another secret, or none, can say what is
+wrong. It holds a number that is unique to the job. All else is signed with a key that follows from that number.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+
+from saferun.cluster.signed import Signer, cipher_of, is_signed
+from saferun.model import Value
+from saferun.text.decoding import MALFORMED, loads, number, text, words
+
+if TYPE_CHECKING:
+    from saferun.cluster.secret import JobSecret
+
+NOTE_KEY = "saferun/secret_mismatch"
+MISMATCH_HINT = "pass the same secret on all hosts: --secret-file, or SAFERUN_JOB_SECRET_FILE"
+# What another host's secret is, seen from here.
+NONE_HERE, NONE_THERE, OTHER = "none here", "none there", "other"
+_GREETING = "greeting"
+_LONGEST_NAME = 255
+_LONGEST_NOTE_BYTES = 4096
+_MOST_HOSTS = 1 << 20
+
+
+class Mismatch(Value):
+    """A host that has another job secret than the first one, or none, in words."""
+
+    host: int
+    what: str
+
+
+class Secrecy:
+    """What this host does with the job secret.
+
+    Args:
+        secret: the job secret; None: there is none, and nothing is signed.
+
+    Raises:
+        CannotSealError: evidence and cards cannot be encrypted here.
+    """
+
+    def __init__(self, secret: JobSecret | None = None) -> None:
+        self._secret = secret
+        self._lock = threading.Lock()
+        self._ignored = 0
+        self._last = ""
+        self.greeting = Signer(secret, _GREETING, seals=False) if secret is not None else None
+        if secret is not None:
+            cipher_of(secret.sealing_key(""))  # before anybody is met
+
+    def signer(self, run_id: str, job: str) -> Signer | None:
+        """What signs the messages of a job.
+
+        Args:
+            run_id: the job's name.
+            job: the number that its first host has drawn.
+        """
+        if self._secret is None:
+            return None
+        return Signer(self._secret, json.dumps([run_id, job]), on_ignored=self._ignore)
+
+    def greet(self, key: str, content: str) -> str | bytes:
+        """What the first host says of itself, to be stored under a key that everybody reads."""
+        return content if self.greeting is None else self.greeting.protect(key, content)
+
+    def mismatch(self, key: str, stored: bytes) -> str:
+        """How the secret of the host that said this differs from this host's; empty: it does not."""
+        if self.greeting is None:
+            return NONE_HERE if is_signed(stored) else ""
+        if not is_signed(stored):
+            return NONE_THERE
+        return OTHER if self.greeting.open(key, stored) is None else ""
+
+    def _ignore(self, key: str) -> None:
+        with self._lock:
+            self._ignored += 1
+            self._last = key
+
+    def take_ignored(self) -> tuple[int, str]:
+        """How many values had no valid signature since this was asked last, and the key of the last one."""
+        if not self._ignored:
+            return 0, ""
+        with self._lock:
+            ignored, self._ignored = self._ignored, 0
+            return ignored, self._last
+
+
+NO_SECRET = Secrecy()
+
+
+def mismatch_words(kind: str, first: str, name: str) -> str:
+    """What differs between the first host and the one with this name."""
+    if kind == OTHER:
+        return f"{name} and {first} have different job secrets"
+    has, has_none = (name, first) if kind == NONE_THERE else (first, name)
+    return f"{has} has a job secret, and {has_none} has none"
+
+
+def encode_note(kind: str, host: int, name: str, job: str) -> str:
+    """What a host with another secret leaves for the first one. Nobody signs it: it can be told, not believed."""
+    return json.dumps([kind, host, name[:_LONGEST_NAME], job])
+
+
+def decode_note(content: bytes | None, first: str, job: str) -> Mismatch | None:
+    """What such a note says to the first host; None: nothing about this job.
+
+    Args:
+        content: the note, if there is one.
+        first: the first host's name.
+        job: the number that this host has drawn.
+    """
+    if content is None:
+        return None
+    try:
+        kind, host, name, about = loads(content, longest=_LONGEST_NOTE_BYTES)
+        if about != job or kind not in {NONE_HERE, OTHER}:
+            return None
+        named = words(text(name, _LONGEST_NAME), _LONGEST_NAME) or "?"
+        return Mismatch(number(host, 0, _MOST_HOSTS), mismatch_words(kind, first, named))
+    except MALFORMED:
+        return None

@@ -1,0 +1,148 @@
+"""Jobs of two saferuns with a job secret: what somebody who has none writes into their store does nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun.cluster.signed import is_signed, unverified
+from tests.process.launching import Job, customized, until
+from tests.torch.coordinating import DECISION
+from tests.torch.several import hosts
+
+WAIT = """
+from rank import *
+with open(FOLDER + "/port", "w") as file:
+    file.write(os.environ["MASTER_PORT"])
+tell("ready")
+await_release("end")
+"""
+
+
+def secret_in(folder: Path, name: str = "secret", content: bytes = b"correct horse battery staple\n") -> str:
+    path = folder / name
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return str(path)
+
+
+def connected(port: int) -> Any:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
+
+
+def control_store_of(job: Job) -> tuple[Any, bytes]:
+    """The store that the hosts' messages go through, as anybody finds it who reaches the port; and what says where."""
+    ranks = connected(int((job.folder / "port").read_text()))
+    stored = ranks.get("saferun/control")
+    control = json.loads(unverified(stored))
+    return ranks if control["one_port"] else connected(control["port"]), stored
+
+
+def decide(store: Any, prefix: str = "") -> None:
+    """Somebody says in the name of the host that leads that the job has ended."""
+    text = json.dumps({"h": 0, "n": os.urandom(4).hex(), "m": {**DECISION, "exit_code": 7}})
+    assert any(store.compare_set(f"{prefix}a0/log/{k}", "", text) == text.encode() for k in range(100))
+
+
+@pytest.mark.parametrize("options", [(), ("--control-port", "same")], ids=["", "one port"])
+def test_a_decision_that_somebody_else_writes_is_ignored(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """The job goes on to its own end, on both hosts, with exit code 0 and a warning."""
+    with hosts(tmp_path, WAIT, *options, "--secret-file", secret_in(tmp_path)) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        store, said = control_store_of(jobs[0])
+        assert is_signed(said)
+        prefix = "saferun/own/" if options else ""
+        for _ in range(3):
+            decide(store, prefix)
+        # What the hosts have told each other is of no use to anybody.
+        recorded = store.get(f"{prefix}r0/host/1")
+        assert is_signed(recorded)
+        assert b"addresses" not in recorded
+        for job in jobs:
+            until(lambda job=job: "not signed with the job secret" in job.err, "the warning")  # type: ignore[misc]
+            job.release("end")
+        assert [job.wait() for job in jobs] == [0, 0]
+        for job in jobs:
+            assert "Traceback" not in job.err
+            assert "battery" not in job.err + job.out
+
+
+def test_without_a_secret_a_decision_of_anybody_ends_the_job(tmp_path: Path) -> None:
+    """docs/security.md says so: whoever reaches the port can do what a host of the job can."""
+    with hosts(tmp_path, WAIT) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        store, said = control_store_of(jobs[0])
+        assert not is_signed(said)
+        decide(store)
+        assert jobs[1].wait() == 7
+        # The host that leads has decided nothing, and goes by the signal.
+        jobs[0].send(signal.SIGTERM)
+        jobs[0].wait()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        pytest.param(b"a secret of some length", b"another secret of some length", "have different job secrets"),
+        pytest.param(b"a secret of some length", None, "has none", marks=pytest.mark.slow),
+        pytest.param(None, b"a secret of some length", "has none", marks=pytest.mark.slow),
+    ],
+    ids=["another", "none on the second", "none on the first"],
+)
+def test_hosts_with_different_secrets_say_so_on_both(
+    tmp_path: Path, first: bytes | None, second: bytes | None, words: str
+) -> None:
+    """With two lines and exit code 2, long before the time is up for which late hosts are waited for."""
+    files = [secret_in(tmp_path, f"secret{i}", raw) if raw else "" for i, raw in enumerate((first, second))]
+    options = [("--secret-file", file) if file else () for file in files]
+    with hosts(tmp_path, WAIT, each=lambda i: options[i]) as jobs:
+        assert [job.wait() for job in jobs] == [2, 2]
+        for job in jobs:
+            lines = job.err.splitlines()
+            assert any(words in line for line in lines), lines
+            assert lines[-1].startswith("hint: pass the same secret on all hosts"), lines
+
+
+def test_a_host_that_cannot_read_its_secret_says_so_and_may_come_again(tmp_path: Path) -> None:
+    """Before anything is started there; the other one waits for it as for any host that is late."""
+    path = secret_in(tmp_path)
+    secret_in(tmp_path, "open")
+    os.chmod(tmp_path / "open", 0o644)
+    with hosts(tmp_path, WAIT, each=lambda i: ("--secret-file", path if i == 0 else str(tmp_path / "open"))) as jobs:
+        assert jobs[1].wait() == 2
+        assert jobs[1].err.splitlines() == [
+            f"saferun: --secret-file {tmp_path}/open: everyone may read or write it",
+            f"hint: it has to be this user's or root's, and for nobody else: chmod 600 {tmp_path}/open",
+        ]
+        assert jobs[0].process.poll() is None
+        jobs[0].send(signal.SIGTERM)
+        jobs[0].wait()
+
+
+def test_where_nothing_can_encrypt_it_is_said_before_anybody_is_met(tmp_path: Path) -> None:
+    """The library is a dependency; where it is broken, evidence does not travel in the clear."""
+    hidden = customized(tmp_path, "import sys\nsys.modules['cryptography'] = None\n")
+    with hosts(tmp_path, WAIT, "--secret-file", secret_in(tmp_path), start=[0], environs=lambda _: hidden) as jobs:
+        assert jobs[0].wait() == 2
+        assert "evidence cannot be encrypted on this host" in jobs[0].err
+        assert "cryptography" in jobs[0].err.splitlines()[-1]
+
+
+def test_one_host_alone_does_not_look_at_the_file(tmp_path: Path) -> None:
+    """It tells nobody anything; the variable may be set for all jobs of a user."""
+    with hosts(
+        tmp_path, WAIT, count=1, place=False, environs=lambda _: {"SAFERUN_JOB_SECRET_FILE": "/nonexistent/secret"}
+    ) as jobs:
+        jobs[0].hear("ready")
+        jobs[0].release("end")
+        assert jobs[0].wait() == 0
