@@ -35,7 +35,7 @@ from saferun.coordinator.secrecy import (
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store import loopback_address, open_store
-from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads, number, text, words
@@ -424,7 +424,7 @@ class HandlerRendezvous:
             connection.close()
             kind = shared_class(store_class) if leader.one_port else store_class
             client = StoreClient.connect(kind, (address, leader.control_port), dialled=True, signer=signer)
-            if client.get(JOB_KEY, _LOOK_AGAIN_S) == leader.job.encode():
+            if client.get(JOB_KEY, _LOOK_AGAIN_S, forged=FORGED) == leader.job.encode():
                 return client, address, ""
             # Where the handler's store keeps keys, this may have been said before the last attempt.
             words = f"{shown(address, leader.control_port)} is not this job's store"

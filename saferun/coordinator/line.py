@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNKNOWN, Finding, knock
-from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0
 # Parts of the host timeout: when a store that does not answer is first looked after, and how often it is searched for.
@@ -232,7 +232,7 @@ class Line:
         def answers(address: str) -> bool:
             try:
                 client = StoreClient.connect(broken.store_class, (address, port), dialled=True, signer=broken.signer)
-                return client.get(self._job_key, _JOB_TIMEOUT_S) == self._job.encode()
+                return client.get(self._job_key, _JOB_TIMEOUT_S, forged=FORGED) == self._job.encode()
             except StoreBrokenError:
                 return False
 

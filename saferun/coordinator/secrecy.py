@@ -23,6 +23,7 @@ MISMATCH_HINT = "pass the same secret on all hosts: --secret-file, or SAFERUN_JO
 # What another host's secret is, seen from here.
 NONE_HERE, NONE_THERE, OTHER = "none here", "none there", "other"
 _GREETING = "greeting"
+_MARK = "saferun/job"
 _LONGEST_NAME = 255
 _LONGEST_NOTE_BYTES = 4096
 _MOST_HOSTS = 1 << 20
@@ -78,6 +79,8 @@ class Secrecy:
         return OTHER if self.greeting.open(key, stored) is None else ""
 
     def _ignore(self, key: str) -> None:
+        if key == _MARK:
+            return  # the store of another job, or of the attempt before, says so by this
         with self._lock:
             self._ignored += 1
             self._last = key

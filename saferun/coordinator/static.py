@@ -34,7 +34,7 @@ from saferun.coordinator.secrecy import (
     mismatch_words,
 )
 from saferun.coordinator.shared_store import shared_class
-from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads, number, text
@@ -324,7 +324,7 @@ class StaticRendezvous:
             return self._connect_shared(ranks, found, signer)
 
         def look(client: StoreClient) -> str | None:
-            job = client.get(JOB_KEY, _NO_CONTROL_S)
+            job = client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED)
             return None if job is not None and job.decode(errors="replace") == found.job else "is not this job's store"
 
         ways = dict.fromkeys([meeting.master_addr, *(a for a in found.addresses if a not in meeting.addresses)])
@@ -361,7 +361,7 @@ class StaticRendezvous:
 
     def _connect_shared(self, ranks: StoreClient, found: _Control, signer: Signer | None) -> StoreClient:
         client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
-        job = client.get(JOB_KEY, _NO_CONTROL_S)
+        job = client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED)
         if job is None or job.decode(errors="replace") != found.job:
             raise StoreBrokenError("the store is not this job's any more")
         return client

@@ -52,7 +52,9 @@ def decide(store: Any, prefix: str = "") -> None:
     assert any(store.compare_set(f"{prefix}a0/log/{k}", "", text) == text.encode() for k in range(100))
 
 
-@pytest.mark.parametrize("options", [(), ("--control-port", "same")], ids=["", "one port"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("--control-port", "same"), marks=pytest.mark.slow)], ids=["", "one port"]
+)
 def test_a_decision_that_somebody_else_writes_is_ignored(tmp_path: Path, options: tuple[str, ...]) -> None:
     """The job goes on to its own end, on both hosts, with exit code 0 and a warning."""
     with hosts(tmp_path, WAIT, *options, "--secret-file", secret_in(tmp_path)) as jobs:

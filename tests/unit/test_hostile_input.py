@@ -36,13 +36,16 @@ from saferun.cluster.placement.rendezvous import read_conf
 from saferun.cluster.schedulers import Surroundings, detect
 from saferun.cluster.schedulers.host_list import expand_hosts, parse_host_file
 from saferun.cluster.schedulers.mpi import expand_node_regex, expand_process_mapping
+from saferun.cluster.secret import JobSecret
 from saferun.cluster.secret_sharing import NoSecretError, pack, read_offer, unpack
+from saferun.cluster.signed import Signer, unverified
 from saferun.coordinator.gathering import _failure
 from saferun.coordinator.handlers import read_leader
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.places import HostRecord, TaskRecord, assign, decode_place, decode_record, encode_place
 from saferun.coordinator.places import encode_record as record_text
+from saferun.coordinator.secrecy import decode_note, encode_note
 from saferun.coordinator.tasks import TaskConnection
 from saferun.env.profiles.validation import profile_from_node
 from saferun.env.profiles.yaml_nodes import parse_yaml
@@ -165,6 +168,7 @@ SPY = [
 ERROR = {"message": {"message": "x", "extraInfo": {"timestamp": "1700000000", "py_callstack": "x"}, "errorCode": 1}}
 STATE = {"t": {"0": {"s": "run"}}, "p": [[0, "end"]], "x": {"0": "D"}, "a": False, "w": {"0": "/mnt"}}
 LEADER = {"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["10.0.0.1"]}
+SIGNER = Signer(JobSecret(bytes(32)), "job")
 RECORD = HostRecord("node1", (TaskRecord(2, "default", 7),), ("10.0.0.1",), 29500, "run", card="{}", door="{}")
 BOUND = "0" * 64
 TRIAL = {"number": 1, "name": "pairs", "groups": [[[0, 0, 2], [1, 0, 2]]], "interface": "eth0", "deadline_s": 30.0}
@@ -194,6 +198,11 @@ DECODERS: dict[str, Decoder] = {
     "states": Decoder(read_state, dumped(STATE)),
     "records": Decoder(decode_record, (record_text(RECORD).encode(),)),
     "places": Decoder(decode_place, (encode_place(assign([RECORD, RECORD])[1]).encode(),)),
+    "notes": Decoder(
+        lambda content: decode_note(content, "node1", "job"), (encode_note("other", 1, "n", "job").encode(),)
+    ),
+    "signed values": Decoder(lambda content: SIGNER.open("a0/log/0", content), (SIGNER.protect("a0/log/0", "7"),)),
+    "legible values": Decoder(unverified, (SIGNER.protect("saferun/control", "7"),)),
     "leaders": Decoder(read_leader, dumped(LEADER)),
     "failures": Decoder(_failure, dumped(["what", "hint"])),
     "offers of secrets": Decoder(

@@ -184,7 +184,7 @@ def test_thousands_of_forged_entries_hide_no_true_one() -> None:
     """Somebody who is always quicker only makes the log longer."""
     store = MemoryStore()
     for k in range(3000):
-        store.write(f"a0/log/{k}", "x" * (k % 100))
+        store.write(f"a0/log/{k}", "x" * (1 + k % 100))
     logs = Logs(store)
     logs.log.start()
     logs.log.tell(TROUBLE)
