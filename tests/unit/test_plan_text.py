@@ -237,3 +237,25 @@ def test_a_plan_does_not_claim_to_know_what_a_rendezvous_decides() -> None:
     assert lines[0] == "2 to 4 hosts; 1 ranks on this host; hosts meet at node1:1234 (c10d)"
     assert "the rendezvous decides" in lines[1]
     assert "  MASTER_ADDR=<a host>" in lines
+
+
+def test_the_place_of_the_job_secret_is_shown_and_not_what_is_in_it() -> None:
+    """By both, and in run.json; the ranks keep the variable, as they keep all others."""
+    path = Path("S3CR3TPLACE")
+    path.write_text("correct horse battery staple")
+    path.chmod(0o600)
+    arguments = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "node0", "train.py")
+    config = config_of(*arguments, environ={"SAFERUN_JOB_SECRET_FILE": str(path)})
+    assert rows_of(config_lines(config))["job_secret_file"] == (
+        "S3CR3TPLACE",
+        "environment (SAFERUN_JOB_SECRET_FILE)",
+    )
+    plan = plan_of(*arguments, environ={"SAFERUN_JOB_SECRET_FILE": str(path)})
+    assert "what the hosts tell each other is signed with the secret in S3CR3TPLACE" in plan
+    for text in ("\n".join(plan), repr(config), repr(config_lines(config))):
+        assert "horse" not in text
+
+
+def test_one_host_signs_nothing() -> None:
+    """Whatever the variable of the user says."""
+    assert not [line for line in plan_of("train.py", environ={"SAFERUN_JOB_SECRET_FILE": "x"}) if "signed" in line]

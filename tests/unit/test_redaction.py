@@ -40,7 +40,7 @@ key_size num_key_value_heads key_padding_mask --image-key --text_key sort_key pr
 KEYBOARD MONKEY AUTHOR AUTHORS PASSED BYPASS COMPASS forward_pass backward-pass num_passes PWD OLDPWD INIT_PWD PATTERN
 file_pat MANPATH PIN_MEMORY pin_memory I_MPI_PIN I_MPI_PIN_DOMAIN SIGNAL signals_to_handle SSH_AUTH_SOCK XAUTHORITY
 auth_method InvalidTokenError MLFLOW_TRACKING_URI NCCL_IB_PKEY_NAME_SIZE input_signature DESIGN HOSTNAME SLURM_JOB_ID
-TORCH_HOME
+TORCH_HOME SAFERUN_JOB_SECRET_FILE job_secret_file --secret-file
 """
 
 
