@@ -54,7 +54,10 @@ class Segments:
         if self._pid is not None or not pids:
             return
         parent_pid = os.getpid()
-        read_end, write_end = os.pipe()
+        try:
+            read_end, write_end = os.pipe()
+        except OSError:  # no descriptor is left, and the ranks are stopped all the same
+            return
 
         def look_and_remove() -> None:
             die_with_parent(parent_pid)
