@@ -14,7 +14,6 @@ from contextlib import suppress
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process
 from saferun.evidence import Frame, ThreadStack
 from saferun.linux.procfs import read_stat
-from saferun.model import Value
 
 STACKS_SIGNAL = 63
 """SIGRTMAX-1, as in the hook."""
@@ -29,12 +28,41 @@ _CUT_SHORT = "..."
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 
 
-class _Asked(Value):
-    """One that was sent the signal: the file, and its size before."""
+class _Asked:
+    """One that was sent the signal: the file, its size before, and the threads that never take the signal."""
 
-    pid: int
-    path: str
-    before_bytes: int
+    def __init__(self, pid: int, path: str) -> None:
+        self.pid = pid
+        self.path = path
+        self.before_bytes = self._size_bytes = _size_of(path)
+        self._deaf = _threads_that_block(pid)
+        self._settled_polls = 0
+        self._moved_at = time.monotonic()
+
+    def has_written(self, now: float) -> bool:
+        """Whether all is written, or nothing more comes.
+
+        Nothing marks the end of the text, and a process that has to wait for a processor may stop anywhere within it.
+        But the thread that writes it blocks the signal meanwhile. Source: sigaction(2).
+        """
+        size_bytes = _size_of(self.path)
+        if size_bytes != self._size_bytes:
+            self._size_bytes, self._settled_polls, self._moved_at = size_bytes, 0, now
+            return False
+        if now >= self._moved_at + _PATIENCE_S:
+            return True
+        self._settled_polls += size_bytes > self.before_bytes
+        return self._settled_polls >= _SETTLED_POLLS and not self.is_at_it
+
+    @property
+    def is_at_it(self) -> bool:
+        """Whether a thread is writing."""
+        return bool(_threads_that_block(self.pid) - self._deaf)
+
+    def text(self) -> bytes:
+        """What has been written; where it is not whole, it ends as faulthandler's does where that stops before."""
+        text = _read_from(self.path, self.before_bytes)
+        return text + f"\n{_CUT_SHORT}\n".encode() if text and self.is_at_it else text
 
 
 def dump_by_signal(processes: Iterable[Process], deadline: float) -> dict[int, bytes]:
@@ -44,23 +72,13 @@ def dump_by_signal(processes: Iterable[Process], deadline: float) -> dict[int, b
         processes: whom to ask, all at once.
         deadline: in monotonic seconds.
     """
-    give_up_at = min(deadline, time.monotonic() + _PATIENCE_S)
     asked = [one for one in map(_ask, processes) if one is not None]
-    sizes = {one.pid: (one.before_bytes, 0) for one in asked}
     waiting = asked
-    while waiting and time.monotonic() < give_up_at:
+    while waiting and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        still = []
-        for one in waiting:
-            size_bytes, polls = _size_of(one.path), 0
-            if size_bytes == sizes[one.pid][0] and size_bytes > one.before_bytes:
-                polls = sizes[one.pid][1] + 1
-            sizes[one.pid] = (size_bytes, polls)
-            # Nothing marks the end: it is written once it does not grow any more.
-            if polls < _SETTLED_POLLS:
-                still.append(one)
-        waiting = still
-    found = {one.pid: _read_from(one.path, one.before_bytes) for one in asked}
+        now = time.monotonic()
+        waiting = [one for one in waiting if not one.has_written(now)]
+    found = {one.pid: one.text() for one in asked}
     return {pid: text for pid, text in found.items() if text}
 
 
@@ -79,10 +97,15 @@ def _path_of(process: Process) -> str:
 
 def _catches_signal(pid: int) -> bool:
     # Sent to a process that does not catch it, the signal would kill.
+    return _has_signal(f"/proc/{pid}/status", b"SigCgt:")
+
+
+def _has_signal(path: str, field: bytes) -> bool:
+    """Whether the signal is in a set of signals of a status file."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
+        with open(path, "rb") as file:
             for line in file:
-                if line.startswith(b"SigCgt:"):
+                if line.startswith(field):
                     return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
     except (OSError, ValueError, IndexError):
         pass
@@ -110,13 +133,22 @@ def _has_open(pid: int, path: str) -> bool:
 def _ask(process: Process) -> _Asked | None:
     if not can_dump(process):
         return None
-    path = _path_of(process)
-    before_bytes = _size_of(path)
+    asked = _Asked(process.pid, _path_of(process))
     try:
         os.kill(process.pid, STACKS_SIGNAL)
     except OSError:
         return None
-    return _Asked(process.pid, path, before_bytes)
+    return asked
+
+
+def _threads_that_block(pid: int) -> set[str]:
+    """The threads of a process in which the signal is blocked now. Source: proc_pid_status(5)."""
+    found = set()
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            if _has_signal(f"/proc/{pid}/task/{task}/status", b"SigBlk:"):
+                found.add(task)
+    return found
 
 
 def _size_of(path: str) -> int:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from tests.process.launching import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 SCHEMA = json.loads((REPOSITORY / "saferun/report/schema/report.schema.json").read_text(encoding="utf-8"))
 TOLD = ("--env-profile", "minimal", "--hang-timeout", "1")
@@ -153,6 +154,50 @@ def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path
         finally:
             process.kill()
     assert checkpoint.read_bytes() == b""
+
+
+def test_stacks_are_whole_although_who_writes_them_waits_for_a_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a rank stops in the middle of it; the main thread is the last that faulthandler writes."""
+    # As the kernel shows a thread within faulthandler's handler: the signal is blocked in it.
+    script = (
+        "import os, signal, sys\n"
+        "stacks = open(f'{sys.argv[1]}.{os.getpid()}.stacks', 'wb', buffering=0)\n"
+        "def write(*_):\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, {63})\n"
+        "    stacks.write(b'Thread 0x1 (most recent call first):\\n')\n"
+        "    sys.stdin.readline()\n"
+        "    stacks.write(b'  File \"a.py\", line 7 in work\\n')\n"
+        "    signal.pthread_sigmask(signal.SIG_UNBLOCK, {63})\n"
+        "signal.signal(63, write)\n"
+        "print(flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    prefix = tmp_path / "a0r0"
+    command = [sys.executable, "-c", script, str(prefix)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            stacks = Path(f"{prefix}.{process.pid}.stacks")
+            pauses_s: list[float] = []
+
+            def pause(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+                sleep(seconds)
+                if stacks.stat().st_size:
+                    pauses_s.append(seconds)
+                if len(pauses_s) == 20:
+                    print(file=process.stdin, flush=True)
+
+            monkeypatch.setattr(time, "sleep", pause)
+            look = read_process_look(0, process.pid, is_rank=True)
+            asked = Process(0, process.pid, is_rank=True, hook_prefix=str(prefix), look=look)
+            text = dump_by_signal([asked], time.monotonic() + DEADLINE_S)[process.pid]
+            assert text.decode().splitlines()[1:] == ['  File "a.py", line 7 in work']
+        finally:
+            process.kill()
 
 
 # --------------------------------------------------------------------------------------------------- what is in the way
