@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from tests.process.frozen import needs_mounts
 from tests.process.frozen_places import PLACES, launched_from
 from tests.process.launching import kill, until
 from tests.process.test_investigation import process_called
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = needs_mounts
 
@@ -28,10 +25,11 @@ def crash():
         os._exit(7)
     ctypes.string_at(8)
 def work():
+    tell("at work")
     while True:
-        time.sleep(0.01)
+        time.sleep(0.01 if "exception" in sys.argv else 1000)
 tell("ready")
-await_release("crash")
+await_release("crash" if RANK == 1 else "work")
 crash() if RANK == 1 else work()
 """
 HANG = """
@@ -55,12 +53,16 @@ def test_a_crash_is_told_while_nothing_can_be_read(tmp_path: Path, how: str, tol
         job.hear("ready", 2)
         frozen.await_memory()
         frozen.system.freeze()
+        job.release("work")
+        (worker,) = job.hear("at work")
+        # Where it waits tells of what it calls, since no source can be read.
+        until(lambda: "nanosleep" in Path(f"/proc/{worker.pid}/wchan").read_text(), "the other rank is asleep")
         job.release("crash")
         assert job.wait() == 1
         (verdict,) = [line for line in job.err.splitlines() if "failed first" in line]
         assert verdict.startswith("saferun: rank 1 ")
         assert told in verdict
-        assert "time.sleep  train.py:12 in work" in job.err
+        assert "time.sleep  train.py:13 in work" in job.err
         if how == "signal":
             words = f"core: none: no core can be looked for: the file system at {frozen.system.path} does not answer"
             assert words in job.err
@@ -72,6 +74,7 @@ def test_an_exception_is_told_while_nothing_can_be_read(tmp_path: Path) -> None:
         job.hear("ready", 2)
         frozen.await_memory()
         frozen.system.freeze()
+        job.release("work")
         job.release("crash")
         until(lambda: "saferun: the job hangs: rank 1 " in job.err, "the hang is told")
         until(lambda: "rank 1 has raised an exception, and its traceback is not complete" in job.err, "and why")
