@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from measure import (
+    NOTING_RANK,
     Bar,
     BenchmarkError,
     Gates,
@@ -35,24 +36,9 @@ if TYPE_CHECKING:
 
 RANKS, DYING = 4, 2
 
-RANK = """\
-import os
-import signal
-import sys
-import time
-
-directory, rank = os.environ["BENCHMARK_DIR"], int(os.environ["RANK"])
-note = os.open(os.path.join(directory, f"note.{rank}"), os.O_WRONLY | os.O_CREAT, 0o600)
-
-
-def on_sigterm(number, frame):
-    os.write(note, str(time.monotonic_ns()).encode())
-    os._exit(0)
-
-
-signal.signal(signal.SIGTERM, on_sigterm)
-with open(os.path.join(directory, f"go.{rank}"), "rb") as fifo:
-    fifo.read()
+RANK = (
+    NOTING_RANK
+    + """\
 if rank == int(os.environ["BENCHMARK_DYING"]):
     os.write(note, str(time.monotonic_ns()).encode())
     if os.environ["BENCHMARK_DEATH"] == "exit":
@@ -61,6 +47,7 @@ if rank == int(os.environ["BENCHMARK_DYING"]):
 while True:
     signal.pause()
 """
+)
 
 
 def read_noticed_ns(directory: Path) -> int | None:

@@ -368,6 +368,28 @@ def wait_until(condition: Callable[[], Result], what: str, timeout_s: float = 60
     return answer
 
 
+NOTING_RANK = """\
+import os
+import signal
+import sys
+import time
+
+directory, rank = os.environ["BENCHMARK_DIR"], int(os.environ["RANK"])
+note = os.open(os.path.join(directory, f"note.{rank}"), os.O_WRONLY | os.O_CREAT, 0o600)
+
+
+def on_sigterm(number, frame):
+    os.write(note, str(time.monotonic_ns()).encode())
+    os._exit(0)
+
+
+signal.signal(signal.SIGTERM, on_sigterm)
+with open(os.path.join(directory, f"go.{rank}"), "rb") as fifo:
+    fifo.read()
+"""
+"""How a rank begins that writes down when SIGTERM reaches it, and waits at its gate ``go`` (:class:`Gates`)."""
+
+
 class Gates:
     """FIFOs `<name>.<rank>` at which ranks wait for the benchmark: each opens its own and reads to the end.
 

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from measure import (
+    NOTING_RANK,
     Bar,
     BenchmarkError,
     Gates,
@@ -41,25 +42,9 @@ RANKS = {"rest": 4, "output": 8}
 BEFORE_S = 4.0
 MOST_MS = 20
 
-RANK = """\
-import os
-import signal
-import subprocess
-import sys
-import time
-
-directory, rank = os.environ["BENCHMARK_DIR"], int(os.environ["RANK"])
-note = os.open(os.path.join(directory, f"note.{rank}"), os.O_WRONLY | os.O_CREAT, 0o600)
-
-
-def on_sigterm(number, frame):
-    os.write(note, str(time.monotonic_ns()).encode())
-    os._exit(0)
-
-
-signal.signal(signal.SIGTERM, on_sigterm)
-with open(os.path.join(directory, f"go.{rank}"), "rb") as fifo:
-    fifo.read()
+RANK = (
+    NOTING_RANK
+    + """\
 block = (b"x" * 99 + b"\\n") * 100
 while True:
     if os.environ["BENCHMARK_LOAD"] == "output":
@@ -69,6 +54,7 @@ while True:
         sum(range(100000))
         time.sleep(0.05)
 """
+)
 
 
 def _swallow(pipe: IO[bytes]) -> None:

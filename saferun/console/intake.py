@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from saferun.console.rank_stream import RankStream
+from saferun.linux.helper import WithoutHelper
 from saferun.linux.poller import Poller
-from saferun.model import ExitStatus
 
 # A stream that has had much to say, or has spoken again so soon, is not looked at for so long: what comes meanwhile
 # gathers in its pipe, and is read in one piece. A rank that says something every few milliseconds or less often is
@@ -15,7 +15,7 @@ _GATHER_S = 0.002
 _MUCH_BYTES = 32 << 10
 
 
-class Intake:
+class Intake(WithoutHelper):
     """The streams of the ranks that run. A Part of the loop.
 
     Args:
@@ -89,15 +89,6 @@ class Intake:
             gathering, self._gathering = self._gathering, []
             for stream in gathering:
                 self._read(stream, is_watched=False)
-
-    @property
-    def pids(self) -> set[int]:
-        """It has no processes."""
-        return set()
-
-    def on_exit(self, pid: int, status: ExitStatus) -> bool:  # noqa: ARG002
-        """It has no processes."""
-        return False
 
     def close(self) -> None:
         """The streams belong to their ranks, who close them."""

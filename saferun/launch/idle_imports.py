@@ -19,9 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from saferun.errors import suppress
-from saferun.linux.helper import NoHelperError
+from saferun.linux.helper import NoHelperError, WithoutHelper
 from saferun.linux.search_path import search_theirs_last
-from saferun.model import ExitStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ _FETCH_S = 2.0
 _READ_BYTES = 1 << 16
 
 
-class IdleImports:
+class IdleImports(WithoutHelper):
     """Imports modules in the supervisor, one at a time, without opening a file.
 
     Args:
@@ -188,15 +187,6 @@ class IdleImports:
             self._call_all()
         if self._import_at is not None and self._import_at <= now:
             self._import_next()
-
-    @property
-    def pids(self) -> set[int]:
-        """It has no processes."""
-        return set()
-
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. It was none of these."""
-        return False
 
     def close(self) -> None:
         """What is not there yet is not needed any more."""

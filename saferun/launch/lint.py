@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from saferun.captures.client import Examiner
 from saferun.config import EnvironConfig
 from saferun.errors import printable
+from saferun.linux.helper import WithoutHelper
 from saferun.linux.poller import Poller
-from saferun.model import ExitStatus
 
 # The first look at an installation takes a second or so where it is on a disk, and longer where it is far away.
 _BUDGET_S = 60.0
@@ -18,7 +18,7 @@ _LARGEST_BYTES = 4 << 20
 _MOST_LINES = 8
 
 
-class Lint:
+class Lint(WithoutHelper):
     """The lint of one launch: a while after the ranks have been started, once.
 
     Args:
@@ -51,15 +51,6 @@ class Lint:
         if self.deadline is not None and self.deadline <= now and self._begin is not None:
             self.deadline = None
             self._run = self._begin()
-
-    @property
-    def pids(self) -> set[int]:
-        """None of its own: the process is the examiner's."""
-        return set()
-
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. It was none of these."""
-        return False
 
     def close(self) -> None:
         """End it."""

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from saferun.errors import suppress
 from saferun.linux.activity import Activity
 from saferun.linux.children import reap
+from saferun.linux.helper import WithoutHelper
 from saferun.linux.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
 from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
 from saferun.linux.sessions import Sessions
-from saferun.model import ExitStatus
 
 _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
@@ -33,7 +33,7 @@ _MOST_NAMED = 4
 _LONGEST_NAME = 60
 
 
-class Leftovers:
+class Leftovers(WithoutHelper):
     """Processes that came from the ranks, the ranks themselves apart.
 
     Args:
@@ -193,15 +193,6 @@ class Leftovers:
         """Look again, where that is due."""
         if self.deadline is not None and self.deadline <= now:
             self.sweep(now)
-
-    @property
-    def pids(self) -> set[int]:
-        """Nothing of this part's own is exempt from the sweep."""
-        return set()
-
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """Whoever was waited for, the next sweep notices."""
-        return False
 
     def close(self) -> None:
         """Whatever the reason for the end: none of them lives on, unless they are to be left."""

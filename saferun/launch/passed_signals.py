@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from saferun.errors import printable, suppress
 from saferun.launch.ranks import Rank
 from saferun.linux.children import signal_child
+from saferun.linux.helper import WithoutHelper
 from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive
-from saferun.model import ExitStatus, signal_name
+from saferun.model import signal_name
 
 # How long the witness may take to be reached: whoever signals many processes signals one after the other. A witness
 # that has been reached and does not get a processor is known by what is pending.
@@ -26,7 +27,7 @@ _WITNESS_S = 0.25
 _READ_BYTES = 4096
 
 
-class PassedSignals:
+class PassedSignals(WithoutHelper):
     """The signals of a launch that do not end it.
 
     Args:
@@ -114,15 +115,6 @@ class PassedSignals:
             return
         now = time.monotonic()
         self._witnessed.update(dict.fromkeys(content, now))
-
-    @property
-    def pids(self) -> set[int]:
-        """It has no processes of its own."""
-        return set()
-
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """None of its processes."""
-        return False
 
     def close(self) -> None:
         """The launch is over, or nobody is there who could tell what the ranks have got."""

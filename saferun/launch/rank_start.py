@@ -13,10 +13,10 @@ from functools import partial
 
 from saferun.errors import SaferunError, suppress
 from saferun.linux.children import spawn_error
+from saferun.linux.helper import WithoutHelper
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import Waiting, start_error
-from saferun.model import ExitStatus
 
 # Ranks whose programs are read from a slow file system take their time; it is said after so long, and given up.
 _WARN_AFTER_S = 5.0
@@ -25,7 +25,7 @@ _PATIENCE_S = 90.0
 _OTHERS_S = 1.0
 
 
-class RankStart:
+class RankStart(WithoutHelper):
     """The ranks of one attempt that have been forked and have not become their programs yet. A part of the loop.
 
     Args:
@@ -131,15 +131,6 @@ class RankStart:
                 "look at the file system that the program is on",
             )
             self._tell()
-
-    @property
-    def pids(self) -> set[int]:
-        """None: they are the ranks'."""
-        return set()
-
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. The ranks' own ends are the group's; see ``failed``."""
-        return False
 
     def failed(self, pid: int) -> bool:
         """A child has been reaped. Whether it was a rank that never became its program."""

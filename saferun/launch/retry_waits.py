@@ -7,15 +7,15 @@ import os
 import time
 from collections.abc import Callable
 
+from saferun.linux.helper import WithoutHelper
 from saferun.linux.poller import Poller
-from saferun.model import ExitStatus
 
 # A retry waits for a second and longer in any case.
 _PATIENCE_S = 2.0
 _LIMIT_BYTES = 1 << 16
 
 
-class RetryWaits:
+class RetryWaits(WithoutHelper):
     """Asks once for the waits before all retries. Where they do not come, whoever needs them has a rule of its own.
 
     Args:
@@ -50,15 +50,6 @@ class RetryWaits:
         """Go on without, where that is due."""
         if self.deadline is not None and self.deadline <= now:
             self._end()
-
-    @property
-    def pids(self) -> set[int]:
-        """It has no processes."""
-        return set()
-
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. It was none of these."""
-        return False
 
     def close(self) -> None:
         """The launch is over."""

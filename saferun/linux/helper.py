@@ -23,6 +23,19 @@ class NoHelperError(OSError):
     """The system has never let this helper process be forked: what it was for is done by the caller, or not at all."""
 
 
+class WithoutHelper:
+    """A part of the loop (``launch.part``) that has no process of its own."""
+
+    @property
+    def pids(self) -> set[int]:
+        """It has none."""
+        return set()
+
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. It was none of these."""
+        return False
+
+
 class Helper:
     """One helper process. It is a fork: it costs no start of an interpreter, and needs no file to begin.
 

@@ -62,6 +62,22 @@ def await_release(name):
         time.sleep(0.005)
 
 
+def fill(disk):
+    """Leave no room on a disk, to the last byte. Returns what makes room again."""
+    path = disk + "/filler"
+    filler = os.open(path, os.O_WRONLY | os.O_CREAT)
+    for size in (4096, 1):
+        try:
+            while True:
+                os.write(filler, bytes(size))
+        except OSError:
+            pass
+    def make_room():
+        os.unlink(path)
+        os.close(filler)
+    return make_room
+
+
 def stay():
     """Stay until a signal ends this process."""
     while True:

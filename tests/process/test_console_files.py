@@ -38,19 +38,12 @@ from rank import *
 disk = sys.argv[1]
 print("before", flush=True)
 await_release("fill")
-filler = os.open(disk + "/filler", os.O_WRONLY | os.O_CREAT)
-for size in (4096, 1):
-    try:
-        while True:
-            os.write(filler, bytes(size))
-    except OSError:
-        pass
+make_room = fill(disk)
 for number in range(2000):
     print("line", number, "x" * 50, flush=True)
 tell("full")
 await_release("room")
-os.unlink(disk + "/filler")
-os.close(filler)
+make_room()
 sys.exit(3)
 """
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tests.process.frozen import needs_mounts
-from tests.process.frozen_places import PLACES, SLOW_S, launched_from
-from tests.process.launching import REPOSITORY, command_line, state_of, until
+from tests.process.frozen_places import PLACES, SLOW_S, Frozen, launched_from
+from tests.process.launching import REPOSITORY, Job, command_line, state_of, until
 
 pytestmark = needs_mounts
 
@@ -60,15 +60,20 @@ def places(*slow: str, without: tuple[str, ...] = ()) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("place", marked)
 
 
+def freeze_and_speak(job: Job, frozen: Frozen) -> None:
+    """Freeze the file system when all is in memory; afterwards both ranks have spoken."""
+    job.hear("ready", 2, timeout_s=SLOW_S)
+    frozen.await_memory()
+    frozen.system.freeze()
+    job.release("speak")
+    job.hear("spoke", 2)
+
+
 @places("run directory", "current directory with run directory", "all but run directory")
 def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str) -> None:
     """The console goes on, the report has stacks, and what is in files is whole afterwards."""
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2) as (job, frozen):
-        job.hear("ready", 2, timeout_s=SLOW_S)
-        frozen.await_memory()
-        frozen.system.freeze()
-        job.release("speak")
-        job.hear("spoke", 2)
+        freeze_and_speak(job, frozen)
         until(lambda: job.out.count("still here") == 2, "the console goes on")
         until(lambda: "sleeps at train.py:4 in hang" in job.err, "the hang is reported", timeout_s=SLOW_S)
         assert "not ready in time" not in job.err
@@ -88,11 +93,7 @@ def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str)
 def test_ctrl_c_ends_the_job(tmp_path: Path, place: str) -> None:
     """For the traceback Python reads the script again: where it is gone, the ranks cannot be ended, and are named."""
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2) as (job, frozen):
-        job.hear("ready", 2, timeout_s=SLOW_S)
-        frozen.await_memory()
-        frozen.system.freeze()
-        job.release("speak")
-        job.hear("spoke", 2)
+        freeze_and_speak(job, frozen)
         job.send(signal.SIGINT)
         assert job.wait(SLOW_S) == 1
         assert "stopped by SIGINT" in job.err
@@ -111,11 +112,7 @@ def test_a_rank_that_waits_for_the_file_system_is_named_and_the_hang_of_another_
     """What no signal ends does not keep the others from being ended, nor saferun from ending."""
     wanted = f"{tmp_path}/mirror/etc/passwd"
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2, arguments=[wanted]) as (job, frozen):
-        job.hear("ready", 2, timeout_s=SLOW_S)
-        frozen.await_memory()
-        frozen.system.freeze()
-        job.release("speak")
-        job.hear("spoke", 2)
+        freeze_and_speak(job, frozen)
         until(lambda: "newfstatat in request_wait_answer" in job.err, "it is named", timeout_s=SLOW_S)
         until(lambda: "sleeps at train.py:4 in hang" in job.err, "the hang is reported", timeout_s=SLOW_S)
         job.send(signal.SIGTERM)

@@ -18,19 +18,12 @@ print("before", flush=True)
 tell("ready")
 await_release("fill")
 if RANK == 0:
-    filler = os.open(disk + "/filler", os.O_WRONLY | os.O_CREAT)
-    for size in (4096, 1):
-        try:
-            while True:
-                os.write(filler, bytes(size))
-        except OSError:
-            pass
+    make_room = fill(disk)
     for number in range(count):
         print("line", number, "x" * 50, flush=True)
     tell("full")
     await_release("room")
-    os.unlink(disk + "/filler")
-    os.close(filler)
+    make_room()
     tell("room")
 await_release("end")
 print("after", flush=True)

@@ -59,11 +59,12 @@ from saferun.preflight.wire import decode_card, decode_door, decode_probes, enco
 from saferun.text.decoding import MALFORMED, loads
 from saferun.watchdog.job import verdict_from
 from saferun.watchdog.py_spy_json import threads_from
+from tests.torch.coordinating import TROUBLE
 from tests.unit import recorded_launchers
 from tests.unit.host_samples import captured, host_evidence
 from tests.unit.test_core_files import make_core
 from tests.unit.test_flight_recorder import entry, trace
-from tests.unit.test_job import DECISION, TROUBLE, piece
+from tests.unit.test_job import DECISION, piece
 
 EXAMPLES = int(os.environ.get("SAFERUN_FUZZ_EXAMPLES", "40"))
 _MANY = 2000

@@ -28,6 +28,7 @@ from saferun.supervisor.events import (
     JoinHosts,
     StartFailed,
 )
+from tests.torch.coordinating import TROUBLE
 from tests.unit.samples import CONFIG
 
 
@@ -346,17 +347,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-TROUBLE: dict[str, Any] = {
-    "kind": "trouble",
-    "host": 1,
-    "task": 0,
-    "label": "node1",
-    "reason": "failure",
-    "words": "rank 2 died",
-    "ranks": [2],
-    "signum": 0,
-    "lost_task": None,
-}
 HUGE = [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400), 1e308, -1, "7", None, [], {}]
 
 
