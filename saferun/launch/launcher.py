@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from saferun.config import HostsConfig, LaunchConfig
+from saferun.config import HostsConfig, LaunchConfig, OutputConfig
 from saferun.console.screen import Screen
 from saferun.env.apply import resolve_environ
 from saferun.env.profiles import Resolution
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
     from saferun.linux.spares import Spares
     from saferun.preflight.client import CheckProcess
+    from saferun.supervisor.machine import Supervisor
 
 _BACKSTOP_S = 5.0
 # Every trial of a search for bad parts has a deadline of its own, and their number is bounded.
@@ -124,27 +125,20 @@ def _run(
     checks: CheckProcess | None,
     secret: JobSecret | None,
 ) -> Finish:
-    output = config.output
     host = short_host_name()
 
     early: list[str] = []  # what is to be said before there is a console
     say: Callable[[str], None] = early.append
 
-    def warn(text: str, hint: str = "") -> None:
-        say(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
+    def warn(text: str) -> None:
+        say(f"saferun: {printable(text)}")
 
     writer = Writer(warn)
+    output = config.output
     run_dir = RunDirectory(output.run_dir, wanted=output.keep_files, host=host, run_id=run_id, warn=warn, files=writer)
     run_dir.scratch.on_made = reaper.note_made
     try:
-        screen = Screen(
-            1,
-            2,
-            raw=output.prefix is None and output.legacy_template is None,
-            carries=True,
-            skipping=False,  # until there are files that keep all of it
-            where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
-        )
+        screen = _open_screen(output, run_dir)
     except OSError:
         writer.discard()
         raise
@@ -153,61 +147,20 @@ def _run(
         say(text)
     # Only now: the processes forked before stay as small as they can be.
     spares = _fork_spares(config, environ)
-    from saferun.launch.investigation import CORE_BUDGET_S
     from saferun.launch.runtime import Runtime
-    from saferun.supervisor.machine import Limits, Supervisor
-    from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 
-    hosts, retry = config.hosts, config.retry
     if config.settings_file is not None and config.settings["config"].origin == "default":
         screen.say(f"saferun: settings from {printable(config.settings_file)}")
-    if hosts.note:
-        warn(hosts.note)
-    limits = Limits(
-        # The capture ends itself at its budget; the phase is the backstop.
-        capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
-        grace_s=config.shutdown_timeout_s,
-        diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
-        leftovers_s=config.leftovers_timeout_s,
-    )
-    # What another host may take from the failure to its last word.
-    peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
-    if config.checks.collective:
-        limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
-    if hosts.together:
-        # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
-        least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
-        join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
-        limits = limits._replace(
-            capture_s=limits.capture_s + _OTHERS_S,
-            join_s=join_s + _JOIN_BACKSTOP_S,
-            unheard_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
-        )
+    if config.hosts.note:
+        warn(config.hosts.note)
+    supervisor, peers_s = _open_supervisor(config)
     gc.freeze()  # all this stays to the end
     gc.enable()
     try:
         return Runtime(
             config,
             environ,
-            Supervisor(
-                AttemptPolicy(
-                    config.max_restarts,
-                    retry.start_retries,
-                    retry.wait_s,
-                    always=retry.always,
-                    exclude_bad_hosts=retry.exclude_bad_hosts,
-                ),
-                limits,
-                HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep"),
-                JobPolicy(
-                    together=hosts.together,
-                    outlives_leader=config.rendezvous.backend != "static",
-                    peers_s=peers_s if hosts.together else 0.0,
-                    hurries=bool(hosts.detected),
-                    least_hosts=hosts.least,
-                ),
-                leftovers=config.leftovers,
-            ),
+            supervisor,
             screen=screen,
             run_dir=run_dir,
             host=host,
@@ -226,6 +179,59 @@ def _run(
         run_dir.close()
         if spares is not None:
             spares.close()
+
+
+def _open_screen(output: OutputConfig, run_dir: RunDirectory) -> Screen:
+    return Screen(
+        1,
+        2,
+        raw=output.prefix is None and output.legacy_template is None,
+        carries=True,
+        skipping=False,  # until there are files that keep all of it
+        where=lambda: f"all of it is in {run_dir.path}" if run_dir.path else "there is no other copy",
+    )
+
+
+def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
+    """Who decides, and how many seconds another host may take from the failure to its last word."""
+    from saferun.launch.investigation import CORE_BUDGET_S
+    from saferun.supervisor.machine import Limits, Supervisor
+    from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+
+    hosts, retry = config.hosts, config.retry
+    limits = Limits(
+        # The capture ends itself at its budget; the phase is the backstop.
+        capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
+        grace_s=config.shutdown_timeout_s,
+        diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
+        leftovers_s=config.leftovers_timeout_s,
+    )
+    peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
+    if config.checks.collective:
+        limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
+    if hosts.together:
+        # A host that torch's rendezvous keeps as a spare waits longer than --rdzv-conf has late hosts waited for.
+        least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
+        join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
+        limits = limits._replace(
+            capture_s=limits.capture_s + _OTHERS_S, join_s=join_s + _JOIN_BACKSTOP_S, unheard_s=hosts.host_timeout_s
+        )
+    attempts = AttemptPolicy(
+        config.max_restarts,
+        retry.start_retries,
+        retry.wait_s,
+        always=retry.always,
+        exclude_bad_hosts=retry.exclude_bad_hosts,
+    )
+    job = JobPolicy(
+        together=hosts.together,
+        outlives_leader=config.rendezvous.backend != "static",
+        peers_s=peers_s if hosts.together else 0.0,
+        hurries=bool(hosts.detected),
+        least_hosts=hosts.least,
+    )
+    hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
+    return Supervisor(attempts, limits, hangs, job, leftovers=config.leftovers), peers_s
 
 
 def leave(exit_code: int) -> None:

@@ -167,20 +167,63 @@ class Runtime:
         self._run_id = run_id
         self._reaper = reaper
         self._resolution = resolution
+        self._peers_s = peers_s
         self._poller = Poller()
         self._events: deque[Event] = deque()
         self._finish: Finish | None = None
+        self._number = 0  # the job's number of the attempt
+        self._placement: Placement | None = None
+        self._place: Place | None = None
+        self._plan: AttemptPlan | None = None
+        self._group: RankGroup | None = None
+        self._finished: list[Rank] = []
+        self._started_at = self._alive_at = 0.0
+        self._stop_signum: int | None = None
+        self._is_bound = self._is_described = False
+        self._waits_for_checks = True
+        self._is_probed = False  # the host that leads has found nothing that keeps the ranks from being started
+        self._waits: RetryWaits | None = None
+        self._waiting_for_room, self._warned = set[int](), set[str]()
+        self._wake_read, self._is_told_to_stop, self._is_urgent = -1, False, False
         own_environ = {**environ, "SAFERUN_RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
         wanted = MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ())
-        self._imports = IdleImports(
-            environ.get("PYTHONPATH", ""),
+        self._imports = self._open_imports(wanted)
+        self._examiner = self._open_examiner(own_environ, wanted)
+        self._lint = Lint(self._examiner, self._poller, screen.say)
+        self._job = self._open_job(own_environ) if config.hosts.together else None
+        self._store = self._open_store(own_environ)
+        self._investigation = self._open_investigation()
+        self._logs = LogDirectory(config.logs, run_dir)
+        self._handover = Handover(config, self._job or self._store)
+        self._checks = self._open_checks(checks)
+        self._segments = Segments()
+        self._leftovers = self._open_leftovers(older_children)
+        self._rank_start = RankStart(
+            self._poller, on_started=self._on_ranks_started, on_failed=self._on_ranks_failed, warn=self._warn
+        )
+        self._intake = Intake(self._poller, time.monotonic)
+        self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
+        if writer is not None:
+            writer.attach(self._poller)
+        self._parts = self._in_order()
+        self._actions = self._by_action()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # What lives beside the loop
+
+    def _open_imports(self, wanted: Sequence[str]) -> IdleImports:
+        return IdleImports(
+            self._environ.get("PYTHONPATH", ""),
             self._on_imported,
             poller=self._poller,
             ask=lambda names, budget_s: self._examiner.ask("code", list(names), budget_s, is_urgent=False)[1],
             wanted=wanted,
         )
-        self._examiner = Examiner(
-            own_environ,
+
+    def _open_examiner(self, environ: Mapping[str, str], wanted: Sequence[str]) -> Examiner:
+        writer = self._writer
+        return Examiner(
+            environ,
             self._poller,
             warn=self._warn,
             wanted=wanted,
@@ -188,81 +231,58 @@ class Runtime:
             on_ready=lambda: self._note("ExaminerReady"),
             outbox=(lambda: writer.outbox) if writer is not None else None,
         )
-        self._lint = Lint(self._examiner, self._poller, screen.say)
-        self._job = self._open_job(own_environ) if config.hosts.together else None
-        self._number = 0  # the job's number of the attempt
-        self._peers_s = peers_s
-        self._store = StoreService(
-            config,
-            own_environ,
+
+    def _open_store(self, environ: Mapping[str, str]) -> StoreService:
+        return StoreService(
+            self._config,
+            environ,
             self._poller,
             post=self._events.append,
-            attempt=lambda: supervisor.attempt,
+            attempt=lambda: self._supervisor.attempt,
             on_ready=self._on_prepared,
             on_torch=self._write_run_json,
-            on_words=screen.err.say,
+            on_words=self._screen.err.say,
         )
-        self._investigation = Investigation(
-            config,
+
+    def _open_investigation(self) -> Investigation:
+        return Investigation(
+            self._config,
             self._poller,
-            run_dir=run_dir,
-            host=host,
-            run_id=run_id,
-            say=screen.say,
+            run_dir=self._run_dir,
+            host=self._host,
+            run_id=self._run_id,
+            say=self._screen.say,
             warn=self._warn,
             post=self._take_investigated,
-            attempt=lambda: supervisor.attempt,
+            attempt=lambda: self._supervisor.attempt,
             store_stage=lambda: (self._job or self._store).start_stage,
             job=self._job,
-            peers_s=peers_s,
+            peers_s=self._peers_s,
             examiner=self._examiner,
         )
-        self._logs = LogDirectory(config.logs, run_dir)
-        self._placement: Placement | None = None
-        self._plan: AttemptPlan | None = None
-        self._group: RankGroup | None = None
-        self._handover = Handover(config, self._job or self._store)
-        self._started_at = self._alive_at = 0.0
-        self._finished: list[Rank] = []
-        self._stop_signum: int | None = None
-        self._checks = self._open_checks(checks)
-        self._place: Place | None = None
-        self._segments = Segments()
-        self._is_bound = self._is_described = False
-        self._waits_for_checks = True
-        self._is_probed = False  # the host that leads has found nothing that keeps the ranks from being started
-        self._leftovers = Leftovers(
-            run_id,
-            not_ours=older_children | {reaper.pid},
+
+    def _open_leftovers(self, older_children: frozenset[int]) -> Leftovers:
+        return Leftovers(
+            self._run_id,
+            not_ours=older_children | {self._reaper.pid},
             exempt=self._own_pids,
             on_gone=self._on_leftovers_gone,
             say=self._say_leftovers,
             warn=self._warn,
         )
-        self._rank_start = RankStart(
-            self._poller, on_started=self._on_ranks_started, on_failed=self._on_ranks_failed, warn=self._warn
-        )
-        self._intake = Intake(self._poller, time.monotonic)
-        self._passed = PassedSignals(self._poller, *witness, living=self._living, say=screen.say)
-        # In this order they are woken, asked whose child has ended, and closed.
-        if writer is not None:
-            writer.attach(self._poller)
+
+    def _in_order(self) -> tuple[Part, ...]:
+        """The parts, in the order in which they are woken, asked whose child has ended, and closed."""
         beside = (
-            *(writer, self._intake, self._rank_start, self._passed, self._investigation, self._checks, self._store),
-            self._job,
-            self._lint,
-            self._segments,
+            *(self._writer, self._intake, self._rank_start, self._passed, self._investigation),
+            *(self._checks, self._store, self._job, self._lint, self._segments),
+            *(self._imports, self._examiner, self._leftovers),
         )
-        self._parts: tuple[Part, ...] = (
-            *(part for part in beside if part is not None),
-            self._imports,
-            self._examiner,
-            self._leftovers,
-        )
-        self._waits: RetryWaits | None = None
-        self._waiting_for_room, self._warned = set[int](), set[str]()
-        self._wake_read, self._is_told_to_stop, self._is_urgent = -1, False, False
-        self._actions: dict[type, Callable[[Any], None]] = {
+        return tuple(part for part in beside if part is not None)
+
+    def _by_action(self) -> dict[type, Callable[[Any], None]]:
+        """What carries out each kind of action."""
+        return {
             RunChecks: self._run_checks,
             JoinHosts: self._join_hosts,
             ProbeHosts: self._probe_hosts,
