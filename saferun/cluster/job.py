@@ -256,9 +256,11 @@ class Job:
         self._states: dict[str, JsonObject] = {}
         self._own_state: JsonObject = {"s": "run"}
         self._way = ""
+        self._ways: dict[str, str] = {}  # what became of other hosts' ways to this one
         self._progress = None
         self._told_progress: dict[str, tuple[int, int]] = {}
         self._told_leftovers: dict[str, str] = {}
+        self._lines_for: dict[str, int] = {}  # how many lines have been said for others
         self._is_waiting_for_unheard = False
         self.control.forget()
         self._is_told = False
@@ -498,7 +500,7 @@ class Job:
             {
                 "kind": "trouble",
                 "reason": reason,
-                "words": words[:_LONGEST_WORDS],
+                "words": _for_others(words),
                 "ranks": list(ranks)[:_MOST_LINES],
                 "signum": signum,
                 "lost_task": lost_task,
@@ -515,7 +517,7 @@ class Job:
                 "exit_code": action.exit_code,
                 "wait_s": action.wait_s,
                 "restarts": action.restarts,
-                "words": list(words)[:_MOST_LINES],
+                "words": [_for_others(line) for line in list(words)[:_MOST_LINES]],
                 "excluded": action.excluded,
             }
         )
@@ -771,7 +773,7 @@ class Job:
                     self._on_hang(verdict, number(message["n"], 0, _MOST_HANGS))
             case "preflight" if attempt == self._number:
                 self._on_preflight(message)
-            case "notice" if attempt == self._number and self.host == 1:
+            case "notice" if attempt == self._number and self.host == 1 and self._may_say("notice"):
                 # The leader cannot say it itself, and one of the others is enough.
                 self._warn(message["words"])
             case "decision":
@@ -822,7 +824,8 @@ class Job:
                 continue
             self._states[key] = {name: value for name, value in state.items() if name not in _APART}
             self._hear_progress(key, state.get("progress"))
-            if isinstance(way := state.get("way"), str):
+            if isinstance(way := state.get("way"), str) and way != self._ways.get(key) and self._may_say(key):
+                self._ways[key] = way[:_LONGEST_WORDS]
                 self.control.note(peer.label, way)
             self._tell_leftovers(key, peer, state)
             if state.get("s") == "gone":
@@ -834,6 +837,11 @@ class Job:
         self._on_states(heard)
         self._look_at_end()
 
+    def _may_say(self, who: str) -> bool:
+        """Whether there may be another line in somebody's name: no host fills the console of another one."""
+        self._lines_for[who] = self._lines_for.get(who, 0) + 1
+        return self._lines_for[who] <= _MOST_LINES
+
     def _has_task(self, peer: Peer, task: int) -> bool:
         """Whether a host may have a saferun of this number."""
         return task < (1 if self._config.hosts.task is None else min(peer.ranks, MOST_TASKS))
@@ -843,7 +851,7 @@ class Job:
         if state.get("s") != "leftovers" or peer.host == self.host or not isinstance(state.get("words"), str):
             return
         said = words(state["words"], _LONGEST_LEFTOVERS)
-        if self._told_leftovers.get(key) != said:
+        if self._told_leftovers.get(key) != said and self._may_say(key):
             self._told_leftovers[key] = said
             self._say(f"saferun: {printable(peer.label)}: {printable(said)}")
 
@@ -931,6 +939,15 @@ class Job:
         if not self._is_told:
             self.tell_trouble("lost", f"{peer.label}: {said}")
         self._look_at_collection()
+
+
+def _for_others(said: str) -> str:
+    """Words as they leave this host: without secrets, for whoever reaches the store can read them."""
+    try:
+        from saferun.text.redaction import redacted_text
+    except ImportError:  # from a file system that does not answer: what follows from the message matters more
+        return ""
+    return redacted_text(said[: 4 * _LONGEST_WORDS])[:_LONGEST_WORDS]
 
 
 def _why(message: JsonObject) -> str:

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from saferun.coordinator.knock import GONE, knock
 from saferun.coordinator.meeting import JoinFailedError, Meeting
@@ -220,8 +221,11 @@ class Gathering:
     def wait_until_left(self, timeout_s: float) -> None:
         """Wait until all hosts have read that; those who have not read it in time find out by the end of the store."""
         give_up_at = time.monotonic() + timeout_s
-        while self._client.add(f"{self._prefix}left", 0) < self._hosts - 1 and time.monotonic() < give_up_at:
-            time.sleep(0.02)
+        with suppress(StoreBrokenError):
+            # By a connection of its own, which breaks where somebody has written what is no number.
+            client = self._client.another()
+            while client.add(f"{self._prefix}left", 0) < self._hosts - 1 and time.monotonic() < give_up_at:
+                time.sleep(0.02)
 
     def hand_out(self, records: Sequence[HostRecord]) -> HostPlace:
         """Give every host its place, and return the leader's own."""
@@ -310,7 +314,7 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
     """
     # By a connection of its own: this one is about to wait.
     meeting.on_leave = lambda: _leave(client.another(), prefix, own.name)
-    _hand_in(client, prefix, host, own)
+    _hand_in(client, prefix, host, meeting, own)
     key = f"{prefix}place/{host}"
     while True:
         meeting.check()
@@ -331,7 +335,7 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
             )
         if not client.check(f"{prefix}host/{host}"):
             # Somebody before this host refuses connections, so that it was taken to be gone.
-            _hand_in(client, prefix, host, own)
+            _hand_in(client, prefix, host, meeting, own)
         words = (client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_WORDS]
         words = "".join(c if c.isprintable() else "?" for c in words)
         meeting.say(f"waiting for {words}" if words else "waiting for the first host's answer")
@@ -346,10 +350,14 @@ def _is_for(text: bytes, own: HostRecord) -> bool:
     return bool(own.born) and loads(text, longest=LONGEST_RECORD_BYTES).get("to") == own.born
 
 
-def _hand_in(client: StoreClient, prefix: str, host: int, own: HostRecord) -> None:
+def _hand_in(client: StoreClient, prefix: str, host: int, meeting: Meeting, own: HostRecord) -> None:
     key, text = f"{prefix}host/{host}", encode_record(own)
     expected = b""
     while True:
+        meeting.check()
+        if meeting.remaining_s <= 0:
+            words = f"somebody else writes what {own.name} says of itself"
+            raise JoinFailedError(f"{words}, for {meeting.timeout_s:.0f} s", "see who else reaches the job's store")
         stored, found = client.swap(key, expected, text)
         if found == text.encode():
             return

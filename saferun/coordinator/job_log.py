@@ -161,7 +161,9 @@ class JobLog:
             message = self._message_of(value)
             if message is None:
                 return
-            if message["kind"] in _ONCE:
+            if message["kind"] in self._kinds:
+                message = {"kind": "malformed"}  # whoever tells in good order would have read the first one
+            elif message["kind"] in _ONCE:
                 self._kinds.add(message["kind"])
             self._on_told(k, message)
 

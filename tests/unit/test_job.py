@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -27,6 +28,7 @@ from saferun.supervisor.events import (
     JobTrouble,
     JoinHosts,
     StartFailed,
+    TellDecision,
 )
 from tests.torch.coordinating import TROUBLE
 from tests.unit.samples import CONFIG
@@ -185,6 +187,27 @@ def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
     listening.job.collect("end", 60.0, got.append)
     listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece(at=time.time() - 3600))
     assert got[0][0].offset_s == pytest.approx(3600, abs=5)
+
+
+SECRET = "ghp_" + "a1B2" * 9
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_what_a_host_tells_others_holds_no_secret(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch, *, is_missing: bool
+) -> None:
+    """Also where the module that knows them cannot be imported: the message is told, without its words then."""
+    listening.join()
+    if is_missing:
+        monkeypatch.setitem(sys.modules, "saferun.text.redaction", None)
+    said = f"rank 3: RuntimeError: push to https://me:{SECRET}@example.org failed, token {SECRET}"
+    listening.job.tell_trouble("failure", said, ranks=(3,))
+    listening.job.tell_decision(TellDecision(0, "finish", 1), [f"saferun: {said}", "hint: look"])
+    trouble, decision = (sent["message"] for sent in listening.job.line.sent[-2:])  # type: ignore[attr-defined]
+    assert SECRET not in json.dumps([trouble, decision])
+    assert (trouble["ranks"], decision["exit_code"]) == ([3], 1)
+    assert trouble["words"].startswith("rank 3: RuntimeError: push to") is not is_missing
+    assert decision["words"][1] == ("" if is_missing else "hint: look")
 
 
 def test_what_the_log_tells_becomes_events(listening: Listening) -> None:
@@ -501,3 +524,18 @@ def test_nothing_that_another_host_says_can_break_this_one(op: str, fields: Json
         ):
             listening.hear(**message)
         listening.hear(**{**JOINED, **fields, "op": "joined"})
+
+
+@pytest.mark.parametrize("field", ["way", "words"])
+def test_a_host_does_not_fill_the_console_of_the_one_that_leads(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    """Whatever it says, and however often that changes."""
+    listening.join()
+    monkeypatch.setattr("saferun.cluster.control._TOGETHER_S", 0.0)
+    for i in range(200):
+        state = {"s": "leftovers", field: f"waiting for process {i}"}
+        listening.hear(op="states", attempt=0, changed={"1/0": state})
+        listening.job.tick(time.monotonic() + 1.0)
+    assert 0 < len(listening.said) <= 20
+    assert "process 0" in listening.said[0]

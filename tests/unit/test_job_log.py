@@ -69,6 +69,16 @@ def test_bytes_that_are_no_entry_are_passed_over(content: bytes) -> None:
     assert [told["kind"] for told in log.told] == ["malformed", "trouble"]
 
 
+def test_the_first_of_what_is_told_once_counts() -> None:
+    """A second trouble could turn a failure into a regrouping, and a second decision an end into a restart."""
+    log = Log()
+    log.take({"h": 1, "n": 1, "m": TROUBLE})
+    log.take({"h": 2, "n": 1, "m": {**TROUBLE, "reason": "membership"}})
+    log.take({"h": 0, "n": 1, "m": DECISION})
+    log.take({"h": 0, "n": 2, "m": {**DECISION, "next": "restart"}})
+    assert [told["kind"] for told in log.told] == ["trouble", "malformed", "decision", "malformed"]
+
+
 def test_a_message_is_marked_with_the_host_that_wrote_it() -> None:
     """Whatever it says of itself."""
     log = Log()
