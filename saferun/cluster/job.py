@@ -713,7 +713,7 @@ class Job:
                 if self.leads:
                     self._look_at_end()
             case "malformed" if message["attempt"] == self._number:
-                raise ValueError("an entry of the job's log cannot be read")
+                raise ValueError(f"an entry of the job's log: {message.get('words') or 'it cannot be read'}")
             case "unsigned":
                 self.unsigned.add_unsigned(words(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case "start_stage" if message["attempt"] == self._number:

@@ -218,7 +218,7 @@ class Attempt:
         if self._closed:
             return
         if message["kind"] == "malformed":
-            self._send_head("malformed", k=k)
+            self._send_head("malformed", k=k, words=message["words"])
             return
         told = {"op": "told", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         self._tasks.send_all(told)

@@ -31,6 +31,7 @@ _WAIT_S = 120.0
 # The end of the log is the end of waiting where the attempt is over for this host as well, which shows in a moment.
 _WAIT_AFTER_END_S = 5.0
 _LOOK_AGAIN_S = 0.1
+_LONGEST_WORDS = 200
 _MOST_UNSAID = 1000
 _END = '{"end": true}'
 
@@ -57,6 +58,7 @@ class JobLog:
         self._ended = False
         self._said = threading.Condition()
         self._unsaid: deque[tuple[str, str]] = deque()  # the kind and the entry
+        self._own: set[bytes] = set()  # entries of this host that have not been seen in the log yet
         self._number = 0
 
     def start(self) -> None:
@@ -85,6 +87,7 @@ class JobLog:
             entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "words": message["words"][:0]}})
         with self._said:
             if len(self._unsaid) < _MOST_UNSAID:
+                self._own.add(entry.encode())
                 self._unsaid.append((str(message.get("kind")), entry))
                 self._said.notify_all()
 
@@ -162,7 +165,7 @@ class JobLog:
             if message is None:
                 return
             if message["kind"] in self._kinds:
-                message = {"kind": "malformed"}  # whoever tells in good order would have read the first one
+                message = _malformed("another one has been told")  # whose writer should have read it
             elif message["kind"] in _ONCE:
                 self._kinds.add(message["kind"])
             self._on_told(k, message)
@@ -180,11 +183,18 @@ class JobLog:
                 self._ended = True
                 return None
             host = number(entry["h"], 0, MOST_HOSTS)
+            if host == self._host and value not in self._own:
+                raise ValueError("somebody else writes in this host's name")
+            self._own.discard(value)
             message: dict[str, Any] = {**entry["m"], "host": host}
             kind = message["kind"]
             if not isinstance(kind, str) or (host != 0 and is_leaders(kind)) or not is_sound(message):
                 raise ValueError("it is out of bounds, or not for that host to say")
-        except MALFORMED:
+        except MALFORMED as error:
             # It does not count as one of its kind, of which another one may come that is right.
-            return {"kind": "malformed"}
+            return _malformed(str(error))
         return message
+
+
+def _malformed(words: str) -> dict[str, Any]:
+    return {"kind": "malformed", "words": words[:_LONGEST_WORDS]}

@@ -23,7 +23,7 @@ class Log:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.log = JobLog(None, "a0/", 1, lambda _, message: self.told.append(message))  # type: ignore[arg-type]
+        self.log = JobLog(None, "a0/", 3, lambda _, message: self.told.append(message))  # type: ignore[arg-type]
 
     def take(self, entry: object) -> None:
         content = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
@@ -133,6 +133,22 @@ class Hearing:
     def until(self, *kinds: str) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: [m["kind"] for m in self.told] == [*kinds], DEADLINE_S), self.told
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_what_somebody_else_writes_in_this_host_s_name_is_ignored_here(host: int) -> None:
+    """The host that leads would take a forged decision for its own, and tell no other one."""
+    store = Store()
+    message = DECISION if host == 0 else TROUBLE
+    store.put("a0/log/0", json.dumps({"h": host, "n": 1, "m": message}))
+    hearing = Hearing(store, host)
+    hearing.until("malformed")
+    assert not hearing.log.has(str(message["kind"]))
+    hearing.log.tell(message)
+    hearing.until("malformed", str(message["kind"]))
+    store.put("a0/log/2", store.keys["a0/log/1"].decode())  # once more
+    hearing.until("malformed", str(message["kind"]), "malformed")
+    hearing.line.close()
 
 
 @pytest.mark.parametrize("host", [0, 1])
