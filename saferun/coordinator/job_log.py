@@ -58,7 +58,7 @@ class JobLog:
         self._ended = False
         self._said = threading.Condition()
         self._unsaid: deque[tuple[str, str]] = deque()  # the kind and the entry
-        self._own: set[bytes] = set()  # entries of this host that have not been seen in the log yet
+        self._own: set[bytes] = set()  # of the leader's entries, those that have not been seen in the log yet
         self._number = 0
 
     def start(self) -> None:
@@ -87,7 +87,8 @@ class JobLog:
             entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "words": message["words"][:0]}})
         with self._said:
             if len(self._unsaid) < _MOST_UNSAID:
-                self._own.add(entry.encode())
+                if is_leaders(message.get("kind")):
+                    self._own.add(entry.encode())
                 self._unsaid.append((str(message.get("kind")), entry))
                 self._said.notify_all()
 
@@ -183,11 +184,12 @@ class JobLog:
                 self._ended = True
                 return None
             host = number(entry["h"], 0, MOST_HOSTS)
-            if host == self._host and value not in self._own:
-                raise ValueError("somebody else writes in this host's name")
-            self._own.discard(value)
             message: dict[str, Any] = {**entry["m"], "host": host}
             kind = message["kind"]
+            if is_leaders(kind) and host == self._host and value not in self._own:
+                # It would take a decision for its own, and tell no other one.
+                raise ValueError("somebody else writes in this host's name")
+            self._own.discard(value)
             if not isinstance(kind, str) or (host != 0 and is_leaders(kind)) or not is_sound(message):
                 raise ValueError("it is out of bounds, or not for that host to say")
         except MALFORMED as error:

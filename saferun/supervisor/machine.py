@@ -578,7 +578,7 @@ class Supervisor:
         if event.signum:
             self._told_signum = event.signum
             self._hurry(event.at)
-        if event.reason in {"membership", "leave"}:
+        if event.reason in {"membership", "leave"} and self._job.outlives_leader:
             # What this host saw of it are ranks that others have left.
             self._regroups = not self._leaves
             self._regroup_words = f"{event.host} leaves the job" if event.reason == "leave" else event.words
@@ -659,7 +659,8 @@ class Supervisor:
 
     def _may_end_unheard(self, event: JobLost) -> bool:
         """Whether ranks that ended well are the end of it here, though it was not heard what the leader decided."""
-        return not (self._job.outlives_leader or event.class_name)
+        others_suffice = self._job.outlives_leader and self._may_leave  # they form the job anew
+        return not (others_suffice or event.class_name)
 
     def _end_unheard(self, what: str) -> list[Action]:
         # WAITING | STOPPING -> DONE: as under torchrun, whose exit barrier ends then.

@@ -23,7 +23,7 @@ class Log:
 
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
-        self.log = JobLog(None, "a0/", 3, lambda _, message: self.told.append(message))  # type: ignore[arg-type]
+        self.log = JobLog(None, "a0/", 1, lambda _, message: self.told.append(message))  # type: ignore[arg-type]
 
     def take(self, entry: object) -> None:
         content = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
@@ -135,19 +135,28 @@ class Hearing:
             assert self.changed.wait_for(lambda: [m["kind"] for m in self.told] == [*kinds], DEADLINE_S), self.told
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_what_somebody_else_writes_in_this_host_s_name_is_ignored_here(host: int) -> None:
-    """The host that leads would take a forged decision for its own, and tell no other one."""
+def test_what_somebody_else_writes_in_the_leader_s_name_is_ignored_by_the_leader() -> None:
+    """It would take a forged decision for its own, and tell no other one."""
     store = Store()
-    message = DECISION if host == 0 else TROUBLE
-    store.put("a0/log/0", json.dumps({"h": host, "n": 1, "m": message}))
-    hearing = Hearing(store, host)
+    store.put("a0/log/0", json.dumps({"h": 0, "n": 1, "m": DECISION}))
+    hearing = Hearing(store, 0)
     hearing.until("malformed")
-    assert not hearing.log.has(str(message["kind"]))
-    hearing.log.tell(message)
-    hearing.until("malformed", str(message["kind"]))
+    assert hearing.told[0]["words"] == "somebody else writes in this host's name"
+    assert not hearing.log.has("decision")
+    hearing.log.tell(DECISION)
+    hearing.until("malformed", "decision")
     store.put("a0/log/2", store.keys["a0/log/1"].decode())  # once more
-    hearing.until("malformed", str(message["kind"]), "malformed")
+    hearing.until("malformed", "decision", "malformed")
+    hearing.line.close()
+
+
+@pytest.mark.parametrize("host", [0, 1, 2])
+def test_a_trouble_counts_on_all_hosts_whoever_has_written_it(host: int) -> None:
+    """Were it ignored by the one in whose name it stands, the others would wait for that one."""
+    store = Store()
+    store.put("a0/log/0", json.dumps({"h": 1, "n": 1, "m": TROUBLE}))
+    hearing = Hearing(store, host)
+    hearing.until("trouble")
     hearing.line.close()
 
 

@@ -246,10 +246,12 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_others_cannot_be_heard(
     assert finish == Finish(0)
 
 
-def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard() -> None:
+@pytest.mark.parametrize("c10d", [False, True])
+def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard(*, c10d: bool) -> None:
     """As at torchrun's exit barrier. Its last words may have come while this host was stopped for a while."""
     job = started(2)
     host = job.hosts[1]
+    host.supervisor._job = host.supervisor._job._replace(outlives_leader=c10d)
     host.exit(OK)
     host.exit(OK)
     while host.inbox:
@@ -259,6 +261,15 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard() -
         Say("node1 is up, but saferun is not running there; all ranks of this host ended well"),
         Finish(0),
     ]
+
+
+def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in() -> None:
+    """Whoever says that somebody wants to join has it end as one that failed, and not begin again without end."""
+    job = started()
+    for host in job.hosts:
+        host.inbox.append(JobTrouble(job.now, 0, "membership", "a host wants to join", "node9"))
+    job.settle()
+    assert codes(job) == [1, 1, 1]
 
 
 def test_an_elastic_job_outlives_its_leader_though_ranks_have_ended() -> None:
