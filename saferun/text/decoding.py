@@ -38,7 +38,8 @@ _LARGEST = 1 << 63
 # Those of 2**64. No float that is written with fewer, and without an exponent, is infinite.
 _MOST_DIGITS = 20
 _UNUSUAL_NUMBER = re.compile(r"[0-9]{20}|[0-9][eE]")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+# One that does not end is the rest of the text: whoever looked further would do so once for each quote in it.
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _TO_LISTS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 

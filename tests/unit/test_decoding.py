@@ -42,6 +42,16 @@ def test_what_is_within_bounds_is_what_it_was(value: object) -> None:
     assert loads(json.dumps(value).encode()) == value
 
 
+@pytest.mark.parametrize("unit", ['\\"', '"', '"\\', '\\\\"', '""', '":{', '"a":"', "1", "1e", "[]", "\\u00"], ids=repr)
+@pytest.mark.parametrize("end", ["", '"', "]"])
+def test_a_hostile_text_is_read_in_linear_time(unit: str, end: str) -> None:
+    """What took time by the square of the length would not end before the limit on a test, nor on a loop that waits."""
+    content = "[" * (DEEPEST + 1) + '"' + unit * ((1 << 20) // len(unit)) + end
+    for some in (content, content.encode()):
+        with pytest.raises(ValueError, match=r"."):
+            loads(some)
+
+
 def test_the_depth_is_counted_to_the_last_one() -> None:
     assert loads("[" * DEEPEST + "]" * DEEPEST)
     assert loads("[" * 3 + "]" * 3, deepest=3) == [[[]]]
