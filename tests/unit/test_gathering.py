@@ -32,10 +32,9 @@ class Exchanged(Client):
 
     numbers = itertools.count()
 
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        if key.endswith("/fail"):
-            return super().compare_set(key, expected, value)
-        return encode_record(OWN._replace(born=str(next(self.numbers)))).encode()
+    def swap(self, _key: str, _expected: bytes, _value: str) -> tuple[bytes, bytes]:
+        found = encode_record(OWN._replace(born=str(next(self.numbers)))).encode()
+        return found, found
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
