@@ -15,6 +15,8 @@ _RECORDERS_AT_ONCE = 8
 _PATIENCE_S = 3.0
 _HELD_PATIENCE_S = 0.3
 _HOST_PATIENCE_S = 6.0
+# One after the other: they are large.
+_WRITING = threading.Lock()
 
 
 def capture_flight_recorder(scene: Scene) -> None:
@@ -57,10 +59,12 @@ def _record(
     except Exception as error:
         found, raw = RankCollectives(target.rank, (), f"{type(error).__name__}: {error}"), b""
     place = target.rank, target.pid
+    # What is known of the collectives comes first: the file may take the rest of the time.
+    scene.emit("collectives", found)
     path = ""
     if process is not None and raw:
-        path = scene.write("flight_recorder", raw, "json", process)
-    scene.emit("collectives", found)
+        with _WRITING:
+            path = scene.write("flight_recorder", raw, "json", process)
     scene.note("flight_recorder", place, started_at, path=path, failure=found.failure)
 
 

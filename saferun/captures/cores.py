@@ -40,6 +40,8 @@ from saferun.linux.core_pattern import CorePattern, read_core_pattern, room_for_
 from saferun.linux.procfs import is_core_dumping
 from saferun.linux.stuck import mount_of, mounts_of
 from saferun.model import Value
+from saferun.text.evidence_redaction import threads_without_secrets
+from saferun.text.redaction import redacted_text
 
 # The signals whose default action leaves a core. Source: signal(7).
 CORE_SIGNALS = frozenset(
@@ -353,8 +355,8 @@ def _write(request: CoreRequest, find: _Find, look: CoreLook, reading: CoreReadi
     """Write the text. The name of its file, where that cannot be written; else empty."""
     if not request.directory:
         return ""
-    lines = [core_headline(find.notes), *core_words(look), *stack_lines(reading.threads)]
-    text = "\n".join(_tidy(lines)) + (f"\n\n{reading.output}" if reading.output else "") + "\n"
+    lines = [core_headline(find.notes), *core_words(look), *stack_lines(threads_without_secrets(reading.threads))]
+    text = redacted_text("\n".join(_tidy(lines)) + (f"\n\n{reading.output}" if reading.output else "") + "\n")
     name = _file_name(find, "core.txt")
     files = files_of_this_process(deadline)
     return "" if files.write(os.path.join(request.directory, name), text.encode(errors="replace")) else name

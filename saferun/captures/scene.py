@@ -12,6 +12,7 @@ from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.wire import Begun, Request
 from saferun.evidence import CaptureNote, ProcessLook
 from saferun.model import JsonObject, Value
+from saferun.text.json_redaction import redacted_json_text
 from saferun.text.redaction import redacted_json, redacted_text
 
 Emit = Callable[[str, Any], None]
@@ -66,26 +67,43 @@ class Scene(Value):
     def write(self, capture: str, content: bytes, extension: str, process: Process | None = None) -> str:
         """Write a capture's file, or have it written.
 
-        Secrets are left out: tools quote command lines, arguments of functions and what is written to sockets.
+        Secrets are left out: tools quote command lines, arguments of functions and what is written to sockets, and
+        names of functions and files are what somebody has called them.
+
+        Args:
+            capture: its name.
+            content: what a tool has said; of JSON, what has been parsed.
+            extension: "json" or "txt".
+            process: whose it is; None: the host's.
 
         Returns:
             Its path; empty where there is to be none, or where it will not be written, which is then emitted.
         """
         if not self.request.directory:
             return ""
-        if extension != "json":
-            content = redacted_text(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+        text = content.decode(errors="surrogateescape")
+        try:
+            text = redacted_json_text(text) if extension == "json" else redacted_text(text)
+        except (ValueError, RecursionError) as error:
+            text = json.dumps({"missing": f"it cannot be shown without secrets: {error}"}) + "\n"
+        return self._write(capture, text, extension, process)
+
+    def write_json(self, capture: str, content: JsonObject, process: Process | None = None) -> str:
+        """As :meth:`write`, for JSON of our own."""
+        if not self.request.directory:
+            return ""
+        return self._write(capture, json.dumps(redacted_json(content), indent=1) + "\n", "json", process)
+
+    def _write(self, capture: str, text: str, extension: str, process: Process | None) -> str:
         name = f"{capture}.{extension}"
         if process is not None:
             name = f"rank_{process.rank}.{'' if process.is_rank else f'pid_{process.pid}.'}{name}"
-        path = files_of_this_process(self.deadline).write(os.path.join(self.request.directory, name), content)
-        if not path:
+        content = text.encode(errors="surrogateescape")
+        path = os.path.join(self.request.directory, name)
+        if not files_of_this_process(self.deadline).write(path, content):
             self.emit("unwritten", name)
+            return ""
         return path
-
-    def write_json(self, capture: str, content: JsonObject, process: Process | None = None) -> str:
-        """As :meth:`write`, for JSON."""
-        return self.write(capture, json.dumps(redacted_json(content), indent=1).encode() + b"\n", "json", process)
 
 
 def one_line(text: str, limit: int = 300) -> str:

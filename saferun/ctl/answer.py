@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 from saferun.errors import printable_lines
+from saferun.model import JsonObject
+from saferun.text.redaction import redacted_json, redacted_text
 
 
 def answer(text: str) -> None:
-    """Print lines. Names of functions and words of tools may hold whatever somebody has put there."""
+    """Print lines without secrets. Names of functions and words of tools may hold whatever somebody has put there."""
+    _print(redacted_text(text))
+
+
+def answer_json(content: JsonObject) -> None:
+    """Print JSON without secrets."""
+    _print(json.dumps(redacted_json(content), indent=1) + "\n")
+
+
+def _print(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     lines = printable_lines(text.expandtabs())
     sys.stdout.write(lines.encode(encoding, "replace").decode(encoding))

@@ -10,6 +10,7 @@ from saferun.captures.core_reading import CoreJob, core_headline, read_cores, st
 from saferun.ctl.answer import answer
 from saferun.errors import UsageError
 from saferun.linux.core_notes import CoreError, open_regular, read_core_notes
+from saferun.text.evidence_redaction import threads_without_secrets
 
 _BUDGET_S = 300.0
 
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"there are no stacks in {arguments.file}: {reading.failure}", hint)
     lines = [core_headline(notes), f"core {path} ({notes.size_bytes / 1e6:.1f} MB), read by {reading.tool}"]
     lines += [reading.failure] if reading.failure else []
-    text = "\n".join([*lines, *stack_lines(reading.threads)]) + "\n"
+    text = "\n".join([*lines, *stack_lines(threads_without_secrets(reading.threads))]) + "\n"
     if arguments.gdb and reading.output:
         text += f"\n{reading.output}"
     answer(text)

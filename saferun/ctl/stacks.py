@@ -14,7 +14,7 @@ from typing import Any
 
 from saferun.captures.client import CaptureRun, Examiner
 from saferun.captures.wire import CaptureReader, Request, Target
-from saferun.ctl.answer import answer
+from saferun.ctl.answer import answer, answer_json
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.stacks import merge
 from saferun.diagnosis.waiting import wait_groups
@@ -25,6 +25,7 @@ from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_cmdline, read_stat
 from saferun.model import JsonObject, Value
 from saferun.report.picture import group_lines, rank_words, tree_lines
+from saferun.text.evidence_redaction import capture_without_secrets
 from saferun.text.page import shown
 
 _BUDGET_S = 20.0
@@ -59,11 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     if failure:
         capture = capture._replace(unfinished=(*capture.unfinished, failure))
     _require_stacks(capture)
+    capture = capture_without_secrets(capture)
     if arguments.json:
-        text = json.dumps(_as_json(scene, capture), indent=1) + "\n"
+        answer_json(_as_json(scene, capture))
     else:
-        text = "".join(f"{line}\n" for line in picture(scene, capture))
-    answer(text)
+        answer("".join(f"{line}\n" for line in picture(scene, capture)))
     return 0
 
 

@@ -18,7 +18,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["REDACTED", "is_secret", "redacted_arguments", "redacted_environ", "redacted_json", "redacted_text"]
+__all__ = [
+    "REDACTED",
+    "hides",
+    "is_secret",
+    "redacted_arguments",
+    "redacted_environ",
+    "redacted_json",
+    "redacted_path",
+    "redacted_text",
+]
 
 REDACTED = "<redacted>"
 _SHORTEST = 6  # what is shorter holds no name with a value
@@ -29,9 +38,16 @@ _SIGNED = Shape(
 )
 _OPTION = Shape(r"(?<![\w.-])(-{1,2})([A-Za-z_][\w.-]{0,199}+)(?=\s|\Z)[ \t]{0,3}")
 _WORD = Shape(
-    r"\b(?:key|token|password|passwd|passphrase|secret|bearer|jwt)[ \t]{1,3}(?=[A-Za-z0-9+=~!@#$%^*]{8})", re.IGNORECASE
+    r"(?<![A-Za-z0-9.])(key|token|password|passwd|passphrase|secret|bearer|jwt)[ \t]{1,3}(?=[A-Za-z0-9+/=~!@#$%^*]{8})",
+    re.IGNORECASE,
+)
+_NAME_BEFORE = Shape(r"[A-Za-z][\w-]{0,60}+\Z")
+# ``wandb login KEY``
+_LOGIN = Shape(
+    r"\bwandb[ \t]{1,9}login(?:[ \t]{1,9}--[a-z-]{1,20}+(?:=\S{0,200}+)?){0,4}+[ \t]{1,9}(?=[0-9A-Za-z_-]{32})"
 )
 _QUOTE = Shape(r"""(?:[bBfFrRuU]{1,2}(?=["']))?("{3}|'{3}|\\{0,2}["'`])""")
+_BLOCKS = frozenset({'"""', "'''"})
 _PLAIN = Shape(r"""[^\s,;"'`\\]+""")
 _OF_A_QUERY = Shape(r"""[^\s,;"'`\\&#]+""")
 _LINE = Shape(r"""[^\r\n"'`\\]+""")
@@ -47,16 +63,27 @@ _EVERYDAY_BEFORE_COLON = _EVERYDAY | {"token", "auth", "credential", "credential
 _OF_QUERIES = frozenset({"sig", "key", "code", "token", "auth"})
 _RANDOM = Shape(r"(?=[^0-9]*+[0-9])(?=[^A-Za-z]*+[A-Za-z])[A-Za-z0-9+=~!@#$%^*]+")
 _LEAST_RANDOM = 8
+# Behind everyday words: bfloat16, layer0012, shard3of512, 80GB, and the beginning of a commit.
+_ORDINARY = Shape(r"[A-Za-z][0-9]{1,9}|(?:[A-Za-z]{2,}[0-9]{1,9}){1,3}[A-Za-z]{0,3}|[0-9]+[A-Za-z]{1,5}|[0-9a-f]{8,12}")
+# What is longer is no value behind an everyday word; and no list is as long that somebody has put secrets into.
+_LONGEST_EVERYDAY = 512
+_LONGEST_LIST = 4096
+_AS_IT_IS = 1 << 62
 _AN_OPTION = Shape(r"--[a-z][a-z0-9]*+(?:[-_.][a-z0-9]++)*+(?:=.*)?", re.DOTALL)
-# Programs whose options of one letter hold passwords.
+# Programs whose options of one letter hold passwords. Of others those do that look like one.
+_NONE = "-"
 _PROGRAMS = {
     **dict.fromkeys(("mysql", "mysqldump", "mysqladmin", "mariadb", "sshpass", "mongo", "mongosh", "twine"), "p"),
     **dict.fromkeys(("sqlcmd", "bcp"), "P"),
     **dict.fromkeys(("curl", "wget", "smbclient"), "uU"),
     **dict.fromkeys(("ldapsearch", "ldapadd", "ldapmodify"), "w"),
     "redis-cli": "a",
+    "login": "p",  # of registries: docker, podman, helm
+    # With these it is a partition, a port, a path or a process.
+    **dict.fromkeys(("srun", "sbatch", "salloc", "squeue", "sinfo", "scontrol", "sacct"), _NONE),
+    **dict.fromkeys(("mkdir", "cp", "tar", "ssh", "docker", "podman", "py-spy", "gdb", "strace", "perf"), _NONE),
 }
-_PROGRAM = Shape(rf"(?<![\w.-])(?:{'|'.join(_PROGRAMS)})(?![\w.-])")
+_WORDS_OF_A_COMMAND = Shape(r"""[^\s"'`,;|&()\[\]]+""")
 _NEAR = 120  # a program stands so near to its options
 _PASSWORD_LETTERS = frozenset("pP")
 _USER_LETTERS = frozenset("uU")
@@ -82,9 +109,18 @@ def redacted_text(text: str) -> str:
     if may_name_a_secret(text):
         text = _cut(text, _WORD, _behind_word)
         text = _cut(text, _SIGNED, _behind_sign)
+    if "wandb" in text:
+        text = _cut(text, _LOGIN, _behind_login)
     if "-" in text and _has_space(text):
         text = _cut(text, _OPTION, _behind_option)
     return without_tokens(text, REDACTED)
+
+
+def redacted_path(path: str) -> str:
+    """A path without the secrets in it, part by part: what follows a part that holds one stays."""
+    if "://" in path:
+        return redacted_text(path)
+    return "/".join(map(redacted_text, path.split("/")))
 
 
 def redacted_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -107,9 +143,7 @@ def _redacted_json(value: Any) -> Any:  # noqa: ANN401 - as above
         return redacted_text(value)
     if isinstance(value, Mapping):
         return {
-            redacted_text(str(name)): _redacted_under(str(name), item)
-            if isinstance(item, str)
-            else _redacted_json(item)
+            redacted_text(str(name)): _hidden_json(item) if hides(str(name), item) else _redacted_json(item)
             for name, item in value.items()
         }
     if isinstance(value, list):
@@ -120,8 +154,20 @@ def _redacted_json(value: Any) -> Any:  # noqa: ANN401 - as above
     return value
 
 
-def _redacted_under(name: str, value: str) -> str:
-    return _redacted_value(value) if is_secret(name) else redacted_text(value)
+def hides(name: str, value: Any) -> bool:  # noqa: ANN401 - as above
+    """Whether a name in JSON hides its value: ``"key": "layer.0"`` is an everyday one."""
+    if name.lower() in _EVERYDAY:
+        return isinstance(value, str) and _looks_like_a_key(value)
+    return is_secret(name)
+
+
+def _hidden_json(value: Any) -> Any:  # noqa: ANN401 - as above
+    """What stands under the name of a secret: all texts in it go."""
+    if isinstance(value, str):
+        return _redacted_value(value)
+    if isinstance(value, Mapping):
+        return {redacted_text(str(name)): _hidden_json(item) for name, item in value.items()}
+    return [_hidden_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
@@ -130,7 +176,7 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
     hide_next = ""
     letters = ""
     for argument in arguments:
-        letters = _PROGRAMS.get(argument.rpartition("/")[2], letters)
+        letters = _letters(argument, letters)
         if hide_next and not (argument.startswith("--") and _AN_OPTION().fullmatch(argument)):
             shown.append(_hidden(hide_next, argument))
             hide_next = ""
@@ -151,6 +197,19 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
     return shown
 
 
+def _letters(word: str, letters: str) -> str:
+    """The options of a program, if a word of a command line is one; else those of the program before."""
+    program = word.rpartition("/")[2]
+    return "" if program.endswith(".py") or program.startswith("python") else _PROGRAMS.get(program, letters)
+
+
+def _letters_of(text: str, end: int) -> str:
+    letters = ""
+    for word in _WORDS_OF_A_COMMAND().findall(text, max(0, end - _NEAR), end):
+        letters = _letters(word, letters)
+    return letters
+
+
 def _hides(name: str, dashes: int, letters: str) -> str:
     """What is hidden of the argument behind an option: "all", what looks like a "password", that of a "user", or ""."""
     if is_secret(name):
@@ -160,7 +219,7 @@ def _hides(name: str, dashes: int, letters: str) -> str:
             return "user" if name in letters else "login"
         if name in letters:
             return "all"
-        return "password" if name in _PASSWORD_LETTERS else ""
+        return "password" if name in _PASSWORD_LETTERS and not letters else ""
     return "user" if name in _USER_OPTIONS else ""
 
 
@@ -170,7 +229,7 @@ def _hidden(how: str, value: str) -> str:
         case "all":
             return _redacted_value(value)
         case "password":
-            return REDACTED if _looks_random(value) else redacted_text(value)
+            return REDACTED if _looks_like_a_key(value) else redacted_text(value)
         case _:
             user, separator, password = _split_login(value)
             if _is_password(password, how):
@@ -196,7 +255,7 @@ def _is_attached_password(argument: str, letters: str) -> bool:
     """``-pV``: of programs that are known for it, and where it looks like one."""
     if len(argument) <= len("-p") or argument[0] != "-" or argument[1] not in _PASSWORD_LETTERS:
         return False
-    return argument[1] in letters or _looks_random(argument[2:])
+    return argument[1] in letters or (not letters and _looks_like_a_key(argument[2:]))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -219,10 +278,22 @@ def _cut(text: str, shape: Shape, find: Callable[[str, re.Match[str]], tuple[int
 
 
 def _behind_word(text: str, match: re.Match[str]) -> tuple[int, int] | None:
+    begin = match.end()
+    plain = _PLAIN().match(text, begin, begin + _LONGEST_EVERYDAY)
+    word = plain.group().rstrip(".)]}>:") if plain is not None else ""
+    name = match.group(1).lower()
+    before = _NAME_BEFORE().search(text, max(0, match.start() - _NEAR), match.start())
+    if before is not None:
+        # ``configure set aws_secret_access_key V``; base64 has slashes as well.
+        is_one = is_secret(before.group() + name) and _looks_like_a_key(word.replace("/", ""))
+    else:
+        is_one = _looks_like_a_key(word) if name in _EVERYDAY_BEFORE_COLON else _looks_random(word)
+    return (begin, begin + len(word)) if is_one else None
+
+
+def _behind_login(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     plain = _PLAIN().match(text, match.end())
-    if plain is not None and _looks_random(word := plain.group().rstrip(".)]}>:")):
-        return match.end(), match.end() + len(word)
-    return None
+    return plain.span() if plain is not None else None
 
 
 def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
@@ -235,14 +306,14 @@ def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     is_colon = ":" in between
     if is_colon and lower in _HEADERS:
         return _value(text, begin, _LINE)
-    found = _value(text, begin, _OF_A_QUERY if asked else _PLAIN)
-    if found is None:
-        return None
     # A key in quotes is one of a program's, not a word of a sentence.
     everyday = _EVERYDAY_BEFORE_COLON if is_colon and between[0] in ": \t" else _EVERYDAY
-    if lower in everyday and not dashes and not asked and not _looks_random(text[slice(*found)]):
-        return None
-    return found
+    shape = _OF_A_QUERY if asked else _PLAIN
+    if lower in everyday and not dashes and not asked:
+        near = _value(text, begin, shape, _LONGEST_EVERYDAY)
+        if near is None or not _looks_like_a_key(text[slice(*near)]):
+            return None
+    return _value(text, begin, shape)
 
 
 def _behind_option(text: str, match: re.Match[str]) -> tuple[int, int] | None:
@@ -250,16 +321,17 @@ def _behind_option(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     begin = match.end()
     letters = ""
     if dashes == "-" and (len(name) == 1 or name[0] in _PASSWORD_LETTERS):
-        programs = _PROGRAM().findall(text, max(0, begin - _NEAR), begin)
-        letters = _PROGRAMS[programs[-1]] if programs else ""
+        letters = _letters_of(text, match.start())
         if _is_attached_password(f"-{name}", letters):
             return match.start() + len("-p"), match.end(2)
     how = _hides(name, len(dashes), letters)
-    found = _value(text, begin, _PLAIN) if how else None
-    if found is None or (text.startswith("--", begin) and _AN_OPTION().fullmatch(text, *found)):
+    if not how or (text.startswith("--", begin) and _is_an_option(text, begin)):
+        return None
+    found = _value(text, begin, _PLAIN) if how == "all" else _value(text, begin, _PLAIN, _LONGEST_EVERYDAY)
+    if found is None:
         return None
     value = text[slice(*found)]
-    if how == "all" or (how == "password" and _looks_random(value)):
+    if how == "all" or (how == "password" and _looks_like_a_key(value)):
         return found
     user, separator, password = _split_login(value)
     if how != "password" and _is_password(password, how):
@@ -267,20 +339,32 @@ def _behind_option(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     return None
 
 
-def _value(text: str, begin: int, plain: Shape) -> tuple[int, int] | None:
-    """From where to where the value at a place goes; None: there is none to hide."""
+def _is_an_option(text: str, begin: int) -> bool:
+    plain = _PLAIN().match(text, begin)
+    return plain is not None and _AN_OPTION().fullmatch(text, *plain.span()) is not None
+
+
+def _value(text: str, begin: int, plain: Shape, longest: int = _AS_IT_IS) -> tuple[int, int] | None:
+    """From where to where the value at a place goes; None: there is none to hide.
+
+    Args:
+        text: in which it is.
+        begin: where.
+        plain: what it is made of where it is not in quotes.
+        longest: how much of it is looked at.
+    """
     quote = _QUOTE().match(text, begin)
     if quote is not None:
         begin = quote.end()
-        end = _end_of_quote(text, begin, quote.group(1))
+        end = _end_of_quote(text, begin, quote.group(1), longest)
     elif text.startswith("[", begin):
         begin += 1
-        end = text.find("]", begin)
-        end = len(text) if end < 0 else end
+        end = text.find("]", begin, begin + min(longest, _LONGEST_LIST))
+        end = _end_of_line(text, begin, longest) if end < 0 else end
     elif text.startswith(("{", "<"), begin):
         return None
     else:
-        match = plain().match(text, begin)
+        match = plain().match(text, begin, min(len(text), begin + longest))
         if match is None:
             return None
         word = match.group()
@@ -294,15 +378,27 @@ def _value(text: str, begin: int, plain: Shape) -> tuple[int, int] | None:
     return (begin, end) if _hides_something(text, begin, end) else None
 
 
-def _end_of_quote(text: str, begin: int, quote: str) -> int:
-    """Where a quoted value ends; the end of the line where the quote is not closed."""
+def _end_of_quote(text: str, begin: int, quote: str, longest: int) -> int:
+    """Where a quoted value ends; the end of the line where the quote is not closed on it.
+
+    What was cut off in a quote, as tools and logs do, must not take along what stands behind it.
+    """
+    end = min(len(text), begin + longest)
     at = begin
-    while (at := text.find(quote, at)) >= 0:
-        if len(quote) > 1 or text[at - 1] != "\\" or at == begin:
-            return at
-        at += 1
-    end = text.find("\n", begin)
-    return len(text) if end < 0 else end
+    while (found := text.find(quote, at, end)) >= 0:
+        newline = -1 if quote in _BLOCKS else text.find("\n", at, found)
+        if newline >= 0:
+            return newline
+        if len(quote) > 1 or text[found - 1] != "\\" or found == begin:
+            return found
+        at = found + 1
+    return _end_of_line(text, at, end - at)
+
+
+def _end_of_line(text: str, begin: int, longest: int) -> int:
+    end = min(len(text), begin + longest)
+    newline = text.find("\n", begin, end)
+    return end if newline < 0 else newline
 
 
 def _hides_something(text: str, begin: int, end: int) -> bool:
@@ -320,6 +416,11 @@ def _redacted_value(value: str) -> str:
 
 def _looks_random(value: str) -> bool:
     return len(value) >= _LEAST_RANDOM and _RANDOM().fullmatch(value) is not None
+
+
+def _looks_like_a_key(value: str) -> bool:
+    """The same where a name or a number may stand as well."""
+    return _looks_random(value) and _ORDINARY().fullmatch(value) is None
 
 
 def _has_space(text: str) -> bool:

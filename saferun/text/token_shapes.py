@@ -34,41 +34,53 @@ class Shape:
 # Possessive tails: each character is looked at once, whatever the text is.
 _LETTERS = "[A-Za-z0-9]"
 _WORDS = "[A-Za-z0-9_-]"
+_DOTTED = "[A-Za-z0-9_.-]"
+_BASE64 = "[A-Za-z0-9+/=]"
+_HEX = "[0-9a-f]"
 
 # How a token begins; its tail's alphabet; how long the tail is at least.
 _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     # Code and packages: GitHub, GitLab, Bitbucket, Atlassian, npm, PyPI, RubyGems, Clojars, Docker, Artifactory
-    *((prefix, _LETTERS, 20) for prefix in ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "npm_", "rubygems_")),
+    *((prefix, _LETTERS, 20) for prefix in ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "npm_")),
     ("github_pat_", _WORDS, 20),
-    *((f"gl{kind}-", _WORDS, 16) for kind in ("pat", "dt", "rt", "ft", "cbt", "ptt", "soat", "imt", "agent", "oas")),
-    *((prefix, "[A-Za-z0-9_=-]", 20) for prefix in ("ATATT3", "ATCTT3", "ATBB", "CLOJARS_", "cmVmdGtu", "AKCp")),
-    *((prefix, _WORDS, 16) for prefix in ("pypi-", "dckr_pat_", "dckr_oat_", "GR1348941", "sgp_", "slk_", "CCIPAT_")),
-    # Models and training: Hugging Face, OpenAI, Anthropic and others, NVIDIA, Replicate, Groq, LangSmith, W&B
-    *((prefix, _LETTERS, 20) for prefix in ("hf_", "api_org_", "r8_", "gsk_")),
-    *((prefix, _WORDS, 20) for prefix in ("sk-", "nvapi-", "pplx-", "xai-", "tvly-", "lsv2_pt_", "lsv2_sk_")),
-    *((prefix, _WORDS, 20) for prefix in ("wandb_v1_", "fw_", "jina_", "cfut_", "rpa_")),
-    # Clouds: AWS, Google, Alibaba, Databricks, DigitalOcean, Yandex, Heroku, Fly.io, PlanetScale, Scalingo, Pulumi
+    *((f"gl{kind}-", _WORDS, 20) for kind in ("pat", "dt", "rt", "ft", "ffct", "cbt", "ptt", "soat", "imt", "agent")),
+    *((prefix, _WORDS, 20) for prefix in ("gloas-", "GR1348941", "dckr_pat_", "dckr_oat_", "slk_", "CCIPAT_")),
+    *((prefix, "[A-Za-z0-9_=-]", 20) for prefix in ("ATATT3", "ATCTT3", "ATBB", "CLOJARS_")),
+    *((prefix, _LETTERS, 50) for prefix in ("AKCp", "cmVmd")),
+    *((prefix, _WORDS, 16) for prefix in ("pypi-AgEIcHlwaS5vcmc", "pypi-AgENdGVzdC5weXBpLm9yZ")),
+    *((prefix, _HEX, 40) for prefix in ("rubygems_", "sgp_", "pul-", "dop_v1_", "doo_v1_", "dor_v1_", "sntryu_")),
+    # Models and training: Hugging Face, OpenAI and Anthropic and others, NVIDIA, W&B, LangSmith, Replicate, Groq,
+    # Fireworks, Together, Cerebras, Jina, Perplexity, xAI, Tavily, Pinecone, Supabase, Kaggle, RunPod, Anyscale
+    *((prefix, _LETTERS, 30) for prefix in ("hf_", "api_org_")),
+    *((prefix, _WORDS, 20) for prefix in ("sk-", "nvapi-", "wandb_v1_", "lsv2_pt_", "lsv2_sk_", "xai-", "tvly-")),
+    *((prefix, _LETTERS, 20) for prefix in ("r8_", "gsk_", "fw_", "tgp_v1_", "csk-", "pplx-", "jina_", "rpa_")),
+    *((prefix, _WORDS, 20) for prefix in ("pcsk_", "sb_secret_", "sbp_", "KGAT_", "esecret_", "cfut_")),
+    # Clouds: AWS, Google, Alibaba, Databricks, Yandex, Heroku, Fly.io, PlanetScale, Scalingo, Modal, Tailscale
     *((prefix, "[A-Z0-9]", 16) for prefix in ("AKIA", "ASIA", "ABIA", "ACCA")),
-    *((prefix, "[A-Za-z0-9+/=]", 60) for prefix in ("FwoGZXIvYXdz", "IQoJb3JpZ2lu", "ABSK")),
-    *((prefix, _WORDS, 20) for prefix in ("AIza", "ya29.", "GOCSPX-", "HRKU-", "AQVN", "t1.9eu", "tk-us-", "pul-")),
+    *((prefix, _BASE64, 60) for prefix in ("FwoGZXIvYXdz", "IQoJb3JpZ2lu", "ABSK")),
+    ("bedrock-api-key-", _BASE64, 20),
+    *((prefix, _WORDS, 20) for prefix in ("AIza", "ya29.", "GOCSPX-", "1//0", "HRKU-", "AQVN", "t1.9eu", "tk-us-")),
     ("LTAI", _LETTERS, 12),
-    ("dapi", "[0-9a-f]", 32),
-    *((prefix, "[0-9a-f]", 40) for prefix in ("dop_v1_", "doo_v1_", "dor_v1_")),
-    *((prefix, "[A-Za-z0-9_=./+-]", 30) for prefix in ("fo1_", "fm1a_", "fm1r_", "fm2_")),
+    ("dapi", _HEX, 32),
+    ("as-", _LETTERS, 22),
+    *((f"tskey-{kind}-", _WORDS, 16) for kind in ("auth", "api", "client", "scim")),
+    *((prefix, "[A-Za-z0-9_=./+-]", 40) for prefix in ("fo1_", "fm1a_", "fm1r_", "fm2_")),
     *((prefix, "[A-Za-z0-9_=.-]", 20) for prefix in ("pscale_tkn_", "pscale_oauth_", "pscale_pw_")),
-    # Secrets and accounts: JSON web tokens, Vault, age, 1Password, Doppler, OpenShift, Prefect, Okta-like
+    # Secrets and accounts: JSON web tokens, Vault, age, 1Password, Doppler, OpenShift, Prefect, Adobe, Notion, Typeform
     ("eyJ", "[A-Za-z0-9_.=-]", 12),
-    *((prefix, "[A-Za-z0-9_.-]", 20) for prefix in ("hvs.", "hvb.", "hvr.", "dp.pt.", "dp.st.", "dp.sa.", "dp.ct.")),
-    *((prefix, _WORDS, 20) for prefix in ("AGE-SECRET-KEY-1", "ops_eyJ", "sha256~", "pnu_", "p8e-", "ntn_", "tfp_")),
+    ("ZXlK", _BASE64, 40),
+    *((prefix, _DOTTED, 20) for prefix in ("hvs.", "hvb.", "hvr.")),
+    *((f"dp.{kind}.", "[A-Za-z0-9.]", 40) for kind in ("pt", "st", "sa", "ct", "scim", "audit")),
+    *((prefix, _WORDS, 20) for prefix in ("AGE-SECRET-KEY-1", "ops_eyJ", "sha256~", "tfp_")),
+    *((prefix, _LETTERS, 30) for prefix in ("pnu_", "pnb_", "p8e-", "ntn_", "ico-")),
     # Messages, tickets, metrics: Slack, SendGrid, Sendinblue, Mailgun, Linear, Postman, Grafana, New Relic, Sentry, …
     *((f"xox{kind}-", _WORDS, 10) for kind in "abceoprs"),
-    *(
-        (prefix, "[A-Za-z0-9_.-]", 16)
-        for prefix in ("xapp-", "xoxe.xox", "SG.", "xkeysib-", "lin_api_", "glsa_", "PMAK-")
-    ),
-    ("key-", "[0-9a-f]", 32),
-    *((prefix, "[A-Za-z0-9_+/=-]", 20) for prefix in ("glc_", "sntrys_", "sntryu_", "dt0c01.", "ico-")),
-    *((prefix, _LETTERS, 20) for prefix in ("NRAK-", "NRII-", "NRJS-", "fio-u-", "rdme_")),
+    *((prefix, _DOTTED, 16) for prefix in ("xapp-", "xoxe.xox", "xkeysib-", "lin_api_", "glsa_", "PMAK-")),
+    ("SG.", _DOTTED, 40),
+    ("key-", _HEX, 32),
+    *((prefix, "[A-Za-z0-9_+/=-]", 20) for prefix in ("glc_", "sntrys_", "dt0c01.")),
+    *((prefix, _LETTERS, 19) for prefix in ("NRAK-", "NRII-", "NRJS-", "rdme_")),
+    ("fio-u-", _WORDS, 40),
     # Money and shops: Stripe, Square, Shopify, Shippo, Flutterwave, Duffel, EasyPost
     *((f"{kind}_{mode}_", _LETTERS, 10) for kind in ("sk", "rk", "whsec") for mode in ("live", "test", "prod")),
     *((prefix, _WORDS, 16) for prefix in ("sq0atp-", "sq0csp-", "whsec_", "shippo_live_", "shippo_test_", "FLWSECK")),
@@ -76,6 +88,11 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     *((prefix, _WORDS, 30) for prefix in ("duffel_live_", "duffel_test_", "EZAK", "EZTK", "EAAA")),
 )
 _PREFIXES = tuple(prefix for prefix, _, _ in _BEGINNINGS)
+# Tokens whose tails need not hold a number.
+_LETTERS_ALONE = ("hf_", "api_org_", "AKIA", "ASIA", "ABIA", "ACCA", "AGE-")
+# What names are made of: words, numbers, words with a number, sizes.
+_WORD_OF_A_NAME = Shape(r"[A-Za-z]*+(?:[0-9]{1,4}(?![0-9]))?[A-Za-z]?|[0-9]++[A-Za-z]{0,3}")
+_BETWEEN_WORDS = Shape(r"[^A-Za-z0-9]+")
 # Those that have no such beginning: something within them, and the whole.
 _INNER: tuple[tuple[str, Shape], ...] = (
     (":AA", Shape(r"\b[0-9]{8,12}:AA[A-Za-z0-9_-]{30,64}+")),  # Telegram
@@ -84,11 +101,23 @@ _INNER: tuple[tuple[str, Shape], ...] = (
     (".atlasv1.", Shape(r"\b[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40,80}+")),  # Terraform Cloud
     ("pat", Shape(r"\bpat[A-Za-z0-9]{14}\.[0-9a-f]{40,64}+")),  # Airtable
     ("SK", Shape(r"\bSK[0-9a-f]{32}\b")),  # Twilio
+    ("A3-", Shape(r"\bA3-[A-Z0-9]{6}-[A-Z0-9]{6}(?:-?[A-Z0-9]{5}){4}\b")),  # 1Password
+    ("s.", Shape(r"(?<![\w.])s\.(?=[A-Za-z]*[0-9][A-Za-z]*[0-9])[A-Za-z0-9]{24}(?![\w.(-])")),  # Vault before 1.10
+    (
+        "secret_",
+        Shape(r"(?<![A-Za-z0-9])secret_(?:[A-Za-z0-9-]{1,60}_[0-9a-f]{32}\.)?[A-Za-z0-9]{32,43}(?!\w)"),
+    ),  # Lambda
 )
-_LEAST, _LEAST_INNER = 15, 30  # what is shorter is none
-_PRIVATE_KEY = Shape(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----.*?(?:-----END[A-Z0-9 ]{0,60}-----|\Z)", re.DOTALL
+_LEAST, _LEAST_INNER = 15, 26  # what is shorter is none
+_KEY_BEGINS = Shape(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
+_KEY_ENDS = Shape(r"-----END[A-Z0-9 ]{0,60}-----")
+# Of a key that is cut off, lines of base64 go, the last of which may be shorter; written as it is, or with signs for
+# the ends of lines.
+_CUT_OFF = Shape(
+    r"(?:(?:\\{0,2}[rn]|[\s\"',+])*+(?:[A-Za-z0-9+/=]{40,}+|[A-Za-z-]{4,20}: [^\r\n\\]{1,80}))*+"
+    r"(?:(?:\\{0,2}[rn]|\s)*+[A-Za-z0-9+/=]{1,64}+)?"
 )
+_LONGEST_KEY = 16384
 # Where the posts of a web hook go: whoever knows the address may post.
 _HOOKS = (
     *("hooks.slack.com/", "discord.com/api/webhooks/", "discordapp.com/api/webhooks/", ".webhook.office.com/"),
@@ -105,7 +134,7 @@ def without_tokens(text: str, instead: str) -> str:
         return text
     for prefix in _PREFIXES:
         if prefix in text:
-            text = _WITH_BEGINNINGS().sub(instead, text)
+            text = _WITH_BEGINNINGS().sub(lambda match: match.group() if _is_a_name(match) else instead, text)
             break
     if len(text) < _LEAST_INNER:
         return text
@@ -113,10 +142,43 @@ def without_tokens(text: str, instead: str) -> str:
         if mark in text:
             text = shape().sub(instead, text)
     if "PRIVATE KEY" in text:
-        text = _PRIVATE_KEY().sub(instead, text)
+        text = _without_private_keys(text, instead)
     if any(hook in text for hook in _HOOKS):
         text = _BEHIND_HOOK().sub(rf"\1{instead}", text)
     return text
+
+
+def _is_a_name(match: re.Match[str]) -> bool:
+    """``sk-experiment-2024-11`` and ``fw_compiler_freezing_v2`` begin like tokens, but are words and numbers."""
+    found = match.group()
+    if found.startswith(_LETTERS_ALONE):
+        return False
+    word = _WORD_OF_A_NAME()
+    return all(word.fullmatch(part) for part in _BETWEEN_WORDS().split(found))
+
+
+def _without_private_keys(text: str, instead: str) -> str:
+    pieces: list[str] = []
+    done = 0
+    next_end: re.Match[str] | None = None
+    has_ends = True
+    for begins in _KEY_BEGINS().finditer(text):
+        if begins.start() < done:
+            continue
+        if has_ends and (next_end is None or next_end.start() < begins.end()):
+            next_end = _KEY_ENDS().search(text, begins.end())
+            has_ends = next_end is not None
+        another = text.find("-----BEGIN", begins.end(), begins.end() + _LONGEST_KEY)
+        limit = another if another >= 0 else begins.end() + _LONGEST_KEY
+        if next_end is not None and begins.end() <= next_end.start() < limit:
+            end = next_end.end()
+        else:
+            cut_off = _CUT_OFF().match(text, begins.end(), limit)
+            end = cut_off.end() if cut_off is not None else begins.end()
+        pieces += (text[done : begins.start()], instead)
+        done = end
+    pieces.append(text[done:])
+    return "".join(pieces)
 
 
 def _with_beginnings() -> str:

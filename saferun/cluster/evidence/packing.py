@@ -10,7 +10,7 @@ from saferun.cluster.evidence.sizes import REDUCTIONS
 from saferun.evidence import CoreLook, Evidence, Frame, GroupProgress, RankCollectives, StackDump, ThreadStack
 from saferun.model import Value
 from saferun.text.decoding import loads
-from saferun.text.redaction import redacted_json, redacted_text
+from saferun.text.evidence_redaction import evidence_without_secrets
 from saferun.text.shapes import fit
 
 __all__ = ["decode_part", "encode_part"]
@@ -98,27 +98,13 @@ def encode_part(evidence: Evidence, limit_bytes: int) -> str:
     evidence = evidence._replace(
         outputs=tuple(output._replace(rank=rank) for rank, output in outputs.items()), hosts=(), job_trouble=None
     )
-    evidence = _without_secrets(evidence)
+    evidence = evidence_without_secrets(evidence)
     for reduce in REDUCTIONS:
         evidence = reduce(evidence)
         text = _packed(evidence)
         if text and len(text) <= limit_bytes:
             return text
     return ""
-
-
-def _without_secrets(evidence: Evidence) -> Evidence:
-    """What ranks wrote, command lines and words of tools without secrets: whoever reaches the store can read a part.
-
-    Stacks, which are most of a part, are names of functions and files.
-    """
-    capture, cores = evidence.capture, evidence.cores
-    stacks = tuple(dump._replace(failure=redacted_text(dump.failure)) for dump in capture.stacks)
-    rest: Evidence = redacted_json(evidence._replace(capture=capture._replace(stacks=(), collectives=()), cores=()))
-    return rest._replace(
-        capture=rest.capture._replace(stacks=stacks, collectives=capture.collectives),
-        cores=tuple(redacted_json(core._replace(threads=()))._replace(threads=core.threads) for core in cores),
-    )
 
 
 def _packed(evidence: Evidence) -> str:

@@ -1,0 +1,93 @@
+"""What was seen without the secrets in it: words of tools, and names that stacks and recorders hold. Pure.
+
+Names of functions and files are what somebody has called them. A path is read part by part, so that what follows a
+part that holds a secret stays; a line's number always does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from saferun.evidence import Capture, CoreLook, Evidence, Frame, RankCollectives, StackDump, ThreadStack
+from saferun.text.redaction import redacted_json, redacted_path, redacted_text
+
+__all__ = ["capture_without_secrets", "evidence_without_secrets", "threads_without_secrets"]
+
+
+def evidence_without_secrets(evidence: Evidence) -> Evidence:
+    """All that a host knows, as it may leave the host."""
+    capture, cores = evidence.capture, evidence.cores
+    rest: Evidence = redacted_json(evidence._replace(capture=Capture(), cores=()))
+    names = _Names()
+    return rest._replace(capture=_capture(capture, names), cores=tuple(_core(core, names) for core in cores))
+
+
+def capture_without_secrets(capture: Capture) -> Capture:
+    """What a capture has seen, as it may be shown."""
+    return _capture(capture, _Names())
+
+
+def threads_without_secrets(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
+    """Threads with their names and calls."""
+    names = _Names()
+    return tuple(names.thread(thread) for thread in threads)
+
+
+class _Names:
+    """Each different call is read once: hundreds of processes have the same ones."""
+
+    def __init__(self) -> None:
+        self._calls: dict[Frame, Frame] = {}
+        self._texts: dict[str, str] = {}
+
+    def thread(self, thread: ThreadStack) -> ThreadStack:
+        return thread._replace(name=self.text(thread.name), frames=tuple(map(self._call, thread.frames)))
+
+    def _call(self, frame: Frame) -> Frame:
+        known = self._calls.get(frame)
+        if known is None:
+            known = frame._replace(function=redacted_text(frame.function), file=redacted_path(frame.file))
+            self._calls[frame] = known
+        return known
+
+    def text(self, text: str) -> str:
+        known = self._texts.get(text)
+        if known is None:
+            known = self._texts[text] = redacted_text(text)
+        return known
+
+    def collectives(self, one: RankCollectives) -> RankCollectives:
+        groups = []
+        for group in one.groups:
+            calls = tuple(
+                call._replace(
+                    op=self.text(call.op), sizes=self.text(call.sizes), frames=tuple(map(self._call, call.frames))
+                )
+                for call in group.calls
+            )
+            groups.append(
+                group._replace(group=self.text(group.group), description=self.text(group.description), calls=calls)
+            )
+        return one._replace(groups=tuple(groups), failure=self.text(one.failure))
+
+
+def _capture(capture: Capture, names: _Names) -> Capture:
+    rest: Capture = redacted_json(capture._replace(stacks=(), collectives=()))
+    return rest._replace(
+        stacks=tuple(_stack(dump, names) for dump in capture.stacks),
+        collectives=tuple(map(names.collectives, capture.collectives)),
+    )
+
+
+def _stack(dump: StackDump, names: _Names) -> StackDump:
+    return dump._replace(
+        name=names.text(dump.name),
+        tool=names.text(dump.tool),
+        failure=names.text(dump.failure),
+        threads=tuple(map(names.thread, dump.threads)),
+    )
+
+
+def _core(core: CoreLook, names: _Names) -> CoreLook:
+    rest: CoreLook = redacted_json(core._replace(threads=()))
+    return rest._replace(threads=tuple(map(names.thread, core.threads)))
