@@ -321,7 +321,8 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
         text = client.get(key, max(0.1, min(meeting.tell_every_s / 2, _HAND_IN_AGAIN_S, meeting.remaining_s)))
         if text is not None:
             if text == _MOVED.encode():
-                client.add(f"{prefix}left", 1)
+                with suppress(StoreBrokenError):
+                    client.add(f"{prefix}left", 1)
                 raise MovedError
             place = decode_place(text)
             if place is not None and client.signer is not None and not _is_for(text, own):

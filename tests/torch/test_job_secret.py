@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from saferun.cluster.signed import is_signed, unverified
-from tests.process.launching import Job, customized, until
+from tests.process.launching import Job, customized, running, until
 from tests.torch.coordinating import DECISION
-from tests.torch.several import hosts
+from tests.torch.several import free_port, hosts
 
 WAIT = """
 from rank import *
@@ -126,9 +126,16 @@ def test_a_host_that_cannot_read_its_secret_says_so_and_may_come_again(tmp_path:
             f"saferun: --secret-file {tmp_path}/open: everyone may read or write it",
             f"hint: it has to be this user's or root's, and for nobody else: chmod 600 {tmp_path}/open",
         ]
-        assert jobs[0].process.poll() is None
-        jobs[0].send(signal.SIGTERM)
-        jobs[0].wait()
+        # With the right one it takes its place.
+        own = [str(argument) for argument in jobs[0].process.args]  # type: ignore[union-attr]
+        own[own.index("--node-rank") + 1] = "1"
+        place = own[own.index("--nnodes") : own.index("--secret-file") + 2]
+        with running(tmp_path / "again", WAIT, *place) as again:
+            for job in (jobs[0], again):
+                job.hear("ready")
+            for job in (jobs[0], again):
+                job.release("end")
+            assert [jobs[0].wait(), again.wait()] == [0, 0]
 
 
 def test_where_nothing_can_encrypt_it_is_said_before_anybody_is_met(tmp_path: Path) -> None:
@@ -148,3 +155,55 @@ def test_one_host_alone_does_not_look_at_the_file(tmp_path: Path) -> None:
         jobs[0].hear("ready")
         jobs[0].release("end")
         assert jobs[0].wait() == 0
+
+
+def mpi_task(i: int, count: int) -> dict[str, str]:
+    """The environment of a task of MPICH's mpiexec on one host."""
+    task = {"PMI_RANK": i, "PMI_SIZE": count, "MPI_LOCALRANKID": i, "MPI_LOCALNRANKS": count, "PMI_FD": 7}
+    return {name: str(value) for name, value in task.items()}
+
+
+@pytest.mark.slow
+def test_one_saferun_a_rank_signs_too(tmp_path: Path) -> None:
+    """The secret is the head's to hand to the coordinator; the others look whether they could read it."""
+    environ = {"SAFERUN_JOB_SECRET_FILE": secret_in(tmp_path)}
+    with hosts(
+        tmp_path, WAIT, count=3, place=False, nproc=None, environs=lambda i: {**mpi_task(i, 3), **environ}
+    ) as jobs:
+        for job in jobs:
+            job.hear("ready")
+        store, said = control_store_of(jobs[0])
+        assert is_signed(said)
+        decide(store)
+        until(lambda: "not signed with the job secret" in jobs[0].err, "the warning")
+        for job in jobs:
+            job.release("end")
+        assert [job.wait() for job in jobs] == [0, 0, 0]
+
+
+FAIL_ONCE = """
+from rank import *
+tell("ready")
+await_release("fail" if ATTEMPT == 0 else "end")
+if ATTEMPT == 0 and RANK == 1:
+    print("ValueError: S3CR3TPLACE is none", file=sys.stderr)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_job_that_is_restarted_signs_on_and_its_own_messages_are_never_ignored(tmp_path: Path, backend: str) -> None:
+    """Evidence gets to the host that leads, and each attempt has its own signatures."""
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "x")
+    options = ("--secret-file", secret_in(tmp_path), "--max-restarts", "1")
+    place = ("--nnodes", "2", *meeting) if backend == "c10d" else ()
+    with hosts(tmp_path, FAIL_ONCE, *options, *place, place=not place) as jobs:
+        for name in ("fail", "end"):
+            for job in jobs:
+                job.hear("ready")
+            for job in jobs:
+                job.release(name)
+        assert [job.wait() for job in jobs] == [0, 0]
+        assert any("S3CR3TPLACE is none" in job.err for job in jobs)
+        assert all("ignored" not in job.err for job in jobs), [job.err for job in jobs]

@@ -11,7 +11,7 @@ import pytest
 
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.signed import Signer
-from saferun.coordinator.gathering import Gathering, take_place, tell_failure
+from saferun.coordinator.gathering import Gathering, MovedError, take_place, tell_failure
 from saferun.coordinator.heartbeats import CHANGE, Beats, Monitor
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.meeting import JoinFailedError, Meeting
@@ -364,6 +364,17 @@ def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
     thread, results = gather_in_background(Gathering(store.client(signer()), "r0/", 2, knocks=False))
     thread.join()
     assert (results[0].what, results[0].hint, results[0].is_usage) == ("node3 did not come", "look at it", True)
+
+
+def test_a_count_that_is_no_number_ends_no_meeting() -> None:
+    """Whoever writes one costs the hosts the moment in which they would have left."""
+    store = MemoryStore()
+    leader = Gathering(store.client(signer()), "r0/", 2, knocks=False)
+    leader.move()
+    store.write("r0/left", "x")
+    leader.wait_until_left(DEADLINE_S)
+    with pytest.raises(MovedError):
+        take_place(store.client(signer()), "r0/", 1, meeting_of("node2"), record("node2", "b2"))
 
 
 def test_a_host_with_another_secret_ends_the_waiting_for_it() -> None:
