@@ -313,7 +313,7 @@ def test_shared_libraries_are_loaded_from_memory() -> None:
 # A message, the time and an action ask for what nobody can read, as long as ranks run.
 MISSING = (
     "import sys, saferun.launch.idle_imports as idle\n"
-    "import saferun.launch.orphans as leftovers, saferun.launch.runtime as runtime\n"
+    "    import saferun.launch.orphans as leftovers, saferun.launch.runtime as runtime\n"
     "    idle.IdleImports._request = lambda self: None\n"
     "    idle.IdleImports._fetch = lambda self, name: False\n"
     "    plain_tick, plain_signal = leftovers.Leftovers.tick, runtime.Runtime._check_beside\n"
