@@ -115,13 +115,31 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _open_device(path: str) -> int:
-    """``/dev/null`` and ``/dev/stderr`` are written to, as torchrun does, and stay what they are; -1: it is no such."""
+    """``/dev/null`` and ``/dev/stderr`` are written to, as torchrun does, and stay what they are; -1: it is no such.
+
+    A link counts where it is this user's or root's: somebody else's may lead to a disk.
+    """
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        if stat.S_ISREG(os.stat(path).st_mode):
-            return -1
+        entry = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return -1
-    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(entry)
+        if not stat.S_ISLNK(status.st_mode):
+            target, flags = path, flags | os.O_NOFOLLOW
+        elif status.st_uid in {os.geteuid(), _ROOT}:
+            target = os.path.join(os.path.dirname(path), os.readlink("", dir_fd=entry))
+        else:
+            return -1
+    finally:
+        os.close(entry)
+    try:
+        if stat.S_ISREG(os.stat(target).st_mode):
+            return -1
+    except FileNotFoundError:
+        return -1
+    fd = os.open(target, flags)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) and status.st_uid in {os.geteuid(), _ROOT}:
         return fd

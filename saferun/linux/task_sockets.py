@@ -96,12 +96,20 @@ class TaskSockets:
     def _others(self, base: str) -> Iterator[str]:
         """Further directories of this user's. Anybody can make one whose name says so."""
         names: list[str] = []
-        with suppress(OSError):
-            names = sorted(name for name in os.listdir(base) if name.startswith(f"{self._own}-"))
-        for name in names:
+        prefix = f"{self._own}-"
+        with suppress(OSError), os.scandir(base) as entries:
+            # Asked of each without opening it: there may be as many as somebody likes to make.
+            names += (entry.name for entry in entries if entry.name.startswith(prefix) and _is_owned(entry))
+        for name in sorted(names):
             with suppress(OSError):
                 _check(f"{base}/{name}")
                 yield f"{base}/{name}"
+
+
+def _is_owned(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):
+        return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    return False
 
 
 def _bases() -> list[str]:
@@ -140,6 +148,8 @@ def _listen(path: str) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        # The name gets its permissions from here: by its path, it might be another file's by then.
+        os.fchmod(listener.fileno(), 0o600)
         try:
             listener.bind(path)
         except OSError as error:
@@ -149,8 +159,6 @@ def _listen(path: str) -> socket.socket:
             with suppress(OSError, ValueError):
                 os.unlink(path)
             listener.bind(path)
-        if not path.startswith("\0"):
-            os.chmod(path, 0o600)
         listener.listen(_BACKLOG)
     except BaseException:
         listener.close()

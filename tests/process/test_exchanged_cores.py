@@ -23,7 +23,7 @@ from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.core_pattern import CorePattern
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 from tests.process.test_cores import PATTERN, Crew, crew, functions, limits
-from tests.process.watching import Attacker
+from tests.process.watching import ROUNDS, Attacker, rounds_until
 from tests.unit.test_core_files import make_core
 
 __all__ = ["crew", "limits"]
@@ -155,14 +155,17 @@ def exchange_cores(attacker: Attacker, place: Path, theirs: Path, mine: Path) ->
 
 
 @needs_root
-def test_of_cores_that_are_exchanged_nobody_elses_is_read_moved_or_deleted(place: Path, tmp_path: Path) -> None:
+@ROUNDS
+def test_of_cores_that_are_exchanged_nobody_elses_is_read_moved_or_deleted(
+    place: Path, tmp_path: Path, rounds: int
+) -> None:
     mine = tmp_path / "mine"
     mine.write_bytes(make_core(1))
     (tmp_path / "run").mkdir()
     theirs = place / "theirs"
     as_user(lambda: theirs.write_bytes(make_core(666)))
-    swapped = 0
-    for number in range(200):
+    swapped: list[int] = []
+    for number in rounds_until(rounds, swapped):
         folder = place / str(number)
         folder.mkdir()
         folder.chmod(0o777)
@@ -175,11 +178,11 @@ def test_of_cores_that_are_exchanged_nobody_elses_is_read_moved_or_deleted(place
                 assert pid_of(core) in {4711, 0}
                 path = move_core(core, str(target))
                 delete_core(core._replace(path=path))
-        swapped += any(path.name.startswith("away") for path in folder.iterdir())
+        if any(path.name.startswith("away") for path in folder.iterdir()):
+            swapped.append(number)
         assert not target.exists() or read_core_notes(str(target)).pid == 4711
         assert read_core_notes(str(mine)).pid == 1
         assert theirs.exists()
-    assert swapped, "the attacker has never been quick enough to be of any use here"
 
 
 def pid_of(core: CoreFile) -> int:

@@ -83,6 +83,22 @@ def test_a_pipe_of_somebody_else_gets_no_error(tmp_path: Path) -> None:
     os.close(reader)
 
 
+@needs_root
+def test_a_link_of_somebody_else_to_a_device_is_replaced_and_leads_nowhere(tmp_path: Path) -> None:
+    """Root's error file in /tmp, and a link to a disk."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    path = tmp_path / "error.json"
+    path.symlink_to(pipe)
+    os.chown(path, SOMEBODY, SOMEBODY, follow_symlinks=False)
+    write_error(str(path), "no port", "", 1)
+    assert os.read(reader, 10) == b""
+    os.close(reader)
+    assert not path.is_symlink()
+    assert "no port" in path.read_text()
+
+
 def test_a_file_or_a_link_to_one_is_replaced(tmp_path: Path) -> None:
     """As torchrun does."""
     (tmp_path / "target").write_text("mine")

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
+
 from tests.process.somebody import start_as_user
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+ROUNDS = pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=pytest.mark.slow)])
+_MOST_MORE = 300
 _IN_ALL_EVENTS = 0xFFF
 _READ_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+
+
+def rounds_until(rounds: int, acted: list[int]) -> Iterator[int]:
+    """The numbers of the rounds, and of some more: on a busy machine an attacker may come too late a few times.
+
+    Args:
+        rounds: how many there are.
+        acted: those in which the attacker has done something.
+    """
+    for number in range(rounds + _MOST_MORE):
+        if number >= rounds and acted:
+            return
+        yield number
+    assert acted, "the attacker has never been quick enough to be of any use here"
 
 
 class Attacker:
@@ -55,6 +75,7 @@ class Attacker:
     # ---------------------------------------------------------------------------------------------- in its own process
 
     def _run(self) -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # It ends between two actions, and not within one.
         self._end_read, end_write = os.pipe()
         os.set_blocking(end_write, False)
@@ -72,7 +93,9 @@ class Attacker:
         os.write(self._ready_write, b"x")
 
     def wait(self) -> None:
-        """Until something happens, or the block ends."""
+        """Until somebody else does something, or the block ends."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._inotify, _READ_BYTES)  # what it has done itself
         poll = select.poll()
         poll.register(self._inotify, select.POLLIN)
         poll.register(self._end_read, select.POLLIN)

@@ -449,7 +449,8 @@ def test_a_heartbeat_touches_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("value", ["", "/no/such/directory/file", "\x01", "relative/none"])
-def test_a_heartbeat_never_raises(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_never_raises(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a relative path is one, too
     monkeypatch.setenv("SAFERUN_HEARTBEAT_FILE", value)
     saferun.heartbeat()
     monkeypatch.delenv("SAFERUN_HEARTBEAT_FILE")
