@@ -147,6 +147,7 @@ NOT_AT_START = (
     "saferun.captures.run",
     "saferun.captures.serve",
     "saferun.captures.stacks",
+    "saferun.captures.steps",
     "saferun.cluster.control",
     "saferun.cluster.coordinator_client",
     "saferun.cluster.evidence",

@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 
-from saferun.captures import CAPTURES, CaptureStep
 from saferun.captures.process_state import family_of
 from saferun.captures.scene import Emit, Process, Scene
+from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.waiting import Ends
 from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Request, encode
 from saferun.evidence import CaptureNote, CoreLook, OomKill
@@ -77,8 +76,7 @@ def _bound(step: CaptureStep, scene: Scene) -> Callable[[Emit], None]:
     def run(emit: Emit) -> None:
         if step.memory_bytes:
             limit_memory(step.memory_bytes)
-        # Imported where it runs: what is missing or broken is missing there alone.
-        import_module(step.module).__dict__[step.function](scene._replace(emit=emit))
+        step.run(scene._replace(emit=emit))
 
     return run
 

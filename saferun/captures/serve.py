@@ -25,7 +25,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from saferun.captures import CAPTURES
 from saferun.captures.held_tools import held_fds, held_tool, hold_tools
 from saferun.linux.children import reset_signals
 from saferun.linux.descriptors import close_all_but
@@ -40,8 +39,11 @@ if TYPE_CHECKING:
 EXAMINER_MODULES = (
     "saferun.evidence",
     "saferun.captures.wire",
+    "saferun.captures.stacks",
+    "saferun.captures.process_state",
+    "saferun.captures.links",
+    "saferun.captures.strace",
     "saferun.captures.run",
-    *dict.fromkeys(step.module for step in CAPTURES),
     "saferun.captures.faulthandler_dump",
     "saferun.captures.flight_recorder",
     "saferun.captures.worker_server",

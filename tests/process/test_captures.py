@@ -12,16 +12,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from saferun.captures import CAPTURES, CaptureStep, run, stacks, strace
+from saferun.captures import run, stacks, strace
 from saferun.captures.process_state import read_process_look
 from saferun.captures.scene import Process, Scene
+from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.wire import (
     NOT_READY,
     CaptureReader,
@@ -334,7 +333,7 @@ def do(step: CaptureStep, pid: int, left_s: float, directory: str = "") -> Found
     began_at = time.monotonic()
     deadline = began_at + left_s
     process = Process(0, pid, True, "/nonexistent/hook", look)
-    import_module(step.module).__dict__[step.function](Scene(request, (process,), deadline, found))
+    step.run(Scene(request, (process,), deadline, found))
     assert time.monotonic() < max(deadline, began_at) + LATE_S
     return found
 
@@ -503,11 +502,10 @@ def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
     os.waitpid(int(hanging), 0)
 
 
-def test_what_ranks_write_is_read_with_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_write_is_read_with_a_limit_of_memory() -> None:
     """A hostile answer costs its own capture; programs that other captures start map libraries of gigabytes."""
-    monkeypatch.setattr(run, "import_module", lambda _: SimpleNamespace(**dict.fromkeys(FUNCTIONS, tell_limit)))
     limits = {}
-    for step in CAPTURES:
+    for step in (step._replace(run=tell_limit) for step in CAPTURES):
         reader = CaptureReader()
         steps = [(step.name, run._bound(step, Scene(Request(()), (), 0.0, lambda *_: None)))]
         run._run_beside_each_other(steps, reader.feed, time.monotonic() + 30.0)
@@ -516,9 +514,6 @@ def test_what_ranks_write_is_read_with_a_limit_of_memory(monkeypatch: pytest.Mon
     limited = {name for name, limit in limits.items() if limit != unlimited}
     assert limited == {"flight_recorder"}
     assert (1 << 30) < int(limits["flight_recorder"]) < (8 << 30)
-
-
-FUNCTIONS = [step.function for step in CAPTURES]
 
 
 def tell_limit(scene: Scene) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from saferun.captures import CAPTURES, links
+from saferun.captures import links
 from saferun.captures.scene import Process, Scene
+from saferun.captures.steps import CAPTURES
 from saferun.captures.wire import CaptureReader, Request, encode
 from saferun.evidence import ProcessLook, StuckLink
 from saferun.linux.sockets import TcpState
@@ -62,4 +63,4 @@ def test_a_process_that_is_gone_has_no_connections() -> None:
 
 def test_the_capture_is_in_the_list() -> None:
     """It is run with the others."""
-    assert ("saferun.captures.links", "capture_links") in {(step.module, step.function) for step in CAPTURES}
+    assert links.capture_links in {step.run for step in CAPTURES}
