@@ -229,6 +229,12 @@ class LaunchConfig(Value):
     leftovers: Literal["wait", "end", "leave"] = "wait"
     leftovers_timeout_s: float = 600.0
     secret_file: str = ""  # with the job's secret; empty: none is named
+    sign_messages: Literal["auto", "off", "required"] = "auto"  # by a secret that the hosts share, where none is named
+
+    @property
+    def shares_secret(self) -> bool:
+        """Whether the hosts of the job try to share a secret by themselves."""
+        return not self.secret_file and self.sign_messages != "off" and self.hosts.most > 1
 
     @property
     def checks_here(self) -> bool:

@@ -153,6 +153,7 @@ def _resolve(
         leftovers=values.leftovers,
         leftovers_timeout_s=_leftovers_timeout_s(values),
         secret_file=values.job_secret_file,
+        sign_messages=values.sign_messages,
     )
 
 

@@ -380,6 +380,17 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         metavar="FILE",
     ),
     Option(
+        ("--sign-messages", "--sign_messages"),
+        "sign_messages",
+        "str",
+        "auto",
+        "without --secret-file: whether the hosts make a secret and share it where they have a private channel (munge, "
+        "or run directories that all of them see), and sign with it; required: no channel, no job",
+        RENDEZVOUS,
+        choices=("auto", "off", "required"),
+        pet=False,
+    ),
+    Option(
         ("--start-timeout", "--start_timeout"),
         "start_timeout",
         "float",

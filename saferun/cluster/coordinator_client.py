@@ -62,7 +62,8 @@ class JobLine:
         self.port = 0  # of the ranks' store
         self.control_port = 0  # where others knock
         self._config = config
-        self._environ = environ
+        sharing = config.sign_messages if config.shares_secret else "off"
+        self._environ = {**environ, "SAFERUN_SIGN_MESSAGES": sharing}
         self._poller = poller
         self._on_message = on_message
         self._on_lost = on_lost

@@ -381,11 +381,24 @@ class Job:
                     "door": door,
                     "full": self._config.checks.full,
                 },
+                "sharing": {
+                    "base": self._run_dir.shared_base if self._config.shares_secret else "",
+                    "required": self._config.sign_messages == "required",
+                },
                 # To this host's coordinator alone, over a pair of sockets.
                 **({"secret": self._secret.raw.hex()} if self._secret is not None and self.line.is_head else {}),
             }
         )
         self.line.open()
+
+    def _tell_signed(self, message: JsonObject) -> None:
+        """Note by which secret the hosts sign their messages, or why by none."""
+        by, why = (words(message.get(name) or "", _LONGEST_WORDS) for name in ("signed", "unsigned_why"))
+        at = {"time": time.time(), "at": time.monotonic(), "attempt": self._number}
+        self._run_dir.write_event({"event": "MessagesSigned", **at, "by": by, "why_not": why})
+        if self.leads and not by and message.get("offered") == "munge":
+            # Hosts of one cluster have munge, all or none of them. Another file system on each is nothing unusual.
+            self._warn(f"messages between the hosts are not signed: {why}")
 
     def _join_timeout_s(self) -> float:
         """How long the others are waited for: less where each host decided for itself that they meet again."""
@@ -434,6 +447,7 @@ class Job:
             leader=self.leader,
             restarts=number(message["restarts"]),
         )
+        self._tell_signed(message)
         self._places = {place.rank: place.local_rank for place in placement.ranks}
         place = Place(
             placement,
@@ -672,7 +686,7 @@ class Job:
             told = message.get("message")
             self.ignored.add(told.get("kind") if isinstance(told, dict) else message.get("op"), error)
 
-    def _take(self, message: JsonObject) -> None:  # noqa: C901 - one flat table of what is heard
+    def _take(self, message: JsonObject) -> None:  # noqa: C901, PLR0915 - one flat table of what is heard
         match message.get("op"):
             case "joined" if self._joining:
                 self._on_joined(message)
@@ -714,6 +728,11 @@ class Job:
                     self._look_at_end()
             case "malformed" if message["attempt"] == self._number:
                 raise ValueError(f"an entry of the job's log: {message.get('words') or 'it cannot be read'}")
+            case "made":
+                # Removed with the run's own directories if the coordinator cannot, whoever is killed.
+                self._run_dir.scratch.note(
+                    text(message["path"], _LONGEST_PATH), (number(message["device"]), number(message["inode"]))
+                )
             case "unsigned":
                 self.unsigned.add_unsigned(words(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case "start_stage" if message["attempt"] == self._number:

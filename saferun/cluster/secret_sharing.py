@@ -17,23 +17,24 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
+import queue
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
-from saferun.captures.tools import called_apart
 from saferun.errors import printable, suppress
 from saferun.files.private_file import new_name, read_private, remove_private, write_private
 from saferun.linux.munge import LONGEST_CREDENTIAL, Munge, MungeError, decode, encode, find_munge
+from saferun.linux.prctl import die_with_parent, outlive_parent
 from saferun.model import JsonObject, Value
-from saferun.text.decoding import MALFORMED, loads, number, text
+from saferun.text.decoding import MALFORMED, loads, text
 
 SECRET_BYTES = 32
 LONGEST_OFFER = 2 * LONGEST_CREDENTIAL
 _LONGEST_CONTENT = 1024
-_LONGEST_PATH = 4096
 _LONGEST_NAME = 1024
-_LONGEST_WORDS = 300
 # A file system that takes longer is no way to share a secret.
 _FILE_S = 2.0
 # Before it ends, credentials are made anew; munged allows an hour at most.
@@ -118,16 +119,11 @@ def make_offer(secret: bytes, bound_to: str, ttl_s: int, base: str, munge: Munge
         return Offer("", "; ".join([*reasons, "there is no run directory"]))
     name = new_name()
 
-    def write() -> list[Any]:
-        made = write_private(base, name, content)
-        return [made.path, *made.which]
-
     try:
-        path, device, inode = _apart(write)
-        made = text(path, _LONGEST_PATH), number(device), number(inode)
+        made = _bounded(lambda: write_private(base, name, content))
     except NoSecretError as error:
         return Offer("", "; ".join([*reasons, f"the run directory: {error}"]), name)
-    return Offer(json.dumps({"file": name}), "", name, made)
+    return Offer(json.dumps({"file": name}), "", name, (made.path, *made.which))
 
 
 def read_offer(offer: str) -> tuple[str, str]:
@@ -168,8 +164,8 @@ def take_offer(offer: str, bound_to: str, base: str, munge: Munge | None) -> byt
         reasons.append("the run directory: this host has none")
     elif name:
         try:
-            return unpack(bytes.fromhex(_apart(lambda: read_private(base, name, _LONGEST_CONTENT).hex())), bound_to)
-        except (*MALFORMED, NoSecretError) as error:
+            return unpack(_bounded(lambda: read_private(base, name, _LONGEST_CONTENT)), bound_to)
+        except NoSecretError as error:
             reasons.append(f"the run directory: {error}")
     raise NoSecretError("; ".join(reasons) or "nothing is offered")
 
@@ -177,35 +173,35 @@ def take_offer(offer: str, bound_to: str, base: str, munge: Munge | None) -> byt
 def withdraw(base: str, name: str) -> None:
     """Remove the file of an offer. Bounded in time."""
     with suppress(NoSecretError):
-        _apart(lambda: remove_private(base, name))
+        _bounded(lambda: remove_private(base, name))
 
 
-def _apart(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - JSON
+def _bounded(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it returns
     """What a call returns that may wait for a file system for ever.
+
+    A thread is enough: this process has nothing else to do, and may be lost.
 
     Raises:
         NoSecretError: it fails, or does not return in time.
     """
+    answers: queue.SimpleQueue[tuple[Any, str]] = queue.SimpleQueue()
 
-    def answer() -> str:
+    def answer() -> None:
         try:
-            return json.dumps({"value": call()})
+            answers.put((call(), ""))
         except OSError as error:
-            return json.dumps({"error": error.strerror or str(error)})
+            answers.put((None, printable(error.strerror or str(error)) or "it fails"))
 
     try:
-        said = called_apart(answer, _FILE_S)
-    except OSError as error:
-        raise NoSecretError(error.strerror or "no process can be made") from None
-    if said is None:
-        raise NoSecretError(f"its file system did not answer within {_FILE_S:.0f} s")
-    try:
-        found = loads(said)
-        if "error" in found:
-            raise NoSecretError(printable(text(found["error"], _LONGEST_WORDS)))
-        return found["value"]
-    except MALFORMED:
-        raise NoSecretError("it cannot be looked at") from None
+        threading.Thread(target=answer, daemon=True).start()
+        value, failure = answers.get(timeout=_FILE_S)
+    except queue.Empty:
+        raise NoSecretError(f"its file system did not answer within {_FILE_S:.0f} s") from None
+    except RuntimeError:
+        raise NoSecretError("no thread can be made") from None
+    if failure:
+        raise NoSecretError(failure)
+    return value
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -215,19 +211,25 @@ def _apart(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - JSON
 def serve(connection: socket.socket, munge: Munge | Callable[[], Munge | None] | None = find_munge) -> None:
     """Answer requests, one JSON line each, until the other side is gone; then remove what was made.
 
-    ``offer {secret, job, ttl_s, base}`` is answered by ``{text, why, made}``; ``take {offer, job, base}`` by
-    ``{secret, why}``, where the secret is empty if there is none; ``withdraw`` by ``{}``. Each answer repeats ``id``.
+    ``offer {secret, run_id, job, ttl_s, base}`` is answered by ``{text, why, made}``; ``take {offer, run_id, job,
+    base}`` by ``{secret, why}``, where the secret is empty if there is none; ``withdraw`` by ``{}``. Each answer
+    repeats ``id``.
 
     Args:
         connection: to whoever asks, in blocking mode.
         munge: the programs of MUNGE; or what looks for them.
     """
     made: list[tuple[str, str]] = []
+    parent_pid = os.getppid()
     try:
         with connection, connection.makefile("rwb") as lines:
             for line in lines:
                 request = json.loads(line)
+                # What has made a file lives to remove it, whoever is killed.
+                outlive_parent()
                 answer = {**_answered(request, made, munge() if callable(munge) else munge), "id": request["id"]}
+                if not made:
+                    die_with_parent(parent_pid)
                 lines.write(json.dumps(answer).encode() + b"\n")
                 lines.flush()
     except OSError:
@@ -238,17 +240,18 @@ def serve(connection: socket.socket, munge: Munge | Callable[[], Munge | None] |
 
 
 def _answered(request: JsonObject, made: list[tuple[str, str]], munge: Munge | None) -> JsonObject:
+    bound_to = binding(str(request.get("run_id")), str(request.get("job")))
     match request["op"]:
         case "offer":
             secret, ttl_s = bytes.fromhex(request["secret"]), int(request["ttl_s"])
             base = str(request["base"])
-            offer = make_offer(secret, str(request["job"]), ttl_s, base, munge)
+            offer = make_offer(secret, bound_to, ttl_s, base, munge)
             if offer.name:
                 made.append((base, offer.name))
             return offer._asdict()
         case "take":
             try:
-                secret = take_offer(str(request["offer"]), str(request["job"]), str(request["base"]), munge)
+                secret = take_offer(str(request["offer"]), bound_to, str(request["base"]), munge)
             except NoSecretError as error:
                 return {"secret": "", "why": str(error)}
             return {"secret": secret.hex(), "why": ""}

@@ -112,6 +112,11 @@ class Signer:
     def __repr__(self) -> str:
         return "Signer(hidden)"
 
+    @property
+    def signs(self) -> bool:
+        """Whether there is a secret."""
+        return True
+
     def protect(self, key: str, content: str | bytes, counter: int = 0) -> bytes:
         """The value to be stored.
 

@@ -32,7 +32,13 @@ def main() -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # Torch's elastic rendezvous would have hosts that join a running job wait for an address without end.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    serve(socket_fd, listen_fd, fds, whole_torch=bool(whole_torch))
+    sharing = None
+    if fds and os.environ.get("SAFERUN_SIGN_MESSAGES", "off") != "off":
+        from saferun.coordinator.sharing import Sharing
+
+        # Before torch is imported, and before there are threads.
+        sharing = Sharing((socket_fd, listen_fd, *fds.values()))
+    serve(socket_fd, listen_fd, fds, whole_torch=bool(whole_torch), sharing=sharing)
 
 
 if __name__ == "__main__":

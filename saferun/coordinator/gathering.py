@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from saferun.coordinator.knock import GONE, knock
 from saferun.coordinator.meeting import JoinFailedError, Meeting
+from saferun.coordinator.pact import Pact
 from saferun.coordinator.places import (
     LONGEST_RECORD_BYTES,
     HostPlace,
@@ -122,6 +123,8 @@ class Gathering:
                 self._missing = gone or self._drop_forged(texts)
             records = [own, *self._records(texts)]
             _check_agreement(records)
+            if isinstance(self._client.signer, Pact):
+                self._client.signer.conclude(self._prefix, [record.name for record in records])
         except JoinFailedError as error:
             self.fail(error)
             raise
@@ -140,6 +143,8 @@ class Gathering:
                 raise failure
             if self._is_asked_for():
                 raise OnePortError
+            if isinstance(self._client.signer, Pact):
+                self._client.signer.keep(self._client)
             now = time.monotonic()
             if now - listed_at < _LIST_MISSING_EVERY_S and meeting.remaining_s > 0:
                 continue
@@ -239,7 +244,8 @@ class Gathering:
             text = encode_place(place)
             if self._client.signer is not None:
                 # Whoever gets it knows by this that nobody has recorded it in another job.
-                text = json.dumps({**place._asdict(), "to": record.born})
+                told = self._client.signer.told if isinstance(self._client.signer, Pact) else {}
+                text = json.dumps({**place._asdict(), "to": record.born, **told})
             self._client.set(f"{self._prefix}place/{place.host}", text)
         # An answer, so that all has arrived before anybody may end the store.
         self._client.check(f"{self._prefix}fail")
@@ -314,6 +320,10 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
     """
     # By a connection of its own: this one is about to wait.
     meeting.on_leave = lambda: _leave(client.another(), prefix, own.name)
+    signer = client.signer
+    if isinstance(signer, Pact):
+        with _telling(client, prefix):
+            signer.take(client)
     _hand_in(client, prefix, host, meeting, own)
     key = f"{prefix}place/{host}"
     while True:
@@ -325,10 +335,13 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
                     client.add(f"{prefix}left", 1)
                 raise MovedError
             place = decode_place(text)
-            if place is not None and client.signer is not None and not _is_for(text, own):
+            if place is not None and signer is not None and signer.signs and not _is_for(text, own):
                 time.sleep(_LOOK_AGAIN_S)  # it was recorded earlier; the true one may yet be written over it
                 continue
             if place is not None:
+                if isinstance(signer, Pact):
+                    with _telling(client, prefix):
+                        signer.join(text)
                 return place
             client.add(f"{prefix}read", 1)
             raise _failure(text) or JoinFailedError(
@@ -345,6 +358,17 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
             tell_failure(client, prefix, error)
             client.add(f"{prefix}read", 1)
             raise error
+
+
+@contextmanager
+def _telling(client: StoreClient, prefix: str) -> Iterator[None]:
+    """Let the others hear why this host does not take part."""
+    try:
+        yield
+    except JoinFailedError as error:
+        tell_failure(client, prefix, error)
+        client.add(f"{prefix}read", 1)
+        raise
 
 
 def _is_for(text: bytes, own: HostRecord) -> bool:

@@ -21,6 +21,7 @@ from saferun.coordinator.arrivals import Arrivals, waiting_words
 from saferun.coordinator.dial import dial, plain, shown
 from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place, tell_failure
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
+from saferun.coordinator.pact import Pact
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.search import Search
 from saferun.coordinator.secrecy import (
@@ -306,14 +307,19 @@ class HandlerRendezvous:
         way = master_addr(str(named), own.addresses)
         ranks_port = port or (int(bootstrap.master_port) if bootstrap is not None else 0)
 
+        named = meeting.secrecy.signer(meeting.run_id, job)
+        pact = meeting.make_pact(job) if named is None and hosts > 1 else None
+
         def serve(*, one_port: bool) -> StoreClient:
             """Serve the control store, by itself or as a part of the ranks' store, and say where it is."""
             if one_port and ranks is not None:
                 client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
             else:
                 client = self._stores.serve_control()
-            client.signer = meeting.secrecy.signer(meeting.run_id, job)
+            client.signer = named or pact
             client.set(JOB_KEY, job)
+            if isinstance(client.signer, Pact):
+                client.signer.offer(client)
             client.check(JOB_KEY)
             control_port = port if one_port else self._stores.control_port
             leader = Leader(job, control_port, ranks_port, way, own.addresses, one_port)
@@ -369,6 +375,7 @@ class HandlerRendezvous:
         Where the control store cannot be reached, it is asked for as a part of the ranks' store. ``moved``: it is one.
         """
         words = "the first host has not said where it is"
+        pact: Pact | None = None
         failing_since: float | None = None
         while True:
             meeting.check()
@@ -388,7 +395,9 @@ class HandlerRendezvous:
                     raise self._mismatched(meeting, own, store, host, kind, leader)
                 time.sleep(_LOOK_AGAIN_S)
                 continue
-            client, way, words = self._connect(leader, own, meeting.secrecy.signer(meeting.run_id, leader.job))
+            if pact is None or pact.job != leader.job:
+                pact = meeting.make_pact(leader.job)
+            client, way, words = self._connect(leader, own, meeting.secrecy.signer(meeting.run_id, leader.job) or pact)
             if client is not None:
                 return client, leader, way
             failing_since = failing_since or time.monotonic()

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from saferun.cluster.signed import CannotSealError
+from saferun.cluster.signed import CannotSealError, Signer
 from saferun.coordinator.attempt import Attempt
 from saferun.coordinator.meeting import CancelledError, JoinFailedError, Meeting, Met
+from saferun.coordinator.pact import Pact
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy
+from saferun.coordinator.sharing import Sharing
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.stores import Stores
 from saferun.coordinator.tasks import Message, TaskConnection, Tasks
@@ -54,9 +56,13 @@ class Host:
         stores: what this host may serve.
         endpoint_fd: the listening socket of the rendezvous' own store, where that is on this host; -1: it is not.
         torch_version: the supervisor hears of it by this.
+        sharing: how a job secret that no file holds gets to the other hosts; None: there is to be none.
     """
 
-    def __init__(self, tasks: Tasks, stores: Stores, endpoint_fd: int, torch_version: str) -> None:
+    def __init__(
+        self, tasks: Tasks, stores: Stores, endpoint_fd: int, torch_version: str, sharing: Sharing | None = None
+    ) -> None:
+        self._sharing = sharing
         self._tasks = tasks
         self._stores = stores
         self._endpoint_fd = endpoint_fd
@@ -147,6 +153,7 @@ class Host:
                 meeting = self._meeting = Meeting(message)
                 meeting.on_all_here = self._close_attempt
                 meeting.secrecy = self._secrecy or NO_SECRET
+                meeting.make_pact = self._pact_maker(meeting, message.get("sharing"))
                 for other, join in {**others, task: message}.items():
                     meeting.add(other, join)
                 try:
@@ -154,6 +161,27 @@ class Host:
                 except RuntimeError as error:
                     what = f"the coordinator of this host cannot work: {error}"
                     self._fail(meeting, JoinFailedError(what, "look at the limits of processes and threads: ulimit -u"))
+
+    def _pact_maker(self, meeting: Meeting, said: object) -> Callable[[str], Pact | None]:
+        """What makes that with which a job is signed where no secret was named."""
+        sharing = self._sharing
+        if sharing is None or not isinstance(said, dict):
+            return lambda _: None
+        base, is_required = str(said.get("base") or ""), said.get("required") is True
+
+        def tell(made: list[object]) -> None:
+            self._tasks.head.send({"op": "made", "path": made[0], "device": made[1], "inode": made[2]})
+
+        return lambda job: Pact(
+            sharing,
+            meeting.run_id,
+            job,
+            name=meeting.name,
+            base=base,
+            is_required=is_required,
+            secrecy=meeting.secrecy,
+            on_made=tell,
+        )
 
     def _meet(self, meeting: Meeting) -> None:
         try:
@@ -220,6 +248,7 @@ class Host:
                     "part_limit_bytes": place.part_limit_bytes,
                     "torch": self._torch_version,
                     "checked": place.checked,
+                    **_signed_words(met.client.signer),
                 }
                 if task == 0:
                     joined["doors"] = place.doors
@@ -335,6 +364,15 @@ def _secrecy(secret: str) -> Secrecy:
     return Secrecy(JobSecret(bytes.fromhex(secret)))
 
 
+def _signed_words(signer: Signer | None) -> dict[str, object]:
+    """By which secret the messages are signed, or why by none."""
+    if not isinstance(signer, Pact):
+        return {"signed": "secret file" if signer is not None else ""}
+    if signer.is_agreed:
+        return {"signed": signer.way}
+    return {"signed": "", "unsigned_why": signer.why, "offered": signer.way}
+
+
 def _bounded(do: Callable[[], None], timeout_s: float) -> None:
     """Do something that may fail, or block for ever."""
 
@@ -348,6 +386,8 @@ def _bounded(do: Callable[[], None], timeout_s: float) -> None:
         thread.join(timeout_s)
 
 
-def exit_now() -> None:
-    """Nothing is worth the interpreter's shutdown, with threads of torch's own about."""
+def exit_now(sharing: Sharing | None = None) -> None:
+    """End the process. Nothing is worth the interpreter's shutdown, with threads of torch's own about."""
+    if sharing is not None:
+        sharing.close()
     os._exit(0)

@@ -6,13 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.dial import plain
 from saferun.coordinator.places import HostPlace, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.secrecy import NO_SECRET
 from saferun.coordinator.store_client import StoreClient
 from saferun.model import Value
+
+if TYPE_CHECKING:
+    from saferun.coordinator.pact import Pact
 
 _MOST_TASKS = 4096
 _BORN = os.urandom(8).hex()
@@ -102,6 +105,8 @@ class Meeting:
         self._give_up_at = self.began_at + self.timeout_s
         self.is_over = False
         self.secrecy = NO_SECRET
+        # What signs the messages of the job with this number where no secret was named; None: nothing does.
+        self.make_pact: Callable[[str], Pact | None] = lambda _: None
         self.is_torchs = False  # torch's handler waits for the others, and knows best when to give up
         # Called when all hosts are known to have left the attempt before.
         self.on_all_here: Callable[[], None] = lambda: None

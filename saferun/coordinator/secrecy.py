@@ -64,7 +64,7 @@ class Secrecy:
         """
         if self._secret is None:
             return None
-        return Signer(self._secret, json.dumps([run_id, job]), on_ignored=self._ignore)
+        return Signer(self._secret, json.dumps([run_id, job]), on_ignored=self.ignore)
 
     def greet(self, key: str, content: str) -> str | bytes:
         """What the first host says of itself, to be stored under a key that everybody reads."""
@@ -78,7 +78,8 @@ class Secrecy:
             return NONE_THERE
         return OTHER if self.greeting.open(key, stored) is None else ""
 
-    def _ignore(self, key: str) -> None:
+    def ignore(self, key: str) -> None:
+        """Count a value that has no valid signature."""
         if key == _MARK:
             return  # the store of another job, or of the attempt before, says so by this
         with self._lock:

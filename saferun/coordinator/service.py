@@ -21,13 +21,24 @@ import json
 import os
 import socket
 import sys
+import threading
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saferun.coordinator.store import import_store_class, loopback_address, open_store
 
+if TYPE_CHECKING:
+    from saferun.coordinator.sharing import Sharing
 
-def serve(socket_fd: int, listen_fd: int, fds: dict[str, int], *, whole_torch: bool) -> None:
+
+def serve(
+    socket_fd: int,
+    listen_fd: int,
+    fds: dict[str, int],
+    *,
+    whole_torch: bool,
+    sharing: Sharing | None = None,
+) -> None:
     """Import torch, then answer messages until goodbye or until the supervisor is gone. Does not return.
 
     Args:
@@ -36,6 +47,7 @@ def serve(socket_fd: int, listen_fd: int, fds: dict[str, int], *, whole_torch: b
         fds: the sockets of a job of several hosts: ``control``, ``endpoint``, ``tasks``, each a listening one, each
             optional.
         whole_torch: whether all of torch is needed, or only its store.
+        sharing: how a job secret gets to the other hosts, if it is to.
 
     Raises:
         ImportError: there is no torch that can be used.
@@ -55,7 +67,7 @@ def serve(socket_fd: int, listen_fd: int, fds: dict[str, int], *, whole_torch: b
         os.execv(sys.executable, [sys.executable, "-P", *again])
     service = _Service(store_class, torch_version, listen_fd)
     if fds:
-        _serve_several(service, store_class, socket_fd, listen_fd, fds)
+        _serve_several(service, store_class, socket_fd, listen_fd, fds, sharing)
     with socket.socket(fileno=socket_fd) as connection, connection.makefile("rb") as incoming:
         for line in incoming:
             message = json.loads(line)
@@ -70,7 +82,14 @@ def serve(socket_fd: int, listen_fd: int, fds: dict[str, int], *, whole_torch: b
     os._exit(0)
 
 
-def _serve_several(service: _Service, store_class: Any, socket_fd: int, listen_fd: int, fds: dict[str, int]) -> None:  # noqa: ANN401
+def _serve_several(
+    service: _Service,
+    store_class: Any,  # noqa: ANN401
+    socket_fd: int,
+    listen_fd: int,
+    fds: dict[str, int],
+    sharing: Sharing | None,
+) -> None:
     """The same for a job of several hosts. Does not return."""
     import resource
 
@@ -88,11 +107,14 @@ def _serve_several(service: _Service, store_class: Any, socket_fd: int, listen_f
 
     tasks = Tasks(socket.socket(fileno=socket_fd), listener("tasks"), listener("control"))
     stores = Stores(store_class, listen_fd, fds.get("control", -1), tasks.answer_knocks)
-    host = Host(tasks, stores, fds.get("endpoint", -1), service.torch_version)
+    if sharing is not None:
+        # What encrypts takes a while to import, and the hosts have yet to be checked.
+        threading.Thread(target=_import_cipher, daemon=True).start()
+    host = Host(tasks, stores, fds.get("endpoint", -1), service.torch_version, sharing)
 
     def end() -> None:
         service.close()
-        exit_now()
+        exit_now(sharing)
 
     def on_message(connection: TaskConnection, message: Message) -> None:
         if message.get("op") == "goodbye":
@@ -105,7 +127,14 @@ def _serve_several(service: _Service, store_class: Any, socket_fd: int, listen_f
                 connection.send(answer)
 
     tasks.run(on_message, host.lose_task, host.tick)
-    exit_now()
+    exit_now(sharing)
+
+
+def _import_cipher() -> None:
+    from saferun.cluster.signed import CannotSealError, cipher_of
+
+    with suppress(CannotSealError):
+        cipher_of(bytes(32))
 
 
 class _Service:

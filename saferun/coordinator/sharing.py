@@ -39,6 +39,7 @@ class Sharing:
         self._line: socket.socket | None = None
         self._rest = b""
         ours, theirs = socket.socketpair()
+        parent_pid = os.getpid()
         try:
             self._pid = os.fork()
         except OSError:
@@ -47,7 +48,7 @@ class Sharing:
             theirs.close()
             return
         if self._pid == 0:
-            _run(theirs.detach(), (ours.fileno(), *close_fds), serve)
+            _run(parent_pid, theirs.detach(), (ours.fileno(), *close_fds), serve)
         theirs.close()
         self._line = ours
 
@@ -56,21 +57,28 @@ class Sharing:
         """The process; -1: there is none."""
         return self._pid
 
-    def offer(self, secret: bytes, bound_to: str, ttl_s: int, base: str) -> dict[str, Any]:
+    def offer(self, secret: bytes, run_id: str, job: str, ttl_s: int, base: str) -> dict[str, Any]:
         """Offer a secret to the other hosts; blocks for some seconds at most.
+
+        Args:
+            secret: 32 bytes.
+            run_id: the job's name, which every host knows by itself.
+            job: the number that the first host has drawn.
+            ttl_s: for how many seconds a credential can be read.
+            base: where this user's run directories are; empty: there are none.
 
         Returns:
             ``text``: the offer, empty where there is none; ``why``; ``made``: what a killed run leaves behind.
         """
-        return self._ask(op="offer", secret=secret.hex(), job=bound_to, ttl_s=ttl_s, base=base)
+        return self._ask(op="offer", secret=secret.hex(), run_id=run_id, job=job, ttl_s=ttl_s, base=base)
 
-    def take(self, offer: str, bound_to: str, base: str) -> tuple[bytes, str]:
-        """Take a secret; blocks for some seconds at most.
+    def take(self, offer: str, run_id: str, job: str, base: str) -> tuple[bytes, str]:
+        """Take a secret; blocks for some seconds at most. For the arguments see ``offer``.
 
         Returns:
             The secret, empty where there is none, and why.
         """
-        answer = self._ask(op="take", offer=offer, job=bound_to, base=base)
+        answer = self._ask(op="take", offer=offer, run_id=run_id, job=job, base=base)
         with suppress(ValueError, TypeError):
             return bytes.fromhex(answer.get("secret", "")), str(answer.get("why", ""))
         return b"", "no answer that makes sense"
@@ -121,7 +129,7 @@ class Sharing:
         return answer
 
 
-def _run(fd: int, close_fds: Sequence[int], serve: Callable[[socket.socket], None] | None) -> None:
+def _run(parent_pid: int, fd: int, close_fds: Sequence[int], serve: Callable[[socket.socket], None] | None) -> None:
     """In the forked process. Does not return."""
     try:
         # First of all, before anything that may wait for a file system: ports must not stay bound because of it.
@@ -134,9 +142,10 @@ def _run(fd: int, close_fds: Sequence[int], serve: Callable[[socket.socket], Non
             os.dup2(null, stream)
         os.setsid()  # signals of the job are ignored, as by the coordinator
         from saferun.linux.descriptors import close_all_but
-        from saferun.linux.prctl import set_name
+        from saferun.linux.prctl import die_with_parent, set_name
 
         set_name(_NAME)
+        die_with_parent(parent_pid)
         close_all_but(fd)
         if serve is None:
             from saferun.cluster.secret_sharing import serve as serve_secrets

@@ -23,6 +23,7 @@ from saferun.cluster.signed import unverified
 from saferun.coordinator.dial import shown
 from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
+from saferun.coordinator.pact import Pact
 from saferun.coordinator.search import Search
 from saferun.coordinator.secrecy import (
     MISMATCH_HINT,
@@ -75,6 +76,7 @@ class StaticRendezvous:
         self._round = -1  # of the last meeting that this host took part in
         self._one_port = False  # on the first host: whether the ranks' store holds the control store as well
         self._moves = 0  # how often the control store has become another one
+        self._pact: Pact | None = None  # signs the messages where no secret was named
 
     def meet(self, meeting: Meeting) -> Met:
         """Meet the other hosts.
@@ -130,7 +132,7 @@ class StaticRendezvous:
             # Before anybody is waited for: whoever comes finds both stores.
             if not self._one_port:
                 self._client = self._stores.serve_control()
-                self._client.signer = meeting.secrecy.signer(meeting.run_id, self._job)
+                self._client.signer = self._signer(meeting, self._job)
                 self._client.set(JOB_KEY, self._job)
             self._serve_ranks(meeting)
         own = meeting.wait_for_tasks()
@@ -165,8 +167,19 @@ class StaticRendezvous:
         assert self._client is not None  # noqa: S101 - it is made first of all
         return self._client
 
+    def _signer(self, meeting: Meeting, job: str) -> Signer | None:
+        """What signs the messages of the job with this number."""
+        named = meeting.secrecy.signer(meeting.run_id, job)
+        if named is not None:
+            return named
+        if self._pact is None or self._pact.job != job:
+            self._pact = meeting.make_pact(job)
+        return self._pact
+
     def _open_round(self, meeting: Meeting) -> Gathering:
         client, prefix = self._control, f"r{self._round}/"
+        if isinstance(client.signer, Pact):
+            client.signer.offer(client)
         client.set("round", str(self._round))
         client.set(f"{prefix}open", "")
         ranks = self._stores.ranks
@@ -197,7 +210,7 @@ class StaticRendezvous:
     def _share(self, meeting: Meeting) -> None:
         ranks = self._stores.ranks
         assert ranks is not None  # noqa: S101 - it is served
-        signer = meeting.secrecy.signer(meeting.run_id, self._job)
+        signer = self._signer(meeting, self._job)
         self._client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
         self._client.set(JOB_KEY, self._job)
         self._moves += 1
@@ -289,7 +302,7 @@ class StaticRendezvous:
         if moved and found.job != self._job:
             raise StoreBrokenError("the first host has gone, and come again")
         self._job, self._moves = found.job, found.moves
-        signer = meeting.secrecy.signer(meeting.run_id, found.job)
+        signer = self._signer(meeting, found.job)
         if found.most != meeting.most:
             first = meeting.expected[0] if meeting.expected else "the first host"
             words = f"{meeting.name} was started for {meeting.most} hosts, {first} for {found.most}"

@@ -61,9 +61,7 @@ def write_private(base: str, name: str, content: bytes) -> Made:
         # Under another name until it is whole.
         file = os.open(".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE, dir_fd=fd)
         with open(file, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(file)  # other hosts are about to read it
+            stream.write(content)  # network file systems show it to other hosts once it has been closed
         os.rename(".new", _FILE, src_dir_fd=fd, dst_dir_fd=fd)
         return Made(os.path.join(base, name), identity(fd))
     except BaseException:

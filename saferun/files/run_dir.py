@@ -71,6 +71,19 @@ class RunDirectory:
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}"
         """What the directory is called where the user chose no other."""
 
+    @property
+    def shared_base(self) -> str:
+        """Where run directories are, on this host and, if it is shared, on the others; empty: nowhere.
+
+        Nothing is looked at.
+        """
+        if not self._wanted:
+            return ""
+        try:
+            return os.path.abspath(self._chosen or BASE)
+        except OSError:  # the current directory is gone
+            return ""
+
     def join(self, name: str, *, host: str, is_part: bool, task: int) -> None:
         """This launch is part of a job of several. Does nothing once the directory is open.
 

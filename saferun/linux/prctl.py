@@ -32,6 +32,14 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(127)
 
 
+def outlive_parent() -> None:
+    """Have the kernel send nothing any more when the parent ends: what ``die_with_parent`` has asked for is over.
+
+    Source: prctl(2), PR_SET_PDEATHSIG.
+    """
+    _prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def become_subreaper() -> bool:
     """Have orphaned descendants become children of this process. False where the kernel refuses.
 

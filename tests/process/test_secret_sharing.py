@@ -29,11 +29,13 @@ from saferun.coordinator.sharing import Sharing
 from saferun.files.private_file import new_name, read_private, remove_private, write_private
 from saferun.linux.munge import Munge
 from saferun.linux.ownership import NotOursError
+from saferun.linux.prctl import die_with_parent
 from tests.process.munge_daemons import credential_of, munge_hosts, needs_munge
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 
 SECRET = bytes(range(SECRET_BYTES))
-JOB = binding("job", "0123")
+NAMES = ("job", "0123")
+JOB = binding(*NAMES)
 
 Share = Callable[..., Sharing]
 
@@ -71,42 +73,42 @@ def _base(tmp_path: Path) -> str:
 @needs_munge
 def test_a_secret_gets_to_other_hosts_by_munge(hosts: list[Munge], share: Share, base: str) -> None:
     """Where munge is there, no file is made."""
-    offer = share(hosts[0]).offer(SECRET, JOB, 300, base)
+    offer = share(hosts[0]).offer(SECRET, *NAMES, 300, base)
     assert list(json.loads(offer["text"])) == ["munge"]
     assert SECRET.hex() not in offer["text"]
     assert not os.path.exists(base)
     others = [share(hosts[1]), share(hosts[1]), share(hosts[0])]
-    assert [other.take(offer["text"], JOB, "") for other in others] == [(SECRET, "")] * 3
+    assert [other.take(offer["text"], *NAMES, "") for other in others] == [(SECRET, "")] * 3
 
 
 def test_a_secret_gets_to_other_hosts_by_a_file_in_a_private_directory(share: Share, base: str) -> None:
     """Where munge is not there, a shared file system may be."""
     leader = share()
-    offer = leader.offer(SECRET, JOB, 300, base)
+    offer = leader.offer(SECRET, *NAMES, 300, base)
     assert list(json.loads(offer["text"])) == ["file"]
     path, device, inode = offer["made"]
     assert os.path.dirname(path) == base
     status = os.stat(path)
     assert (status.st_dev, status.st_ino, status.st_mode & 0o777) == (device, inode, 0o700)
     assert [os.stat(os.path.join(path, name)).st_mode & 0o777 for name in os.listdir(path)] == [0o600]
-    assert [share().take(offer["text"], JOB, base) for _ in range(3)] == [(SECRET, "")] * 3
+    assert [share().take(offer["text"], *NAMES, base) for _ in range(3)] == [(SECRET, "")] * 3
     leader.withdraw()
     assert os.listdir(base) == [".gitignore"]
-    assert share().take(offer["text"], JOB, base) == (b"", "the run directory: No such file or directory")
+    assert share().take(offer["text"], *NAMES, base) == (b"", "the run directory: No such file or directory")
 
 
 @needs_munge
 def test_a_daemon_that_does_not_answer_leaves_the_other_way(share: Share, base: str, tmp_path: Path) -> None:
     """Its socket is there, and the daemon is gone."""
     munge = Munge("/usr/bin/munge", "/usr/bin/unmunge", str(tmp_path / "socket"))
-    offer = share(munge).offer(SECRET, JOB, 300, base)
+    offer = share(munge).offer(SECRET, *NAMES, 300, base)
     assert list(json.loads(offer["text"])) == ["file"]
-    assert share(munge).take(offer["text"], JOB, base) == (SECRET, "")
+    assert share(munge).take(offer["text"], *NAMES, base) == (SECRET, "")
 
 
 def test_without_a_channel_there_is_no_offer(share: Share) -> None:
     """Nothing is made then; the reason is in one line."""
-    offer = share().offer(SECRET, JOB, 300, "")
+    offer = share().offer(SECRET, *NAMES, 300, "")
     assert (offer["text"], offer["made"]) == ("", None)
     assert offer["why"] == "there is no munge; there is no run directory"
 
@@ -114,18 +116,18 @@ def test_without_a_channel_there_is_no_offer(share: Share) -> None:
 def test_a_directory_that_cannot_be_had_is_no_channel(share: Share, tmp_path: Path) -> None:
     """A file is in its place."""
     (tmp_path / "saferun_runs").write_text("")
-    offer = share().offer(SECRET, JOB, 300, str(tmp_path / "saferun_runs"))
+    offer = share().offer(SECRET, *NAMES, 300, str(tmp_path / "saferun_runs"))
     assert (offer["text"], offer["made"]) == ("", None)
     assert "the run directory: Not a directory" in offer["why"]
 
 
 def test_a_host_without_the_channel_has_no_secret(share: Share, base: str, tmp_path: Path) -> None:
     """The directory is not shared, or not known there."""
-    offer = share().offer(SECRET, JOB, 300, base)["text"]
-    secret, why = share().take(offer, JOB, str(tmp_path / "elsewhere"))
+    offer = share().offer(SECRET, *NAMES, 300, base)["text"]
+    secret, why = share().take(offer, *NAMES, str(tmp_path / "elsewhere"))
     assert (secret, why) == (b"", "the run directory: No such file or directory")
-    assert share().take(offer, JOB, "") == (b"", "the run directory: this host has none")
-    assert share().take(json.dumps({"munge": "MUNGE:A:"}), JOB, base) == (
+    assert share().take(offer, *NAMES, "") == (b"", "the run directory: this host has none")
+    assert share().take(json.dumps({"munge": "MUNGE:A:"}), *NAMES, base) == (
         b"",
         "munge: it is not installed on this host",
     )
@@ -138,7 +140,7 @@ def test_a_host_without_the_channel_has_no_secret(share: Share, base: str, tmp_p
 def test_a_secret_of_somebody_else_is_not_taken(hosts: list[Munge], share: Share, base: str) -> None:
     """Somebody has overwritten the offer with one of their own, by either way."""
     theirs = credential_of(hosts[0], pack(SECRET, JOB), uid=SOMEBODY, readable_for=os.geteuid())
-    secret, why = share(hosts[1]).take(json.dumps({"munge": theirs}), JOB, base)
+    secret, why = share(hosts[1]).take(json.dumps({"munge": theirs}), *NAMES, base)
     assert (secret, why) == (b"", "munge: the credential was made by user 54321")
 
 
@@ -150,7 +152,7 @@ def test_a_file_of_somebody_else_is_not_taken(share: Share) -> None:
         as_user(lambda: write_theirs(base, name, content))
         assert (place / name / "content").read_bytes() == content
         (place / name).chmod(0o700)
-        secret, why = share().take(json.dumps({"file": name}), JOB, base)
+        secret, why = share().take(json.dumps({"file": name}), *NAMES, base)
         assert secret == b""
         assert "it belongs to user 54321" in why
 
@@ -167,7 +169,7 @@ def test_nobody_else_reads_the_file(share: Share) -> None:
     """Its name is published, and the directory above may be open to all."""
     with place_for_all(0o755) as place:
         base = str(place)
-        offer = share().offer(SECRET, JOB, 300, base)["text"]
+        offer = share().offer(SECRET, *NAMES, 300, base)["text"]
         name = json.loads(offer)["file"]
 
         def read() -> str:
@@ -177,7 +179,7 @@ def test_nobody_else_reads_the_file(share: Share) -> None:
                 return "refused"
 
         assert as_user(read) == "refused"
-        assert share().take(offer, JOB, base) == (SECRET, "")
+        assert share().take(offer, *NAMES, base) == (SECRET, "")
 
 
 @pytest.mark.parametrize("change", ["mode", "file mode", "link", "file link", "hard link", "fifo", "long", "folder"])
@@ -258,21 +260,21 @@ def test_no_name_leads_out_of_the_directory(base: str, name: str) -> None:
 def test_an_offer_that_makes_no_sense_is_no_secret(share: Share, base: str, offer: str) -> None:
     """Whoever can write to the store chooses it."""
     sharing = share()
-    secret, why = sharing.take(offer, JOB, base)
+    secret, why = sharing.take(offer, *NAMES, base)
     assert secret == b""
     assert why
     assert why.isprintable()
     assert len(why) < 500
     # and the process is still there
-    assert sharing.take(sharing.offer(SECRET, JOB, 300, base)["text"], JOB, base) == (SECRET, "")
+    assert sharing.take(sharing.offer(SECRET, *NAMES, 300, base)["text"], *NAMES, base) == (SECRET, "")
 
 
 @needs_munge
 def test_an_offer_of_another_job_is_not_taken(hosts: list[Munge], share: Share, base: str) -> None:
     """It has been recorded when another job of this user began."""
     for munge in (hosts[0], None):
-        old = share(munge).offer(SECRET, binding("job", "4567"), 300, base)["text"]
-        secret, why = share(munge).take(old, JOB, base)
+        old = share(munge).offer(SECRET, "job", "4567", 300, base)["text"]
+        secret, why = share(munge).take(old, *NAMES, base)
         assert secret == b""
         assert why.endswith("it holds the secret of another job")
 
@@ -303,7 +305,7 @@ def until_gone(path: str) -> None:
 def test_the_file_is_removed_when_the_process_ends(share: Share, base: str) -> None:
     """The run is over."""
     leader = share()
-    leader.offer(SECRET, JOB, 300, base)
+    leader.offer(SECRET, *NAMES, 300, base)
     leader.close()
     assert os.listdir(base) == [".gitignore"]
 
@@ -311,11 +313,13 @@ def test_the_file_is_removed_when_the_process_ends(share: Share, base: str) -> N
 def test_the_file_is_removed_when_the_coordinator_is_killed(base: str) -> None:
     """Nobody closes anything then but the kernel."""
     read_end, write_end = os.pipe()
+    test_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            made = Sharing(serve=functools.partial(serve, munge=None)).offer(SECRET, JOB, 300, base)["made"]
-            os.write(write_end, made[0].encode())
+            die_with_parent(test_pid)
+            sharing = Sharing(serve=functools.partial(serve, munge=None))  # which ends when nobody refers to it
+            os.write(write_end, sharing.offer(SECRET, *NAMES, 300, base)["made"][0].encode())
             signal.pause()
         finally:
             os._exit(0)
@@ -331,7 +335,7 @@ def test_the_file_is_removed_when_the_coordinator_is_killed(base: str) -> None:
 def test_what_others_plant_beside_it_stays(share: Share, base: str, tmp_path: Path) -> None:
     """Only what was made is removed."""
     leader = share()
-    path = leader.offer(SECRET, JOB, 300, base)["made"][0]
+    path = leader.offer(SECRET, *NAMES, 300, base)["made"][0]
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("")
     os.rename(path, tmp_path / "moved")
@@ -346,27 +350,27 @@ def test_a_file_system_that_does_not_answer_costs_its_time_and_no_more(
 ) -> None:
     """The file may lie on a server that is gone. The process that waits is lost, not the one that asks."""
     monkeypatch.setattr(secret_sharing, "_FILE_S", 0.3)
-    offer = share().offer(SECRET, JOB, 300, base)["text"]
+    offer = share().offer(SECRET, *NAMES, 300, base)["text"]
     monkeypatch.setattr(secret_sharing, "read_private", lambda *_: signal.pause())
     monkeypatch.setattr(secret_sharing, "write_private", lambda *_: signal.pause())
     sharing = share()
-    assert sharing.take(offer, JOB, base) == (
+    assert sharing.take(offer, *NAMES, base) == (
         b"",
         "the run directory: its file system did not answer within 0 s",
     )
-    answer = sharing.offer(SECRET, JOB, 300, base)
+    answer = sharing.offer(SECRET, *NAMES, 300, base)
     assert answer["text"] == ""
     assert "did not answer" in answer["why"]
 
 
 def test_a_process_that_is_gone_is_no_secret(share: Share, base: str) -> None:
     """It may be killed at any time, also by lack of memory."""
-    offer = share().offer(SECRET, JOB, 300, base)["text"]
+    offer = share().offer(SECRET, *NAMES, 300, base)["text"]
     sharing = share()
     os.kill(sharing.pid, signal.SIGKILL)
-    assert sharing.take(offer, JOB, base) == (b"", "the process that shares the secret does not answer")
-    assert sharing.take(offer, JOB, base) == (b"", "the process that shares the secret is gone")
-    assert "gone" in sharing.offer(SECRET, JOB, 300, base)["why"]
+    assert sharing.take(offer, *NAMES, base) == (b"", "the process that shares the secret does not answer")
+    assert sharing.take(offer, *NAMES, base) == (b"", "the process that shares the secret is gone")
+    assert "gone" in sharing.offer(SECRET, *NAMES, 300, base)["why"]
     sharing.withdraw()
     sharing.close()
     sharing.close()
@@ -380,7 +384,7 @@ def test_an_answer_that_makes_no_sense_is_no_secret(share: Share, base: str, sai
         connection.recv(4096)
         connection.sendall(said)
 
-    assert share(serve=answer).take("{}", JOB, base) == (b"", "the process that shares the secret does not answer")
+    assert share(serve=answer).take("{}", *NAMES, base) == (b"", "the process that shares the secret does not answer")
 
 
 def test_where_no_process_can_be_made_there_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +395,7 @@ def test_where_no_process_can_be_made_there_is_no_secret(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fork", fail)
     sharing = Sharing()
-    assert sharing.take("{}", JOB, "")[0] == b""
+    assert sharing.take("{}", *NAMES, "")[0] == b""
     sharing.close()
 
 
@@ -424,3 +428,32 @@ def test_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:
     assert make_offer(SECRET, JOB, 300, "", None).text == ""
     with pytest.raises(NoSecretError):
         take_offer("{}", JOB, "", None)
+
+
+def test_without_a_file_the_process_dies_with_the_coordinator(base: str) -> None:
+    """By the kernel, at the same moment: a process of a killed run that is found later is told to the user."""
+    del base
+    read_end, write_end = os.pipe()
+    test_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(test_pid)
+
+            def hang(connection: socket.socket) -> None:
+                connection.send(b"\n")
+                signal.pause()
+
+            sharing = Sharing(serve=hang)
+            assert sharing._line is not None
+            sharing._line.recv(1)
+            os.write(write_end, str(sharing.pid).encode())
+            signal.pause()
+        finally:
+            os._exit(0)
+    helper = os.read(read_end, 64).decode()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    until_gone(f"/proc/{helper}")
+    os.close(read_end)
+    os.close(write_end)

@@ -80,7 +80,7 @@ def test_a_decision_that_somebody_else_writes_is_ignored(tmp_path: Path, options
 
 def test_without_a_secret_a_decision_of_anybody_ends_the_job(tmp_path: Path) -> None:
     """docs/security.md says so: whoever reaches the port can do what a host of the job can."""
-    with hosts(tmp_path, WAIT) as jobs:
+    with hosts(tmp_path, WAIT, "--sign-messages", "off") as jobs:
         for job in jobs:
             job.hear("ready")
         store, said = control_store_of(jobs[0])

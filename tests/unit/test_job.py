@@ -539,3 +539,45 @@ def test_a_host_does_not_fill_the_console_of_the_one_that_leads(
         listening.job.tick(time.monotonic() + 1.0)
     assert 0 < len(listening.said) <= 20
     assert "process 0" in listening.said[0]
+
+
+def test_what_the_hosts_share_a_secret_by_goes_to_the_coordinator(listening: Listening) -> None:
+    """Without files there is no directory to share it in."""
+    listening.join()
+    (join,) = [message for message in listening.job.line.sent if message["op"] == "join"]  # type: ignore[attr-defined]
+    assert join["sharing"] == {"base": "", "required": False}
+
+
+def test_the_directory_of_a_secret_is_removed_with_the_runs_own(listening: Listening) -> None:
+    """By the writer, or by the reaper: the coordinator may have been killed."""
+    noted: list[tuple[str, tuple[int, int]]] = []
+    listening.job._run_dir.scratch.on_made = lambda path, which: noted.append((path, which))
+    listening.join()
+    listening.hear(op="made", path="/runs/.private-00", device=3, inode=4)
+    assert noted == [("/runs/.private-00", (3, 4))]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"signed": "munge"}, ""),
+        ({"signed": "", "unsigned_why": "there is no munge", "offered": ""}, ""),
+        ({"signed": "", "unsigned_why": "node1 did not take the secret", "offered": "file"}, ""),
+        (
+            {"signed": "", "unsigned_why": "node1 did not\x1b take the secret", "offered": "munge"},
+            "saferun: warning: messages between the hosts are not signed: node1 did not\\x1b take the secret",
+        ),
+    ],
+)
+def test_that_messages_are_not_signed_is_said_where_they_should_be(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], said: str
+) -> None:
+    """Hosts of one cluster all have munge or none of them has. Anything else is nothing unusual, and an event."""
+    events: list[JsonObject] = []
+    monkeypatch.setattr(listening.job._run_dir, "write_event", events.append)
+    listening.job.join(JoinHosts(0))
+    listening.hear(**{**JOINED, **told})
+    assert [line for line in listening.said if "sign" in line] == ([said] if said else [])
+    assert [event["event"] for event in events] == ["MessagesSigned"]
+    assert events[0]["by"] == told["signed"]
+    assert len(listening.places) == 1

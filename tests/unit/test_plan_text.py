@@ -38,7 +38,7 @@ def plan_of(
 ) -> list[str]:
     """The plan, with profiles from files of these contents."""
     folder = Path("profiles")
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for name, content in (profiles or {}).items():
         (folder / f"{name}.yaml").write_text(content)
     config = config_of(*arguments, environ=environ)
@@ -213,6 +213,7 @@ def test_a_plan_of_several_hosts_shows_this_ones_ranks() -> None:
     lines = plan_of("--nproc-per-node", "2", "train.py", environ=SLURM_TASK_A_HOST)
     assert lines[0].startswith("4 hosts (node[1-4]); 2 ranks on this host; store at node1:<")
     assert lines[1] == "this is host 2, from Slurm step 4711.0"
+    assert lines[2] == "what the hosts tell each other is signed, where they can share a secret"
     ranks = [line for line in lines if line.startswith("rank ")]
     assert [line.partition(":")[0] for line in ranks] == [
         "rank 4 (node0, local rank 0)",
@@ -220,6 +221,15 @@ def test_a_plan_of_several_hosts_shows_this_ones_ranks() -> None:
     ]
     for line in ("  WORLD_SIZE=8", "  LOCAL_WORLD_SIZE=2", "  GROUP_RANK=2", "  MASTER_ADDR=node1"):
         assert line in lines
+
+
+def test_a_plan_says_whether_messages_are_signed() -> None:
+    """As far as that is known before the hosts have met."""
+    required = plan_of("--sign-messages", "required", "train.py", environ=SLURM_TASK_A_HOST)
+    assert "what the hosts tell each other is signed, and there is no job unless they can share a secret" in required
+    off = plan_of("--sign-messages", "off", "train.py", environ=SLURM_TASK_A_HOST)
+    one = plan_of("train.py", environ={})
+    assert not any("signed" in line for line in (*off, *one))
 
 
 def test_a_plan_of_one_task_a_rank_shows_one_rank() -> None:
