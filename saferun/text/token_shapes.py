@@ -53,7 +53,7 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     # Fireworks, Together, Cerebras, Jina, Perplexity, xAI, Tavily, Pinecone, Supabase, Kaggle, RunPod, Anyscale
     *((prefix, _LETTERS, 30) for prefix in ("hf_", "api_org_")),
     *((prefix, _WORDS, 20) for prefix in ("sk-", "nvapi-", "wandb_v1_", "lsv2_pt_", "lsv2_sk_", "xai-", "tvly-")),
-    *((prefix, _LETTERS, 20) for prefix in ("r8_", "gsk_", "fw_", "tgp_v1_", "csk-", "pplx-", "jina_", "rpa_")),
+    *((prefix, _LETTERS, 20) for prefix in ("r8_", "gsk_", "tgp_v1_", "csk-", "pplx-", "jina_", "rpa_")),
     *((prefix, _WORDS, 20) for prefix in ("pcsk_", "sb_secret_", "sbp_", "KGAT_", "esecret_", "cfut_")),
     # Clouds: AWS, Google, Alibaba, Databricks, Yandex, Heroku, Fly.io, PlanetScale, Scalingo, Modal, Tailscale
     *((prefix, "[A-Z0-9]", 16) for prefix in ("AKIA", "ASIA", "ABIA", "ACCA")),
@@ -96,6 +96,8 @@ _BETWEEN_WORDS = Shape(r"[^A-Za-z0-9]+")
 # Those that have no such beginning: something within them, and the whole.
 _INNER: tuple[tuple[str, Shape], ...] = (
     (":AA", Shape(r"\b[0-9]{8,12}:AA[A-Za-z0-9_-]{30,64}+")),  # Telegram
+    # Fireworks; ``_fw_`` is in mangled names of C++.
+    ("fw_", Shape(r"(?<!\w)fw_(?=[A-Za-z]*+[0-9])[A-Za-z0-9]{20,}+")),
     ("-us", Shape(r"\b[0-9a-f]{32}-us[0-9]{1,2}\b")),  # Mailchimp
     ("Q~", Shape(r"\b[A-Za-z0-9_.~]{3}[0-9]Q~[A-Za-z0-9_.~-]{30,40}+")),  # applications of Azure
     (".atlasv1.", Shape(r"\b[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40,80}+")),  # Terraform Cloud

@@ -277,6 +277,7 @@ OPEN = [
     "pypi-mirror-of-the-cluster.example.com SG.forward.method.of.this.module dp.pt.model_layers_0_weight_of_expert",
     "ico-images-for-the-dashboard xai-explainability-for-vision-models jina_embeddings_v3_for_retrieval",
     "s.attention_layer_weight_of_head, s.abcdefghijklmnopqrstuvwx = 1, secret_sharing_with_threshold_of_parties",
+    "_ZN2at4_ops10_fw_primal10redispatchEN3c1014DispatchKeySetERKNS_6TensorEl fw_compilerfreezinggraphs",
     "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEE+0x2d",
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x64_64x6_nn_align8>(Params)",
     "tensor blob 'AAAAgD8AAABAAABAQAAAgEAAAKBAAADAQAAA4EAAAABBAAAQQQ=='",
