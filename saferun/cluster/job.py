@@ -70,6 +70,7 @@ _GONE = ("gone", "unreachable")
 # What a task's state says of its ranks where some run, and what it says of other things.
 _RUNS = ("run", "quiet")
 _ENDED = ("done", "leftovers")
+_REGROUPS = ("membership", "leave")
 _APART = ("way", "progress")
 # So many hosts are asked how their ranks do, where another one is silent.
 _MOST_ASKED = 8
@@ -813,6 +814,9 @@ class Job:
 
     def _on_trouble(self, attempt: int, message: JsonObject) -> None:
         heard = trouble_from(message)
+        if heard.reason in _REGROUPS and self._config.hosts.least == self._config.hosts.most:
+            # Nobody comes or goes in this job, whoever says so: it ends as one that has failed.
+            heard = heard._replace(reason="failure")
         if heard.lost_task is not None and heard.host in self.peers:
             self._lost_tasks.add((heard.host, heard.lost_task))
         if attempt == self._attempt():

@@ -578,7 +578,7 @@ class Supervisor:
         if event.signum:
             self._told_signum = event.signum
             self._hurry(event.at)
-        if event.reason in {"membership", "leave"} and self._job.outlives_leader:
+        if event.reason in {"membership", "leave"}:
             # What this host saw of it are ranks that others have left.
             self._regroups = not self._leaves
             self._regroup_words = f"{event.host} leaves the job" if event.reason == "leave" else event.words

@@ -581,3 +581,16 @@ def test_that_messages_are_not_signed_is_said_where_they_should_be(
     assert [event["event"] for event in events] == ["MessagesSigned"]
     assert events[0]["by"] == told["signed"]
     assert len(listening.places) == 1
+
+
+@pytest.mark.parametrize("reason", ["membership", "leave"])
+def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in(listening: Listening, reason: str) -> None:
+    """Whoever says that somebody wants to join has it end as one that failed, and not begin again without end."""
+    listening.join()
+    trouble = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": reason, "words": "wants to join"}
+    listening.hear(op="told", attempt=0, k=0, message=trouble)
+    (event,) = listening.events
+    assert isinstance(event, JobTrouble)
+    assert event.reason == "failure"
+    assert listening.job.trouble is not None
+    assert (listening.job.trouble.reason, listening.job.trouble.words) == ("failure", "wants to join")

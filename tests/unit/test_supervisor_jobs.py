@@ -263,15 +263,6 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard(*, 
     ]
 
 
-def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in() -> None:
-    """Whoever says that somebody wants to join has it end as one that failed, and not begin again without end."""
-    job = started()
-    for host in job.hosts:
-        host.inbox.append(JobTrouble(job.now, 0, "membership", "a host wants to join", "node9"))
-    job.settle()
-    assert codes(job) == [1, 1, 1]
-
-
 def test_an_elastic_job_outlives_its_leader_though_ranks_have_ended() -> None:
     """The others are to form it anew."""
     job = started(2, least=1)
