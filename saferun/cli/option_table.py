@@ -1,8 +1,13 @@
-"""The README's table of options: ``python -m saferun.cli.option_table`` prints it."""
+"""The table of options in docs/options.md.
+
+``python -m saferun.cli.option_table`` prints it, and with the path of the document replaces the one there.
+"""
 
 from __future__ import annotations
 
 from saferun.cli.options import OPTIONS, Option
+
+_HEAD = "| option | default | what it does |\n| --- | --- | --- |\n"
 
 
 def option_table() -> str:
@@ -10,11 +15,20 @@ def option_table() -> str:
     groups: dict[str, list[Option]] = {}
     for option in OPTIONS:
         groups.setdefault(option.group, []).append(option)
-    lines = ["| option | default | what it does |", "| --- | --- | --- |"]
+    lines = []
     for group, options in groups.items():
         lines.append(f"| **{group}** | | |")
         lines.extend(_row(option) for option in options)
-    return "\n".join(lines) + "\n"
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def with_table(page: str) -> str:
+    """A document with the table of today in the place of the one in it."""
+    before, head, rest = page.partition(_HEAD)
+    if not head:
+        return page
+    _, gap, after = rest.partition("\n\n")
+    return before + option_table() + gap[1:] + after
 
 
 def _row(option: Option) -> str:
@@ -27,5 +41,10 @@ def _row(option: Option) -> str:
 
 if __name__ == "__main__":
     import sys
+    from pathlib import Path
 
-    sys.stdout.write(option_table())
+    if len(sys.argv) > 1:
+        path = Path(sys.argv[1])
+        path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        sys.stdout.write(option_table())
