@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from saferun.cluster.signed import unverified
 from tests.process.launching import Job
 from tests.torch.coordinating import DECISION, TROUBLE
 from tests.torch.several import hosts
@@ -89,8 +90,18 @@ def noted(job: Job, name: str) -> int:
     return int((job.folder / f"note.{name}").read_text())
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_job_survives_messages_that_make_no_sense_while_it_trains(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "is_signed"),
+    [
+        (300, False),
+        pytest.param(10_000, False, marks=pytest.mark.slow),
+        pytest.param(10_000, True, marks=pytest.mark.slow),
+    ],
+    ids=["few", "many", "many, with a job secret"],
+)
+def test_a_job_survives_messages_that_make_no_sense_while_it_trains(
+    tmp_path: Path, count: int, is_signed: bool
+) -> None:
     """On both hosts, to exit code 0; the host that leads says how many there were."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -98,9 +109,13 @@ def test_a_job_survives_messages_that_make_no_sense_while_it_trains(tmp_path: Pa
         return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
 
     chance = random.Random(count)  # noqa: S311 - a sample, no secret
-    with hosts(tmp_path, TRAIN, "--sign-messages", "off") as jobs:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"correct horse battery staple")
+    secret.chmod(0o600)
+    options = ("--secret-file", str(secret)) if is_signed else ("--sign-messages", "off")
+    with hosts(tmp_path, TRAIN, *options) as jobs:
         port, _ = (noted(job, "port") for job in jobs)
-        control = json.loads(connected(port).get("saferun/control"))
+        control = json.loads(unverified(connected(port).get("saferun/control")))
         store = connected(control["port"])
         for job in jobs:
             job.release("first")
@@ -108,14 +123,17 @@ def test_a_job_survives_messages_that_make_no_sense_while_it_trains(tmp_path: Pa
         k = 0
         for i in range(count):
             if chance.random() < 0.8:
-                text = entry(chance)
+                text = entry(chance) or "x"
                 while store.compare_set(f"a0/log/{k}", "", text) != text.encode():
                     k += 1
                 k += 1
             else:
                 store.set(f"a0/part/1/0/hang-{chance.randrange(2000)}", chance.choice(["[" * 3000, "7", "{}", "x"]))
                 store.set("a0/state/1", state(chance))
-                store.add("a0/beat/1", CHANGED + 1)
+                if is_signed:
+                    store.set("a0/beat/1", str(i))  # no number that could be added to
+                else:
+                    store.add("a0/beat/1", CHANGED + 1)
                 store.set("a0/wake", str(i))
         for job in jobs:
             job.release("second")
@@ -124,7 +142,8 @@ def test_a_job_survives_messages_that_make_no_sense_while_it_trains(tmp_path: Pa
         for job in jobs:
             job.release("end")
         assert [job.wait() for job in jobs] == [0, 0]
-        assert "ignored a message that makes no sense" in jobs[0].err
+        ignored = "not signed with the job secret" if is_signed else "ignored a message that makes no sense"
+        assert ignored in jobs[0].err
         for job in jobs:
             assert "Traceback" not in job.err
             assert all(line.isprintable() for line in job.err.splitlines())
