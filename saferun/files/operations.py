@@ -45,7 +45,7 @@ def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str
     try:
         if ignored or is_new:
             with suppress(OSError):
-                _write_new(".gitignore", b"*\n", fd)
+                trees.write_gitignore(fd)
         trees.make_directories(host_path)
         if latest:
             with suppress(OSError):
@@ -57,12 +57,6 @@ def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str
                     os.unlink(latest[0], dir_fd=fd)
     finally:
         os.close(fd)
-
-
-def _write_new(name: str, content: bytes, dir_fd: int) -> None:
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
-    with open(fd, "wb") as file:
-        file.write(content)
 
 
 def make_directories(paths: list[str], outdated: list[str]) -> None:

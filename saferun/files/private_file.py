@@ -14,7 +14,7 @@ import re
 import stat
 
 from saferun.errors import suppress
-from saferun.files.trees import Tree
+from saferun.files.trees import Tree, write_gitignore
 from saferun.linux.ownership import Identity, NotOursError, identity, open_directory, open_ours, remove_tree
 from saferun.model import Value
 
@@ -49,10 +49,12 @@ def write_private(base: str, name: str, content: bytes) -> Made:
         OSError: the file cannot be made.
     """
     tree = Tree(base)
-    if tree.make():
-        _ignore(base)
+    is_new = tree.make()
     above = open_directory(base, links=True)
     try:
+        if is_new:
+            with suppress(OSError):
+                write_gitignore(above)
         os.mkdir(name, 0o700, dir_fd=above)
         fd = open_directory(name, dir_fd=above, private=True)
     finally:
@@ -69,14 +71,6 @@ def write_private(base: str, name: str, content: bytes) -> Made:
         raise
     finally:
         os.close(fd)
-
-
-def _ignore(base: str) -> None:
-    """A new directory of run directories is nothing that a version control has to look at."""
-    with suppress(OSError):
-        os.close(os.open(os.path.join(base, ".gitignore"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE))
-        with open(os.path.join(base, ".gitignore"), "wb") as file:
-            file.write(b"*\n")
 
 
 def read_private(base: str, name: str, longest: int) -> bytes:

@@ -153,6 +153,17 @@ def open_parent(path: str) -> tuple[int, str, Tree | None]:
         return os.open(folder, flags), name, None
 
 
+def write_gitignore(dir_fd: int) -> None:
+    """Have version control pass over a directory of run directories, unless the user has said something else there.
+
+    Raises:
+        OSError: it cannot be written, or there is one already.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(".gitignore", flags, 0o600, dir_fd=dir_fd), "wb") as file:
+        file.write(b"*\n")
+
+
 def make_directories(path: str) -> None:
     """Make a directory and those above it, where they are missing.
 

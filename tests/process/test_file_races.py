@@ -14,6 +14,7 @@ import pytest
 from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
 from saferun.files.operations import make_log_directories, make_run_directory, write_error
+from saferun.files.private_file import new_name, write_private
 from saferun.files.streams import APPENDED, FRESH, WHOLE, DirectFiles
 from saferun.linux import task_sockets
 from saferun.linux.task_sockets import TaskSockets
@@ -153,6 +154,44 @@ def test_no_race_for_the_directories_of_logs_is_lost(place: Path, home: Path) ->
             files.finish()
             assert content_of(home) == before
     assert swapped or any(path.name.startswith("away") for path in logs.iterdir())
+
+
+def exchange_runs(attacker: Attacker, place: Path, runs: Path, home: Path) -> None:
+    """The directory of runs, for one whose .gitignore is a link, as soon as there is anything in it."""
+    attacker.watch(place)
+    attacker.is_ready()
+    turn = 0
+    while attacker.goes_on:
+        attacker.wait()
+        turn += 1
+        try:
+            os.mkdir(place / f"theirs.{turn}")
+            os.symlink(home / "bashrc", place / f"theirs.{turn}" / ".gitignore")
+            os.rename(runs, place / f"away.{turn}")
+            os.rename(place / f"theirs.{turn}", runs)
+        except OSError:
+            continue
+
+
+def test_no_race_for_a_file_of_the_user_s_processes_on_other_hosts_is_lost(place: Path, home: Path) -> None:
+    """Below a directory in which everybody may rename everything."""
+    before = content_of(home)
+    parent = place / "project"
+    parent.mkdir()
+    parent.chmod(0o777)
+    runs = parent / "saferun_runs"
+    with Attacker(partial(exchange_runs, place=parent, runs=runs, home=home)):
+        for number in range(MANY):
+            try:
+                write_private(str(runs), new_name(), b"secret")
+            except OSError:
+                pass
+            assert content_of(home) == before
+            if runs.exists():
+                os.rename(runs, parent / f"gone.{number}")
+    theirs = [found.read_bytes() for found in parent.rglob("content") if found.stat().st_uid == SOMEBODY]
+    assert theirs == []
+    assert any(path.name.startswith(("away", "theirs")) for path in parent.iterdir())
 
 
 # --------------------------------------------------------------------------------------------------- where tasks meet
