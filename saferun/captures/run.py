@@ -169,7 +169,7 @@ def _start(name: str, run: Callable[[Emit], None], inherited: tuple[int, ...]) -
     code = 1
     try:
         die_with_parent(me)
-        reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()), is_program=False)
         os.setsid()
         be_ended_first()
         # Whoever reads our results sees their end with ours, however long this process lives.

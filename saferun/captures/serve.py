@@ -265,7 +265,7 @@ def _fork(run: Callable[[], None], out: int, keep: Sequence[int]) -> int:
         return pid
     try:
         die_with_parent(me)
-        reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()), is_program=False)
         os.setsid()
         _keep_only(out, keep)
         run()

@@ -249,14 +249,19 @@ def report_error(fd: int, text: str) -> None:
         os.write(fd, text.encode())
 
 
-def reset_signals(mask: set[int | signal.Signals]) -> None:
-    """In a forked child: Python's handlers off, the defaults that programs expect on, and the mask as it was."""
+def reset_signals(mask: set[int | signal.Signals], *, is_program: bool = True) -> None:
+    """In a forked child: Python's handlers off, the defaults that programs expect on, and the mask as it was.
+
+    Args:
+        mask: which signals are to be blocked.
+        is_program: whether a program follows; if not, a limit on the size of files is an error of a call, and no end.
+    """
     signal.set_wakeup_fd(-1)
     for signum in ALL_SIGNALS:
         if callable(signal.getsignal(signum)):
             with suppress(OSError, ValueError):
                 signal.signal(signum, signal.SIG_DFL)
-    for signum in _IGNORED_BY_PYTHON:
+    for signum in _IGNORED_BY_PYTHON if is_program else (signal.SIGPIPE,):
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -277,7 +282,7 @@ def fork(run: Callable[[], None]) -> int:
                 os.setsid()
                 for signum in JOB_SIGNALS:
                     signal.signal(signum, signal.SIG_IGN)
-                reset_signals(mask)
+                reset_signals(mask, is_program=False)
                 run()
             finally:
                 os._exit(0)

@@ -139,7 +139,7 @@ class HeldModules:
         self._pid = os.getpid()
         self._held: dict[str, tuple[str, bool, bool, int, int]] = {}  # what is there, with its place in the file
         self._file = -1  # memory that is given back when all is imported, unlike that of the heap
-        self._heap = bytearray()  # where there is no such file
+        self._heap = bytearray()  # where there is no such file, or it has no room
         self._size = 0
         self._rest = bytearray()
         self.is_whole = False
@@ -191,12 +191,16 @@ class HeldModules:
             with suppress(OSError):
                 self._file = blank_memory_file("saferun-code")
         at, self._size = self._size, self._size + len(code)
+        try:
+            written = 0
+            while self._file >= 0 and written < len(code):
+                written += os.pwrite(self._file, code[written:], at + written)
+        except OSError:  # no memory for files, or a limit on their size
+            self._heap += os.pread(self._file, at, 0)
+            os.close(self._file)
+            self._file = -1
         if self._file < 0:
             self._heap += code
-        else:
-            written = 0
-            while written < len(code):
-                written += os.pwrite(self._file, code[written:], at + written)
         return at, len(code)
 
     def _get(self, at: int, length: int) -> bytes:

@@ -268,6 +268,23 @@ def test_what_is_being_read_is_not_asked_for_a_second_time() -> None:
     assert out == "['needed', 'imported'] 1 {}\n"
 
 
+def test_where_files_in_memory_have_no_room_the_code_is_kept_all_the_same() -> None:
+    """A limit on the size of files holds for them too, and a memory cgroup may be full: no launch ends by that."""
+    out = run(
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        names = ["colorsys", "email.utils", "textwrap"]
+        imports = make(names)
+        imports.begin(names)
+        del opened[:]
+        turn_until(lambda: said)
+        print(said, opened, all(name in sys.modules for name in names))
+        """
+    )
+    assert out == "['imported'] [] True\n"
+
+
 def test_a_fork_imports_from_files() -> None:
     """It may hang: that costs what it was forked for."""
     out = run(

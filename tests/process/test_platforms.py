@@ -58,6 +58,20 @@ def test_a_hang_is_told_with_stacks(tmp_path: Path, lacking: str) -> None:
         assert "wait_for_nothing" in job.err, job.err
 
 
+def test_a_limit_on_the_size_of_files_costs_nothing_but_files(tmp_path: Path) -> None:
+    """``ulimit -f``: it holds for files in memory too, and ends a program that does not ignore its signal."""
+    limit = ["sh", "-c", 'ulimit -f 96 && exec "$@"', "sh"]
+    with running(tmp_path, END_AS_TOLD, nproc=2, arguments=["stay", "7"], before=limit, store=False) as job:
+        job.hear("ready", 2)
+        until(lambda: job.has_happened("ExaminerReady"), "the examiner has all that it needs")
+        job.release("end")
+        assert job.wait() == 1
+        assert "exit code 7" in job.err
+        assert "the examiner has ended" not in job.err
+        assert "cannot" not in job.err, job.err
+        assert "train.py" in report(job), "the stack of the rank that was still there"
+
+
 def test_eight_ranks_are_restarted(tmp_path: Path) -> None:
     """A loop over a million descriptors at each start of a process would end it: see tests/without.py."""
     options = ("--max-restarts", "1")
