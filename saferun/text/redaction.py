@@ -50,6 +50,7 @@ _QUOTE = Shape(r"""(?:[bBfFrRuU]{1,2}(?=["']))?("{3}|'{3}|\\{0,2}["'`])""")
 _BLOCKS = frozenset({'"""', "'''"})
 _PLAIN = Shape(r"""[^\s,;"'`\\]+""")
 _OF_A_QUERY = Shape(r"""[^\s,;"'`\\&#]+""")
+_OF_A_PATH = Shape(r"""[^\s,;"'`\\/]+""")
 _LINE = Shape(r"""[^\r\n"'`\\]+""")
 _SCHEME = Shape(r"(?:bearer|basic|digest|token|apikey|negotiate|aws4-hmac-sha256)\s+", re.IGNORECASE)
 _HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
@@ -299,7 +300,8 @@ def _behind_login(text: str, match: re.Match[str]) -> tuple[int, int] | None:
 def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     dashes, name, between = match.groups()
     begin = match.end()
-    asked = text[match.start() - 1] in "?&" if match.start() else False
+    before = text[match.start() - 1] if match.start() else ""
+    asked = bool(before) and before in "?&"
     lower = name.lower()
     if not (is_secret(name) or (asked and lower in _OF_QUERIES)):
         return None
@@ -308,7 +310,7 @@ def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
         return _value(text, begin, _LINE)
     # A key in quotes is one of a program's, not a word of a sentence.
     everyday = _EVERYDAY_BEFORE_COLON if is_colon and between[0] in ": \t" else _EVERYDAY
-    shape = _OF_A_QUERY if asked else _PLAIN
+    shape = _OF_A_QUERY if asked else _OF_A_PATH if before == "/" else _PLAIN
     if lower in everyday and not dashes and not asked:
         near = _value(text, begin, shape, _LONGEST_EVERYDAY)
         if near is None or not _looks_like_a_key(text[slice(*near)]):

@@ -192,6 +192,8 @@ HIDDEN = [
     (f"aws configure set aws_secret_access_key {S}/{S}+{S} --profile x", " --profile x"),
     (f"wandb login {S}{S}{S}{S} && python train.py", " && python train.py"),
     (f"wandb login --relogin --host=https://w.me {S}{S}{S}{S}", "https://w.me"),
+    (f'File "/data/token={S}/src/train.py", line 7, in f', '/src/train.py", line 7, in f'),
+    (f"step (/data/key={S}/src/train.py:7)", "/src/train.py:7)"),
     (f"machine api.wandb.ai\n  login user\n  password {S}", "login user"),
     (f"docker login nvcr.io -u x -p {S} && ls", " && ls"),
     (f"enroot import docker://$oauthtoken:{S}@nvcr.io#nvidia/pytorch:25.01-py3", "@nvcr.io#nvidia/pytorch:25.01-py3"),
