@@ -24,10 +24,11 @@ def _set(words: str) -> frozenset[str]:
 _WHEREVER = (
     *("password", "passwd", "passphrase", "passcode", "passwort", "secret", "credential", "apikey", "accesskey"),
     *("privatekey", "authkey", "signingkey", "encryptionkey", "accountkey", "licensekey", "masterkey", "sshkey"),
+    *("servicekey", "clientkey", "dbkey", "databasekey", "appkey", "applicationkey", "privkey", "keypass", "contrase"),
     *("authtoken", "accesstoken", "refreshtoken", "bearer", "pgpass", "connectionstring", "connstr", "webhook"),
 )
 # Words that are enough by themselves, and words that are where they come last.
-_ALONE = _set("JWT COOKIE COOKIES CRED CREDS DSN PSK CSRF XSRF OTP TOTP OAUTH AUTHORIZATION")
+_ALONE = _set("JWT COOKIE COOKIES CRED CREDS DSN PSK CSRF XSRF OTP TOTP OAUTH AUTHORIZATION SESSIONID")
 _LAST = _set("PASS PW PIN SIGNATURE")
 _LAST_OF_SEVERAL = _set("PAT PWD SAS SIG")
 # Plurals are counted and listed, except these.
@@ -50,7 +51,8 @@ _HARMLESS_BEFORE = {
     "KEY": _set(
         """PRIMARY FOREIGN SORT SORTING CACHE PARTITION GROUP DICT STATE ROW BATCH FEATURE METRIC METRICS DATA IMAGE
         TEXT LABEL LABELS INPUT OUTPUT MONITOR REWARD MISSING UNEXPECTED QUERY PUBLIC TARGET PROMPT RESPONSE CHOSEN
-        REJECTED CONTENT AUDIO VIDEO COLUMN FIELD MAP HASH LOOKUP STORE INDEX JOIN ORDER DEDUP PER"""
+        REJECTED RNG PRNG JAX RANDOM QKV ATTN ATTENTION HEAD DATASET
+        CONTENT AUDIO VIDEO COLUMN FIELD MAP HASH LOOKUP STORE INDEX JOIN ORDER DEDUP PER"""
     ),
     "PASS": _set(
         """FORWARD BACKWARD FWD BWD FIRST SECOND THIRD LAST NEXT ONE TWO SINGLE MULTI LOW HIGH BAND NUM PER EACH MAX MIN
@@ -71,7 +73,7 @@ _HARMLESS_BEHIND = {
         """ID IDS IDX INDEX INDICES LEN LENGTH LENGTHS SIZE COUNT COUNTS TYPE TYPES NUM DIM LIMIT BUDGET RATE DROP
         DROPPING DROPOUT POS POSITION POSITIONS EMB EMBED EMBEDDING EMBEDDINGS LEVEL PROB PROBS LOGPROB LOGPROBS MASK
         MASKS WEIGHT WEIGHTS SHIFT MIXING MERGING PRUNING DISPATCHER ACCURACY LOSS COL COLUMN PER STATS THROUGHPUT
-        CLASSIFICATION PADDING FREQ STRIDE PARALLEL PARALLELISM"""
+        CLASSIFICATION CLASSES EMBD PADDING FREQ STRIDE PARALLEL PARALLELISM"""
     ),
     "KEY": _set(
         """SIZE LEN LENGTH LENGTHS DIM DIMS NAME NAMES TYPE VALUE VALUES PADDING MASK STATE STATES CACHE HEAD HEADS
@@ -96,7 +98,22 @@ _PATHS = frozenset({"secretfile", "jobsecretfile", "saferunjobsecretfile"})
 # Every name of a secret holds one of these: looking for them costs next to nothing.
 _STEMS = (
     *("token", "key", "pass", "secret", "cred", "auth", "jwt", "cookie", "dsn", "psk", "csrf", "xsrf", "otp", "pw"),
-    *("pin", "sig", "pat", "sas", "bearer", "webhook", "web_hook", "web-hook", "conn", "url", "uri", "code"),
+    *(
+        "sessionid",
+        "contrase",
+        "pin",
+        "sig",
+        "pat",
+        "sas",
+        "bearer",
+        "webhook",
+        "web_hook",
+        "web-hook",
+        "conn",
+        "url",
+        "uri",
+        "code",
+    ),
 )
 
 _known: dict[str, bool] = {}

@@ -46,6 +46,10 @@ GOOGLE_APPLICATION_CREDENTIALS Session-Cookie SLURM_JWT X_JWT MYSQL_PWD PGPASSWO
 LDAP_BINDPW GITHUB_PAT AZURE_SAS AZURE_STORAGE_CONNECTION_STRING SLACK_WEBHOOK_URL DATABASE_URL REDIS_URL BEARER
 X_SIGNATURE SIGNATURE PIN USER_PIN apiKey clientSecret AccountKey SharedAccessKey hftoken access_tokens API_KEYS
 NCCL_PSK OTP X-CSRF-Token oauth2_token DBPASS ROOTPW SSHPASS passphrase private_key SIGNING_KEY2 MY_KEY authToken
+servicekey clientkey dbkey databasekey appkey applicationkey privkey priv_key keypass sessionid contrasena
+NEPTUNE_API_TOKEN COMET_API_KEY MLFLOW_TRACKING_PASSWORD CLEARML_API_SECRET_KEY DATABRICKS_TOKEN SNOWFLAKE_PRIVATE_KEY
+VAULT_TOKEN VAULT_SECRET_ID MODAL_TOKEN_SECRET RUNPOD_API_KEY LAMBDA_API_KEY DD_API_KEY DD_APP_KEY NGC_CLI_API_KEY
+AZURE_STORAGE_KEY AZURE_STORAGE_SAS_TOKEN AWS_BEARER_TOKEN_BEDROCK DOCKER_AUTH_CONFIG KAGGLE_KEY identitytoken
 """
 NO_SECRETS = """
 PATH RANK MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES --lr tokenizer --tokenizer-name TOKENIZERS_PARALLELISM
@@ -54,7 +58,9 @@ key_size num_key_value_heads key_padding_mask --image-key --text_key sort_key pr
 KEYBOARD MONKEY AUTHOR AUTHORS PASSED BYPASS COMPASS forward_pass backward-pass num_passes PWD OLDPWD INIT_PWD PATTERN
 file_pat MANPATH PIN_MEMORY pin_memory I_MPI_PIN I_MPI_PIN_DOMAIN SIGNAL signals_to_handle SSH_AUTH_SOCK XAUTHORITY
 auth_method InvalidTokenError MLFLOW_TRACKING_URI NCCL_IB_PKEY_NAME_SIZE input_signature DESIGN HOSTNAME SLURM_JOB_ID
-TORCH_HOME SAFERUN_JOB_SECRET_FILE job_secret_file --secret-file
+TORCH_HOME rng_key prng_key PRNGKey qkv_key attn_key dataset_key token_embd tok_embeddings token_classes NCCL_IB_PKEY
+MODAL_TOKEN_ID WANDB_RUN_ID AZURE_CLIENT_ID tokens_per_second special_tokens stop_token_ids kv_cache query_key_value
+SAFERUN_JOB_SECRET_FILE job_secret_file --secret-file
 """
 
 
