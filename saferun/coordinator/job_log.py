@@ -148,6 +148,8 @@ class JobLog:
 
     def _place(self, client: Any, kind: str, entry: str) -> None:  # noqa: ANN401
         while not (self._is_over or (kind in _ONCE and self.has(kind))):
+            if is_leaders(kind) and entry.encode() not in self._own:
+                return  # it was seen there, though its answer was lost with a connection
             k = self._count
             found = client.compare_set(f"{self._prefix}log/{k}", "", entry)
             self._take(k, found)

@@ -12,6 +12,7 @@ import pytest
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.parts import PartReader
+from saferun.coordinator.store_client import StoreBrokenError
 from tests.unit.fake_store import DEADLINE_S, Line, Store
 
 TROUBLE = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
@@ -147,6 +148,25 @@ def test_what_somebody_else_writes_in_the_leader_s_name_is_ignored_by_the_leader
     hearing.until("malformed", "decision")
     store.put("a0/log/2", store.keys["a0/log/1"].decode())  # once more
     hearing.until("malformed", "decision", "malformed")
+    hearing.line.close()
+
+
+def test_what_the_leader_says_and_gets_no_answer_to_is_said_once() -> None:
+    """The connection broke when it had reached the store: nobody else has written it."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    asked = hearing.line.client.compare_set
+
+    def lose_answer(key: str, expected: str, value: str) -> bytes:
+        asked(key, expected, value)
+        hearing.until("notice")
+        raise StoreBrokenError("broken")
+
+    hearing.line.client.compare_set = lose_answer
+    hearing.log.tell({"kind": "notice", "words": "why"})
+    hearing.log.wait_said(DEADLINE_S)
+    hearing.log.tell(DECISION)
+    hearing.until("notice", "decision")
     hearing.line.close()
 
 
