@@ -3,7 +3,7 @@
 Below the attempt's prefix: ``beat/<host>`` is a number. A beat adds 1 to it, and the sum comes back, which is also how
 a host notices a store that has fallen silent. When a state has changed, it is written to ``state/<host>`` first, and
 the beat adds 2**32 as well; then ``wake`` is set, for which the leader waits. So a host at rest asks one small question
-an interval.
+an interval, and writes its state once a minute, whatever somebody else has made of it.
 
 With a job secret a beat is a signed number, which its host writes and which has to rise; a state is numbered likewise.
 So neither can be made up, and an old one that somebody writes again is none.
