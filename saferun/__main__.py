@@ -9,15 +9,23 @@ Until the loop begins garbage is not collected: imports make next to none, and t
 
 import _signal  # type: ignore[import-not-found]  # what `signal` is made of; built in, so that no file is read before this is done
 import gc
+import sys
 
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 gc.disable()
 
+# Answered without what a launch needs; behind other options it is argparse that finds them.
+_HELP_FLAGS = ("-h", "--help", "--help-all")
+
 
 def main() -> None:
     """The ``saferun`` command; does not return."""
+    if sys.argv[1:2] and sys.argv[1] in _HELP_FLAGS:
+        from saferun.cli.help import show_help
+
+        sys.exit(show_help(sys.argv[1]))
     from saferun.cli.main import main as run
 
     run()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from saferun import __version__
+from saferun.cli.help import help_text, show_help, terminal_width
 from saferun.cli.options import OPTIONS, TORCHRUN_OPTIONS, TYPES, Option
 from saferun.console.stderr import tell
 from saferun.errors import UsageError
@@ -18,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-_TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS)
+_TORCHRUN_DESTS = frozenset(option.dest for option in TORCHRUN_OPTIONS) | {"help"}
 _LATELY = frozenset({"log_line_prefix_template", "print_completion"})  # torch 2.14 and later
 _REPEATABLE = frozenset(option.dest for option in OPTIONS if option.kind == "append")
 _SEE_HELP = "see saferun --help"
@@ -26,6 +27,10 @@ _SEE_HELP = "see saferun --help"
 
 class _Parser(argparse.ArgumentParser):
     """argparse with two-line errors, and abbreviations that mean what they mean to torchrun."""
+
+    def format_help(self) -> str:
+        """The common options."""
+        return help_text(width=terminal_width())
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
@@ -56,6 +61,19 @@ class _Store(argparse.Action):
             values = [*getattr(namespace, self.dest), values] if self.dest in given else [values]
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
         given.add(self.dest)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all options, and ends the process."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,  # noqa: ARG002
+        values: Any,  # noqa: ANN401, ARG002
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        parser.exit(show_help("--help-all"))
 
 
 class _PrintCompletion(argparse.Action):
@@ -90,9 +108,10 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     """
     parser = _Parser(
         prog="saferun",
-        description="Start the ranks of a distributed PyTorch job on this host, and say what went wrong.",
         usage="saferun [options] script [script arguments]",
-        epilog="Options marked * take their default from PET_<NAME> in the environment, as under torchrun.",
+    )
+    parser.add_argument(
+        "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all options and exit"
     )
     parser.add_argument("--version", action="version", version=f"saferun {__version__}")
     groups: dict[str, Any] = {}
