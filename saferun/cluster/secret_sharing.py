@@ -41,6 +41,10 @@ _FILE_S = 2.0
 LONGEST_TTL_S = 3600
 
 
+# A call still waits for a file system: no other one is made to wait with it.
+_is_waiting = threading.Event()
+
+
 class NoSecretError(Exception):
     """The offer cannot be taken; why, in words."""
 
@@ -185,17 +189,21 @@ def _bounded(call: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it retu
         NoSecretError: it fails, or does not return in time.
     """
     answers: queue.SimpleQueue[tuple[Any, str]] = queue.SimpleQueue()
+    if _is_waiting.is_set():
+        raise NoSecretError("its file system does not answer")
 
     def answer() -> None:
         try:
             answers.put((call(), ""))
         except OSError as error:
             answers.put((None, printable(error.strerror or str(error)) or "it fails"))
+        _is_waiting.clear()
 
     try:
         threading.Thread(target=answer, daemon=True).start()
         value, failure = answers.get(timeout=_FILE_S)
     except queue.Empty:
+        _is_waiting.set()
         raise NoSecretError(f"its file system did not answer within {_FILE_S:.0f} s") from None
     except RuntimeError:
         raise NoSecretError("no thread can be made") from None
