@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.cluster.jobs import Job, by_hand, ranks_on
 from tests.cluster.machines.host import command_line
+from tests.process.launching import is_coordinator
 
 if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
@@ -150,7 +151,7 @@ class FaultedJob:
 
     def coordinator(self, host: Host) -> int:
         """Pid of a host's coordinator."""
-        (pid,) = host.pids(r"coordinator/__main__\.py")
+        (pid,) = filter(is_coordinator, host.pids(r"coordinator/__main__\.py"))
         return pid
 
     def now(self) -> None:

@@ -186,6 +186,20 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def is_coordinator(pid: int) -> bool:
+    """Whether a process is a coordinator, and not one that a coordinator has forked."""
+    program = "saferun/coordinator/__main__.py"
+    return program in command_line(pid) and program not in command_line(parent_of(pid))
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0 where it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError):
+        return 0
+
+
 class Job:
     """One launch.
 
@@ -308,7 +322,7 @@ class Job:
 
     def coordinator(self) -> int | None:
         """The pid of the process that serves the store, once there is one."""
-        return next((pid for pid in self.processes() if "saferun/coordinator/__main__.py" in command_line(pid)), None)
+        return next((pid for pid in self.processes() if is_coordinator(pid)), None)
 
     def reaper(self) -> int | None:
         """The pid of the process that ends a run whose supervisor was killed."""
