@@ -26,7 +26,7 @@ _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
 _LAST_SWEEP_S = 2.0
 # Whose a process is that waits for a disk may be read a moment later; one that waits longer, no signal ends anyway.
-_UNSURE_S = 1.0
+_UNSURE_S = 2.0
 # Helpers of a library that end by themselves when their rank is gone are worth no line.
 _SAY_AFTER_S = 1.0
 _MOST_NAMED = 4
@@ -76,6 +76,7 @@ class Leftovers(WithoutHelper):
         self._say_at = 0.0
         self._activity: Activity | None = None
         self._unsure: dict[int, float] = {}  # pid -> until when it may turn out to be one of them
+        self._known: set[tuple[int, int]] = set()  # pids and start times of those that have
 
     def begin_attempt(self) -> None:
         """A new attempt begins: the numbers of the old sessions may be anybody's from now on."""
@@ -116,13 +117,15 @@ class Leftovers(WithoutHelper):
     def sweep(self, now: float) -> None:
         """Look what there is, and signal what is to end: SIGTERM once to each process, SIGKILL later."""
         pids, unsure = self._look()
-        if not pids and not any(now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
+        # Who waits for a disk is at work.
+        is_waiting = self._activity is not None and now < self._wait_until
+        if not pids and not any(is_waiting or now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
             self.deadline = None
             self._activity = None
             self._warn_of(unsure)
             self._on_gone(tuple(sorted(self._swept)))
             return
-        self.deadline = now + _SWEEP_INTERVAL_S
+        self.deadline = now + (_WAIT_INTERVAL_S if is_waiting and not pids else _SWEEP_INTERVAL_S)
         if not pids:
             return
         if self._activity is not None and now < self._wait_until:
@@ -217,8 +220,18 @@ class Leftovers(WithoutHelper):
         leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
         found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
         for pid in descendants_of(os.getpid(), frozenset(leave_out)):
-            found[self._sessions.session_of(pid) is not None or belongs_to_run(pid, self._run_id)].append(pid)
+            found[self._is_ours(pid)].append(pid)
         return found[True], found[None]
+
+    def _is_ours(self, pid: int) -> bool | None:
+        if self._sessions.session_of(pid) is not None:
+            return True
+        stat = read_stat(pid)
+        process = (pid, stat.start_ticks if stat is not None else 0)
+        is_ours = belongs_to_run(pid, self._run_id)
+        if is_ours:
+            self._known.add(process)
+        return True if is_ours is None and process in self._known else is_ours
 
     def _rank_of(self, pid: int) -> str:
         session = self._sessions.session_of(pid)
