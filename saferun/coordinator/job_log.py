@@ -85,6 +85,8 @@ class JobLog:
         if len(entry) > _LONGEST_ENTRY_BYTES:
             # What follows from it matters more than its words.
             entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "words": message["words"][:0]}})
+            if len(entry) > _LONGEST_ENTRY_BYTES:
+                return
         with self._said:
             if len(self._unsaid) < _MOST_UNSAID:
                 if is_leaders(message.get("kind")):

@@ -222,6 +222,7 @@ def test_a_decision_of_too_many_words_is_told_without_them() -> None:
     """What follows matters more than why: nobody may wait for it in vain."""
     store = Store()
     hearing = Hearing(store, 0)
+    hearing.log.tell({**DECISION, "words": [], "x": "x" * 70_000})
     hearing.log.tell({**DECISION, "words": ["\u65e5" * 1000] * 20})
     hearing.until("decision")
     assert hearing.told[0]["words"] == []
