@@ -11,6 +11,7 @@ from saferun.ctl.answer import answer
 from saferun.errors import UsageError
 from saferun.linux.core_notes import CoreError, open_regular, read_core_notes
 from saferun.text.evidence_redaction import threads_without_secrets
+from saferun.text.redaction import redacted_text
 
 _BUDGET_S = 300.0
 
@@ -44,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         hint = "install pystack (pip install pystack) or gdb; with --exe name the program that left the core"
         if notes.is_cut_off:
             hint = "have the disk, and ulimit -c, allow a whole core: one that was cut off is of no use"
-        raise UsageError(f"there are no stacks in {arguments.file}: {reading.failure}", hint)
+        raise UsageError(f"there are no stacks in {arguments.file}: {redacted_text(reading.failure)}", hint)
     lines = [core_headline(notes), f"core {path} ({notes.size_bytes / 1e6:.1f} MB), read by {reading.tool}"]
     lines += [reading.failure] if reading.failure else []
     text = "\n".join([*lines, *stack_lines(threads_without_secrets(reading.threads))]) + "\n"

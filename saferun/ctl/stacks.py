@@ -56,11 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Take the stacks and print them."""
     scene = find_scene(arguments.target, read_processes())
     scene = _with_script(scene)
-    capture, failure = _look(scene, native=arguments.native)
+    seen, failure = _look(scene, native=arguments.native)
+    capture = capture_without_secrets(seen)
     if failure:
         capture = capture._replace(unfinished=(*capture.unfinished, failure))
     _require_stacks(capture)
-    capture = capture_without_secrets(capture)
     if arguments.json:
         answer_json(_as_json(scene, capture))
     else:

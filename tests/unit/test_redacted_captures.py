@@ -20,8 +20,10 @@ from saferun.captures.cores import _Find, _write
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, Request, Target, encode
 from saferun.ctl import core as ctl_core
+from saferun.ctl import stacks as ctl_stacks
 from saferun.ctl.answer import answer_json
-from saferun.evidence import CoreLook, Frame, ProcessLook, RankCollectives, ThreadStack
+from saferun.errors import UsageError
+from saferun.evidence import Capture, CoreLook, Frame, ProcessLook, RankCollectives, StackDump, ThreadStack
 from saferun.linux.core_files import CoreFile
 from saferun.linux.core_notes import CoreNotes
 from saferun.text import json_redaction
@@ -188,6 +190,23 @@ def test_a_core_is_shown_without_secrets(
     assert S not in shown
     assert "/data/key=<redacted>/train.py:12" in shown
     assert re.search(r"#0 run \(password=<redacted>", shown)
+
+
+def test_why_there_are_no_stacks_is_told_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools quote command lines when they fail, too."""
+    (tmp_path / "core").write_bytes(b"")
+    monkeypatch.setattr(ctl_core, "read_core_notes", lambda _fd: NOTES)
+    failed = CoreReading(failure=f"gdb: cannot run with --token {S}")
+    monkeypatch.setattr(ctl_core, "read_cores", lambda *_args, **_named: [failed])
+    with pytest.raises(UsageError, match="--token <redacted>") as error:
+        ctl_core.run(argparse.Namespace(file=str(tmp_path / "core"), exe=None, gdb=True))
+    assert S not in str(error.value)
+    capture = Capture(stacks=(StackDump(0, 9, True, "python", "", (), f"denied: token={S}"),))
+    here = ctl_stacks.Scene("here", (Target(0, os.getpid(), ""),))
+    monkeypatch.setattr(ctl_stacks, "find_scene", lambda *_args: here)
+    monkeypatch.setattr(ctl_stacks, "_look", lambda *_args, **_named: (capture, ""))
+    with pytest.raises(UsageError, match="denied: token=<redacted>"):
+        ctl_stacks.run(argparse.Namespace(target="latest", native=False, json=False))
 
 
 def test_json_on_a_terminal_has_no_secrets(capsys: pytest.CaptureFixture[str]) -> None:
