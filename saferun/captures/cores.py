@@ -70,6 +70,7 @@ _UNPACKED_FACTOR = 20
 _ANSWER_S = 1.5
 _DELETE_S = 5.0
 _MOVE_S = 5.0
+_FAILED = "\0"  # no path holds it
 _GROUP_FRAMES = 3
 _SHARED_FRAMES = frozenset({"raise", "abort", "gsignal", "???"})
 
@@ -330,12 +331,17 @@ def _moved(core: CoreFile, path: str) -> tuple[str, str]:
     """Where a core is that should be moved to a path, and what kept it from there."""
 
     def move() -> str:
-        make_directories(os.path.dirname(path))
+        try:
+            make_directories(os.path.dirname(path))
+        except OSError as error:
+            return f"{_FAILED}{error.strerror or error}"
         return move_core(core, path)
 
     moved = called_apart(move, _MOVE_S)
     if moved is None:
-        return core.path, "it stays where it is: the file system of the run directory does not answer"
+        moved = f"{_FAILED}the file system of the run directory does not answer"
+    if moved.startswith(_FAILED):
+        return core.path, f"it stays where it is: {moved.removeprefix(_FAILED)}"
     return moved, ""
 
 
