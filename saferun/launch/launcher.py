@@ -130,8 +130,8 @@ def _run(
     early: list[str] = []  # what is to be said before there is a console
     say: Callable[[str], None] = early.append
 
-    def warn(text: str) -> None:
-        say(f"saferun: {printable(text)}")
+    def warn(text: str, hint: str = "") -> None:
+        say(f"saferun: {printable(text)}" + (f"\nhint: {printable(hint)}" if hint else ""))
 
     writer = Writer(warn)
     output = config.output
