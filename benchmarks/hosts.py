@@ -33,8 +33,8 @@ from measure import (
 
 sys.path.insert(0, str(REPOSITORY))
 
+from tests.ports import free_port
 from tests.torch.coordinating import Host
-from tests.torch.several import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
+from tests.ports import free_port
 from tests.process.launching import until
-from tests.torch.several import free_port, hosts
+from tests.torch.several import hosts
 
 PLACES = """
 from rank import *
@@ -48,7 +50,7 @@ def etcd(folder: Path) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.parametrize("backend", ["etcd-v2", "etcd"])
+@pytest.mark.parametrize("backend", slow_but(["etcd-v2", "etcd"], "etcd-v2"))
 def test_hosts_meet_in_etcd_and_meet_again_after_a_failure(tmp_path: Path, backend: str) -> None:
     """The first attempt fails, and the second has the same world."""
     (tmp_path / "etcd").mkdir()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.process.launching import REPOSITORY, Job, running, two_lines, until, without
 
 HOLDER = """
@@ -60,13 +61,6 @@ def test_a_port_that_another_saferun_holds_is_refused(tmp_path: Path) -> None:
 
 
 READY = "from rank import *\ntell('ready')\nawait_release('end')"
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_given_port_can_be_used_again_at_once(tmp_path: Path) -> None:

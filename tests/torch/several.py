@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.ports import free_port
 from tests.process.launching import Job, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-
-# Ports that were handed out are held until this process ends: tests run side by side, and each is to have its own.
-_held: list[socket.socket] = []
-
-
-def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections, which nobody listens on or will be given."""
-    for port in range(21000, 32000):
-        hold = socket.socket(socket.AF_UNIX)
-        try:
-            hold.bind(f"\0saferun-test-port-{port}")
-        except OSError:
-            hold.close()
-            continue
-        _held.append(hold)
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            with contextlib.suppress(OSError):
-                probe.bind(("::", port))
-                return port
-    raise AssertionError("no port is free")
 
 
 @contextlib.contextmanager

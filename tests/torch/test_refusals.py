@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from tests.ports import free_port
 from tests.torch.differential import (
     LAUNCHERS,
     TIMEOUT_S,
@@ -24,7 +25,6 @@ from tests.torch.differential import (
     end,
     environment,
     filled,
-    free_port,
     make_job_folder,
     start_on_files,
     wait_until_gone,

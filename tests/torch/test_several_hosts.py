@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.process.launching import END_AS_TOLD, STAY, Job, customized, in_saferun, kill, until
 from tests.process.test_leftovers_wait import UPLOADING
-from tests.torch.several import free_port, hosts
+from tests.torch.several import hosts
 
 TELL_PLACE = """
 from rank import *

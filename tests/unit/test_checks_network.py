@@ -22,6 +22,7 @@ from saferun.preflight.checks.master import check_master, knock
 from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, look_up, names_of, resolve
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult
+from tests.ports import free_port
 
 LO = Nic("lo", ("127.0.0.1", "::1"), kind="loopback", mtu=65536)
 ETH0 = Nic("eth0", ("10.1.0.3",))
@@ -224,13 +225,6 @@ def taken() -> Iterator[int]:
     """A port that this process listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_port_in_use_is_told_with_its_holder(taken: int) -> None:
