@@ -34,6 +34,7 @@ def test_hosts_reach_each_other_by_name_on_both_networks(cluster: Cluster) -> No
         assert "172.17.0.1/16" in host.in_network("ip", "-o", "addr", "show", "docker0")
 
 
+@pytest.mark.slow
 def test_hosts_are_told_apart_and_share_what_clusters_share(cluster: Cluster, tmp_path: Path) -> None:
     """What saferun looks at: names, boot ids, pids; and run directories are on a file system of all hosts."""
     look = [
@@ -50,6 +51,7 @@ def test_hosts_are_told_apart_and_share_what_clusters_share(cluster: Cluster, tm
     assert (cluster.shared / "shared").exists()
 
 
+@pytest.mark.slow
 def test_saferun_runs_on_a_host_as_the_tests_import_it(cluster: Cluster) -> None:
     """The tests are about this checkout, and no other."""
     show = "import saferun, sys; print(saferun.__file__, sys.executable)"
@@ -59,6 +61,7 @@ def test_saferun_runs_on_a_host_as_the_tests_import_it(cluster: Cluster) -> None
     ]
 
 
+@pytest.mark.slow
 def test_signals_reach_a_process_in_a_host(cluster: Cluster) -> None:
     """A launcher that is killed must be dead, and not only what carries its name outside."""
     host = cluster.hosts[1]
@@ -75,6 +78,7 @@ def test_signals_reach_a_process_in_a_host(cluster: Cluster) -> None:
     assert host.pids("sleep 1000") == []
 
 
+@pytest.mark.slow
 def test_inner_and_outer_pids_belong_together(cluster: Cluster) -> None:
     """Messages name the pids that a host knows; tests kill by the machine's."""
     host = cluster.hosts[2]
@@ -87,6 +91,7 @@ def test_inner_and_outer_pids_belong_together(cluster: Cluster) -> None:
     process.kill()
 
 
+@pytest.mark.slow
 def test_frozen_processes_stand_still_until_they_are_thawed(cluster: Cluster) -> None:
     """A host that does not answer, and does not die."""
     host = cluster.hosts[0]
@@ -101,6 +106,7 @@ def test_frozen_processes_stand_still_until_they_are_thawed(cluster: Cluster) ->
 # ----------------------------------------------------------------------------------------------------------- launchers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "arguments", "tasks_per_host"),
     [
@@ -127,6 +133,7 @@ def test_launchers_start_a_command_on_all_hosts(
     )
 
 
+@pytest.mark.slow
 def test_launchers_start_on_chosen_hosts_only(cluster: Cluster) -> None:
     """Jobs on two hosts of four are the cheaper ones, and hosts that join come later."""
     chosen = cluster.hosts[1:3]
@@ -139,6 +146,7 @@ def test_launchers_start_on_chosen_hosts_only(cluster: Cluster) -> None:
     assert [(job.finish(), job.out) for job in jobs] == [(0, "1\n"), (0, "2\n")]
 
 
+@pytest.mark.slow
 def test_tests_share_a_cluster_until_one_leaves_its_mark_on_it(standby: Standby) -> None:
     """A fault, or a process that lives on, would be in the next test's way."""
     first = standby.healthy()
@@ -162,6 +170,7 @@ def traces(namespaces: Sequence[str] = ()) -> tuple[list[str], str, list[int]]:
     return mounts, nics, living
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slurm", [False, True])
 def test_nothing_is_left_of_a_cluster_that_was_closed(make_cluster: MakeCluster, slurm: bool) -> None:
     """Mounts, NICs and processes go with the namespaces."""
@@ -178,6 +187,7 @@ def test_nothing_is_left_of_a_cluster_that_was_closed(make_cluster: MakeCluster,
     assert cluster.keeper_pid not in keepers()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_keeper_is_killed(make_cluster: MakeCluster) -> None:
     """However the tests end, the kernel takes the cluster away."""
     before = traces()
@@ -187,6 +197,7 @@ def test_nothing_is_left_when_the_keeper_is_killed(make_cluster: MakeCluster) ->
     until(lambda: traces(namespaces) == before, "everything is gone")
 
 
+@pytest.mark.slow
 def test_a_cluster_ends_with_the_tests_that_made_it(tmp_path: Path) -> None:
     """A test run that was killed tidies nothing up itself."""
     source = f"""
@@ -206,6 +217,7 @@ time.sleep(1000)
     until(lambda: not any(is_alive(pid) for pid in pids), "keeper and host are gone")
 
 
+@pytest.mark.slow
 def test_a_keeper_whose_owner_is_dead_is_ended_by_the_next_tests(make_cluster: MakeCluster) -> None:
     """An owner is known by pid and start time: another process may have its pid by now."""
     living = make_cluster(1)
@@ -221,6 +233,7 @@ def test_a_keeper_whose_owner_is_dead_is_ended_by_the_next_tests(make_cluster: M
     assert living.keeper_pid in keepers()
 
 
+@pytest.mark.slow
 def test_sixty_four_hosts_reach_each_other(make_cluster: MakeCluster) -> None:
     """The kernel's table of neighbours is one for the whole machine, and too small as it is."""
     limit = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
@@ -236,6 +249,7 @@ def test_sixty_four_hosts_reach_each_other(make_cluster: MakeCluster) -> None:
 # ---------------------------------------------------------------------------------------------- machines without one
 
 
+@pytest.mark.slow
 def test_a_machine_that_can_have_no_cluster_says_so_in_one_line_and_ci_fails(tmp_path: Path) -> None:
     """Tests that are silently left out are taken for tests that passed."""
     # In a user namespace that maps nobody, root is nobody.

@@ -7,6 +7,8 @@ import signal
 import sysconfig
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.cluster.talking import ECHO, connect, python, say, talk
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ def test_a_cut_network_is_silent_and_leaves_the_other_alone(cluster: Cluster) ->
     client.wait_for("^answer lost$")
 
 
+@pytest.mark.slow
 def test_a_pulled_cable_takes_the_carrier_and_a_nic_that_is_down_takes_the_route(cluster: Cluster) -> None:
     """Two more ways to lose a NIC, which the host itself can see."""
     host = cluster.hosts[2]
@@ -68,6 +71,7 @@ def test_a_pulled_cable_takes_the_carrier_and_a_nic_that_is_down_takes_the_route
     assert connect(host, "node1-data:22") == {"node1-data:22": "ok"}
 
 
+@pytest.mark.slow
 def test_a_firewall_drops_rejects_or_prohibits(cluster: Cluster) -> None:
     """Three things that site firewalls do, and three things that connect() says."""
     node1, node2, *_ = cluster.hosts
@@ -86,6 +90,7 @@ def test_a_firewall_drops_rejects_or_prohibits(cluster: Cluster) -> None:
     assert connect(node2, "node1:29501", "node1-data:22") == {"node1:29501": "ECONNREFUSED", "node1-data:22": "ok"}
 
 
+@pytest.mark.slow
 def test_a_firewall_may_spare_what_is_connected(cluster: Cluster) -> None:
     """Stateful firewalls do; a cut does not."""
     node1, node2, *_ = cluster.hosts
@@ -100,6 +105,7 @@ def test_a_firewall_may_spare_what_is_connected(cluster: Cluster) -> None:
     assert "answer lost" not in client.out
 
 
+@pytest.mark.slow
 def test_two_hosts_may_be_blocked_from_each_other_only(cluster: Cluster) -> None:
     """A fault between two hosts, of which a third knows nothing."""
     node1, node2, node3, _ = cluster.hosts
@@ -112,6 +118,7 @@ def test_two_hosts_may_be_blocked_from_each_other_only(cluster: Cluster) -> None
     assert connect(node2, "node3:22", "node3-data:22") == {"node3:22": "ok", "node3-data:22": "ok"}
 
 
+@pytest.mark.slow
 def test_one_direction_may_be_shut(cluster: Cluster) -> None:
     """Between two hosts, on one NIC: to new connections only, as by a firewall that knows states, or to everything."""
     # Nobody listens there, and who hears that has got through.
@@ -138,6 +145,7 @@ def test_one_direction_may_be_shut(cluster: Cluster) -> None:
     assert connect(node3, "node2-data:7") == {"node2-data:7": "ECONNREFUSED"}
 
 
+@pytest.mark.slow
 def test_names_can_be_wrong_or_unknown_on_one_host(cluster: Cluster) -> None:
     """An address of its own for the host's own name is what Debian writes into /etc/hosts."""
     node1, node2, *_ = cluster.hosts
@@ -150,6 +158,7 @@ def test_names_can_be_wrong_or_unknown_on_one_host(cluster: Cluster) -> None:
     assert connect(node2, "node1:22") == {"node1:22": "ok"}
 
 
+@pytest.mark.slow
 def test_an_occupied_port_takes_connections_and_answers_nothing(cluster: Cluster) -> None:
     """The worst of listeners: whoever takes it for the right one waits for ever."""
     node1, node2, *_ = cluster.hosts
@@ -162,6 +171,7 @@ def test_an_occupied_port_takes_connections_and_answers_nothing(cluster: Cluster
     assert node1.run(python(bind)).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_stranger_may_answer_on_a_port(cluster: Cluster) -> None:
     """Better than silence, and not what was looked for either."""
     node1, node2, *_ = cluster.hosts
@@ -174,6 +184,7 @@ def test_a_stranger_may_answer_on_a_port(cluster: Cluster) -> None:
     assert connect(node2, "node1:29500") == {"node1:29500": "ECONNREFUSED"}
 
 
+@pytest.mark.slow
 def test_a_host_that_is_switched_off_says_nothing(make_cluster: MakeCluster) -> None:
     """Its peers get no FIN and no reset; a host whose processes all die sends both."""
     cluster = make_cluster(3)
@@ -194,6 +205,7 @@ def test_a_host_that_is_switched_off_says_nothing(make_cluster: MakeCluster) -> 
     assert node2.run(["hostname"]).stdout == "node2\n"
 
 
+@pytest.mark.slow
 def test_a_slow_nic_delays_and_loses_frames_and_changes_none(make_cluster: MakeCluster) -> None:
     """Without checksums and with segments that no cable carries, TCP would get nothing through at all."""
     node1, node2 = make_cluster(2).hosts
@@ -221,6 +233,7 @@ def send(here: Host, there: Host, count: int) -> float:
     return float(here.run(python(SEND, f"{there.name}-data", 7777, count)).stdout)
 
 
+@pytest.mark.slow
 def test_large_frames_may_vanish(make_cluster: MakeCluster) -> None:
     """Whatever is small comes through, so that all seems well: connections, pings, the first messages."""
     node1, node2 = make_cluster(2).hosts
@@ -240,6 +253,7 @@ def test_large_frames_may_vanish(make_cluster: MakeCluster) -> None:
     assert node1.run(["ping", "-c", "1", "-W", "1", "-s", "1400", "node2-data"]).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_throttled_nic_is_slow_in_both_directions(cluster: Cluster) -> None:
     """One that has fallen back to a lower rate, say. Small messages do not notice."""
     node1, node2, *_ = cluster.hosts
@@ -252,6 +266,7 @@ def test_a_throttled_nic_is_slow_in_both_directions(cluster: Cluster) -> None:
     assert "tbf" not in node2.in_network("tc", "qdisc", "show", "dev", "eth1")
 
 
+@pytest.mark.slow
 def test_shared_memory_may_be_full(cluster: Cluster) -> None:
     """Of one host: the others have their own."""
     node1, node2, *_ = cluster.hosts
@@ -263,6 +278,7 @@ def test_shared_memory_may_be_full(cluster: Cluster) -> None:
     assert node2.run(python(write)).returncode == 0
 
 
+@pytest.mark.slow
 def test_files_may_be_limited(cluster: Cluster) -> None:
     """By the hard limit too, so that nobody can help themselves."""
     node1, node2, *_ = cluster.hosts
@@ -274,6 +290,7 @@ def test_files_may_be_limited(cluster: Cluster) -> None:
     assert node2.run(python(say)).stdout == usual
 
 
+@pytest.mark.slow
 def test_a_clock_may_be_wrong(cluster: Cluster) -> None:
     """The wall clock; what measures how long something takes is all hosts' own."""
     node1, node2, *_ = cluster.hosts
@@ -290,6 +307,7 @@ def test_a_clock_may_be_wrong(cluster: Cluster) -> None:
     assert read(node1)[0] < read(node2)[0]
 
 
+@pytest.mark.slow
 def test_torch_may_be_said_to_be_another(cluster: Cluster) -> None:
     """On one host; the files of all others are as they are."""
     node1, node2, *_ = cluster.hosts
@@ -302,6 +320,7 @@ def test_torch_may_be_said_to_be_another(cluster: Cluster) -> None:
     assert node2.run(say).stdout == usual
 
 
+@pytest.mark.slow
 def test_heal_undoes_every_fault(make_cluster: MakeCluster) -> None:
     """What one fault has hidden must not stay when that fault is gone."""
     cluster = make_cluster(3)

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -54,6 +56,7 @@ def test_on_a_healthy_cluster_all_works_at_once(make_cluster: MakeCluster) -> No
     assert "all 3 hosts" in found["words"]
 
 
+@pytest.mark.slow
 def test_a_network_interface_that_is_cut_is_found(make_cluster: MakeCluster) -> None:
     """Its host works alone and fails with all others; those work together."""
     cluster = make_cluster(3)

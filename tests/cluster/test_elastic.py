@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.jobs import (
     PORT,
     SAFERUN,
@@ -57,7 +58,7 @@ def after_step_2():
 {TRAIN}"""
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", slow_but(["static", "c10d"], "c10d"))
 def test_a_training_restarts_on_four_hosts_after_a_rank_was_killed(
     cluster: Cluster, tmp_path: Path, backend: str
 ) -> None:
@@ -137,6 +138,7 @@ def test_hosts_join_and_leave_an_elastic_job(cluster: Cluster, tmp_path: Path) -
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_an_elastic_job_goes_on_without_a_host_that_was_switched_off(cluster: Cluster, tmp_path: Path) -> None:
     """That is a failure: a restart is used up, and the lost host is named."""
     options = ("--max-restarts", "1", "--host-timeout", "4")
@@ -185,7 +187,7 @@ def environments(folder: Path, launcher: str, backend: str) -> dict[str, dict[st
     return found
 
 
-@pytest.mark.parametrize(("backend", "nnodes"), [("static", "2"), ("c10d", "1:2")])
+@pytest.mark.parametrize(("backend", "nnodes"), slow_but([("static", "2"), ("c10d", "1:2")], "c10d"))
 def test_ranks_are_told_the_same_as_under_torchrun(cluster: Cluster, tmp_path: Path, backend: str, nnodes: str) -> None:
     """Two hosts with different numbers of ranks and different roles."""
     each = (("--nproc-per-node", "1", "--role", "a"), ("--nproc-per-node", "3", "--role", "b"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster import jobs
 from tests.cluster.faulted import (
     END_S,
@@ -78,6 +79,7 @@ def test_a_killed_rank_is_named_everywhere_at_once(make_cluster: MakeCluster, tm
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_restart_after_a_killed_rank_works(make_cluster: MakeCluster, tmp_path: Path, backend: str) -> None:
     """Nothing of the attempt before is found by the next, neither keys of the store nor gloo's addresses."""
@@ -112,6 +114,7 @@ def test_a_killed_saferun_is_named_by_the_others(make_cluster: MakeCluster, tmp_
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_where_the_saferun_of_the_first_host_is_killed_each_other_host_says_so(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
@@ -129,7 +132,7 @@ def test_where_the_saferun_of_the_first_host_is_killed_each_other_host_says_so(
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("killed", ["rank", "saferun"])
+@pytest.mark.parametrize("killed", slow_but(["rank", "saferun"], "saferun"))
 def test_under_slurm_the_launcher_ends_too(cluster: Cluster, tmp_path: Path, killed: str) -> None:
     """Without srun's -K: that a task has failed is no reason for Slurm to end the others."""
     node3 = cluster.hosts[2]
@@ -148,7 +151,7 @@ def test_under_slurm_the_launcher_ends_too(cluster: Cluster, tmp_path: Path, kil
 # ------------------------------------------------------------------------------------------ processes that stand still
 
 
-@pytest.mark.parametrize("frozen", [0, 2])
+@pytest.mark.parametrize("frozen", slow_but([0, 2], "2"))
 def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp_path: Path, frozen: int) -> None:
     """With its coordinator. The others end without it; and it ends too, with its rank, as soon as it may go on."""
     cluster = make_cluster(3)
@@ -215,6 +218,7 @@ while RANK > 0 and not os.path.exists(f"{FOLDER}/release.end"):
 """
 
 
+@pytest.mark.slow
 def test_a_first_host_whose_ranks_have_ended_asks_the_others(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """One host cannot be heard; another one's ranks show that the job goes on."""
     cluster = make_cluster(3)
@@ -253,6 +257,7 @@ def test_a_host_that_is_switched_off_is_named(make_cluster: MakeCluster, tmp_pat
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_where_the_first_host_is_switched_off_the_others_say_so(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """The store was there, and the report would have been: each keeps what it has seen on its own disk."""
     cluster = make_cluster(4)
@@ -271,7 +276,7 @@ def test_where_the_first_host_is_switched_off_the_others_say_so(make_cluster: Ma
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("cut", [0, 2])
+@pytest.mark.parametrize("cut", slow_but([0, 2], "0"))
 def test_a_lost_control_path_is_no_lost_host(make_cluster: MakeCluster, tmp_path: Path, cut: int) -> None:
     """The ranks train on over the other network; saferun's messages go there too, and one line names the interface."""
     cluster = make_cluster(3)
@@ -293,7 +298,8 @@ def test_a_lost_control_path_is_no_lost_host(make_cluster: MakeCluster, tmp_path
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("heals", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("heals", [False, True])
 def test_without_any_control_path_a_job_goes_on_while_its_ranks_do(
     make_cluster: MakeCluster, tmp_path: Path, heals: bool
 ) -> None:
@@ -338,6 +344,7 @@ def test_a_cut_that_stops_the_ranks_is_told_as_what_it_is(make_cluster: MakeClus
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_what_stands_between_ranks_is_named_while_the_job_goes_on(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Slow is not hung; what hangs is told with its cause, costs nothing, and is known to be over when it is."""
     cluster = make_cluster(4)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.jobs import STAY, Way, assert_nothing_left, await_no_ranks, start
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("tasks", slow_but([1, 2], "1"))
 def test_scancel_leaves_time_for_evidence_and_report(make_cluster: MakeCluster, tmp_path: Path, tasks: int) -> None:
     """TERM, and KILL after KillWait: by then even ranks that do not listen have been looked at and killed."""
     cluster = make_cluster(3, slurm=True, slurm_options={"KillWait": 30})
@@ -47,7 +48,7 @@ def test_scancel_leaves_time_for_evidence_and_report(make_cluster: MakeCluster, 
     assert all('"state": "done"' in path.read_text() for path in events)
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("tasks", slow_but([1, 2], "1"))
 @pytest.mark.parametrize("launcher", ["srun", "mpirun", "hydra"])
 def test_nothing_trains_on_where_the_launcher_was_killed(
     cluster: Cluster, tmp_path: Path, launcher: str, tasks: int

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.jobs import (
     DIE_WHEN_RELEASED,
     SAFERUN,
@@ -113,7 +114,7 @@ def test_who_forgets_srun_is_told(cluster: Cluster, tmp_path: Path) -> None:
 TRAINING_WAYS = [way for way in WAYS if way.name in {"srun", "srun-a-task-a-rank", "mpirun", "hydra", "pdsh"}]
 
 
-@pytest.mark.parametrize("way", TRAINING_WAYS, ids=[way.name for way in TRAINING_WAYS])
+@pytest.mark.parametrize("way", slow_but(TRAINING_WAYS, "srun"), ids=[way.name for way in TRAINING_WAYS])
 def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path: Path, way: Way) -> None:
     """With gloo, which has to find its way from host to host."""
     hosts = cluster.hosts if way.tasks == 1 else cluster.hosts[:2]
@@ -128,7 +129,7 @@ def test_the_same_training_runs_under_every_launcher(cluster: Cluster, tmp_path:
 # ------------------------------------------------------------------------------------------------------- failing as one
 
 
-@every_way
+@pytest.mark.parametrize("way", slow_but(WAYS, "srun", "hydra-a-task-a-rank"), ids=[way.name for way in WAYS])
 def test_a_rank_that_dies_ends_the_job_everywhere_and_is_named_on_every_host(
     cluster: Cluster, tmp_path: Path, way: Way
 ) -> None:
@@ -295,6 +296,7 @@ evaluate() if RANK == 2 else dist.all_reduce(ones)
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_the_others_alone_in_a_collective_is_named_with_its_host(
     cluster: Cluster, tmp_path: Path
 ) -> None:

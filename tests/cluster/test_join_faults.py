@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.faulted import END_S, GLOO, HANG_TIMEOUT_S, FaultedJob, end_all
 from tests.cluster.jobs import PORT, TRAIN, Job, by_hand
 
@@ -124,6 +125,7 @@ def test_what_keeps_hosts_from_their_master_is_named(make_cluster: MakeCluster, 
         jobs.check("the master is missing", node, r"node1:29508 \(10\.77\.0\.1\) refuses connections, for 8 s$")
 
 
+@pytest.mark.slow
 def test_what_keeps_hosts_from_the_endpoint_of_c10d_is_named(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """The same where torch's own rendezvous is what they look for."""
     cluster = make_cluster(3)
@@ -171,35 +173,42 @@ def no_fault(_: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("environ", "break_", "class_name", "pattern"),
-    [
-        pytest.param(
-            *({}, names_of_their_own, "network_interface"),
-            r"the ranks tell each other the address 127\.0\.1\.1, which every host has for itself",
-            id="the hosts' own names mean 127.0.1.1",
-        ),
-        pytest.param(
-            *({"GLOO_SOCKET_IFNAME": "docker0"}, no_fault, "network_interface"),
-            r"the ranks tell each other the address 172\.17\.0\.1, which every host has for itself",
-            id="docker0",
-        ),
-        pytest.param(
-            *({"GLOO_SOCKET_IFNAME": "ib0"}, no_fault, "network_interface"),
-            r"rank \d \(node\d, .*: this host has no network interface ib0",
-            id="ib0",
-        ),
-        pytest.param(
-            *({"GLOO_SOCKET_IFNAME": "eth1"}, lambda cluster: cluster.hosts[1].firewall(None, "drop", nic="eth1")),
-            "network_cut",
-            r"nothing gets through between node2 and node1, node3: its network is cut \(rank 1\)",
-            id="the data ports of node2 dropped",
-        ),
-        pytest.param(
-            *({"GLOO_SOCKET_IFNAME": "eth1"}, lambda c: c.hosts[1].firewall(None, "reject", nic="eth1", new_only=True)),
-            "network_between_hosts",
-            "node2 refuses the connections of node3",
-            id="the data ports of node2 rejected",
-        ),
-    ],
+    slow_but(
+        [
+            pytest.param(
+                *({}, names_of_their_own, "network_interface"),
+                r"the ranks tell each other the address 127\.0\.1\.1, which every host has for itself",
+                id="the hosts' own names mean 127.0.1.1",
+            ),
+            pytest.param(
+                *({"GLOO_SOCKET_IFNAME": "docker0"}, no_fault, "network_interface"),
+                r"the ranks tell each other the address 172\.17\.0\.1, which every host has for itself",
+                id="docker0",
+            ),
+            pytest.param(
+                *({"GLOO_SOCKET_IFNAME": "ib0"}, no_fault, "network_interface"),
+                r"rank \d \(node\d, .*: this host has no network interface ib0",
+                id="ib0",
+            ),
+            pytest.param(
+                *({"GLOO_SOCKET_IFNAME": "eth1"}, lambda cluster: cluster.hosts[1].firewall(None, "drop", nic="eth1")),
+                "network_cut",
+                r"nothing gets through between node2 and node1, node3: its network is cut \(rank 1\)",
+                id="the data ports of node2 dropped",
+            ),
+            pytest.param(
+                *(
+                    {"GLOO_SOCKET_IFNAME": "eth1"},
+                    lambda c: c.hosts[1].firewall(None, "reject", nic="eth1", new_only=True),
+                ),
+                "network_between_hosts",
+                "node2 refuses the connections of node3",
+                id="the data ports of node2 rejected",
+            ),
+        ],
+        "docker0",
+        "the data ports of node2 dropped",
+    ),
 )
 def test_what_keeps_gloo_from_connecting_is_named(
     make_cluster: MakeCluster, tmp_path: Path, environ: dict[str, str], break_: Break, class_name: str, pattern: str
@@ -249,6 +258,7 @@ def test_the_port_of_the_ranks_store_is_all_that_has_to_be_open(
     _fail_once(jobs)
 
 
+@pytest.mark.slow
 def test_c10d_needs_no_port_but_those_of_its_stores(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Where the port of saferun's own messages is closed, they go to that of the ranks' store, with checks and all."""
     cluster = make_cluster(3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.cluster.jobs import DIE_WHEN_RELEASED, Way, assert_nothing_left, start
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ HOSTS = 64
 DEADLINE_S = 150.0
 
 
+@pytest.mark.slow
 def test_sixty_four_hosts_form_a_job_fail_and_name_the_failing_rank(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """All of them name it, and the report has a place for every host."""
     cluster = make_cluster(HOSTS, slurm=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.cluster.faulted import FaultedJob, end_all
 from tests.cluster.jobs import Way, by_hand, start
 from tests.cluster.machines import launchers
@@ -115,7 +116,11 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("names", [list(SILENT)[:4], list(SILENT)[4:]], ids=["hosts", "pairs and packets"])
+@pytest.mark.parametrize(
+    "names",
+    [list(SILENT)[:4], pytest.param(list(SILENT)[4:], marks=pytest.mark.slow)],
+    ids=["hosts", "pairs and packets"],
+)
 def test_where_nothing_answers_host_and_nic_are_named(
     make_cluster: MakeCluster, tmp_path: Path, names: list[str]
 ) -> None:
@@ -237,7 +242,7 @@ def test_what_differs_or_is_short_on_a_host_is_a_warning(make_cluster: MakeClust
 # --------------------------------------------------------------------------------------------------- healthy clusters
 
 
-@pytest.mark.parametrize("way", ["srun", "by hand", "c10d"])
+@pytest.mark.parametrize("way", slow_but(["srun", "by hand", "c10d"], "srun"))
 def test_a_healthy_cluster_gives_no_word(cluster: Cluster, tmp_path: Path, way: str) -> None:
     """Whoever reads warnings that mean nothing reads none soon; what was found is in a file."""
     hosts = cluster.hosts[:2] if way == "c10d" else cluster.hosts

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import in_mounts, kill, until
 from tests.torch.watching import EXAMPLES, await_failure, blamed, report_of, watched
 
@@ -19,19 +20,26 @@ CRASH = EXAMPLES / "crash.py"
 
 @pytest.mark.parametrize(
     ("how", "class_name", "words"),
-    [
-        ("segv", "segmentation_fault", "read_through_a_null_pointer"),
-        ("segv-thread", "segmentation_fault", "read_through_a_null_pointer"),
-        ("abort", "abort", "abort"),
-        ("fpe", "floating_point_error", "divide_by_zero"),
-        ("exit", "python_exit", "exit code 3"),
-        ("raise", "python_exception", "KeyError: 'labels'"),
-        ("import", "import_error", "flash_attention_of_another_planet"),
-        ("early", "early_exit", "exit code 0"),
-        ("disk", "disk_full", "No space left on device"),
-        ("port", "port_in_use", "Address already in use"),
-        ("loader", "data_loader_worker_killed", "worker"),
-    ],
+    # tests/unit has recorded output of all of them.
+    slow_but(
+        [
+            ("segv", "segmentation_fault", "read_through_a_null_pointer"),
+            ("segv-thread", "segmentation_fault", "read_through_a_null_pointer"),
+            ("abort", "abort", "abort"),
+            ("fpe", "floating_point_error", "divide_by_zero"),
+            ("exit", "python_exit", "exit code 3"),
+            ("raise", "python_exception", "KeyError: 'labels'"),
+            ("import", "import_error", "flash_attention_of_another_planet"),
+            ("early", "early_exit", "exit code 0"),
+            ("disk", "disk_full", "No space left on device"),
+            ("port", "port_in_use", "Address already in use"),
+            ("loader", "data_loader_worker_killed", "worker"),
+        ],
+        "segv",
+        "raise",
+        "early",
+        "loader",
+    ),
 )
 def test_the_rank_that_died_first_is_the_cause(tmp_path: Path, how: str, class_name: str, words: str) -> None:
     """The others lose a connection, and say so at length; none of them may be named as the cause."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import kill, until
 from tests.process.test_uninterruptible import NEEDS_A_STUCK_FILE_SYSTEM, stuck_file_system
 from tests.torch.watching import EXAMPLES, await_failure, await_hang, blamed, report_of, stop, watched
@@ -17,18 +18,25 @@ TIMEOUT = ("--hang-timeout", "3")
 
 @pytest.mark.parametrize(
     ("how", "class_name", "function"),
-    [
-        ("sleep", "hang_sleep", "sleep_for_long"),
-        ("poll", "hang_sleep", "wait_for_a_batch_that_never_comes"),
-        ("lock", "hang_lock", "wait_for_a_lock"),
-        ("queue", "hang_lock", "wait_for_a_queue"),
-        ("c", "hang_sleep", "block_in_c"),
-        ("fifo", "hang_fifo", "read_from_a_fifo"),
-        ("subprocess", "hang_subprocess", "wait_for_a_subprocess"),
-        ("mismatch", "hang_mismatched_collectives", "run_out_of_batches"),
-        ("missing", "hang_missing_collective", "wait_in_the_store"),
-        ("loader", "hang_data_loading", "load_from_a_worker_that_deadlocks"),
-    ],
+    # tests/unit has recorded stacks of all of them.
+    slow_but(
+        [
+            ("sleep", "hang_sleep", "sleep_for_long"),
+            ("poll", "hang_sleep", "wait_for_a_batch_that_never_comes"),
+            ("lock", "hang_lock", "wait_for_a_lock"),
+            ("queue", "hang_lock", "wait_for_a_queue"),
+            ("c", "hang_sleep", "block_in_c"),
+            ("fifo", "hang_fifo", "read_from_a_fifo"),
+            ("subprocess", "hang_subprocess", "wait_for_a_subprocess"),
+            ("mismatch", "hang_mismatched_collectives", "run_out_of_batches"),
+            ("missing", "hang_missing_collective", "wait_in_the_store"),
+            ("loader", "hang_data_loading", "load_from_a_worker_that_deadlocks"),
+        ],
+        "sleep",
+        "mismatch",
+        "missing",
+        "loader",
+    ),
 )
 def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
     tmp_path: Path, how: str, class_name: str, function: str

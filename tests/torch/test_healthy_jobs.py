@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.torch.watching import report_of, watched
 
 BEGIN = """
@@ -89,7 +90,10 @@ if RANK == 0:
 }
 
 
-@pytest.mark.parametrize("what", JOBS)
+# tests/process/test_watch_run.py has all of these as ranks without torch.
+@pytest.mark.parametrize(
+    "what", slow_but(JOBS, "steps of two seconds", "rank 0 evaluates while the others wait", "a slow loader")
+)
 def test_it_is_no_hang(tmp_path: Path, what: str) -> None:
     """A false alarm in the night costs more trust than ten pictures win. /proc has to be enough to know."""
     script = tmp_path / "train.py"

@@ -18,6 +18,7 @@ from saferun.captures.flight_recorder import capture_flight_recorder
 from saferun.captures.wire import Target
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.evidence import RankCollectives
+from tests.breadth import slow_but
 
 INJECT = Path(saferun.__file__).parent / "inject"
 # Sixty processes with torch take a quiet machine of two processors 20 s.
@@ -231,7 +232,7 @@ os._exit(0)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("", "", 0)
 
 
-@pytest.mark.parametrize("level", ["INFO", "WARNING", "ERROR"])
+@pytest.mark.parametrize("level", slow_but(["INFO", "WARNING", "ERROR"], "INFO"))
 def test_no_line_of_the_servers_log_reaches_the_script(level: str, tmp_path: Path) -> None:
     """It warns that it listens, that it is destroyed, that it shuts down; and torch's own lines are all kept."""
     code = f"{ALONE}dist.all_reduce(torch.ones(3))\ngc.collect()\ndist.destroy_process_group()"
@@ -254,11 +255,12 @@ ENDS = {
 ENDED = {"return": 0, "sys.exit": 3 << 8, "exception": 1 << 8, "_exit": 4 << 8, "signal": 15, "forked": 0}
 
 
-def test_a_process_ends_as_ever_sixty_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_process_ends_as_ever_in_six_ways(times: int, tmp_path: Path) -> None:
     """Every child has a server of its own, and Python's and torch's whole clean-up runs over it."""
     code = f"""{SETUP}
 own = ""
-for _ in range(10):
+for _ in range({times}):
     ways = {{}}
     for way, end in {ENDS!r}.items():
         pid = os.fork()
@@ -279,9 +281,9 @@ if own:
     ended = run(code, tmp_path)
     assert ended.returncode == 0
     assert set(ended.stdout.splitlines()) == {f"{way} {status}" for way, status in ENDED.items()}
-    assert len(ended.stdout.splitlines()) == 60
+    assert len(ended.stdout.splitlines()) == 6 * times
     assert "WorkerServer" not in ended.stderr
-    assert ended.stderr.count("ValueError: mine") == 10
+    assert ended.stderr.count("ValueError: mine") == times
     assert "sitecustomize" not in ended.stderr
 
 

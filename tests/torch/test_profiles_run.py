@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from saferun.env.profiles.builtin import PROFILES
+from tests.breadth import slow_but
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--sequences", "256", "--epochs", "1", "--steps", "4")
 
 
-@pytest.mark.parametrize("profile", sorted(PROFILES))
+# What the others set is compared with torch's own code in test_profiles_against_torch.py.
+@pytest.mark.parametrize("profile", slow_but(sorted(PROFILES), "debug", "production"))
 def test_the_example_runs_with_every_profile(profile: str, tmp_path: Path) -> None:
     """A profile that ends a healthy job would be worse than none."""
     command = [sys.executable, "-m", "saferun", "--nproc-per-node", "2", "--env-profile", profile]

@@ -52,7 +52,7 @@ def stall(job: Job, for_s: float) -> None:
     job.send(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("program", [WORK, SLEEP], ids=["work", "sleep"])
+@pytest.mark.parametrize("program", [pytest.param(WORK, marks=pytest.mark.slow), SLEEP], ids=["work", "sleep"])
 @pytest.mark.parametrize(
     ("hang_timeout_s", "stalled_s"), [(4.0, 7.0), pytest.param(10.0, 35.0, marks=pytest.mark.slow)]
 )
