@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.frozen import needs_mounts
 from tests.process.frozen_places import PLACES, SLOW_S, Frozen, launched_from
 from tests.process.launching import REPOSITORY, Job, command_line, state_of, until
@@ -69,7 +70,7 @@ def freeze_and_speak(job: Job, frozen: Frozen) -> None:
     job.hear("spoke", 2)
 
 
-@places("run directory", "current directory with run directory", "all but run directory")
+@places(*(place for place in PLACES if place not in {"current directory", "all"}))
 def test_a_hang_is_reported_and_sigterm_ends_the_job(tmp_path: Path, place: str) -> None:
     """The console goes on, the report has stacks, and what is in files is whole afterwards."""
     with launched_from(tmp_path, PLACES[place], SPEAK_AND_HANG, *OPTIONS, nproc=2) as (job, frozen):
@@ -138,7 +139,7 @@ def test_a_failure_is_reported_and_the_next_attempt_started(tmp_path: Path, plac
         assert frozen.log(0, attempt=1) == "attempt 1\n"
 
 
-@pytest.mark.parametrize("end", ["exit", "crash", "stop"])
+@pytest.mark.parametrize("end", slow_but(["exit", "crash", "stop"], "exit", "stop"))
 def test_a_file_system_that_dies_while_the_ranks_start_does_not_hang_the_supervisor(tmp_path: Path, end: str) -> None:
     """What it takes to look into a failure has not been read yet: it is absent, and the launch ends all the same."""
     program = """
@@ -184,7 +185,11 @@ def test_native_frames_of_a_rank_whose_libraries_cannot_be_read_are_not_waited_f
         assert "stopped because of it: rank 0\n" in job.err
 
 
-@pytest.mark.parametrize("logs", [(), ("--tee", "3"), ("--redirects", "2")], ids=["", "tee", "redirects"])
+@pytest.mark.parametrize(
+    "logs",
+    [(), ("--tee", "3"), pytest.param(("--redirects", "2"), marks=pytest.mark.slow)],
+    ids=["", "tee", "redirects"],
+)
 def test_where_there_is_no_run_directory_a_dead_tmpdir_does_not_hang_the_supervisor(
     tmp_path: Path, logs: tuple[str, ...]
 ) -> None:

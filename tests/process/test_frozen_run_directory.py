@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.frozen import FileSystem, frozen_disk, needs_mounts
 from tests.process.launching import Job, kill, running, state_of, until
 
@@ -120,7 +121,7 @@ def test_what_finds_no_room_is_counted_and_noted(tmp_path: Path, disk: FileSyste
         assert len(before) + int(note[1]) + len(after) == len(whole)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGTERM, signal.SIGINT], "SIGTERM"))
 def test_a_signal_ends_the_launch(tmp_path: Path, disk: FileSystem, signum: signal.Signals) -> None:
     """What is not written is written by the writer when it wakes."""
     with launched(tmp_path, disk, TALK, nproc=2, sweeps=False) as job:

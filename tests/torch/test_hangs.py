@@ -110,6 +110,7 @@ def test_a_hang_is_restarted_where_that_was_asked_for(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_the_picture_of_a_hang_is_short(tmp_path: Path) -> None:
     """Under 40 lines for 8 ranks, with the cause in the first one."""
     options = (*TIMEOUT, "--on-hang", "stop")
