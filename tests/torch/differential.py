@@ -17,7 +17,6 @@ import re
 import select
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -121,13 +120,6 @@ def of_whom(path: str) -> str:
     return who if who.startswith("rank ") or " event " in who else ""
 
 
-def free_port() -> int:
-    """A port of the loopback that nothing listens on. Both launchers of a case are given the same."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def launch(case: Case, launcher: str, folder: Path, port: int) -> Observation:
     """Run ``case`` under ``launcher`` and return what was seen.
 
@@ -175,6 +167,31 @@ def launch(case: Case, launcher: str, folder: Path, port: int) -> Observation:
     return seen
 
 
+def launch_alone(case: Case, folder: Path, port: int) -> Observation:
+    """What the probe of ``case`` sees where no launcher is in between, by field: what this machine has it see.
+
+    Empty where the case's ranks write no record.
+    """
+    if not case.ranks:
+        return {}
+    job = folder / "job"
+    shutil.rmtree(job, ignore_errors=True)
+    make_job_folder(job)
+    python = [] if "--no-python" in case.options else [sys.executable, "-u", *(["-m"] if "-m" in case.options else [])]
+    words = [*python, *(filled(word, job, port) for word in (case.program, *case.arguments))]
+    start = start_on_terminal if case.terminal else start_on_files
+    env = environment(case, job, port) | {"PROBE_ALONE": "1"}
+    process = start(set_up(case, words), env, job, 0, case.stdin)
+    try:
+        process.wait(time.monotonic() + TIMEOUT_S)
+    finally:
+        end([process], job)
+    seen = observe(job, port, {os.getpid()}, lines=False, events=False)
+    who = next((path for path in map(of_whom, seen) if path), "")
+    assert who, f"the probe wrote no record; its console:\n{read_consoles(job)}"
+    return {path.removeprefix(f"{who}: "): value for path, value in seen.items() if of_whom(path) == who}
+
+
 def make_job_folder(job: Path) -> None:
     """Lay out what the cases name: the probe as script, module, package and executable, and folders for results."""
     for name in ("work/package", "records", "tmp", "home"):
@@ -212,7 +229,11 @@ def environment(case: Case, job: Path, port: int) -> dict[str, str]:
 def command(case: Case, module: str, own_options: tuple[str, ...], job: Path, port: int) -> list[str]:
     """The command line of one launcher."""
     words = [*case.options, *own_options, case.program, *case.arguments]
-    run = [sys.executable, "-m", module, *(filled(word, job, port) for word in words)]
+    return set_up(case, [sys.executable, "-m", module, *(filled(word, job, port) for word in words)])
+
+
+def set_up(case: Case, run: list[str]) -> list[str]:
+    """A command line that does what the case does before a launcher, and then runs ``run``."""
     setup = case.setup
     if case.terminal:
         setup += "\nimport fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)"

@@ -135,7 +135,7 @@ def error_report(path: Path, job: Path) -> Any:
         if extra.get("timestamp", "").isdecimal():
             extra["timestamp"] = "<time>"
         if stack := extra.get("py_callstack"):
-            own = [frame for frame in FRAME.findall(stack) if frame[0].startswith(str(job))]
+            own = [list(frame) for frame in FRAME.findall(stack) if frame[0].startswith(str(job))]
             # A launcher's own stack is its own affair.
             extra["py_callstack"] = [*own, stack.splitlines()[-1]] if own else "<the launcher's>"
     return report

@@ -3,7 +3,7 @@
 The harness copies this file into a scratch folder and launches it there, as a script, as a module, or from a shell
 script. It reads three variables: ``PROBE_JOB`` (the scratch folder), ``PROBE_DOES`` (JSON: what the ranks do, by
 ``"rank@attempt"``, ``"rank"`` or ``"*"``), and those of torchrun. What it imports, it imports fast: it runs hundreds
-of times.
+of times. Where ``PROBE_ALONE`` is set there is no launcher, and the probe only writes down what it sees.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import time
 from typing import NoReturn
 
 JOB = os.environ["PROBE_JOB"]
-RANK = os.environ["RANK"]
-ATTEMPT = os.environ["TORCHELASTIC_RESTART_COUNT"]
+IS_ALONE = os.environ.pop("PROBE_ALONE", "") != ""
+RANK = os.environ.get("RANK", "without a number")
+ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "without a number")
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 PATIENCE_S = 45.0
 # How long a rank listens for a second signal after the first: "exactly once" has no other sign.
@@ -223,7 +224,7 @@ def main() -> None:
     record: dict[str, object] = {"environment": dict(os.environ)}
     for part in (streams, signals, process, interpreter, error_file):
         record.update(part())
-    plan = json.loads(os.environ.get("PROBE_DOES", "{}"))
+    plan = {} if IS_ALONE else json.loads(os.environ.get("PROBE_DOES", "{}"))
     actions = plan.get(f"{RANK}@{ATTEMPT}", plan.get(RANK, plan.get("*", [])))
     if any(action in {"wait", "stubborn"} for action in actions):
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
