@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from saferun.cluster.signed import is_signed, unverified
+from tests.ports import free_port
 from tests.process.launching import Job, customized, running, until
 from tests.torch.coordinating import DECISION
-from tests.torch.several import free_port, hosts
+from tests.torch.several import hosts
 
 WAIT = """
 from rank import *
