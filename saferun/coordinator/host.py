@@ -152,6 +152,8 @@ class Host:
                     meeting.is_over = True
                 meeting = self._meeting = Meeting(message)
                 meeting.on_all_here = self._close_attempt
+                if self._secrecy is None and self._sharing is not None:
+                    self._secrecy = Secrecy()  # counts what is not signed with a secret that is shared
                 meeting.secrecy = self._secrecy or NO_SECRET
                 meeting.make_pact = self._pact_maker(meeting, message.get("sharing"))
                 for other, join in {**others, task: message}.items():

@@ -142,10 +142,12 @@ def _run(parent_pid: int, fd: int, close_fds: Sequence[int], serve: Callable[[so
             os.dup2(null, stream)
         os.setsid()  # signals of the job are ignored, as by the coordinator
         from saferun.linux.descriptors import close_all_but
-        from saferun.linux.prctl import die_with_parent, set_name
+        from saferun.linux.prctl import die_with_parent, hide_environ_entry, set_name
 
         set_name(_NAME)
         die_with_parent(parent_pid)
+        # What ends all processes of a killed run would end this one before it has removed its file.
+        hide_environ_entry("SAFERUN_RUN_ID")
         close_all_but(fd)
         if serve is None:
             from saferun.cluster.secret_sharing import serve as serve_secrets

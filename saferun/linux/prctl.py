@@ -40,6 +40,20 @@ def outlive_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
+def hide_environ_entry(name: str) -> None:
+    """Overwrite an entry of the environment that others see of this process, as programs do that set their title.
+
+    Source: proc(5), /proc/PID/environ; environ(7).
+    """
+    entries = ctypes.POINTER(ctypes.c_void_p).in_dll(_libc, "environ")
+    number = 0
+    while (address := entries[number]) is not None:
+        entry = ctypes.string_at(address)
+        if entry.startswith(f"{name}=".encode()):
+            ctypes.memset(address, ord("-"), len(entry))
+        number += 1
+
+
 def become_subreaper() -> bool:
     """Have orphaned descendants become children of this process. False where the kernel refuses.
 

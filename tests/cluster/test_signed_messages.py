@@ -22,7 +22,9 @@ await_release("end")
 
 def signed_by(run: Path) -> list[tuple[int, str, str]]:
     """For each attempt and host: by which secret its messages are signed, or why by none."""
-    events = [json.loads(line) for path in sorted(run.glob("node*/events.jsonl")) for line in path.open()]
+    events = [
+        json.loads(line) for path in sorted(run.glob("node*/events.jsonl")) for line in path.read_text().splitlines()
+    ]
     return sorted((e["attempt"], e["by"], e["why_not"]) for e in events if e["event"] == "MessagesSigned")
 
 

@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -420,6 +422,22 @@ def test_the_process_keeps_no_port() -> None:
         socket.create_server(("127.0.0.1", port)).close()
     os.kill(sharing.pid, signal.SIGKILL)
     sharing.close()
+
+
+def test_the_process_is_none_that_is_ended_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its file to remove when everything of a killed run is ended, and ends by itself."""
+    monkeypatch.setenv("SAFERUN_RUN_ID", "0123")  # which a process inherits, as the coordinator has it
+    program = (
+        "import os, socket\n"
+        "from saferun.coordinator.sharing import Sharing\n"
+        "from saferun.linux.procfs import belongs_to_run\n"
+        "sharing = Sharing(serve=lambda line: (line.send(b'x'), line.recv(1)))\n"
+        "sharing._line.recv(1)\n"
+        "print(belongs_to_run(os.getpid(), '0123'), belongs_to_run(sharing.pid, '0123'))\n"
+        "sharing.close()\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["True", "False"]
 
 
 def test_removing_what_is_not_there_is_fine(tmp_path: Path) -> None:

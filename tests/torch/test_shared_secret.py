@@ -18,7 +18,7 @@ from tests.torch.test_job_secret import WAIT, control_store_of, decide
 
 def signed_by(runs: Path) -> list[tuple[str, str]]:
     """By which secret each host signs its messages, or why by none."""
-    events = [json.loads(line) for path in sorted(runs.rglob("events.jsonl")) for line in path.open()]
+    events = [json.loads(line) for path in sorted(runs.rglob("events.jsonl")) for line in path.read_text().splitlines()]
     return [(event["by"], event["why_not"]) for event in events if event["event"] == "MessagesSigned"]
 
 
@@ -93,12 +93,13 @@ def test_where_it_is_required_both_hosts_say_what_is_missing(tmp_path: Path) -> 
 def test_what_a_killed_launch_had_offered_is_removed(tmp_path: Path) -> None:
     """It waits for the other host when it is killed, with all of its processes that a scheduler would kill."""
     runs = tmp_path / "runs"
-    with hosts(tmp_path, WAIT, "--run-dir", str(runs), start=[0], of_each=away_from_munge) as jobs:
+    with hosts(tmp_path, WAIT, "--run-dir", str(runs), start=[0], sweeps=False, of_each=away_from_munge) as jobs:
         (job,) = jobs
         until(lambda: private_in(runs) != [], "the offer")
         kill(job)
         job.wait()
         until(lambda: private_in(runs) == [], "its removal")
+        job.assert_nothing_left(60.0)
 
 
 def kill(job: Job) -> None:
