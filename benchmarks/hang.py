@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PICTURE_BARS_S = {8: 2.0, 64: 10.0}
 GLOO_RANKS = 8
 PRINTED = "verdict to picture printed"
-LAST_LINE = b"saferun: the job goes on"
+LAST_LINE = b"saferun: job left running"
 
 # Fifteen calls deep, all ranks in the same lock but the last, which is elsewhere.
 HUNG = """\

@@ -311,7 +311,7 @@ class Evidence(Value):
     started in seconds since the epoch (0.0: unknown), ``world_size`` how many there are (0: those in ``ranks``).
     ``is_checked`` says that ``trouble`` is what the checks of all hosts found before any rank was started. ``start`` is
     how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside`` (not
-    all had got through it), ``through``; empty: nobody knows.
+    all had got through it), ``through``; empty: not known.
     """
 
     host: str
@@ -461,7 +461,7 @@ class DecisionRow(Value):
         words: what follows and why, as it is told: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
         wait_s: before the next attempt.
         class_name: the class of the failure's cause, in the diagnosis' terms.
-        host: the host that caused it, or that leaves the job because of it; empty: nobody's, or there is one host.
+        host: the host that caused it, or that leaves the job because of it; empty: none, or there is one host.
         clock: the time as it is to be shown; empty where that is not wanted.
     """
 

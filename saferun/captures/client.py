@@ -378,7 +378,7 @@ class CaptureRun:
         if not self.is_over:
             self._read_rest()
             self.close()
-            self._finish("" if self._reader.is_done else "the time for it was over")
+            self._finish("" if self._reader.is_done else "capture budget exceeded")
 
     def break_off(self) -> CaptureReader | None:
         """End the process, ``on_done`` is not called. Returns what has come so far; None where it is over."""

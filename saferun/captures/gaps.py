@@ -15,5 +15,5 @@ def gaps_text(unwritten: Sequence[str], unfinished: Sequence[str]) -> str:
         unfinished: captures that were not ready in time.
     """
     lines = [f"no room in memory while the files could not be written: {name}" for name in unwritten]
-    lines += [f"not ready in time: {name}" for name in unfinished]
+    lines += [f"captures timed out: {name}" for name in unfinished]
     return "".join(f"{line}\n" for line in lines)

@@ -15,7 +15,7 @@ _CAP_SYS_PTRACE = 19
 _YAMA = {
     1: "Yama allows it to ancestors only (kernel.yama.ptrace_scope=1)",
     2: "Yama allows it to CAP_SYS_PTRACE only (kernel.yama.ptrace_scope=2)",
-    3: "Yama allows it to nobody (kernel.yama.ptrace_scope=3)",
+    3: "Yama allows it to no process (kernel.yama.ptrace_scope=3)",
 }
 _NEEDS_CAPABILITY = 2
 _NOBODY = 3
@@ -54,7 +54,7 @@ def _reason(own: dict[str, str], target: dict[str, str], pid: int) -> str:
         return "a seccomp filter, as of a container, forbids it"
     if not privileged and _is_confined():
         return "a security module, as of a container, forbids it"
-    return "the kernel does not tell why; a container needs CAP_SYS_PTRACE"
+    return "the kernel gives no reason; a container needs CAP_SYS_PTRACE"
 
 
 def _unlike_us(own: dict[str, str], target: dict[str, str], pid: int) -> str:

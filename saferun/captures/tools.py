@@ -273,7 +273,7 @@ def _go_on(steps: Steps, end: ToolEnd | None, running: list[_Running], deadline:
         except StopIteration:
             return
         if time.monotonic() >= deadline:
-            end = ToolEnd(-1, b"", b"", "the time for it was over", was_killed=True)
+            end = ToolEnd(-1, b"", b"", "timed out", was_killed=True)
             continue
         try:
             running.append(_Running(steps, tool, deadline))

@@ -155,7 +155,7 @@ class EvidenceExchange:
         job = self._job
         parts = [HostPart(job.host, self._task, label, 0.0, own)]
         for piece in pieces:
-            evidence = self._guarded(f"read what {piece.label} handed in", decode_part, piece.evidence)
+            evidence = self._guarded(f"read the evidence of {piece.label}", decode_part, piece.evidence)
             if evidence is not None:
                 parts.append(HostPart(piece.host, piece.task, piece.label, piece.offset_s, evidence))
         lost = [LostHost(*host) for host in job.lost.values()]

@@ -87,7 +87,7 @@ def read_secret(path: str, option: str = "--secret-file") -> JobSecret:
             f"make one and copy it to every host: (umask 077; head -c 32 /dev/urandom > {path})",
         ) from None
     except NotOursError as error:
-        hint = f"it has to be this user's or root's, and for nobody else: chmod 600 {path}"
+        hint = f"it must belong to this user or root, and be readable by no other user: chmod 600 {path}"
         raise UsageError(f"{named}: {error.strerror}", hint) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -381,7 +381,7 @@ def _hand_in(client: StoreClient, prefix: str, host: int, meeting: Meeting, own:
     while True:
         meeting.check()
         if meeting.remaining_s <= 0:
-            words = f"somebody else writes what {own.name} says of itself"
+            words = f"another process writes what {own.name} says of itself"
             raise JoinFailedError(f"{words}, for {meeting.timeout_s:.0f} s", "see who else reaches the job's store")
         stored, found = client.swap(key, expected, text)
         if found == text.encode():

@@ -252,7 +252,7 @@ class Seen:
         self.is_lost = False
         self.is_asked = False  # somebody knocks there right now
         self.is_doubted = False  # it has been silent for half of the time
-        self.is_unheard = False  # it has been reported that nothing is heard of it
+        self.is_unheard = False  # it has been reported that no heartbeat is received from it
 
 
 class Monitor:
@@ -339,7 +339,7 @@ class Monitor:
         return is_news
 
     def is_missed(self, host: int) -> bool:
-        """Whether it has been reported that nothing is heard of it."""
+        """Whether it has been reported that no heartbeat is received from it."""
         return self._seen[host].is_unheard
 
     def wait_acked(self, timeout_s: float) -> None:

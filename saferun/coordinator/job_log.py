@@ -170,7 +170,7 @@ class JobLog:
             if message is None:
                 return
             if message["kind"] in self._kinds:
-                message = _malformed("another one has been told")  # whose writer should have read it
+                message = _malformed("another one was sent before")  # whose writer should have read it
             elif message["kind"] in _ONCE:
                 self._kinds.add(message["kind"])
             self._on_told(k, message)
@@ -192,7 +192,7 @@ class JobLog:
             kind = message["kind"]
             if is_leaders(kind) and host == self._host and value not in self._own:
                 # It would take a decision for its own, and tell no other one.
-                raise ValueError("somebody else writes in this host's name")
+                raise ValueError("another process writes in this host's name")
             self._own.discard(value)
             if not isinstance(kind, str) or (host != 0 and is_leaders(kind)) or not is_sound(message):
                 raise ValueError("it is out of bounds, or not for that host to say")

@@ -65,7 +65,7 @@ def knock(
     """
     tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
     if not port or not tried:
-        return Finding(UNKNOWN, f"nobody knows where {name} could be asked")
+        return Finding(UNKNOWN, f"no address is known for {name}")
     sights: dict[str, Sight] = {}
     seen_one = threading.Condition()
 
@@ -137,7 +137,7 @@ def judge(name: str, sights: Sequence[Sight], way: str | None) -> Finding:
         return Finding(CUT, words, answering[0].address)
     accepting = [sight for sight in sights if sight.kind == CONNECTED]
     if accepting:
-        return Finding(FROZEN, f"{name} accepts connections, but saferun says nothing there")
+        return Finding(FROZEN, f"{name} accepts connections, but saferun does not respond there")
     refusing = [sight for sight in sights if sight.kind == REFUSED]
     if refusing:
         return Finding(GONE, f"{name} is up, but saferun is not running there any more ({refusing[0].words})")

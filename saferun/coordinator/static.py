@@ -313,7 +313,7 @@ class StaticRendezvous:
 
     def _check_moved(self, found: _Control, *, moved: bool) -> None:
         if moved and found.job == self._job and found.moves <= self._moves:
-            raise StoreBrokenError("the store of the attempt before is still there")
+            raise StoreBrokenError("the store of the previous attempt is still there")
 
     def _mismatched(self, meeting: Meeting, mismatch: _SecretMismatch) -> JoinFailedError:
         """What to say, here and on the first host, of a job secret that is not the same on both."""

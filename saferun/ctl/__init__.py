@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 1 where the answer is bad news, or 2 for a wrong question.
     """
-    parser = _Parser(prog="saferunctl", description="Look at a host, at settings and at runs.")
+    parser = _Parser(prog="saferunctl", description="Inspect a host, settings and runs.")
     parser.add_argument("--version", action="version", version=f"saferunctl {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for verb in VERBS:

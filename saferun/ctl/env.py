@@ -48,7 +48,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     """What may stand before the action and behind it."""
     path: dict[str, Any] = {"action": "append", "default": argparse.SUPPRESS, "metavar": "PATH", "help": _PATH_HELP}
     parser.add_argument("--env-profile-path", **path)
-    words = "whose GPUs env profiles are for; auto: what this host has"
+    words = "GPU vendor that the env profiles apply to; auto: that of this host"
     parser.add_argument("--vendor", choices=("auto", "nvidia", "amd", "none"), default=argparse.SUPPRESS, help=words)
 
 

@@ -166,7 +166,7 @@ def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
 def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Scene:
     if not process.is_readable:
         raise UsageError(
-            f"process {process.pid} belongs to user {_owner(process.pid)}, or lets nobody look into it",
+            f"process {process.pid} belongs to user {_owner(process.pid)}, or cannot be inspected",
             "look as that user or as root",
         )
     title = f"process {process.pid} ({shown(' '.join(read_cmdline(process.pid)), 60) or '?'})"
@@ -373,7 +373,7 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     if scene.leftovers:
         lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, scene.leftovers))}"]
     if capture.unfinished:
-        lines += ["", f"not ready in time: {', '.join(map(shown, capture.unfinished[:_NAMED_FAILURES]))}"]
+        lines += ["", f"captures timed out: {', '.join(map(shown, capture.unfinished[:_NAMED_FAILURES]))}"]
     return lines
 
 

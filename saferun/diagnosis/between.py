@@ -36,7 +36,7 @@ _CLOSED = re.compile(r"Connection reset|Connection closed|Broken pipe|Socket clo
 _SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
 _NETWORK_ADVICE = (
     "look at the network that the ranks use between {hosts}: interface, cable, switch port, firewall, MTU; "
-    "`ping` and `nc` tell whether it carries anything"
+    "`ping` and `nc` show whether it carries traffic"
 )
 _ONE_HOST_ADVICE = (
     "look at the network of {hosts} that the ranks use: interface, cable, switch port, firewall, MTU; `ping` and `nc` "
@@ -127,7 +127,7 @@ def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | No
             continue
         # Ranks of one host may meet at such an address.
         is_loopback = complaint.address.rpartition(":")[2].startswith("127.") or complaint.address == "::1"
-        words = f"the ranks tell each other the address {complaint.address}, which every host has for itself"
+        words = f"the ranks exchange the address {complaint.address}, which every host has for itself"
         advice = _NAME_ADVICE if is_loopback else _INTERFACE_ADVICE
         return Cause("network_interface", words, (), shortened(complaint.words), advice)
     return None

@@ -418,6 +418,6 @@ def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None
     unfinished = evidence.capture.unfinished
     if unfinished:
         more = f" and {len(unfinished) - _MOST_UNFINISHED} more" if len(unfinished) > _MOST_UNFINISHED else ""
-        lines.append(f"not ready in time: {', '.join(unfinished[:_MOST_UNFINISHED])}{more}")
+        lines.append(f"captures timed out: {', '.join(unfinished[:_MOST_UNFINISHED])}{more}")
     proof = cause.proof if cause is not None else ""
     return tuple(dict.fromkeys(shortened(line) for line in lines if line != proof))

@@ -399,4 +399,4 @@ def _unfinished(evidence: Evidence) -> Iterable[str]:
     names = evidence.capture.unfinished
     if names:
         more = f" and {len(names) - _SHOWN_WAITS} more" if len(names) > _SHOWN_WAITS else ""
-        yield f"not ready in time: {', '.join(names[:_SHOWN_WAITS])}{more}"
+        yield f"captures timed out: {', '.join(names[:_SHOWN_WAITS])}{more}"

@@ -33,7 +33,7 @@ class _Loss(Value):
 _LOSSES = {
     "gone": _Loss(
         "host_lost",
-        "its saferun is gone while the host is up: it was killed",
+        "its saferun was killed (the host is up)",
         "look on {host} who killed it: dmesg (the OOM killer), the scheduler's log, a kill -9 by hand",
     ),
     "unreachable": _Loss(
@@ -43,7 +43,7 @@ _LOSSES = {
     ),
     "frozen": _Loss(
         "host_lost",
-        "its saferun accepts connections and says nothing: it is stopped (SIGSTOP), or the host is overloaded",
+        "its saferun accepts connections but does not respond: it is stopped (SIGSTOP), or the host is overloaded",
         "look at the state of saferun on {host}: kill -CONT lets it go on where it is T; who stopped it?",
     ),
     "cut": _Loss(
@@ -53,7 +53,7 @@ _LOSSES = {
     ),
     "unknown": _Loss(
         "host_lost",
-        "nothing is heard of it",
+        "no heartbeat is received from it",
         "look whether {host} is up, at its network, and whether its saferun runs",
     ),
 }
@@ -148,10 +148,10 @@ def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
         case "signal":
             return _signal(evidence, hosts)
         case "parent":
-            what = f"what had started saferun on {label} went away" + (f" ({words})" if words else "")
+            what = f"saferun's parent process on {label} exited" + (f" ({words})" if words else "")
             advice = (
                 "the session that it was started from has ended (ssh, mpirun, an srun step): look at its end, or start "
-                "with --no-stop-with-parent"
+                "with --stop-with-parent off"
             )
             return Told(Cause("parent_gone", what, (), "", advice), what)
         case "store_lost":

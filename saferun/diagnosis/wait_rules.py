@@ -40,7 +40,7 @@ def _ended(sight: Sight) -> Found | None:
     if sight.look is None or sight.frames:
         return None
     if sight.look.state in {"Z", "X", "?"}:
-        return Found("dead", "ended while it was looked at", "has ended")
+        return Found("dead", "exited during the capture", "has ended")
     if sight.look.core_dumping:
         return Found("dead", "the kernel writes its core", "crashes: the kernel writes its core")
     return None

@@ -119,10 +119,10 @@ def _hosts_lines(config: LaunchConfig, address: str, port: str) -> list[str]:
     else:
         lines.append(f"this is host {hosts.node_rank}{source}")
     if config.secret_file:
-        lines.append(f"what the hosts tell each other is signed with the secret in {config.secret_file}")
+        lines.append(f"messages between hosts are signed with the secret in {config.secret_file}")
     elif config.shares_secret:
         condition = "where they" if config.sign_messages == "auto" else "and there is no job unless they"
-        lines.append(f"what the hosts tell each other is signed, {condition} can share a secret")
+        lines.append(f"messages between hosts are signed, {condition} can share a secret")
     if hosts.most > 1:
         lines.append("ranks are numbered as they are if all hosts have as many")
     return lines

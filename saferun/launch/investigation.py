@@ -672,9 +672,9 @@ class Investigation:
         if self._job is not None and not self._job.leads:
             self._note_hang()
         elif verdict is not None and diagnosis is not None:
-            self._guarded("tell of the hang", self._tell_hang, action, verdict, diagnosis)
+            self._guarded("report the hang", self._tell_hang, action, verdict, diagnosis)
         elif verdict is not None:
-            self._say(f"saferun: nothing has moved for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})")
+            self._say(f"saferun: no progress for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})")
         self._last_hang = (self._capture, self._verdict)
         if action.next_step == "report":
             # What was seen now says nothing about a failure that comes later.
@@ -685,7 +685,7 @@ class Investigation:
     def _note_hang(self) -> None:
         """Another host has the whole picture and tells it; this one keeps its part."""
         leader = self._job.leader if self._job is not None else ""
-        line = f"saferun: nothing moves on any host; {leader} tells where, and has the report"
+        line = f"saferun: no rank on any host makes progress; {leader} has the report"
         if (
             self._exchange is not None
             and self._exchange.hang_number == 1
@@ -710,7 +710,7 @@ class Investigation:
             next_s=self._next_capture_s(verdict.kind),
         )
         if verdict.certain and action.next_step == "report" != self._watching.on_hang:
-            lines[-1] = "saferun: the job goes on: it moved while it was being looked at"
+            lines[-1] = "saferun: job left running: it made progress during the capture"
         self._say("\n".join(lines))
         followed = {"report": "continued", "stop": "stopped", "restart": "restarted"}[action.next_step]
         self._log_incident("hang", diagnosis, followed, lines)
@@ -950,7 +950,7 @@ class Investigation:
         """Tell why the attempt failed, and what happens next."""
         if action.decision is not None:
             self._guarded("note the decision", self._note_decision, action.decision, action.diagnosis)
-        lines = self._guarded("tell of the failure", self._failure_lines, action)
+        lines = self._guarded("report the failure", self._failure_lines, action)
         lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
         self._say("\n".join(lines))
         followed = "restarted" if action.restarting else "ended"
@@ -988,7 +988,7 @@ class Investigation:
         from saferun.report.text import peer_text
 
         words: list[str] | None = self._guarded(
-            "tell the others",
+            "notify the other hosts",
             lambda: peer_text(
                 diagnosis,
                 leader=self._host,

@@ -28,5 +28,5 @@ def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str
 
 def told(names: Sequence[str], chosen: Mapping[str, str], *, auto: bool = False) -> str:
     """The line about it."""
-    variables = " ".join(f"{name}={value}" for name, value in chosen.items()) or "all is set as it is to be"
+    variables = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing to change"
     return printable(f"saferun: --nic {'auto: ' if auto else ''}{','.join(names)}: {variables}")

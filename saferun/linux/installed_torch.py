@@ -163,7 +163,7 @@ def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) 
     last = (named or lines or ["no output"])[-1].strip()[:300]
     if "No module named 'torch'" in last:
         raise SaferunError(
-            f"{python} has no torch, so nobody can say what --nproc-per-node {kind} means",
+            f"{python} has no torch, so it is not known what --nproc-per-node {kind} means",
             f"install torch there, or start saferun with the interpreter that has it; or {_INSTEAD}",
         )
     raise SaferunError(

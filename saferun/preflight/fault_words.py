@@ -7,22 +7,22 @@ from saferun.preflight.interfaces import is_decoy
 __all__ = ["FROM_HOST", "NOBODY", "ONE_WAY", "TO_HOST", "TWO", "hint_of", "sentence"]
 
 _REASONS = {
-    "timeout": "time-out",
+    "timeout": "timeout",
     "refused": "connection refused",
     "no_route": "no route to host",
     "unreachable": "network is unreachable",
     "broken": "connections break midway",
-    "silent": "connections are accepted, and nothing is said",
+    "silent": "connections are accepted, but no data is received",
 }
 
 # By the kind of the probes; "" is for all others.
 TO_HOST = {
-    "timeout": "{nic} does not answer (time-out) from {of}",
+    "timeout": "{nic} does not answer (timeout) from {of}",
     "refused": "{nic} refuses connections from {of}",
-    "silent": "{nic} accepts connections from {of}, and nothing is said",
+    "silent": "{nic} accepts connections from {of}, but no data is received",
     "broken": "{nic} breaks connections from {of} midway",
     "black_hole": "{nic} lets small messages from {of} through, and no large ones",
-    "stranger": "somebody else answers at {address}, the address of its {nic}, to {of}",
+    "stranger": "another machine or program answers at {address}, the address of its {nic}, to {of}",
     "self": "its {nic} has the address of another host ({address}): {of} met themselves there",
     "": "{nic} cannot be reached ({reason}) from {of}",
 }
@@ -30,7 +30,7 @@ TO_HOST = {
 
 FROM_HOST = {
     "black_hole": "gets small messages through to {of} over {nic}, and no large ones",
-    "stranger": "meets somebody else at the addresses of {of} on {nic}",
+    "stranger": "meets another machine or program at the addresses of {of} on {nic}",
     "self": "meets itself at the addresses of {of} on {nic}",
     "": "does not reach {of} over {nic} ({reason})",
 }
@@ -38,21 +38,21 @@ FROM_HOST = {
 
 TWO = {
     "black_hole": "{who} get small messages through to each other over {nic}, and no large ones",
-    "stranger": "{who} meet somebody else at each other's addresses on {nic}",
+    "stranger": "{who} meet another machine or program at each other's addresses on {nic}",
     "self": "{who} have the same address on {nic} ({address})",
     "": "{who} do not reach each other over {nic} ({reason})",
 }
 
 ONE_WAY = {
     "black_hole": "{source} gets small messages through to {who} over {nic}, and no large ones",
-    "stranger": "{source} meets somebody else at {address}, the address of {who}'s {nic}",
+    "stranger": "{source} meets another machine or program at {address}, the address of {who}'s {nic}",
     "self": "{source} has the address of {who}'s {nic} itself ({address})",
     "": "{source} does not reach {who} over {nic} ({reason})",
 }
 
 NOBODY = {
     "black_hole": "{nic} lets small messages through between all hosts, and no large ones",
-    "stranger": "somebody else answers at the hosts' addresses on {nic}",
+    "stranger": "another machine or program answers at the hosts' addresses on {nic}",
     "self": "{nic} has the same address on several hosts ({address})",
     "": "no host reaches another over {nic} ({reason})",
 }
@@ -112,6 +112,6 @@ def hint_of(
     if direction == "pair":
         return f"a firewall on {who} (incoming) or {source} (outgoing) is likely ({look}): let all hosts through{tail}"
     if kind == "silent":
-        return f"somebody else may listen there, or saferun on {who} is stopped or starved{tail}"
+        return f"another program may listen there, or saferun on {who} is stopped or starved{tail}"
     whose = f"{nic} on {who}" if " " in who else f"{who}'s {nic}"
     return f"check the cable, the switch port and the VLAN of {whose}, and firewalls{tail}"

@@ -99,7 +99,7 @@ class Probe(Value):
         kind: ``ok``, ``refused``, ``timeout`` (no answer at all), ``no_route``, ``unreachable`` (network down),
             ``stranger`` (somebody else answers; ``self``: the source itself), ``black_hole`` (small messages come
             through and large ones do not), ``slow`` is not a kind: it is judged by numbers, ``broken`` (closed midway),
-            ``silent`` (the connection is accepted, and nothing is said).
+            ``silent`` (the connection is accepted, but no data is received).
         latency_s: of a small message there and back, the best of a few; 0: unknown.
         bytes_s: throughput of the large message; 0: unknown.
         words: details for people.

@@ -150,7 +150,7 @@ def _clock_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> li
     ahead = _offsets(steps)
     middle = median(list(ahead.values()))
     off = {host: value - middle for host, value in ahead.items() if abs(value - middle) > _CLOCK_S}
-    hint = "let all hosts keep time (chronyd, systemd-timesyncd): logs, certificates and time-outs go by it"
+    hint = "let all hosts keep time (chronyd, systemd-timesyncd): logs, certificates and timeouts depend on it"
     if len(ahead) == _SEVERAL and off:
         (a, b), apart = sorted(ahead), abs(next(iter(off.values())))
         return [

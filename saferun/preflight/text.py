@@ -34,7 +34,7 @@ _MOST_HOST_COLUMNS = 40
 _RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 _BAD = ("fail", "warn")
 _STATES = {
-    "timeout": "time-out",
+    "timeout": "timeout",
     "no_route": "no route",
     "unreachable": "network down",
     "stranger": "stranger",

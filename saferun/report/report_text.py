@@ -110,7 +110,7 @@ def _run_lines(run: Run, incidents: int, kept: int) -> Iterator[str]:
     if run.files:
         yield f"files: {run.files}"
     if kept < incidents:
-        yield f"incidents: {incidents}, of which the first and the last are told, {kept} in all"
+        yield f"incidents: {incidents}, of which the first and the last are shown, {kept} in all"
 
 
 def _decision_lines(decisions: Sequence[DecisionRow]) -> Iterator[str]:
@@ -118,7 +118,7 @@ def _decision_lines(decisions: Sequence[DecisionRow]) -> Iterator[str]:
     for row in kept:
         yield f"  {decision_words(row)}"
     if len(kept) < len(decisions):
-        yield f"  of {len(decisions)} decisions, the first and the last are told, {len(kept)} in all"
+        yield f"  of {len(decisions)} decisions, the first and the last are shown, {len(kept)} in all"
 
 
 def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     )
     yield from _section("kernel log", (f"  {line}" for line in evidence.kernel_lines))
     yield from _section("captures", _note_lines(capture.notes))
-    yield from _section("not ready when the time was over", (f"  {name}" for name in capture.unfinished))
+    yield from _section("captures that timed out", (f"  {name}" for name in capture.unfinished))
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _followed_words(incident: Incident) -> str:
     followed = followed_by(incident)
     if followed == "recovered":
         after_s = incident.recovered_after_s
-        return f"the job moved again{f' after {duration_words(after_s)}' if after_s is not None else ''}"
+        return f"job resumed{f' after {duration_words(after_s)}' if after_s is not None else ''}"
     return _FOLLOWED[followed]
 
 
@@ -278,7 +278,7 @@ def _process_line(look: ProcessLook, places: Mapping[int, str]) -> str:
         *(["its core is being written"] if look.core_dumping else []),
         f"{look.threads} thread{'' if look.threads == 1 else 's'}",
         size_words(look.rss_bytes),
-        f"{look.cpu_s:.1f} s of processor time",
+        f"{look.cpu_s:.1f} s of CPU time",
     ]
     return f"{', '.join(parts)}: {redacted_command_line(look.command)}"
 

@@ -152,7 +152,7 @@ def peer_text(
     if files:
         lines.append(f"  report: {leader}:{files.rstrip('/')}/report.txt")
     elif len(lines) == 1:
-        lines.append(f"  {leader} has told more")
+        lines.append(f"  the console of {leader} has more")
     if decided:
         lines.append(f"saferun: {decided}")
     elif restarting:
@@ -170,7 +170,7 @@ def _within_bytes(line: str) -> str:
 
 def recovery_text(lasted_s: float) -> str:
     """What the user reads when a job that hung moves again. ``lasted_s``: seconds since it last did."""
-    return f"saferun: the job moves again after {duration_words(lasted_s)}"
+    return f"saferun: job resumed after {duration_words(lasted_s)}"
 
 
 def duration_words(seconds: float) -> str:
@@ -365,22 +365,22 @@ def _verdict_words(verdict: HangVerdict, count: int, hosts: Sequence[HostSight] 
     lasted = duration_words(verdict.quiet_s)
     match verdict.kind:
         case "quiescent":
-            words = f"no process of any rank has done anything for {lasted}"
+            words = f"no rank has made progress for {lasted} (CPU, I/O, output)"
         case "stuck_collective":
-            words = f"no collective has moved for {lasted}, and nobody does anything else"
+            words = f"no collective has made progress for {lasted}, and all ranks are otherwise idle"
         case "spinning":
-            words = f"{ranks} used the processor on the spot for {lasted}, and nobody else moved"
+            words = f"{ranks} in a busy loop for {lasted}, and no other rank made progress"
         case "stopped":
             words = f"{ranks} in state T (stopped by a signal) for {lasted}"
         case "uninterruptible":
-            words = f"{ranks} in state D (asleep in the kernel, and not to be woken) for {lasted}"
+            words = f"{ranks} in state D (uninterruptible sleep) for {lasted}"
         case "heartbeat":
             words = f"no heartbeat from {ranks} for {lasted}"
         case kind:
             words = f"{shown(kind, 40)} for {lasted}"
     if not verdict.certain:
-        words = f"a suspicion: {words}"
-    return f"{words}; told {count} times by now" if count > 1 else words
+        words = f"suspected: {words}"
+    return f"{words}; reported {count} times" if count > 1 else words
 
 
 def _next_step(verdict: HangVerdict, on_hang: str, next_s: float | None) -> str:
@@ -388,6 +388,6 @@ def _next_step(verdict: HangVerdict, on_hang: str, next_s: float | None) -> str:
         return "stopping all ranks (--on-hang stop)"
     if verdict.certain and on_hang == "restart":
         return "stopping all ranks, to start them again (--on-hang restart)"
-    look = f"it is looked at again in {duration_words(next_s)}" if next_s is not None else "it is not looked at again"
-    why = "(--on-hang report)" if on_hang == "report" else "(a suspicion is only told)"
-    return f"the job goes on; {look} {why}"
+    look = f"next hang check in {duration_words(next_s)}" if next_s is not None else "no further hang checks"
+    why = "(--on-hang report)" if on_hang == "report" else "(suspected hangs are only reported)"
+    return f"job left running; {look} {why}"

@@ -108,7 +108,7 @@ def test_a_killed_saferun_is_named_by_the_others(make_cluster: MakeCluster, tmp_
     job.now()
     node3.kill(job.saferun(node3))
     assert job.end(within_s=END_S) == {"node1": 1, "node2": 1, "node3": -signal.SIGKILL, "node4": 1}
-    check_named(job, others, r"node3 is lost \(rank 2\): its saferun is gone while the host is up")
+    check_named(job, others, r"node3 is lost \(rank 2\): its saferun was killed \(the host is up\)")
     check_cause(job, "host_lost", [2])
     assert job.lost_hosts() == {"node3": "gone"}
     job.assert_nothing_left()
@@ -126,7 +126,7 @@ def test_where_the_saferun_of_the_first_host_is_killed_each_other_host_says_so(
     job.now()
     node1.kill(job.saferun(node1))
     assert job.end(within_s=END_S) == {"node1": -signal.SIGKILL, "node2": 1, "node3": 1, "node4": 1}
-    check_named(job, others, r"node1, which had the job's store, is lost: its saferun is gone while the host is up")
+    check_named(job, others, r"node1, which had the job's store, is lost: its saferun was killed \(the host is up\)")
     for host in others:
         check_cause(job, "store_host_lost", [], host)
     job.assert_nothing_left()
@@ -164,7 +164,7 @@ def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp
     host.freeze(pids)
     assert set(job.end(*others, within_s=LOST_S).values()) == {1}
     who = "node1, which had the job's store, is lost" if frozen == 0 else r"node3 is lost \(rank 2\)"
-    check_named(job, others, f"{who}: its saferun accepts connections and says nothing: it is stopped")
+    check_named(job, others, f"{who}: its saferun accepts connections but does not respond: it is stopped")
     if frozen == 0:
         for other in others:
             check_cause(job, "store_host_lost", [], other)
@@ -338,7 +338,7 @@ def test_a_cut_that_stops_the_ranks_is_told_as_what_it_is(make_cluster: MakeClus
     job.now()
     node3.cut("eth0")
     job.wait_said(node1, r"warning: node3: node1 does not answer any more; messages to node1 go over eth1 ", LOST_S)
-    job.wait_said(node1, r"the job hangs: [^$]*the job goes on", HUNG_S + LOST_S)
+    job.wait_said(node1, r"the job hangs: [^$]*job left running", HUNG_S + LOST_S)
     job.of["node1"].terminate()
     assert set(job.end(within_s=LOST_S).values()) == {1}
     job.assert_nothing_left()
@@ -361,27 +361,27 @@ def test_what_stands_between_ranks_is_named_while_the_job_goes_on(make_cluster: 
 
     job.now()
     node3.freeze([job.rank(node3)])
-    job.wait_said(node1, r"the job goes on", HUNG_S)
+    job.wait_said(node1, r"job left running", HUNG_S)
     assert re.search(r"the job hangs: rank 2 \(node3\) .* is stopped \(state T\)", job.said(node1)), job.said(node1)
     check_cause(job, "hang_stopped", [2])
     node3.thaw([job.rank(node3)])
-    job.wait_said(node1, "the job moves again", HUNG_S)
+    job.wait_said(node1, "job resumed", HUNG_S)
 
     job.now()
     node3.cut("eth1")
-    job.wait_said(node1, r"the job goes on", HUNG_S)
+    job.wait_said(node1, r"job left running", HUNG_S)
     assert "nothing gets through between node3 and node2, node4: its network is cut (rank 2)" in job.said(node1)
     check_cause(job, "network_cut", [2])
     node3.heal("eth1")
-    job.wait_said(node1, "the job moves again", HUNG_S + RESENT_S)
+    job.wait_said(node1, "job resumed", HUNG_S + RESENT_S)
 
     job.now()
     node2.block_peer(node3)
-    job.wait_said(node1, r"the job goes on", HUNG_S)
+    job.wait_said(node1, r"job left running", HUNG_S)
     assert "the ranks of node2 and node3 do not reach each other" in job.said(node1)
     check_cause(job, "network_between_hosts", [])
     node2.unfirewall()
-    job.wait_said(node1, "the job moves again", HUNG_S + RESENT_S)
+    job.wait_said(node1, "job resumed", HUNG_S + RESENT_S)
     job.now()
     job.of["node1"].terminate()
     assert set(job.end(within_s=END_S).values()) == {1}

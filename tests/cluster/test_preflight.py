@@ -68,36 +68,36 @@ def own_names(cluster: Cluster) -> None:
 
 SILENT = {
     "its network is cut": Scene(
-        r"node3: eth1 does not answer \(time-out\) from \d of \d hosts; its eth0 does",
+        r"node3: eth1 does not answer \(timeout\) from \d of \d hosts; its eth0 does",
         "check the cable, the switch port and the VLAN of node3's eth1, and firewalls, or run with --nic eth0",
         on_node3(lambda host: host.cut(DATA_NIC)),
         hosts=4,
     ),
     "its network is cut and no rank needs it": Scene(
-        r"node3: eth1 does not answer \(time-out\) from \d of \d hosts; its eth0 does",
+        r"node3: eth1 does not answer \(timeout\) from \d of \d hosts; its eth0 does",
         "check the cable",
         on_node3(lambda host: host.cut(DATA_NIC)),
         fails=False,
         environ={},
     ),
     "everything that comes in is dropped": Scene(
-        r"node3: eth1 does not answer \(time-out\) from \d of \d hosts; its eth0 does",
+        r"node3: eth1 does not answer \(timeout\) from \d of \d hosts; its eth0 does",
         "firewalls",
         on_node3(lambda host: host.firewall(None, "drop", nic=DATA_NIC)),
     ),
     "connections that come in are dropped": Scene(
-        r"node3: eth1 does not answer \(time-out\) from \d of \d hosts, while it reaches others itself; its eth0 does",
+        r"node3: eth1 does not answer \(timeout\) from \d of \d hosts, while it reaches others itself; its eth0 does",
         f"{FIREWALL} keeps connections out",
         on_node3(lambda host: host.firewall(None, "drop", nic=DATA_NIC, new_only=True)),
     ),
     "connections from one host are dropped": Scene(
-        r"node2 does not reach node3 over eth1 \(time-out\)(; the other way round works)?; eth0 works",
+        r"node2 does not reach node3 over eth1 \(timeout\)(; the other way round works)?; eth0 works",
         f"{FIREWALL} (incoming) or node2 (outgoing) is likely",
         between(lambda host, other: host.firewall(None, "drop", peer=other, nic=DATA_NIC, new_only=True)),
         about="node2 does not reach node3",
     ),
     "two hosts are cut from each other": Scene(
-        r"node2 and node3 do not reach each other over eth1 \(time-out\); eth0 works",
+        r"node2 and node3 do not reach each other over eth1 \(timeout\); eth0 works",
         "eth1",
         between(lambda host, other: host.deafen(other, DATA_NIC)),
         about="node2 and node3 do not reach each other",

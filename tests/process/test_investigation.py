@@ -100,12 +100,12 @@ def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> 
     options = (*TOLD, "--capture-budget", "1")
     with running(tmp_path / "run", SLEEP_UNTIL_RELEASED, *options, nproc=2, environ=environ, store=False) as job:
         ranks = job.hear("ready", 2)
-        until(lambda: "the job goes on" in job.err, "the hang is told")
+        until(lambda: "job left running" in job.err, "the hang is told")
         for rank in ranks:
             kill(rank.pid, signal.SIGUSR1)
         assert job.wait() == 0
         assert job.err.count("saferun: cannot take in what was seen: TypeError") == 1, job.err
-        assert "cannot be looked into (the time for it was over)" in job.err
+        assert "cannot be looked into (capture budget exceeded)" in job.err
         assert incidents(job)[0]["followed"] == "continued"
 
 
@@ -126,7 +126,7 @@ while not os.path.exists(FOLDER + "/release.end"):
         job.hear("ready", 2)
         until(lambda: capture_process(job), "the hang is being looked at")
         job.release("wake")
-        until(lambda: "the job goes on: it moved while it was being looked at" in job.err, "it is told")
+        until(lambda: "job left running: it made progress during the capture" in job.err, "it is told")
         job.release("end")
         assert job.wait() == 0
         assert incidents(job)[0]["followed"] in {"continued", "recovered"}

@@ -69,7 +69,7 @@ def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum
         kill(first, signal.SIGKILL)
         assert job.wait(60) == 1
         assert "the examiner has ended; another one takes its place" in job.err
-        assert "the time for it was over" not in job.err
+        assert "capture budget exceeded" not in job.err
         assert "saferun: the job hangs" in job.err
         assert "the capture process ended before it was done" in job.err
         assert incidents(job)[0]["followed"] == "stopped"

@@ -268,7 +268,7 @@ def test_whoever_does_not_prove_itself_is_a_stranger(answer: Callable[[socket.so
 def test_a_port_that_accepts_and_says_nothing_is_told_apart() -> None:
     with socket.create_server(("127.0.0.2", 0)) as listening:
         found = one(Door(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),)))
-    assert (found.kind, found.words) == ("silent", "the connection is accepted, and nothing is said")
+    assert (found.kind, found.words) == ("silent", "the connection is accepted, but no data is received")
 
 
 def test_a_connection_that_ends_midway_is_told_apart() -> None:
@@ -456,7 +456,7 @@ def test_healthy_networks_are_told_nothing(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("how", "kind", "words"),
     [
-        ("drop", "timeout", "time-out"),
+        ("drop", "timeout", "timeout"),
         ("reject with tcp reset", "refused", "connection refused"),
         ("reject with icmpx type admin-prohibited", "no_route", "no route to host"),
     ],
@@ -521,7 +521,7 @@ def test_an_address_that_nobody_has_does_not_answer(pair: Pair, monkeypatch: pyt
     host = pair.hosts[0]
     door = Door(pair.doors[1].port, TOKEN, (("eth1", "10.9.1.77"),))
     (found,) = host.run(probe, 0, Target(1, "node1", door), host.nics, soon())
-    assert (found.kind, found.words) == ("timeout", "nobody on the link answers for that address")
+    assert (found.kind, found.words) == ("timeout", "no host on the link answers for that address")
 
 
 @in_namespaces

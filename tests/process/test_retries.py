@@ -62,7 +62,7 @@ def test_the_retries_of_a_start_end(tmp_path: Path) -> None:
         with running(tmp_path, RAN, *options) as job:
             assert job.wait() == 1
             assert job.err.count("starting again") == 2
-            assert "not started again: tried again 2 times, and still" in job.err
+            assert "not started again: all 2 retries are used up" in job.err
             assert not job.said("ran")
 
 

@@ -125,8 +125,8 @@ def test_a_look_that_is_cut_short_keeps_what_it_has_seen(tmp_path: Path) -> None
         job.send(signal.SIGTERM)
         assert job.wait(60) == 1
         assert "waits  train.py:3" in job.err
-        assert "not ready in time: py_spy of rank 1" in job.err
+        assert "captures timed out: py_spy of rank 1" in job.err
         assert "waits" in json.dumps(report(job))
         (directory,) = job.run_dir.glob("*/attempt_0/failure_1")
         assert json.loads((directory / "rank_0.py_spy.json").read_text())
-        assert "not ready in time: py_spy of rank 1" in (directory / "missing.txt").read_text()
+        assert "captures timed out: py_spy of rank 1" in (directory / "missing.txt").read_text()

@@ -125,7 +125,7 @@ def test_a_host_that_cannot_read_its_secret_says_so_and_may_come_again(tmp_path:
         assert jobs[1].wait() == 2
         assert jobs[1].err.splitlines() == [
             f"saferun: --secret-file {tmp_path}/open: everyone may read or write it",
-            f"hint: it has to be this user's or root's, and for nobody else: chmod 600 {tmp_path}/open",
+            f"hint: it must belong to this user or root, and be readable by no other user: chmod 600 {tmp_path}/open",
         ]
         # With the right one it takes its place.
         own = [str(argument) for argument in jobs[0].process.args]  # type: ignore[union-attr]

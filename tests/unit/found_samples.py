@@ -8,7 +8,7 @@ from saferun.evidence import DecisionRow
 from saferun.linux.nic import Nic
 from saferun.preflight.results import Cell, CheckResult, HostCard, MatrixRow, Preflight
 
-WORDS = "hsn0 does not answer (time-out) from 3 of 3 hosts; its eth0 does"
+WORDS = "hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does"
 
 
 def dead_nic(host: str) -> CheckResult:

@@ -88,7 +88,7 @@ def test_what_has_come_counts_when_the_time_is_over(world: World) -> None:
     run.expire()
     ((reader, failure),) = world.ends
     assert reader.capture.stacks == (STACK,)
-    assert failure == "the time for it was over"
+    assert failure == "capture budget exceeded"
     world.close()
 
 

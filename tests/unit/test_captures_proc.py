@@ -258,7 +258,7 @@ ALL, NONE, PTRACE = "000001ffffffffff", "0000000000000000", 1 << 19
     ("scope", "own", "target", "reason"),
     [
         (0, {}, {"TracerPid": "99"}, "process 99 traces it already"),
-        (3, {"CapEff": ALL}, {}, "Yama allows it to nobody (kernel.yama.ptrace_scope=3)"),
+        (3, {"CapEff": ALL}, {}, "Yama allows it to no process (kernel.yama.ptrace_scope=3)"),
         (2, {}, {}, "Yama allows it to CAP_SYS_PTRACE only (kernel.yama.ptrace_scope=2)"),
         (1, {}, {}, "Yama allows it to ancestors only (kernel.yama.ptrace_scope=1)"),
         (1, {}, {"Uid": "0 0 0 0"}, "the process belongs to user 0"),

@@ -405,7 +405,7 @@ def test_the_stacks_of_the_living_are_part_of_the_picture() -> None:
     found = diagnose(evidence(*ends)._replace(capture=capture))
     assert [(group.kind, group.ranks) for group in found.groups] == [("collective", (0, 2)), ("dead", (1,))]
     assert [node.ranks for node in found.tree] == [(0, 2)]
-    assert found.lines == ("not ready in time: gpu",)
+    assert found.lines == ("captures timed out: gpu",)
 
 
 def test_what_the_kernel_says_of_gpus_is_told() -> None:

@@ -394,7 +394,7 @@ def test_ranks_without_stacks_are_told_with_the_reason() -> None:
     looks: dict[int, dict[str, Any]] = {rank: {"syscall": "", "wchan": ""} for rank in range(2)}
     found = diagnose_hang(job((), (), stacks=denied, looks=looks, unfinished=("gpu_nvidia",)))
     assert "no stacks of ranks 0-1: ptrace is denied (Yama)" in found.lines
-    assert "not ready in time: gpu_nvidia" in found.lines
+    assert "captures timed out: gpu_nvidia" in found.lines
     assert found.cause is not None
     assert found.cause.class_name == "hang_unknown"
 

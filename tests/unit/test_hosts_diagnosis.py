@@ -195,8 +195,8 @@ def test_what_another_host_told_counts_where_its_evidence_does_not_come() -> Non
         ("unreachable", "host_lost", "power"),
         ("frozen", "host_lost", "SIGSTOP"),
         ("cut", "network_cut", "network"),
-        ("unknown", "host_lost", "nothing is heard"),
-        ("something new", "host_lost", "nothing is heard"),
+        ("unknown", "host_lost", "no heartbeat is received"),
+        ("something new", "host_lost", "no heartbeat is received"),
     ],
 )
 def test_a_lost_host_is_named_and_beats_lost_connections(why: str, class_name: str, word: str) -> None:
@@ -290,8 +290,8 @@ def test_a_time_limit_in_another_hosts_output_is_found() -> None:
 @pytest.mark.parametrize(
     ("trouble", "class_name", "headline"),
     [
-        (ToldTrouble("parent", "node3", "srun"), "parent_gone", "what had started saferun on node3 went away (srun)"),
-        (ToldTrouble("parent", "node3"), "parent_gone", "what had started saferun on node3 went away"),
+        (ToldTrouble("parent", "node3", "srun"), "parent_gone", "saferun's parent process on node3 exited (srun)"),
+        (ToldTrouble("parent", "node3"), "parent_gone", "saferun's parent process on node3 exited"),
         (
             ToldTrouble("start", "node3", "train.py: No such file or directory"),
             "start_failed",

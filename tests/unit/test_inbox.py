@@ -126,5 +126,5 @@ def test_what_a_directory_lacks_is_listed() -> None:
     text = gaps_text(("rank_0.py_spy.json",), ("py_spy of rank 3",))
     assert text.splitlines() == [
         "no room in memory while the files could not be written: rank_0.py_spy.json",
-        "not ready in time: py_spy of rank 3",
+        "captures timed out: py_spy of rank 3",
     ]

@@ -164,7 +164,7 @@ def test_two_hosts_that_fail_together_are_a_pair() -> None:
     finding, _ = run(bad_host(1), 2)
     found = only(finding)
     assert (found.kind, found.host) == ("pair", "")
-    assert found.words == "node0 and node1 fail together, though each works by itself (time-out in barrier)"
+    assert found.words == "node0 and node1 fail together, though each works by itself (timeout in barrier)"
 
 
 @given(st.integers(4, 40).flatmap(lambda count: st.tuples(st.just(count), st.integers(2, count - 2))))
@@ -274,7 +274,7 @@ def test_a_host_none_of_whose_gpus_works_is_named_as_a_whole() -> None:
     finding, _ = run(lambda group, _over: 2 in hosts_of(group), 3, gpus=8)
     found = only(finding)
     assert (found.kind, found.host) == ("host", "node2")
-    assert found.words == "fails alone, over loopback too (time-out in barrier)"
+    assert found.words == "fails alone, over loopback too (timeout in barrier)"
 
 
 def test_when_no_host_works_even_alone_it_is_said_once() -> None:

@@ -142,7 +142,7 @@ def test_what_somebody_else_writes_in_the_leader_s_name_is_ignored_by_the_leader
     store.put("a0/log/0", json.dumps({"h": 0, "n": 1, "m": DECISION}))
     hearing = Hearing(store, 0)
     hearing.until("malformed")
-    assert hearing.told[0]["words"] == "somebody else writes in this host's name"
+    assert hearing.told[0]["words"] == "another process writes in this host's name"
     assert not hearing.log.has("decision")
     hearing.log.tell(DECISION)
     hearing.until("malformed", "decision")

@@ -213,7 +213,7 @@ def test_a_plan_of_several_hosts_shows_this_ones_ranks() -> None:
     lines = plan_of("--nproc-per-node", "2", "train.py", environ=SLURM_TASK_A_HOST)
     assert lines[0].startswith("4 hosts (node[1-4]); 2 ranks on this host; store at node1:<")
     assert lines[1] == "this is host 2, from Slurm step 4711.0"
-    assert lines[2] == "what the hosts tell each other is signed, where they can share a secret"
+    assert lines[2] == "messages between hosts are signed, where they can share a secret"
     ranks = [line for line in lines if line.startswith("rank ")]
     assert [line.partition(":")[0] for line in ranks] == [
         "rank 4 (node0, local rank 0)",
@@ -226,7 +226,7 @@ def test_a_plan_of_several_hosts_shows_this_ones_ranks() -> None:
 def test_a_plan_says_whether_messages_are_signed() -> None:
     """As far as that is known before the hosts have met."""
     required = plan_of("--sign-messages", "required", "train.py", environ=SLURM_TASK_A_HOST)
-    assert "what the hosts tell each other is signed, and there is no job unless they can share a secret" in required
+    assert "messages between hosts are signed, and there is no job unless they can share a secret" in required
     off = plan_of("--sign-messages", "off", "train.py", environ=SLURM_TASK_A_HOST)
     one = plan_of("train.py", environ={})
     assert not any("signed" in line for line in (*off, *one))
@@ -261,7 +261,7 @@ def test_the_place_of_the_job_secret_is_shown_and_not_what_is_in_it() -> None:
         "environment (SAFERUN_JOB_SECRET_FILE)",
     )
     plan = plan_of(*arguments, environ={"SAFERUN_JOB_SECRET_FILE": str(path)})
-    assert "what the hosts tell each other is signed with the secret in S3CR3TPLACE" in plan
+    assert "messages between hosts are signed with the secret in S3CR3TPLACE" in plan
     for text in ("\n".join(plan), repr(config), repr(config_lines(config))):
         assert "horse" not in text
 

@@ -70,7 +70,7 @@ def test_a_failed_start_is_tried_again_where_its_cause_may_pass(class_name: str)
     assert steps(decisions) == ["retry", "retry", "retry", "finish"]
     assert [decision.wait_s for decision in decisions[:3]] == [1.0, 2.0, 4.0]
     assert [decision.retry for decision in decisions] == [1, 2, 3, 0]
-    assert decisions[-1].words == f"not started again: tried again 3 times, and still: {class_name} it was"
+    assert decisions[-1].words == f"not started again: all 3 retries are used up: {class_name} it was"
 
 
 @pytest.mark.parametrize("class_name", sorted(FUTILE))
@@ -97,7 +97,7 @@ def test_nobody_knows_why_and_it_is_tried_again_once() -> None:
     decisions = run(policy(), failed("segmentation_fault", in_init=True, rank=0), failed("abort", in_init=True, rank=1))
     assert steps(decisions) == ["retry", "finish"]
     assert decisions[0].words == "starting again in 1.0 s (retry 1 of 1): segmentation_fault it was"
-    assert decisions[1].words == "not started again: tried again once, and still: abort it was"
+    assert decisions[1].words == "not started again: the retry is used up: abort it was"
     assert steps(run(policy(), failed("python_exit"))) == ["finish"]
     assert steps(run(policy(start_retries=0), failed("abort", in_init=True))) == ["finish"]
 

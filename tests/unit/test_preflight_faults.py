@@ -18,7 +18,7 @@ def test_a_cut_interface_is_that_of_the_one_host_that_nobody_reaches_and_that_re
     verdict = judged(cards_of(hosts), probes_of(hosts, NICS, where(touching=bad, nic="eth0", kind="timeout")))
     tried = len([p for p in probes_of(hosts, ("eth0",)) if p.target == bad])
     assert lines(verdict) == [
-        f"fail node{bad}: eth0 does not answer (time-out) from {tried} of {tried} hosts; its eth1 does"
+        f"fail node{bad}: eth0 does not answer (timeout) from {tried} of {tried} hosts; its eth1 does"
     ]
     hint = told(verdict)[0].hint
     assert f"node{bad}'s eth0" in hint
@@ -36,18 +36,18 @@ def test_an_interface_that_no_rank_needs_is_a_warning(hosts: int) -> None:
 def test_an_interface_that_the_ranks_are_told_to_use_is_a_failure() -> None:
     probes = probes_of(4, ("eth1",), where(touching=1, nic="eth1", kind="timeout"))
     verdict = judged(cards_of(4), probes, nics=("eth1",))
-    assert lines(verdict) == ["fail node1: eth1 does not answer (time-out) from 2 of 2 hosts"]
+    assert lines(verdict) == ["fail node1: eth1 does not answer (timeout) from 2 of 2 hosts"]
     assert told(verdict)[0].class_name == "network_between_hosts"
 
 
 def test_between_two_hosts_nobody_can_say_whose_cable_it_is() -> None:
     verdict = judged(cards_of(2), probes_of(2, NICS, where(nic="eth0", kind="timeout")))
-    assert lines(verdict) == ["fail node0 and node1 do not reach each other over eth0 (time-out); eth1 works"]
+    assert lines(verdict) == ["fail node0 and node1 do not reach each other over eth0 (timeout); eth1 works"]
 
 
 @pytest.mark.parametrize("hosts", SEVERAL)
 @pytest.mark.parametrize(
-    ("kind", "does"), [("timeout", "does not answer (time-out)"), ("refused", "refuses connections")]
+    ("kind", "does"), [("timeout", "does not answer (timeout)"), ("refused", "refuses connections")]
 )
 def test_a_host_that_reaches_others_and_is_not_reached_has_a_firewall(hosts: int, kind: str, does: str) -> None:
     verdict = judged(cards_of(hosts), probes_of(hosts, NICS, where(target=2, nic="eth0", kind=kind)))
@@ -61,7 +61,7 @@ def test_a_host_that_reaches_others_and_is_not_reached_has_a_firewall(hosts: int
 def test_a_host_that_is_reached_and_reaches_nobody_is_told_so(hosts: int) -> None:
     (line,) = lines(judged(cards_of(hosts), probes_of(hosts, NICS, where(source=2, nic="eth0", kind="timeout"))))
     assert line.startswith("fail node2: does not reach ")
-    assert "over eth0 (time-out), while others reach it" in line
+    assert "over eth0 (timeout), while others reach it" in line
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 16])
@@ -69,7 +69,7 @@ def test_one_direction_of_one_pair_is_told_as_such(hosts: int) -> None:
     (result,) = told(
         judged(cards_of(hosts), probes_of(hosts, NICS, where(source=0, target=1, nic="eth0", kind="timeout")))
     )
-    assert result.words.startswith("node0 does not reach node1 over eth0 (time-out)")
+    assert result.words.startswith("node0 does not reach node1 over eth0 (timeout)")
     assert ("the other way round works" in result.words) == (hosts < 4)
     assert "node1 (incoming)" in result.hint
     assert "node0 (outgoing)" in result.hint
@@ -97,7 +97,7 @@ def test_a_black_hole_names_the_mtus_that_differ() -> None:
 def test_a_stranger_is_told_with_the_address_at_which_it_answers(hosts: int) -> None:
     (result,) = told(judged(cards_of(hosts), probes_of(hosts, NICS, where(target=2, nic="eth0", kind="stranger"))))
     assert result.host == "node2"
-    assert result.words.startswith("somebody else answers at 10.0.0.3, the address of its eth0, to ")
+    assert result.words.startswith("another machine or program answers at 10.0.0.3, the address of its eth0, to ")
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 16])
@@ -130,7 +130,7 @@ def test_a_network_that_reaches_nobody_is_told_once_and_only_if_it_is_used(hosts
     """Many hosts have a management or USB network that leads to no other host."""
     assert told(judged(cards_of(hosts), probes_of(hosts, NICS, where(nic="eth1", kind="timeout")))) == []
     verdict = judged(cards_of(hosts), probes_of(hosts, NICS, where(nic="eth0", kind="timeout")))
-    assert lines(verdict) == ["fail no host reaches another over eth0 (time-out); eth1 works"]
+    assert lines(verdict) == ["fail no host reaches another over eth0 (timeout); eth1 works"]
 
 
 def test_groups_of_hosts_that_are_cut_off_from_each_other_are_named() -> None:
@@ -139,7 +139,7 @@ def test_groups_of_hosts_that_are_cut_off_from_each_other_are_named() -> None:
         return probe._replace(kind="timeout") if crosses and probe.nic == "eth0" else probe
 
     (result,) = told(judged(cards_of(8), probes_of(8, NICS, cut)))
-    assert "some groups of hosts do not reach each other over eth0 (time-out)" in result.words
+    assert "some groups of hosts do not reach each other over eth0 (timeout)" in result.words
     assert "node0, node1 and node2" in result.words
 
 
@@ -147,7 +147,7 @@ def test_two_hosts_with_two_faults_are_told_one_by_one() -> None:
     changes = where(touching=3, nic="eth0", kind="timeout"), where(target=9, nic="eth0", kind="refused")
     found = lines(judged(cards_of(16), probes_of(16, NICS, *changes)))
     assert [line.split(" ")[1] for line in found] == ["node3:", "node9:"]
-    assert "does not answer (time-out)" in found[0]
+    assert "does not answer (timeout)" in found[0]
     assert "refuses connections" in found[1]
 
 

@@ -23,7 +23,7 @@ from tests.unit.found_samples import (
 )
 
 TABLE = """\
-fail     links          node3         hsn0 does not answer (time-out) from 3 of 3 hosts; its eth0 does
+fail     links          node3         hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does
                                       hint: check the cable/VLAN of node3's hsn0, or run with --nic eth0
 warn     shared_memory  node1, node2  /dev/shm has 64 MiB
                                       hint: give the container more: docker run --shm-size=8g
@@ -36,7 +36,7 @@ interfaces as the other hosts reach them:
 host   eth0                      hsn0
 node1  ok 3/3, 21 µs, 11.8 GB/s  ok 3/3, 21 µs, 11.8 GB/s
 node2  ok 3/3, 21 µs, 11.8 GB/s  ok 3/3, 21 µs, 11.8 GB/s
-node3  ok 3/3, 80 µs, 1.1 GB/s   time-out 0/3
+node3  ok 3/3, 80 µs, 1.1 GB/s   timeout 0/3
 node4  ok 3/3, 21 µs, 11.8 GB/s  ok 3/3, 21 µs, 11.8 GB/s
 
 4 hosts, 6 checks in 0.43 s: 1 failed, 2 warnings, 1 skipped, 6 ok"""
@@ -198,8 +198,8 @@ def test_hosts_that_do_alike_are_one_row_where_there_are_many() -> None:
     lines = table_lines(found(1000), cards_of(1000), width=120)
     assert len(lines) < 20
     assert "host                                      eth0                          hsn0" in lines
-    assert "node3                                     ok 999/999, 80 µs, 1.1 GB/s   time-out 0/999" in lines
-    assert lines.index(next(line for line in lines if "time-out 0/999" in line)) < lines.index(
+    assert "node3                                     ok 999/999, 80 µs, 1.1 GB/s   timeout 0/999" in lines
+    assert lines.index(next(line for line in lines if "timeout 0/999" in line)) < lines.index(
         "node1, node2, node4-node1000 (999 hosts)  ok 999/999, 21 µs, 11.8 GB/s  ok 999/999, 21 µs, 11.8 GB/s"
     )
     assert "all 1000 hosts" in "\n".join(lines)

@@ -82,7 +82,7 @@ def test_a_hang_is_told_with_the_host_of_the_stopped_rank() -> None:
     found = diagnose_hang(job(parts, hang=verdict))
     lines = hang_text(found, verdict, host="node1", files=FILES, on_hang="report", count=1, next_s=600.0)
     assert "rank 5 (node3)" in lines[0]
-    assert lines[1] == "  a suspicion: rank 5 on node3 in state T (stopped by a signal) for 12 s"
+    assert lines[1] == "  suspected: rank 5 on node3 in state T (stopped by a signal) for 12 s"
     assert "  calls of all ranks, outermost first:" in lines
 
 
@@ -136,7 +136,7 @@ def test_where_there_is_no_report_the_host_that_knows_more_is_named() -> None:
     """A line alone would leave the reader without a way on."""
     assert peer_text(diagnosis_of("it failed"), leader="node1", files=None) == [
         "saferun: it failed",
-        "  node1 has told more",
+        "  the console of node1 has more",
     ]
 
 

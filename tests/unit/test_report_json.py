@@ -255,7 +255,7 @@ def test_a_job_that_fails_ten_thousand_times_keeps_its_first_and_last_incidents(
     assert attempts == [*range(10), *range(9960, 10_000)]
     assert report["incidents_left_out"] == 9950
     text = build_report_text(RUN, incidents)
-    assert "incidents: 10000, of which the first and the last are told, 50 in all" in text
+    assert "incidents: 10000, of which the first and the last are shown, 50 in all" in text
 
 
 def test_a_thousand_ranks_that_hang_make_a_report_within_its_limits() -> None:
@@ -299,7 +299,7 @@ def test_the_text_has_everything_that_the_console_had_no_room_for() -> None:
         "outcome: failed (exit code 1)",
         "1. hang in attempt 0 on node1 at 03:20:02",
         "saferun: rank 3 sleeps",
-        "what followed: the job moved again after 312 s",
+        "what followed: job resumed after 312 s",
         "  class: hang_sleep",
         "  verdict: quiescent (certain), ranks 0-7, for 300 s",
         "  > rank 3             sleep: time.sleep       train.py:47 in load_batch",

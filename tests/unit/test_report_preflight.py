@@ -52,7 +52,7 @@ def test_of_many_decisions_the_first_and_the_last_are_told() -> None:
     attempts = [row["attempt"] for row in report["decisions"]]
     assert attempts == [*range(10), *range(9960, 10_000)]
     assert report["decisions_left_out"] == 9950
-    assert "of 10000 decisions, the first and the last are told, 50 in all" in build_report_text(
+    assert "of 10000 decisions, the first and the last are shown, 50 in all" in build_report_text(
         RUN, [], decisions=rows
     )
 

@@ -33,7 +33,7 @@ RANKS = st.sets(st.integers(0, 9999), max_size=60).map(lambda ranks: tuple(sorte
 # Whole texts, as they stand on the console. `\x20` is a space at the end of a line.
 ONE_SLEEPS = """\
 saferun: rank 3 (node1) sleeps while 7 other ranks wait for it in all_reduce
-  no process of any rank has done anything for 300 s
+  no rank has made progress for 300 s (CPU, I/O, output)
   > rank 3             sleep: time.sleep       train.py:47 in load_batch
     ranks 0-2,4-7 (7)  collective: all_reduce  train.py:52 in step
   calls of the ranks on node1, outermost first:
@@ -46,11 +46,11 @@ saferun: rank 3 (node1) sleeps while 7 other ranks wait for it in all_reduce
   all_reduce 5 of group 0: rank 3 has enqueued 4, the others 5
 hint: look at what load_batch waits for at train.py:47
   files: saferun_runs/7
-saferun: the job goes on; it is looked at again in 600 s (--on-hang report)"""
+saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 ONE_OF_64_SLEEPS = """\
 saferun: rank 3 (node1) sleeps while 63 other ranks wait for it in all_reduce
-  no process of any rank has done anything for 300 s
+  no rank has made progress for 300 s (CPU, I/O, output)
   > rank 3               sleep: time.sleep       train.py:47 in load_batch
     ranks 0-2,4-63 (63)  collective: all_reduce  train.py:52 in step
   calls of the ranks on node1, outermost first:
@@ -63,11 +63,11 @@ saferun: rank 3 (node1) sleeps while 63 other ranks wait for it in all_reduce
   all_reduce 5 of group 0: rank 3 has enqueued 4, the others 5
 hint: look at what load_batch waits for at train.py:47
   files: saferun_runs/7
-saferun: the job goes on; it is looked at again in 600 s (--on-hang report)"""
+saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 THE_WRONG_COLLECTIVE = """\
 saferun: ranks 0-2 (node1) are in all_reduce while rank 3 is in broadcast, both as collective 5 of group 0
-  no collective has moved for 300 s, and nobody does anything else
+  no collective has made progress for 300 s, and all ranks are otherwise idle
   > rank 3         collective: broadcast   train.py:61 in share
     ranks 0-2 (3)  collective: all_reduce  train.py:52 in step
   calls of the ranks on node1, outermost first:
@@ -81,7 +81,7 @@ saferun: ranks 0-2 (node1) are in all_reduce while rank 3 is in broadcast, both 
   proof: rank 3: 5 broadcast [[4]]; ranks 0-2: 5 all_reduce [[1024, 1024]]
 hint: every rank must call the same collectives in the same order: compare train.py:52 with train.py:61
   files: saferun_runs/7
-saferun: the job goes on; it is looked at again in 600 s (--on-hang report)"""
+saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 A_SEGFAULT = """\
 saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: se\
@@ -318,12 +318,12 @@ def test_a_rank_that_waits_for_nothing_more_to_say_names_its_place_once() -> Non
 @pytest.mark.parametrize(
     ("on_hang", "certain", "next_s", "words"),
     [
-        ("report", True, 600.0, "the job goes on; it is looked at again in 600 s (--on-hang report)"),
-        ("report", True, None, "the job goes on; it is not looked at again (--on-hang report)"),
+        ("report", True, 600.0, "job left running; next hang check in 600 s (--on-hang report)"),
+        ("report", True, None, "job left running; no further hang checks (--on-hang report)"),
         ("stop", True, None, "stopping all ranks (--on-hang stop)"),
         ("restart", True, None, "stopping all ranks, to start them again (--on-hang restart)"),
-        ("stop", False, 600.0, "the job goes on; it is looked at again in 600 s (a suspicion is only told)"),
-        ("restart", False, None, "the job goes on; it is not looked at again (a suspicion is only told)"),
+        ("stop", False, 600.0, "job left running; next hang check in 600 s (suspected hangs are only reported)"),
+        ("restart", False, None, "job left running; no further hang checks (suspected hangs are only reported)"),
     ],
 )
 def test_a_hang_ends_with_what_happens_next(on_hang: str, certain: bool, next_s: float | None, words: str) -> None:
@@ -335,11 +335,11 @@ def test_a_hang_ends_with_what_happens_next(on_hang: str, certain: bool, next_s:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("quiescent", "no process of any rank has done anything for 4.2 s"),
-        ("stuck_collective", "no collective has moved for 4.2 s, and nobody does anything else"),
-        ("spinning", "rank 3 used the processor on the spot for 4.2 s, and nobody else moved"),
+        ("quiescent", "no rank has made progress for 4.2 s (CPU, I/O, output)"),
+        ("stuck_collective", "no collective has made progress for 4.2 s, and all ranks are otherwise idle"),
+        ("spinning", "rank 3 in a busy loop for 4.2 s, and no other rank made progress"),
         ("stopped", "rank 3 in state T (stopped by a signal) for 4.2 s"),
-        ("uninterruptible", "rank 3 in state D (asleep in the kernel, and not to be woken) for 4.2 s"),
+        ("uninterruptible", "rank 3 in state D (uninterruptible sleep) for 4.2 s"),
         ("heartbeat", "no heartbeat from rank 3 for 4.2 s"),
         ("another", "another for 4.2 s"),
     ],
@@ -348,12 +348,12 @@ def test_the_second_line_of_a_hang_is_what_was_seen(kind: str, words: str) -> No
     """A verdict can be wrong: what it rests on is said."""
     verdict = HangVerdict(kind, (3,), 4.2, certain=True)
     assert hang_text_of(sleeping(8), verdict)[1] == f"  {words}"
-    assert hang_text_of(sleeping(8), verdict._replace(certain=False))[1] == f"  a suspicion: {words}"
-    assert hang_text_of(sleeping(8), verdict, count=3)[1] == f"  {words}; told 3 times by now"
+    assert hang_text_of(sleeping(8), verdict._replace(certain=False))[1] == f"  suspected: {words}"
+    assert hang_text_of(sleeping(8), verdict, count=3)[1] == f"  {words}; reported 3 times"
 
 
 def test_a_job_that_moves_again_says_after_how_long() -> None:
-    assert recovery_text(312.4) == "saferun: the job moves again after 312 s"
+    assert recovery_text(312.4) == "saferun: job resumed after 312 s"
 
 
 def test_a_text_is_as_long_for_a_thousand_ranks_as_for_eight() -> None:
@@ -478,7 +478,7 @@ def test_no_diagnosis_fills_more_than_a_terminal(
         assert all(line.isprintable() for line in text)
         assert text[0].startswith("saferun: ")
     assert ("restart 1 of 3" in failure[-1]) == restarting
-    assert hang[-1].startswith("saferun: the job goes on")
+    assert hang[-1].startswith("saferun: job left running")
 
 
 def test_what_was_decided_is_the_last_line() -> None:

@@ -46,7 +46,7 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
         # Where nobody says whose name it is, the launch goes on: one host needs nothing from there.
         if host not in own and not unanswered:
             raise UsageError(
-                f"--rdzv-endpoint {endpoint} is another host, and there is nobody to meet with --nnodes 1",
+                f"--rdzv-endpoint {endpoint} is another host, and with --nnodes 1 there is no other host to meet",
                 "pass the number of hosts as --nnodes, or leave --rdzv-endpoint out",
             )
     check_service(backend, endpoint)

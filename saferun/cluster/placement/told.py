@@ -54,7 +54,7 @@ def agree(
         return base._replace(least=1, most=1), one_host(values, environ), ranks
     node_rank = told.node_rank(most, own)
     if node_rank is None and values.rdzv_backend == "static":
-        source = allocation.words if allocation is not None else "nobody"
+        source = allocation.words if allocation is not None else "the command line"
         raise UsageError(
             f"{source} does not tell this process which of {most} hosts it is on",
             f"name the hosts with --hosts or --hostfile, or {_SAY_ALL}",

@@ -239,7 +239,7 @@ _VICTIMS = (
         re.compile(
             r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)"
         ),
-        "its data-loader worker {0} was told to stop ({1})",
+        "its data-loader worker {0} was stopped ({1})",
         "look who stopped it: a scheduler, another launcher, a person",
         in_context=True,
     ),

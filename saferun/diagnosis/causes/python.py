@@ -77,7 +77,7 @@ def import_error(failure: Failure) -> Cause | None:
     if error is not None and error.last.exception in _IMPORT_ERRORS:
         line = error.last.message[0]
         if _BINARY.search(line):
-            advice = "a compiled extension does not fit this torch or this host's libraries: build or install it anew"
+            advice = "a compiled extension does not fit this torch or this host's libraries: rebuild or reinstall it"
         else:
             advice = "install it, on every host, in the Python that the ranks run in"
         return cause(failure, "import_error", shortened(line, _LONGEST_MESSAGE), advice, proof=line)
@@ -164,5 +164,5 @@ def python_exit(failure: Failure) -> Cause | None:
     words = f"ended with exit code {code} and no message"
     advice = "look for sys.exit and os._exit in the script, and what it calls"
     if last:
-        words = f"ended with exit code {code} and no traceback; its last words: {shortened(last.strip(), 160)}"
+        words = f"ended with exit code {code} and no traceback; its last line of output: {shortened(last.strip(), 160)}"
     return cause(failure, "python_exit", words, advice, proof=last)

@@ -197,13 +197,13 @@ def _lost_while_it_sent(failure: Failure) -> Cause | None:
         return None
     if not any(frame.file.endswith(_LOADER) for frame in error.last.frames):
         return None
-    words = "a data-loader worker died while it handed over a batch"
+    words = "a data-loader worker died while it transferred a batch"
     return cause(failure, "data_loader_worker_killed", words, _worker_advice(""), proof=error.last.message[0])
 
 
 def _worker_advice(signal_words: str) -> str:
     if signal_words == "Killed":
-        return "look in the kernel log for the OOM killer (dmesg); else somebody killed it by hand"
+        return "look in the kernel log for the OOM killer (dmesg); else it was killed by hand"
     if signal_words == "Segmentation fault":
         return "run it once with num_workers=0, to see the crash in the rank itself; look at the decoders it uses"
     return "run it once with num_workers=0, to see what the worker dies of"

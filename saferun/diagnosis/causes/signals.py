@@ -141,20 +141,22 @@ _CANCELLED = re.compile(
     re.IGNORECASE,
 )
 _FEW_LINES = 10
-_UNKNOWN_SENDER = "nobody knows who: dmesg, the scheduler's log, earlyoom or systemd-oomd, a kill -9 by hand"
+_UNKNOWN_SENDER = (
+    "the sender is not known; check dmesg, the scheduler's log, earlyoom or systemd-oomd, a kill -9 by hand"
+)
 _OUTSIDE: dict[int, tuple[str, str]] = {
     signal.SIGKILL: ("killed from outside (SIGKILL)", _UNKNOWN_SENDER),
     signal.SIGTERM: (
-        "told to end from outside (SIGTERM)",
+        "terminated from outside (SIGTERM)",
         "look at the scheduler's log, and for other programs that end it",
     ),
-    signal.SIGINT: ("interrupted (SIGINT)", "somebody pressed Ctrl-C, or sent SIGINT to this rank"),
+    signal.SIGINT: ("interrupted (SIGINT)", "Ctrl-C was pressed, or SIGINT was sent to this rank"),
     signal.SIGHUP: ("its terminal was closed (SIGHUP)", "start it under nohup, tmux or a scheduler"),
-    signal.SIGQUIT: ("told to quit (SIGQUIT)", "somebody pressed Ctrl-\\, or sent SIGQUIT"),
+    signal.SIGQUIT: ("quit from outside (SIGQUIT)", "Ctrl-\\ was pressed, or SIGQUIT was sent"),
     signal.SIGUSR1: ("SIGUSR1, which it does not handle", "install a handler before the scheduler sends it"),
     signal.SIGUSR2: ("SIGUSR2, which it does not handle", "install a handler before the scheduler sends it"),
     signal.SIGALRM: ("a timer of its own ran out (SIGALRM)", "look for signal.alarm or setitimer, or handle SIGALRM"),
-    signal.SIGXCPU: ("its processor time ran out (SIGXCPU)", "raise `ulimit -t`"),
+    signal.SIGXCPU: ("its CPU time limit was exceeded (SIGXCPU)", "raise `ulimit -t`"),
     signal.SIGXFSZ: ("a file grew too large (SIGXFSZ)", "raise `ulimit -f`"),
     signal.SIGSYS: ("a system call that is forbidden here (SIGSYS)", "look at the container's seccomp profile"),
     signal.SIGTRAP: ("a breakpoint in native code (SIGTRAP)", "look at the native call in the stacks"),

@@ -79,7 +79,7 @@ def _blocking_wait_stops_the_watchdog(job: Job) -> Iterator[Finding]:
                     name,
                     "contradiction",
                     f"with it torch starts no watchdog, so {other} has no effect",
-                    f"unset {name}, unless the script itself handles the time-outs of wait()",
+                    f"unset {name}, unless the script itself handles the timeouts of wait()",
                     _TORCH_NCCL_CPP,
                     at_launch=True,
                 )

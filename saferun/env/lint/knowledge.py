@@ -47,7 +47,7 @@ class Advice(Value):
     at_launch: bool = True
 
 
-_TIMEOUT_HINT = "give the time-out to torch.distributed.init_process_group(timeout=...)"
+_TIMEOUT_HINT = "give the timeout to torch.distributed.init_process_group(timeout=...)"
 
 
 def _old(new: str, source: str) -> Advice:
@@ -101,7 +101,7 @@ ADVICE: Final[dict[str, Advice]] = {
         "torch does not read this name", "pass --rdzv-conf join_timeout=SECONDS", TORCH_DISTRIBUTED
     ),
     "TORCH_DIST_INIT_BARRIER_TIMEOUT": _never(
-        "torch does not read this name: it has TORCH_DIST_INIT_BARRIER (0 or 1), and no variable for the time-out",
+        "torch does not read this name: it has TORCH_DIST_INIT_BARRIER (0 or 1), and no variable for the timeout",
         _TIMEOUT_HINT,
         "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/distributed_c10d.py",
     ),

@@ -165,7 +165,7 @@ def _why_not_sure(name: str, family: Family, known: KnownNames) -> str:
     if places:
         return f"it is only mentioned, in {', '.join(places[:_LISTED])}"
     if not known.has_owner(family):
-        return f"no {family.name} library was found here, so nobody can tell whether it reads this name"
+        return f"no {family.name} library was found here, so it is not known whether it reads this name"
     if family.composed:
         return f"{family.name} puts its names together while it runs"
     if any(name.startswith(prefix) for prefix in known.open_prefixes):

@@ -75,7 +75,7 @@ def reason(outcomes: Sequence[Outcome], guilty: Sequence[Member]) -> str:
             not outcome.words.startswith("killed by "),
         ),
     )
-    kind = {"timeout": "time-out", "error": "error"}.get(outcome.kind, outcome.kind)
+    kind = {"timeout": "timeout", "error": "error"}.get(outcome.kind, outcome.kind)
     place = f" {outcome.where}" if outcome.where else ""
     said = f": {outcome.words}" if outcome.words else ""
     return f" ({kind}{place}{said})"

@@ -207,7 +207,7 @@ def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
     name = f"GPU {index}"
     replace = "take the host out of the job and have it repaired"
     tool = f"nvidia-smi --gpu-reset -i {index}" if vendor == "nvidia" else f"rocm-smi --gpureset -d {index}"
-    reset = f"reset it when nobody uses it (`{tool}`), or reboot"
+    reset = f"reset it when it is idle (`{tool}`), or reboot"
     if trouble := gpu.get("trouble"):
         yield _Fault(f"{name} {trouble}", f"{reset}; if it comes again, {replace}")
         return
@@ -275,7 +275,7 @@ def _who(processes: Sequence[JsonObject], old_pids: frozenset[int]) -> str:
     name = str(one.get("name", ""))
     seen = f"pid {one['pid']}{f' ({name})' if name else ''}"
     if one["pid"] in old_pids:
-        seen = f"pid {one['pid']}, a rank of the attempt before,"
+        seen = f"pid {one['pid']}, a rank of the previous attempt,"
     elif one.get("whose") == "hidden":
         seen = "a process that cannot be seen from here"
     return seen + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")

@@ -234,7 +234,7 @@ def _why(error: OSError, address: str, took_s: float) -> _Failed:
         return _Failed("timeout", f"no answer within {took_s:.1f} s")
     kind, words = _KINDS.get(error.errno or 0, ("broken", _strerror(error)))
     if kind == "no_route" and error.errno == errno.EHOSTUNREACH and is_unanswered(address, took_s):
-        return _Failed("timeout", "nobody on the link answers for that address")
+        return _Failed("timeout", "no host on the link answers for that address")
     return _Failed(kind, words)
 
 
@@ -289,13 +289,17 @@ class _Conversation:
         except TimeoutError:
             if self._unacknowledged_bytes():
                 raise _Failed("timeout", "the connection is accepted, and then nothing comes through") from None
-            raise _Failed("silent", "the connection is accepted, and nothing is said") from None
+            raise _Failed("silent", "the connection is accepted, but no data is received") from None
         except OSError as error:
             raise _Failed("stranger", f"the connection is accepted, then {_strerror(error)}") from None
         took_s = time.monotonic() - began_at
         theirs = read_welcome(answer, self._token, nonce)
         if theirs is None:
-            words = "somebody else answers" if answer else "the connection is accepted and closed without a word"
+            words = (
+                "another machine or program answers"
+                if answer
+                else "the connection is accepted and closed without an answer"
+            )
             raise _Failed("stranger", words)
         return took_s, theirs - (clock + took_s / 2)
 

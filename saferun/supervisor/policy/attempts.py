@@ -356,8 +356,8 @@ class AttemptPolicy:
         """There is no attempt left, or there never was one."""
         what = facts.words or facts.class_name
         if is_start and self._retries and limit:
-            tried = "once" if self._retries == 1 else f"{self._retries} times"
-            return _finish(f"tried again {tried}, and still: {what}")
+            counted = "the retry is" if self._retries == 1 else f"all {self._retries} retries are"
+            return _finish(f"{counted} used up: {what}")
         if restarts:
             counted = "the restart is" if restarts == 1 else f"all {restarts} restarts are"
             return _finish(f"{counted} used up: {what}")
@@ -368,7 +368,7 @@ class AttemptPolicy:
         elif facts.class_name in FUTILE:
             why = "another try would not change it"
         else:
-            why = "nothing says that another try would help"
+            why = "the cause is not known to be transient"
         return _finish(f"{why}: {what}", is_plain=True)
 
     def _excluded(
