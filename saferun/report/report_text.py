@@ -198,7 +198,7 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
         if cause.advice:
             yield f"  advice: {cause.advice}"
     if verdict is not None:
-        certain = "certain" if verdict.certain else "a suspicion"
+        certain = "certain" if verdict.certain else "suspected"
         lasted = duration_words(verdict.quiet_s)
         yield f"  verdict: {verdict.kind} ({certain}), {rank_words(verdict.ranks, _WIDEST)}, for {lasted}"
         if verdict.busy:

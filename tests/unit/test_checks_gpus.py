@@ -214,7 +214,7 @@ def test_memory_of_the_attempt_before_is_waited_for(root: Root) -> None:
     dying = Gpu(used=61 * GIB, processes=[(4_100_000, 60 * GIB)])
     result = check_gpus(launch(root, nproc=1, attempt=1, old_pids=(4_100_000,)), nvml=Nvml(dying))
     assert (result.class_name, result.passing) == ("gpu_busy", True)
-    assert "a rank of the attempt before" in result.words
+    assert "a rank of the previous attempt" in result.words
     unowned = Gpu(used=61 * GIB)
     result = check_gpus(launch(root, nproc=1, attempt=1, old_pids=(4_100_000,)), nvml=Nvml(unowned))
     assert (result.class_name, result.passing) == ("gpu_busy", True)
