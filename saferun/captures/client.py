@@ -102,7 +102,7 @@ class Examiner:
             except OSError as error:
                 self._is_impossible = self._replaced == 1
                 self._replaced = _REPLACED_AT_MOST + 1
-                self._warn(f"the examiner cannot be forked: {error.strerror}; hangs are not looked into")
+                self._warn(f"the examiner cannot be forked: {error.strerror}; hangs are not captured")
                 self._take_loaded(list(self._wanted), [])  # nobody has tried, and somebody has to be the first
                 return
             self._helper.attach(self._poller, self._on_message, self._on_lost)
@@ -208,7 +208,7 @@ class Examiner:
             self._warn(f"{words}; another one takes its place")
             self._begin_at = time.monotonic() + _REPLACE_S
         else:
-            self._warn(f"{words}; hangs are not looked into any more")
+            self._warn(f"{words}; hangs are no longer captured")
             if self.tools is None:
                 self._take_loaded(list(self._wanted), [])
         asked, self._asked = self._asked, {}

@@ -268,7 +268,7 @@ class Control:
         cause = f"{own}; " if own else ""
         why = "" if own else f" ({hosts[0].words})"
         names = _names([host.label for host in hosts])
-        what = f"nothing is heard of {names}" if self._leads else f"{names} cannot be reached"
+        what = f"no heartbeat received from {names}" if self._leads else f"{names} cannot be reached"
         where = f"{self._label}: " if own or not self._leads else ""
         # How long that is waited for is said by whoever waits.
         sequel = "; the ranks make progress, so the job goes on"

@@ -51,7 +51,7 @@ _LOCK_FILE = "a lock file"
 _LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
 MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
 ALL_ADVICE = "look at the ranks of other hosts, at the network between them, and at the captures' GPU states"
-STORE_ADVICE = "look whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+STORE_ADVICE = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _FORKED = frozenset({"a forked child", "a process pool"})
 _FORK_ADVICE = "look at what the child waits for; locks and threads do not survive fork: start children by spawn"
 

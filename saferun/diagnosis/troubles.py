@@ -39,12 +39,12 @@ _LOSSES = {
     "unreachable": _Loss(
         "host_lost",
         "none of its addresses answers: it has no power, has crashed, or its network is cut",
-        "look whether {host} is up (its console, the scheduler's state of it), then at its network",
+        "check whether {host} is up (its console, the scheduler's state of it), then at its network",
     ),
     "frozen": _Loss(
         "host_lost",
         "its saferun accepts connections but does not respond: it is stopped (SIGSTOP), or the host is overloaded",
-        "look at the state of saferun on {host}: kill -CONT lets it go on where it is T; who stopped it?",
+        "look at the state of saferun on {host}: kill -CONT resumes it if it is in state T; who stopped it?",
     ),
     "cut": _Loss(
         "network_cut",
@@ -54,7 +54,7 @@ _LOSSES = {
     "unknown": _Loss(
         "host_lost",
         "no heartbeat is received from it",
-        "look whether {host} is up, at its network, and whether its saferun runs",
+        "check whether {host} is up, at its network, and whether its saferun runs",
     ),
 }
 _FROM_FAR = frozenset({"unreachable", "cut", "unknown"})

@@ -95,7 +95,7 @@ def _unanswering(sight: Sight) -> Found | None:
     if sight.is_bare:
         return Found("interpreter", "Python is starting or shutting down", "is starting or shutting down")
     why = sight.failure or "no stacks of it"
-    return Found("unanswering", why, f"cannot be looked into ({why})")
+    return Found("unanswering", why, f"cannot be inspected ({why})")
 
 
 # -------------------------------------------------------------------------------------------------------- data loading

@@ -171,7 +171,7 @@ def _natives(dumps: Mapping[int, StackDump], looks: Mapping[int, ProcessLook]) -
 
 
 def _wait(sight: Sight, followed: Sequence[ThreadStack]) -> Wait:
-    found = first_found(sight, RULES) or Found("unanswering", "", "cannot be looked into")
+    found = first_found(sight, RULES) or Found("unanswering", "", "cannot be inspected")
     place = place_words(user_frame(sight.frames, sight.user))
     if sight.owns_gil and not sight.active and found.kind in _HELD_UP_BY_GIL and not found.of_peers:
         found = found._replace(doing=f"{found.doing} in C code that holds the GIL")

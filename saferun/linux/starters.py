@@ -29,7 +29,7 @@ class Starters:
         self._on_gone = on_gone
         self._watched: list[int] = []
         for pid, name in starters_of(os.getpid()):
-            words = f"{name} (pid {pid}), which had started saferun, is gone"
+            words = f"parent process {name} (pid {pid}) exited"
             self._watched.append(pid)
             poller.watch_process(pid, lambda words=words: self._gone(words))  # type: ignore[misc]
 

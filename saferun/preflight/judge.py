@@ -146,7 +146,7 @@ def _missing_results(
             continue
         is_gone = host in tried and host not in reached and label_of(cards, host) not in blamed
         words = f"it reported nothing of the other hosts ({why}){', and none of them reaches it' if is_gone else ''}"
-        hint = "look whether it is up and not overloaded"
+        hint = "check whether it is up and not overloaded"
         results.append(CheckResult("links", "warn", words, hint, host=label_of(cards, host)))
     return results
 

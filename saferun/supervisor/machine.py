@@ -723,7 +723,7 @@ class Supervisor:
                     # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
                     return [Say(words), *told, *self._stop(event.at, event.signum)]
                 if event.quiet_s >= _HUNG_S:
-                    words += f"; nothing has moved for {event.quiet_s:.0f} s, so their stacks are taken first"
+                    words += f"; no progress for {event.quiet_s:.0f} s, so their stacks are taken first"
                 return [Say(words), *told, *self._stop_for(event.at, event.signum, event.quiet_s)]
             case State.WAITING | State.PROBING:
                 return [*told, *self._diagnose(event.at)]

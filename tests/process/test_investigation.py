@@ -105,7 +105,7 @@ def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> 
             kill(rank.pid, signal.SIGUSR1)
         assert job.wait() == 0
         assert job.err.count("saferun: cannot take in what was seen: TypeError") == 1, job.err
-        assert "cannot be looked into (capture budget exceeded)" in job.err
+        assert "cannot be inspected (capture budget exceeded)" in job.err
         assert incidents(job)[0]["followed"] == "continued"
 
 
@@ -223,9 +223,9 @@ def test_a_capture_that_cannot_be_started_is_said(tmp_path: Path) -> None:
     script = ("sleep", "1000")
     with running(tmp_path / "run", "", *options, nproc=2, environ=environ, script=script, store=False) as job:
         assert job.wait() == 1
-        told = "saferun: the examiner cannot be forked: Resource temporarily unavailable; hangs are not looked into"
+        told = "saferun: the examiner cannot be forked: Resource temporarily unavailable; hangs are not captured"
         assert job.err.count(told) == 1, job.err
-        assert "cannot be looked into (the capture cannot be started: there is no examiner)" in job.err
+        assert "cannot be inspected (the capture cannot be started: there is no examiner)" in job.err
         assert [incident["followed"] for incident in incidents(job)] == ["stopped", "ended"]
 
 
@@ -261,7 +261,7 @@ def test_where_nothing_is_to_be_captured_that_is_the_reason(tmp_path: Path) -> N
     """And not that looking was denied."""
     with running(tmp_path, STAY, *STOPPED, "--capture-budget", "0", store=False) as job:
         assert job.wait() == 1
-        assert "cannot be looked into (--capture-budget is 0)" in job.err
+        assert "cannot be inspected (--capture-budget is 0)" in job.err
         assert incidents(job)[0]["unfinished"] == []
 
 

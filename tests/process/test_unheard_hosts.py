@@ -46,7 +46,7 @@ def test_a_leader_whose_ranks_have_ended_waits_for_the_only_other_host(tmp_path:
         end_rank(leader)
         pids = stop(other)
         until(lambda: "all ranks that are known of ended well; waiting for 20 s at most" in leader.err, "it says so")
-        assert "warning: nothing is heard of " in leader.err
+        assert "warning: no heartbeat received from " in leader.err
         assert leader.process.poll() is None
         if not comes_back:
             assert leader.wait() == 0

@@ -117,7 +117,7 @@ def test_ranks_that_move_are_one_warning_and_hosts_that_are_silent_together_one_
     for host in (1, 2):
         world.miss(host)
     world.see(watched_s=9.0, still_s=0.0)
-    assert world.said == ["saferun: warning: nothing is heard of node2, node3 (no address answers); " + GOES_ON]
+    assert world.said == ["saferun: warning: no heartbeat received from node2, node3 (no address answers); " + GOES_ON]
     assert world.control.missing == {1, 2}
     assert not world.lost
     world.hear("heard", host=1)
@@ -201,7 +201,7 @@ def test_where_its_ranks_ended_well_a_host_waits_for_the_one_that_it_cannot_hear
     world.see(watched_s=99.0, still_s=99.0)
     assert not world.lost
     assert world.control.missing == {0 if not leads else 2}
-    said = ["warning: nothing is heard of node3 (no address answers)", "warning: node3: node1 cannot be reached (no"]
+    said = ["warning: no heartbeat received from node3 (no address answers)", "warning: node3: node1 cannot be reached (no"]
     (line,) = world.said
     assert line.removeprefix("saferun: ").startswith(said[0] if leads else said[1])
     assert GOES_ON not in line

@@ -242,7 +242,7 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     watch._moved = time.monotonic()
     listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
     (warning,) = listening.said
-    assert "nothing is heard of node1" in warning
+    assert "no heartbeat received from node1" in warning
     assert not listening.job.lost
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
     (unheard,) = listening.events
@@ -285,7 +285,7 @@ def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
     assert not listening.job.lost
     (unheard,) = listening.events
     assert isinstance(unheard, HostsUnheard)
-    assert listening.said == ["saferun: warning: nothing is heard of node1 (no answer)"]
+    assert listening.said == ["saferun: warning: no heartbeat received from node1 (no answer)"]
     listening.hear(op="heard", attempt=0, host=1)
     assert isinstance(listening.events[1], HostsHeard)
     listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})
@@ -310,7 +310,7 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
         listening.hear(op="states", attempt=0, changed=changed)
     listening.hear(op="unheard", attempt=0, host=2, label="node2", why="unreachable", words="no answer")
     (warning,) = listening.said
-    assert "nothing is heard of node2 (no answer); the ranks make progress, so the job goes on" in warning
+    assert "no heartbeat received from node2 (no answer); the ranks make progress, so the job goes on" in warning
     assert not listening.job.lost
 
 

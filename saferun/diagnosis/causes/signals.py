@@ -74,7 +74,7 @@ def crash(failure: Failure) -> Cause | None:
             name, words, advice = "segmentation_fault", "segmentation fault", _NATIVE
         case signal.SIGBUS:
             name, words = "bus_error", "bus error"
-            advice = "look whether /dev/shm is full, or a mapped file was cut short or lies on a failing disk"
+            advice = "check whether /dev/shm is full, or a mapped file was cut short or lies on a failing disk"
         case signal.SIGFPE:
             name, words = "floating_point_error", "floating point exception"
             advice = "look for a division of integers by zero in native code"

@@ -13,7 +13,7 @@ from saferun.evidence import Cause
 
 __all__ = ["name_failure", "port_in_use", "store_failure"]
 
-_WERE_STARTED = "look whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+_WERE_STARTED = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _STORE = (
     TextRule(
         "rendezvous_store_failure",
@@ -28,7 +28,7 @@ _STORE = (
             r"(?: while trying to connect to)? ?\((.{1,200}?), (\d{1,5})\)"
         ),
         "cannot connect to the store at {0}:{1}",
-        "look whether the host of MASTER_ADDR can be reached at that port (firewall, wrong interface, wrong host)",
+        "check whether the host of MASTER_ADDR can be reached at that port (firewall, wrong interface, wrong host)",
     ),
     TextRule(
         "rendezvous_store_failure",
