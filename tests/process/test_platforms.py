@@ -122,7 +122,7 @@ def test_the_end_of_what_started_saferun_is_noticed(tmp_path: Path) -> None:
         ranks = job.hear("ready", 2)
         job.send(signal.SIGKILL)
         until(lambda: not any(read_stat(rank.pid) for rank in ranks), "the ranks are ended")
-        until(lambda: "saferun's parent process, exited" in job.err, "why is told")
+        until(lambda: "saferun: parent process " in job.err, "why is told")
         job.assert_nothing_left(DEADLINE_S)
 
 

@@ -201,7 +201,10 @@ def test_where_its_ranks_ended_well_a_host_waits_for_the_one_that_it_cannot_hear
     world.see(watched_s=99.0, still_s=99.0)
     assert not world.lost
     assert world.control.missing == {0 if not leads else 2}
-    said = ["warning: no heartbeat received from node3 (no address answers)", "warning: node3: node1 cannot be reached (no"]
+    said = [
+        "warning: no heartbeat received from node3 (no address answers)",
+        "warning: node3: node1 cannot be reached (no",
+    ]
     (line,) = world.said
     assert line.removeprefix("saferun: ").startswith(said[0] if leads else said[1])
     assert GOES_ON not in line

@@ -159,6 +159,7 @@ OTHER_TOOLS = {
     "mca": "mpirun",
     "mem": "srun",
     "memory": "docker run",
+    "missing": "tests/torch/recorded_torchrun.py",
     "nodes": "srun",
     "ntasks-per-node": "srun",
     "pids-limit": "docker run",
