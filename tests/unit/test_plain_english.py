@@ -159,7 +159,7 @@ OTHER_TOOLS = {
     "mca": "mpirun",
     "mem": "srun",
     "memory": "docker run",
-    "missing": "tests/torch/recorded_torchrun.py",
+    "missing": "python -m tests.torch.record",
     "nodes": "srun",
     "ntasks-per-node": "srun",
     "pids-limit": "docker run",
@@ -180,11 +180,8 @@ def _own_flags() -> frozenset[str]:
     for module in (_ROOT / "saferun" / "ctl").glob("*.py"):
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                flags |= {
-                    argument.value[2:]
-                    for argument in node.args
-                    if isinstance(argument, ast.Constant) and str(argument.value).startswith("--")
-                }
+                names = [str(argument.value) for argument in node.args if isinstance(argument, ast.Constant)]
+                flags |= {name[2:] for name in names if name.startswith("--")}
     return frozenset(flags)
 
 
