@@ -214,7 +214,9 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         least_s = 0.0 if config.rendezvous.backend == "static" else HostsConfig().start_timeout_s
         join_s = max(hosts.start_timeout_s, least_s) + hosts.connect_timeout_s
         limits = limits._replace(
-            capture_s=limits.capture_s + _OTHERS_S, join_s=join_s + _JOIN_BACKSTOP_S, unheard_s=hosts.host_timeout_s
+            capture_s=limits.capture_s + _OTHERS_S,
+            join_s=join_s + _JOIN_BACKSTOP_S,
+            unheard_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
         )
     attempts = AttemptPolicy(
         config.max_restarts,

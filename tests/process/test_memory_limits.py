@@ -52,7 +52,9 @@ def test_a_tool_takes_no_more_memory_than_it_is_given() -> None:
     run_steps([steps()], at_once=1, deadline=time.monotonic() + 120)
     free, limited = (int(end.stdout) for end in ends)
     assert free == -1
-    assert 8 << 30 <= limited < 9 << 30
+    # Beside what it had as a fork of this process.
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    assert 8 << 30 <= limited <= (8 << 30) + own + (64 << 20)
 
 
 def test_what_looks_at_ranks_is_ended_before_them_where_memory_runs_out(

@@ -370,9 +370,14 @@ def test_where_nothing_is_broken_the_ranks_of_these_tests_do_connect(world: Worl
     assert world.together("eth1") == ["", ""]
 
 
+# What verdicts are, and how they are shown.
+WORDS_OF_VERDICTS = {"results.py", "text.py", "json_report.py"}
+
+
 def test_every_refusal_has_its_proof() -> None:
     """A ``"fail"`` that makes a verdict stands nowhere but in the places of the table."""
-    found = Counter(place for folder in ("checks", "preflight") for place in _places(REPOSITORY / "saferun" / folder))
+    folder = REPOSITORY / "saferun" / "preflight"
+    found = Counter(place for path in (folder, folder / "checks") for place in _places(path))
     assert sorted(found) == sorted({row.place for row in REFUSALS})
     several = {place: count for place, count in found.items() if count > 1}
     assert several == {"checks/ports.py _none_free": 3}, "each of several in one place needs a condition of its own"
@@ -380,6 +385,8 @@ def test_every_refusal_has_its_proof() -> None:
 
 def _places(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob("*.py")):
+        if path.name in WORDS_OF_VERDICTS:
+            continue
         tree = ast.parse(path.read_text())
         compared = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.Compare) for inner in ast.walk(node)}
         for function in ast.walk(tree):
