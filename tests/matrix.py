@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,8 @@ ROWS = (
 )
 # What torch imports at its start, and what saferun needs beside torch.
 _PLAIN = ("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "numpy")
-_OURS = ("psutil", "py-spy", "pyyaml", "tenacity", "nvidia-ml-py")
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_OURS = tuple(package for package in _PROJECT["dependencies"] if not package.startswith("torch"))
 _TESTING = ("pytest>=9,<10", "pytest-xdist", "hypothesis", "jsonschema")
 _BUILD_S = 1800.0
 _RUN_S = 180.0
