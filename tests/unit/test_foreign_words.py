@@ -60,6 +60,7 @@ WRITES = {"sys.stdout.write", "sys.stderr.write", "os.write"}
 # Written by whoever it is for, which is another process, or with nothing in it from outside.
 OTHER_WRITES = {
     "cli/argument_parser.py": "a script for a shell, made of our own options",
+    "cli/help.py": "made of our own options",
     "captures/__main__.py": "an answer to the process that started it",
     "captures/pystack_core.py": "an answer to the process that started it",
     "linux/nvidia_gpus.py": "an answer to the process that started it",

@@ -45,7 +45,9 @@ def test_a_host_whose_record_is_always_exchanged_gives_up_in_time(
     monkeypatch.setattr(gathering, "is_gone", lambda _record, _own: True)
     meeting = Meeting(MEETING)
     meeting.is_over = cancelled
-    with pytest.raises(CancelledError if cancelled else JoinFailedError, match=None if cancelled else "somebody else"):
+    with pytest.raises(
+        CancelledError if cancelled else JoinFailedError, match=None if cancelled else "another process"
+    ):
         take_place(Exchanged(Store()), "r0/", 1, meeting, OWN)  # type: ignore[arg-type]
 
 
