@@ -462,7 +462,7 @@ PROFILES: dict[str, Profile] = {
     "nccl-debug": Profile(
         name="nccl-debug",
         place=Place(path="configs/nccl-debug.yaml", line=2),
-        description="NCCL or RCCL tells on the console what it chose (rank 0) and what went wrong (all ranks)",
+        description="NCCL or RCCL prints on the console what it chose (rank 0) and what went wrong (all ranks)",
         extends=("production",),
         variables=(
             Variable(
@@ -491,7 +491,7 @@ PROFILES: dict[str, Profile] = {
                 value=None,
                 place=Place(path="configs/nccl-debug.yaml", line=22),
                 ranks=(RankValue(first=0, last=0, value="INFO"),),
-                why="c10d says on rank 0 with which time-outs and settings each process group was made.",
+                why="c10d says on rank 0 with which timeouts and settings each process group was made.",
                 cost="light",
                 source="https://docs.pytorch.org/docs/stable/debugging_environment_variables.html",
                 reader=("libc10.so",),
@@ -541,7 +541,7 @@ PROFILES: dict[str, Profile] = {
                 place=Place(path="configs/production.yaml", line=48),
                 why=(
                     "The Flight Recorder keeps the last 2000 collectives of each rank, with the Python line that "
-                    "issued them: what tells the rank that fell out of step. It costs one walk of the Python stack "
+                    "issued them: which shows the rank that fell out of step. It costs one walk of the Python stack "
                     "for each collective."
                 ),
                 cost="light",
@@ -556,7 +556,7 @@ PROFILES: dict[str, Profile] = {
                 place=Place(path="configs/production.yaml", line=59),
                 why=(
                     "The Flight Recorder keeps the last 2000 collectives of each rank, with the Python line that "
-                    "issued them: what tells the rank that fell out of step. It is torch's own value from 2.11, and "
+                    "issued them: which shows the rank that fell out of step. It is torch's own value from 2.11, and "
                     "costs one walk of the Python stack for each collective."
                 ),
                 cost="light",
