@@ -38,12 +38,15 @@ class Sharing:
         self._number = 0
         self._line: socket.socket | None = None
         self._rest = b""
-        ours, theirs = socket.socketpair()
+        self._pid = -1
         parent_pid = os.getpid()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            return
         try:
             self._pid = os.fork()
         except OSError:
-            self._pid = -1
             ours.close()
             theirs.close()
             return

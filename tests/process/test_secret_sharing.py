@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -401,6 +402,19 @@ def test_where_no_process_can_be_made_there_is_no_secret(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fork", fail)
     sharing = Sharing()
+    assert sharing.take("{}", *NAMES, "")[0] == b""
+    sharing.close()
+
+
+def test_where_there_are_no_descriptors_for_the_process_there_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that ends would end the job."""
+
+    def fail() -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", fail)
+    sharing = Sharing()
+    assert sharing.pid == -1
     assert sharing.take("{}", *NAMES, "")[0] == b""
     sharing.close()
 
