@@ -664,11 +664,6 @@ class Job:
             found = [piece for (name, _, _), piece in sorted(self._pieces.items()) if name == collection.name]
             collection.on_done(found)
 
-    def missing_hosts(self, name: str) -> list[str]:
-        """Hosts that handed in nothing under this name and are not lost, by label."""
-        heard = {host for known, host, _ in self._pieces if known == name} | {self.host} | set(self.lost)
-        return [peer.label for peer in self.peers.values() if peer.host not in heard]
-
     # ----------------------------------------------------------------------------------------------------------------
     # Hearing
 

@@ -36,11 +36,6 @@ class Stores:
         self._control: StoreClient | None = None
 
     @property
-    def serves_control(self) -> bool:
-        """Whether the control store is served here."""
-        return self._control is not None
-
-    @property
     def ranks(self) -> StoreClient | None:
         """A connection to the ranks' store; None where it is not served here."""
         return self._ranks
