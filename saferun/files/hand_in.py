@@ -48,7 +48,10 @@ def _take(tokens_read: int, count: int, give_up_at: float) -> int:
     taken = 0
     while count <= TOKENS and taken < count:
         try:
-            taken += len(os.read(tokens_read, count - taken))
+            tokens = os.read(tokens_read, count - taken)
+            if not tokens:  # no process is left that could put any back
+                break
+            taken += len(tokens)
         except BlockingIOError:
             if not _wait(tokens_read, select.POLLIN, give_up_at):
                 break

@@ -71,6 +71,26 @@ def test_what_finds_no_room_is_refused_and_takes_none(tmp_path: Path, inbox: Inb
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "d"]
 
 
+def test_a_pipe_of_tokens_without_a_writer_is_not_read_for_ever(
+    tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its end a read returns at once, with nothing: the file finds no room, however long it would wait for some."""
+    reads: list[int] = []
+    read = os.read
+
+    def counted(fd: int, size: int) -> bytes:
+        reads.append(fd)
+        assert len(reads) < 10, "it reads on"
+        return read(fd, size)
+
+    tokens_read, tokens_write = os.pipe()
+    os.set_blocking(tokens_read, False)
+    os.close(tokens_write)
+    monkeypatch.setattr(os, "read", counted)
+    assert not hand_in(Outbox(inbox.outbox.fd, tokens_read, -1), str(tmp_path / "file"), b"content", 3600.0)
+    os.close(tokens_read)
+
+
 def test_many_small_files_find_room_up_to_a_bound(tmp_path: Path, inbox: Inbox) -> None:
     """Enough for the processes of a host, while the writer does nothing."""
     handed = 0
