@@ -10,24 +10,32 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     Kind = Literal["str", "int", "float", "flag", "list", "append"]
+    Default = str | int | float | bool | tuple[str, ...] | None
 else:
-    Kind = str
+    Kind = Default = str
 
 
 class Option(Value):
     """One option of the command line.
 
-    ``kind`` ``list`` is one value with commas, ``append`` an option that may be given several times.
-    ``pet``: whether ``PET_<DEST>`` in the environment gives the default, as torchrun has it. Every option takes its
-    default from ``SAFERUN_<DEST>``, and before that from the settings file, but for those with ``asks``: they are
-    questions and stand on the command line only.
-    ``group`` is the heading in ``--help``; options of torchrun keep torchrun's names, defaults and choices.
+    Attributes:
+        flags: every spelling; torchrun's options keep torchrun's names, defaults and choices.
+        dest: its name in the settings.
+        kind: of its value; ``list`` is one value with commas, ``append`` an option that can be given several times.
+        default: its value where nothing is set.
+        help: what ``--help`` says.
+        group: the heading in ``--help``.
+        choices: the values that it takes; None: any.
+        metavar: what stands for the value in ``--help``.
+        pet: whether ``PET_<DEST>`` in the environment gives the default, as torchrun has it.
+        asks: a question, which stands on the command line only. Every other option takes its default from
+            ``SAFERUN_<DEST>``, and before that from the settings file.
     """
 
     flags: tuple[str, ...]
     dest: str
     kind: Kind
-    default: str | int | float | bool | tuple[str, ...] | None
+    default: Default
     help: str
     group: str
     choices: tuple[str, ...] | None = None
@@ -60,693 +68,419 @@ TYPES: Mapping[Kind, Callable[[str], Any]] = {
 }
 """What makes a value of an option's text, by kind."""
 
-
-PLACE = "ranks and hosts"
+HOSTS = "ranks and hosts"
 RENDEZVOUS = "rendezvous"
-WORKERS = "the training script"
+SCRIPT = "the training script"
 OUTPUT = "output"
-CHECKS = "preflight checks"
-LIFE = "failures and signals"
-WATCH = "hangs and crashes"
+PREFLIGHT = "preflight checks"
+FAILURES = "failures and signals"
+HANGS = "hangs and crashes"
 ENVIRONMENT = "environment of the ranks"
 SETTINGS = "settings"
 
+_KINDS: Mapping[type, Kind] = {bool: "flag", int: "int", float: "float"}
+
+
+def _saferuns(
+    usage: str,
+    default: Default,
+    group: str,
+    text: str,
+    *,
+    kind: Kind | None = None,
+    dest: str = "",
+    pet: bool = False,
+    asks: bool = False,
+) -> Option:
+    """An option from what ``--help`` shows of it: ``-t --tee VALUE``, ``--pty {auto,on,off}``.
+
+    Every long flag can be written with underscores as well. The first one gives the name in the settings; the kind
+    follows from the default.
+    """
+    words = usage.split(" ")
+    value = words.pop() if words[-1][0] != "-" else None
+    flags: list[str] = []
+    for flag in words:
+        flags.append(flag)
+        if "-" in flag[2:]:
+            flags.append("--" + flag[2:].replace("-", "_"))
+    choices = tuple(value[1:-1].split(",")) if value is not None and value[0] == "{" else None
+    dest = dest or next(flag for flag in words if flag[:2] == "--")[2:].replace("-", "_")
+    kind = kind or _KINDS.get(type(default), "str")
+    metavar = value if choices is None else None
+    return Option(tuple(flags), dest, kind, default, text, group, choices, pet, metavar, asks)
+
+
+def _torchruns(
+    usage: str,
+    default: Default,
+    group: str,
+    text: str,
+    *,
+    kind: Kind | None = None,
+    pet: bool = True,
+    asks: bool = False,
+) -> Option:
+    """The same for an option of torchrun, which also takes its default from ``PET_<DEST>``."""
+    return _saferuns(usage, default, group, text, kind=kind, pet=pet, asks=asks)
+
+
 # torch 2.15's torchrun, option by option; tests/test_torchrun_parity.py holds this to the installed torch.
 TORCHRUN_OPTIONS: tuple[Option, ...] = (
-    Option(
-        ("--nnodes",),
-        "nnodes",
-        "str",
-        "1:1",
-        "number of hosts, or MIN:MAX for an elastic job",
-        PLACE,
-        metavar="N[:M]",
+    _torchruns("--nnodes N[:M]", "1:1", HOSTS, "number of hosts, or MIN:MAX for an elastic job"),
+    _torchruns(
+        "--nproc-per-node N", "1", HOSTS, "ranks on this host: a number, or one per device with auto, cpu, gpu or xpu"
     ),
-    Option(
-        ("--nproc-per-node", "--nproc_per_node"),
-        "nproc_per_node",
-        "str",
-        "1",
-        "ranks on this host: a number, auto, cpu, gpu or xpu",
-        PLACE,
-        metavar="N",
-    ),
-    Option(("--node-rank", "--node_rank"), "node_rank", "int", 0, "rank of this host, for static rendezvous", PLACE),
-    Option(
-        ("--rdzv-backend", "--rdzv_backend"),
-        "rdzv_backend",
-        "str",
+    _torchruns("--node-rank", 0, HOSTS, "rank of this host, for static rendezvous"),
+    _torchruns(
+        "--rdzv-backend",
         "static",
+        RENDEZVOUS,
         "rendezvous backend: static, c10d, etcd, or another one that is registered with torch",
-        RENDEZVOUS,
     ),
-    Option(
-        ("--rdzv-endpoint", "--rdzv_endpoint"),
-        "rdzv_endpoint",
-        "str",
-        "",
-        "address of the rendezvous, HOST[:PORT]",
-        RENDEZVOUS,
-    ),
-    Option(("--rdzv-id", "--rdzv_id"), "rdzv_id", "str", "none", "name of the job", RENDEZVOUS),
-    Option(
-        ("--rdzv-conf", "--rdzv_conf"),
-        "rdzv_conf",
-        "str",
-        "",
-        "more settings of the rendezvous: KEY=VALUE,KEY=VALUE",
-        RENDEZVOUS,
-    ),
-    Option(
-        ("--standalone",),
-        "standalone",
-        "flag",
+    _torchruns("--rdzv-endpoint", "", RENDEZVOUS, "address of the rendezvous, HOST[:PORT]"),
+    _torchruns("--rdzv-id", "none", RENDEZVOUS, "ID of the job, the same on all hosts"),
+    _torchruns("--rdzv-conf", "", RENDEZVOUS, "more settings of the rendezvous: KEY=VALUE,KEY=VALUE"),
+    _torchruns(
+        "--standalone",
         False,
-        "one host, with a free port and a job name of its own; other rendezvous options are ignored",
         RENDEZVOUS,
+        "single-host job: choose a free port and a job ID; other rendezvous options are ignored",
     ),
-    Option(
-        ("--master-addr", "--master_addr"),
-        "master_addr",
-        "str",
-        "127.0.0.1",
-        "address of the host with rank 0, for static rendezvous",
-        RENDEZVOUS,
-    ),
-    Option(
-        ("--master-port", "--master_port"),
-        "master_port",
-        "int",
+    _torchruns("--master-addr", "127.0.0.1", RENDEZVOUS, "address of the host of rank 0, for static rendezvous"),
+    _torchruns(
+        "--master-port",
         None,
-        "port of the store on the host with rank 0 (default: a free one on one host, one that follows from the job "
+        RENDEZVOUS,
+        "port of the store on the host of rank 0 (default: a free port on one host, a port derived from the job ID "
         "under a scheduler, else 29500)",
-        RENDEZVOUS,
+        kind="int",
     ),
-    Option(
-        ("--local-addr", "--local_addr"),
-        "local_addr",
-        "str",
-        None,
-        "address of this host that the others should use",
-        RENDEZVOUS,
+    _torchruns("--local-addr", None, RENDEZVOUS, "address of this host for the other hosts to connect to"),
+    _torchruns("--max-restarts N", 0, FAILURES, "how often to restart the ranks after a failure"),
+    _torchruns(
+        "--monitor-interval SECONDS", 0.1, FAILURES, "ignored (torchrun compatibility): exits are detected immediately"
     ),
-    Option(
-        ("--max-restarts", "--max_restarts"),
-        "max_restarts",
-        "int",
-        0,
-        "how often the ranks are restarted after a failure",
-        LIFE,
-        metavar="N",
-    ),
-    Option(
-        ("--monitor-interval", "--monitor_interval"),
-        "monitor_interval",
-        "float",
-        0.1,
-        "ignored (torchrun compatibility): exits are detected immediately",
-        LIFE,
-        metavar="SECONDS",
-    ),
-    Option(
-        ("--start-method", "--start_method"),
-        "start_method",
-        "str",
+    _torchruns(
+        "--start-method {spawn,fork,forkserver}",
         "spawn",
+        SCRIPT,
         "ignored (torchrun compatibility): with --run-path ranks are always new processes, as with spawn",
-        WORKERS,
-        choices=("spawn", "fork", "forkserver"),
     ),
-    Option(
-        ("--event-log-handler", "--event_log_handler"),
-        "event_log_handler",
-        "str",
+    _torchruns(
+        "--event-log-handler NAME",
         "null",
+        OUTPUT,
         "name of a torch.distributed.elastic event handler that gets torchrun's events",
-        OUTPUT,
-        metavar="NAME",
     ),
-    Option(("--role",), "role", "str", "default", "role of the ranks of this host", PLACE),
-    Option(("-m", "--module"), "module", "flag", False, "the script is a Python module, as with python -m", WORKERS),
-    Option(
-        ("--no-python", "--no_python"),
-        "no_python",
-        "flag",
+    _torchruns("--role", "default", HOSTS, "role of the ranks of this host"),
+    _torchruns("-m --module", False, SCRIPT, "the script is a Python module, as with python -m"),
+    _torchruns("--no-python", False, SCRIPT, "run the script itself, without python before it"),
+    _torchruns(
+        "--run-path",
         False,
-        "run the script itself, without python before it",
-        WORKERS,
+        SCRIPT,
+        "run the script with runpy.run_path and record its exceptions; takes precedence over --no-python",
     ),
-    Option(
-        ("--run-path", "--run_path"),
-        "run_path",
-        "flag",
-        False,
-        "run the script by runpy.run_path, with exceptions recorded; wins over --no-python",
-        WORKERS,
-    ),
-    Option(
-        ("--log-dir", "--log_dir"),
-        "log_dir",
-        "str",
-        None,
-        "base directory for log files in torchrun's layout",
-        OUTPUT,
-        metavar="DIR",
-    ),
-    Option(
-        ("-r", "--redirects"),
-        "redirects",
-        "str",
+    _torchruns("--log-dir DIR", None, OUTPUT, "base directory for log files in torchrun's layout"),
+    _torchruns(
+        "-r --redirects",
         "0",
-        "streams that go to log files only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:N,LOCAL_RANK:N",
         OUTPUT,
+        "streams to write to log files only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:N,LOCAL_RANK:N",
     ),
-    Option(
-        ("-t", "--tee"),
-        "tee",
-        "str",
-        "0",
-        "streams that go to log files and the console, in the format of --redirects",
-        OUTPUT,
-    ),
-    Option(
-        ("--local-ranks-filter", "--local_ranks_filter"),
-        "local_ranks_filter",
-        "str",
-        "",
-        "only these local ranks appear on the console, as 0,1,2",
-        OUTPUT,
-        metavar="RANKS",
-    ),
-    Option(
-        ("--duplicate-stdout-filters", "--duplicate_stdout_filters"),
-        "duplicate_stdout_filters",
-        "list",
+    _torchruns("-t --tee", "0", OUTPUT, "streams to write to log files and the console, in the format of --redirects"),
+    _torchruns("--local-ranks-filter RANKS", "", OUTPUT, "show only these local ranks on the console, as 0,1,2"),
+    _torchruns(
+        "--duplicate-stdout-filters TEXT,TEXT",
         (),
-        "lines of teed stdout with one of these texts also go to filtered_stdout.log; a comma in a text is written ,,",
         OUTPUT,
-        metavar="TEXT,TEXT",
+        "copy lines of teed stdout that contain one of these texts to filtered_stdout.log; write a comma within a "
+        "text as ,,",
+        kind="list",
     ),
-    Option(
-        ("--duplicate-stderr-filters", "--duplicate_stderr_filters"),
-        "duplicate_stderr_filters",
-        "list",
-        (),
-        "the same for stderr and filtered_stderr.log",
-        OUTPUT,
-        metavar="TEXT,TEXT",
+    _torchruns(
+        "--duplicate-stderr-filters TEXT,TEXT", (), OUTPUT, "the same for stderr and filtered_stderr.log", kind="list"
     ),
-    Option(
-        ("--log-line-prefix-template", "--log_line_prefix_template"),
-        "log_line_prefix_template",
-        "str",
+    _torchruns(
+        "--log-line-prefix-template TEMPLATE",
         "",
-        "prefix of console lines with torchrun's macros ${role_name} ${local_rank} ${rank} ${hostname} "
-        "(default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else --prefix)",
         OUTPUT,
-        metavar="TEMPLATE",
+        "prefix of console lines with torchrun's macros ${role_name} ${local_rank} ${rank} ${hostname} (default: "
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else --prefix)",
     ),
-    Option(
-        ("--logs-specs", "--logs_specs"),
-        "logs_specs",
-        "str",
+    _torchruns(
+        "--logs-specs NAME",
         None,
+        OUTPUT,
         "entry point in the group torchrun.logs_specs that decides where logs go",
-        OUTPUT,
         pet=False,
-        metavar="NAME",
     ),
-    Option(
-        ("--numa-binding", "--numa_binding"),
-        "numa_binding",
-        "str",
+    _torchruns(
+        "--numa-binding {node,socket,exclusive,core-complex}",
         None,
-        "bind each rank to the CPUs near its GPU, as torch.numa.binding has it",
-        WORKERS,
-        choices=("node", "socket", "exclusive", "core-complex"),
+        SCRIPT,
+        "bind each rank to the CPUs near its GPU (torch.numa.binding)",
         pet=False,
     ),
-    Option(
-        ("--signals-to-handle", "--signals_to_handle"),
-        "signals_to_handle",
-        "str",
+    _torchruns(
+        "--signals-to-handle NAMES",
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        FAILURES,
         "signals that stop the job; each is forwarded to the ranks",
-        LIFE,
-        metavar="NAMES",
     ),
-    Option(
-        ("--print-completion", "--print_completion"),
-        "print_completion",
-        "str",
+    _torchruns(
+        "--print-completion {bash,zsh,tcsh}",
         None,
-        "print a completion script for a shell, and exit; needs the package shtab",
         OUTPUT,
-        choices=("bash", "zsh", "tcsh"),
+        "print a shell completion script and exit; needs the package shtab",
         pet=False,
         asks=True,
     ),
-    Option(
-        ("--shutdown-timeout", "--shutdown_timeout"),
-        "shutdown_timeout",
-        "int",
+    _torchruns(
+        "--shutdown-timeout SECONDS",
         None,
-        "seconds between the signal that stops a rank and SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)",
-        LIFE,
-        metavar="SECONDS",
+        FAILURES,
+        "seconds from the signal that stops a rank to SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)",
+        kind="int",
     ),
-    Option(
-        ("--virtual-local-rank", "--virtual_local_rank"),
-        "virtual_local_rank",
-        "flag",
-        False,
-        "every rank has LOCAL_RANK=0 and sees one GPU, its own",
-        WORKERS,
-    ),
+    _torchruns("--virtual-local-rank", False, SCRIPT, "give every rank LOCAL_RANK=0 and let it see only its own GPU"),
 )
 
 SAFERUN_OPTIONS: tuple[Option, ...] = (
-    Option(
-        ("--scheduler",),
-        "scheduler",
-        "str",
+    _saferuns(
+        "--scheduler {auto,none,slurm,openmpi,pmi,kubernetes,lsf,pbs}",
         "auto",
+        HOSTS,
         "scheduler to take node rank and host list from; auto: detect it; none: command-line options only",
-        PLACE,
-        choices=("auto", "none", "slurm", "openmpi", "pmi", "kubernetes", "lsf", "pbs"),
-        pet=False,
     ),
-    Option(
-        ("--hosts",),
-        "hosts",
-        "str",
+    _saferuns(
+        "--hosts NAMES",
         "",
-        "the hosts of the job in order of node rank, as node[1-4,7],gpu1; this host finds itself in it",
-        PLACE,
-        pet=False,
-        metavar="NAMES",
+        HOSTS,
+        "hosts of the job in order of node rank, as node[1-4,7],gpu1; this host finds itself in the list",
     ),
-    Option(
-        ("--hostfile", "--host-file"),
-        "hostfile",
-        "str",
+    _saferuns(
+        "--hostfile --host-file FILE",
         "",
-        "a file with the hosts of the job, one a line: HOST, HOST slots=N or HOST:N (N ranks)",
-        PLACE,
-        pet=False,
-        metavar="FILE",
+        HOSTS,
+        "file with the hosts of the job, one per line: HOST, HOST slots=N or HOST:N (N ranks)",
     ),
-    Option(
-        ("--control-port", "--control_port"),
-        "control_port",
-        "str",
+    _saferuns(
+        "--control-port PORT",
         "auto",
-        "port of the first host for saferun's own messages: a number, or same: that of the ranks' store; auto: a "
-        "free one, or that of the ranks' store if the hosts reach no other",
         RENDEZVOUS,
-        pet=False,
-        metavar="PORT",
+        "port on the first host for saferun's own messages: a number; same: the port of the ranks' store; auto: a "
+        "free port, or that of the ranks' store if the hosts cannot reach another one",
     ),
-    Option(
-        ("--secret-file", "--secret_file"),
-        "job_secret_file",
-        "str",
+    _saferuns(
+        "--secret-file FILE",
         "",
-        "a file with a secret, the same on all hosts and readable by this user only: messages between hosts are "
+        RENDEZVOUS,
+        "file with a secret, the same on all hosts and readable by this user only: messages between hosts are "
         "signed with it, and evidence is encrypted",
-        RENDEZVOUS,
-        pet=False,
-        metavar="FILE",
+        dest="job_secret_file",
     ),
-    Option(
-        ("--sign-messages", "--sign_messages"),
-        "sign_messages",
-        "str",
+    _saferuns(
+        "--sign-messages {auto,off,required}",
         "auto",
-        "without --secret-file: sign messages between hosts with a secret that they share over a private channel "
-        "(munge, or run directories that all hosts see); auto: if there is such a channel; required: no channel, "
-        "no job",
         RENDEZVOUS,
-        choices=("auto", "off", "required"),
-        pet=False,
+        "without --secret-file: sign messages between hosts with a secret exchanged over a private channel (munge, "
+        "or run directories that all hosts see); auto: if there is such a channel; required: fail without one",
     ),
-    Option(
-        ("--start-timeout", "--start_timeout"),
-        "start_timeout",
-        "float",
-        600.0,
-        "seconds to wait for late hosts",
-        RENDEZVOUS,
-        pet=False,
-        metavar="SECONDS",
-    ),
-    Option(
-        ("--preflight",),
-        "preflight",
-        "str",
+    _saferuns("--start-timeout SECONDS", 600.0, RENDEZVOUS, "seconds to wait for late hosts"),
+    _saferuns(
+        "--preflight {on,warn,off,only}",
         "on",
+        PREFLIGHT,
         "check names, ports, networks, limits and versions before any rank is started; on: abort on errors; warn: "
         "only warn; off: skip; only: check and exit",
-        CHECKS,
-        choices=("on", "warn", "off", "only"),
-        pet=False,
     ),
-    Option(
-        ("--preflight-full", "--preflight_full"),
-        "preflight_full",
-        "flag",
+    _saferuns(
+        "--preflight-full",
         False,
+        PREFLIGHT,
         "test every pair of hosts, on every network interface; without it each host tests a few others",
-        CHECKS,
-        pet=False,
     ),
-    Option(
-        ("--nic",),
-        "nic",
-        "str",
+    _saferuns(
+        "--nic NAME,NAME|auto",
         "",
-        "the network interfaces between the hosts: sets the variables of gloo, NCCL, RCCL, UCX; auto: the fastest one "
-        "by which all hosts reach each other",
-        CHECKS,
-        pet=False,
-        metavar="NAME,NAME|auto",
+        PREFLIGHT,
+        "network interfaces to use between hosts: sets the variables of gloo, NCCL, RCCL and UCX; auto: the fastest"
+        " interface over which all hosts reach each other",
     ),
-    Option(
-        ("--start-retries", "--start_retries"),
-        "start_retries",
-        "int",
+    _saferuns(
+        "--start-retries N",
         3,
-        "how often a start that failed for a transient reason is retried; a start is over when every rank has got "
-        "through init_process_group",
-        LIFE,
-        pet=False,
-        metavar="N",
+        FAILURES,
+        "how often to retry a start that failed for a transient reason; a start ends when every rank has returned "
+        "from init_process_group",
     ),
-    Option(
-        ("--leftovers",),
-        "leftovers",
-        "str",
+    _saferuns(
+        "--leftovers {wait,end,leave}",
         "wait",
-        "processes that ranks leave behind when all have ended with exit code 0: wait for those that are working "
-        "(an upload) and end idle ones, end all, or leave them alone as torchrun does; after a failure they are "
-        "ended",
-        LIFE,
-        choices=("wait", "end", "leave"),
-        pet=False,
+        FAILURES,
+        "processes that ranks leave behind when all have exited with code 0; wait: for those that are busy (an "
+        "upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure "
+        "they are always ended",
     ),
-    Option(
-        ("--leftovers-timeout", "--leftovers_timeout"),
-        "leftovers_timeout",
-        "float",
-        600.0,
-        "with --leftovers wait: seconds to wait at most",
-        LIFE,
-        pet=False,
-        metavar="SECONDS",
-    ),
-    Option(
-        ("--retry-wait", "--retry_wait"),
-        "retry_wait",
-        "float",
+    _saferuns("--leftovers-timeout SECONDS", 600.0, FAILURES, "with --leftovers wait: seconds to wait at most"),
+    _saferuns(
+        "--retry-wait SECONDS",
         1.0,
+        FAILURES,
         "seconds before the first retry; each further wait is twice as long, plus a random part",
-        LIFE,
-        pet=False,
-        metavar="SECONDS",
     ),
-    Option(
-        ("--start-window", "--start_window"),
-        "start_window",
-        "float",
+    _saferuns(
+        "--start-window SECONDS",
         120.0,
-        "seconds after which a start counts as over if the ranks cannot be asked",
-        LIFE,
-        pet=False,
-        metavar="SECONDS",
+        FAILURES,
+        "seconds after which a start counts as over if the ranks do not report it",
     ),
-    Option(
-        ("--retry-always", "--retry_always"),
-        "retry_always",
-        "flag",
+    _saferuns(
+        "--retry-always",
         False,
+        FAILURES,
         "use up all restarts and retries, even if the same failure is bound to repeat",
-        LIFE,
-        pet=False,
     ),
-    Option(
-        ("--exclude-bad-hosts", "--exclude_bad_hosts"),
-        "exclude_bad_hosts",
-        "flag",
+    _saferuns(
+        "--exclude-bad-hosts",
         False,
+        FAILURES,
         "in an elastic job, leave out a host that caused the same failure twice, if the others suffice",
-        LIFE,
-        pet=False,
     ),
-    Option(
-        ("--host-timeout", "--host_timeout"),
-        "host_timeout",
-        "float",
-        30.0,
-        "seconds without a heartbeat after which a host counts as lost",
-        LIFE,
-        pet=False,
-        metavar="SECONDS",
+    _saferuns(
+        "--host-timeout SECONDS", 30.0, FAILURES, "seconds without a heartbeat after which a host counts as lost"
     ),
-    Option(
-        ("--stop-with-parent", "--stop_with_parent"),
-        "stop_with_parent",
-        "str",
+    _saferuns(
+        "--stop-with-parent {auto,on,off}",
         "auto",
+        FAILURES,
         "stop the ranks when the parent process exits; auto: if a scheduler or MPI started saferun, not in a shell",
-        LIFE,
-        choices=("auto", "on", "off"),
-        pet=False,
     ),
-    Option(
-        ("--run-dir", "--run_dir"),
-        "run_dir",
-        "str",
+    _saferuns(
+        "--run-dir DIR",
         None,
-        "directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files",
         OUTPUT,
-        pet=False,
-        metavar="DIR",
+        "directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files",
     ),
-    Option(
-        ("--prefix",),
-        "prefix",
-        "str",
+    _saferuns(
+        "--prefix TEMPLATE",
         None,
+        OUTPUT,
         "prefix of every output line, from {host} {host_digits} {rank} {local_rank} {role}; none: no prefix "
         "(default: '[{host}:{rank}] ')",
-        OUTPUT,
-        pet=False,
-        metavar="TEMPLATE",
     ),
-    Option(
-        ("--pty",),
-        "pty",
-        "str",
+    _saferuns(
+        "--pty {auto,on,off}",
         "auto",
+        OUTPUT,
         "give the ranks pseudo-terminals; auto: if saferun itself writes to a terminal",
-        OUTPUT,
-        choices=("auto", "on", "off"),
-        pet=False,
     ),
-    Option(
-        ("--color",),
-        "color",
-        "str",
+    _saferuns(
+        "--color {auto,always,never}",
         "auto",
+        OUTPUT,
         "colour the prefixes by rank; auto: on a terminal, unless NO_COLOR is set",
-        OUTPUT,
-        choices=("auto", "always", "never"),
-        pet=False,
     ),
-    Option(
-        ("--hang-timeout", "--hang_timeout"),
-        "hang_timeout",
-        "float",
+    _saferuns(
+        "--hang-timeout SECONDS",
         300.0,
+        HANGS,
         "seconds without progress on any rank after which the job is reported as hung; 0: never. The default is "
-        "well below NCCL's own timeout of 600 s, which ends the ranks and their stacks with them",
-        WATCH,
-        pet=False,
-        metavar="SECONDS",
+        "well below NCCL's timeout of 600 s, which ends the ranks before their stacks can be captured",
     ),
-    Option(
-        ("--on-hang", "--on_hang"),
-        "on_hang",
-        "str",
+    _saferuns(
+        "--on-hang {report,stop,restart}",
         "report",
-        "what to do after a hang was captured and reported: leave the job running, stop it, or restart it (counts "
-        "towards --max-restarts)",
-        WATCH,
-        choices=("report", "stop", "restart"),
-        pet=False,
+        HANGS,
+        "what to do after a hang has been captured and reported: leave the job running, stop it, or restart it "
+        "(counts towards --max-restarts)",
     ),
-    Option(
-        ("--capture-budget", "--capture_budget"),
-        "capture_budget",
-        "float",
+    _saferuns(
+        "--capture-budget SECONDS",
         20.0,
+        HANGS,
         "seconds that capturing stacks and process states may take before ranks are stopped; 0: capture nothing",
-        WATCH,
-        pet=False,
-        metavar="SECONDS",
     ),
-    Option(
-        ("--native-stacks", "--native_stacks"),
-        "native_stacks",
-        "str",
+    _saferuns(
+        "--native-stacks {auto,always,never}",
         "auto",
-        "C and C++ frames in captured stacks; auto: of the few ranks that differ from the rest, if their stacks "
-        "end in C",
-        WATCH,
-        choices=("auto", "always", "never"),
-        pet=False,
+        HANGS,
+        "capture C and C++ frames as well; auto: of the few ranks that differ from the rest, if their stacks end in C",
     ),
-    Option(
-        ("--strace",),
-        "strace",
-        "flag",
-        False,
-        "count the system calls of hung ranks for a second, if strace is installed",
-        WATCH,
-        pet=False,
-    ),
-    Option(
-        ("--cores",),
-        "cores",
-        "str",
+    _saferuns("--strace", False, HANGS, "count the system calls of hung ranks for a second, if strace is installed"),
+    _saferuns(
+        "--cores {backtrace,keep,off}",
         "backtrace",
+        HANGS,
         "core files of crashed ranks; backtrace: read the stacks and delete the core; keep: keep it as well; off: "
         "change nothing about cores",
-        WATCH,
-        choices=("backtrace", "keep", "off"),
-        pet=False,
     ),
-    Option(
-        ("--keep-cores", "--keep_cores"),
-        "keep_cores",
-        "int",
-        4,
-        "with --cores keep: how many cores to keep at most, one of each kind of crash",
-        WATCH,
-        pet=False,
-        metavar="N",
+    _saferuns(
+        "--keep-cores N", 4, HANGS, "with --cores keep: how many cores to keep at most, one of each kind of crash"
     ),
-    Option(
-        ("--gdb",),
-        "gdb",
-        "flag",
+    _saferuns(
+        "--gdb", False, HANGS, "also read cores with gdb (slow); otherwise gdb is used only if pystack is missing"
+    ),
+    _saferuns(
+        "--no-inject",
         False,
-        "read cores with gdb as well (slow); without it gdb is used only if pystack is missing",
-        WATCH,
-        pet=False,
-    ),
-    Option(
-        ("--no-inject", "--no_inject"),
-        "no_inject",
-        "flag",
-        False,
+        HANGS,
         "do not put saferun's start-up hook into the ranks; without the hook there is no Flight Recorder, and no "
         "stacks if ptrace is denied",
-        WATCH,
-        pet=False,
     ),
-    Option(
-        ("--env-profile", "--env_profile"),
-        "env_profile",
-        "list",
+    _saferuns(
+        "--env-profile NAME,NAME",
         ("production",),
+        ENVIRONMENT,
         "sets of environment variables for the ranks, applied from left to right; see saferunctl env list",
-        ENVIRONMENT,
-        pet=False,
-        metavar="NAME,NAME",
+        kind="list",
     ),
-    Option(
-        ("--env-profile-path", "--env_profile_path"),
-        "env_profile_path",
-        "append",
+    _saferuns(
+        "--env-profile-path PATH",
         (),
-        "a directory or file with more env profiles; may be given several times",
         ENVIRONMENT,
-        pet=False,
-        metavar="PATH",
+        "directory or file with more env profiles; can be given several times",
+        kind="append",
     ),
-    Option(
-        ("--env",),
-        "env",
-        "append",
+    _saferuns(
+        "--env NAME[=VALUE]",
         (),
-        "set this variable for the ranks, whatever a profile or the environment says; may hold {rank}, {local_rank}, "
-        "{host}, {run_dir}, {rank_dir}; NAME alone takes the value from the environment, which keeps a secret out of "
-        "ps; may be given several times",
         ENVIRONMENT,
-        pet=False,
-        metavar="NAME[=VALUE]",
+        "set this variable for the ranks, overriding profiles and the environment; can contain {rank}, "
+        "{local_rank}, {host}, {run_dir}, {rank_dir}; NAME alone takes the value from the environment, which keeps "
+        "a secret out of ps; can be given several times",
+        kind="append",
     ),
-    Option(
-        ("--unset",),
-        "unset",
-        "append",
+    _saferuns(
+        "--unset NAME",
         (),
-        "take this variable out of the environment of the ranks; may be given several times",
         ENVIRONMENT,
-        pet=False,
-        metavar="NAME",
+        "remove this variable from the environment of the ranks; can be given several times",
+        kind="append",
     ),
-    Option(
-        ("--vendor",),
-        "vendor",
-        "str",
+    _saferuns(
+        "--vendor {auto,nvidia,amd,none}",
         "auto",
+        ENVIRONMENT,
         "GPU vendor that the env profiles apply to; auto: that of this host",
-        ENVIRONMENT,
-        choices=("auto", "nvidia", "amd", "none"),
-        pet=False,
     ),
-    Option(
-        ("--lint",),
-        "lint",
-        "str",
+    _saferuns(
+        "--lint {on,off}",
         "on",
-        "check, while the job runs, for variables that nothing installed reads and for values that make no sense",
         ENVIRONMENT,
-        choices=("on", "off"),
-        pet=False,
+        "check, while the job runs, for variables that nothing installed reads and for implausible values",
     ),
-    Option(
-        ("--config",),
-        "config",
-        "str",
+    _saferuns(
+        "--config FILE",
         None,
-        "a YAML file with settings: OPTION: value (default: ./saferun.yaml, if no other user can write to it)",
         SETTINGS,
-        pet=False,
-        metavar="FILE",
+        "YAML file with settings, as OPTION: value (default: ./saferun.yaml, if no other user can write to it)",
     ),
-    Option(
-        ("--show-config", "--show_config"),
-        "show_config",
-        "flag",
-        False,
-        "print every setting and where it comes from, and exit",
-        SETTINGS,
-        pet=False,
-        asks=True,
-    ),
-    Option(
-        ("--dry-run", "--dry_run"),
-        "dry_run",
-        "flag",
-        False,
-        "print ranks, commands and changes to the environment, and exit",
-        SETTINGS,
-        pet=False,
-        asks=True,
+    _saferuns("--show-config", False, SETTINGS, "print every setting and where it comes from, and exit", asks=True),
+    _saferuns(
+        "--dry-run", False, SETTINGS, "print ranks, commands and changes to the environment, and exit", asks=True
     ),
 )
-
 OPTIONS: tuple[Option, ...] = TORCHRUN_OPTIONS + SAFERUN_OPTIONS
