@@ -390,6 +390,21 @@ def test_the_unit_tests_need_no_torch() -> None:
     assert not wrong
 
 
+def test_the_unit_tests_have_the_rooms_of_the_package() -> None:
+    """Whoever changes a room finds its tests in the folder of the same name, and nothing else there."""
+    rooms = {path.parent.relative_to(PACKAGE).parts[0] for path in _sources(PACKAGE) if path.parent != PACKAGE}
+    tests = _sources(ROOT / "tests" / "unit")
+    assert {path.parent.name for path in tests if path.parent.name != "unit"} == rooms
+    strangers = [
+        f"{path.relative_to(ROOT)}: nothing of saferun/{path.parent.name}"
+        for path in tests
+        if path.parent.name != "unit"
+        and path.name.startswith("test_")
+        and not any(_is_of(module, f"saferun.{path.parent.name}") for module, _ in _imports(path))
+    ]
+    assert not strangers
+
+
 def test_the_document_names_every_room() -> None:
     """Whoever looks for something begins there."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")

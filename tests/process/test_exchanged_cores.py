@@ -24,7 +24,7 @@ from saferun.linux.core_pattern import CorePattern
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 from tests.process.test_cores import PATTERN, Crew, crew, functions, limits
 from tests.process.watching import ROUNDS, Attacker, rounds_until
-from tests.unit.test_core_files import make_core
+from tests.unit.linux.test_core_files import make_core
 
 __all__ = ["crew", "limits"]
 

@@ -30,7 +30,7 @@ from saferun.linux.scratch import remove_scratch
 from saferun.linux.task_sockets import TaskSockets
 from tests.process.launching import STAY, read_stat, running, until
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user
-from tests.unit.test_core_files import make_core
+from tests.unit.linux.test_core_files import make_core
 
 pytestmark = needs_root
 

@@ -19,7 +19,7 @@ from saferun.captures.tools import Steps, Tool, ToolEnd, run_steps
 from saferun.captures.wire import Request, Target
 from saferun.linux import core_notes
 from saferun.linux.core_notes import CoreError, read_core_notes
-from tests.unit.test_core_files import make_core
+from tests.unit.linux.test_core_files import make_core
 
 
 def short_of_memory(*_arguments: object, **_named: object) -> NoReturn:

@@ -18,7 +18,7 @@ from saferun.model import ExitStatus
 from saferun.preflight.client import CheckProcess
 from saferun.preflight.driver import PreflightRun, context_of
 from tests.process.launching import running, until
-from tests.unit.host_roots import Root
+from tests.unit.preflight.host_roots import Root
 
 if TYPE_CHECKING:
     from pathlib import Path

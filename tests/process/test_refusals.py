@@ -29,7 +29,7 @@ from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult, HostCard
 from tests.process.gloo_ranks import Ranks
 from tests.process.test_probing import Host, in_namespaces
-from tests.unit.preflight_samples import cards_of, judged, probes_of, where
+from tests.unit.preflight.preflight_samples import cards_of, judged, probes_of, where
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GLOO_SCRIPT = """

@@ -61,10 +61,10 @@ from saferun.watchdog.job import verdict_from
 from saferun.watchdog.py_spy_json import threads_from
 from tests.torch.coordinating import TROUBLE
 from tests.unit import recorded_launchers
+from tests.unit.captures.test_flight_recorder import entry, trace
+from tests.unit.cluster.test_job import DECISION, piece
 from tests.unit.host_samples import captured, host_evidence
-from tests.unit.test_core_files import make_core
-from tests.unit.test_flight_recorder import entry, trace
-from tests.unit.test_job import DECISION, piece
+from tests.unit.linux.test_core_files import make_core
 
 EXAMPLES = int(os.environ.get("SAFERUN_FUZZ_EXAMPLES", "40"))
 _MANY = 2000

@@ -2,7 +2,7 @@
 
 A rule is a function of one failure, which gives the cause that it knows or None. To add one, write it in the file of
 its family, put it into ``RULES`` where nothing more special comes after it, and record the words that real programs
-say in ``tests/unit/recorded_failures/``.
+say in ``tests/unit/diagnosis/recorded_failures/``.
 """
 
 from __future__ import annotations

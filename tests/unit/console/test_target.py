@@ -1,0 +1,422 @@
+"""Where the console's bytes go: readers that are slow, gone, or the same for both streams."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun.console import target as target_module
+from saferun.console.rank_stream import LineFilter, RankStream
+from saferun.console.screen import ConsoleStream, Screen
+from saferun.console.target import MOST_WAITING_BYTES, Target
+from saferun.files.streams import FRESH, LAZY, DirectFiles
+from tests.unit.console.reader import Reader
+from tests.unit.console.terminal_model import Terminal
+
+WHERE = "all of it is in /runs/1"
+NOTE = re.compile(rb"saferun: this output is read too slowly: (\d+) lines skipped here; all of it is in /runs/1")
+SMALL_BYTES = 2000
+
+
+def read_all(target: Target, reader: Reader) -> bytes:
+    while True:
+        wrote = target.flush()
+        took = reader.take(1 << 16)
+        if target.is_empty and not took:
+            return reader.taken
+        assert wrote or took, "the target stands still"
+
+
+def states_of(target: Target) -> tuple[str, ...]:
+    """What stands in the way of the ranks, in words."""
+    return tuple(word for word, holds in (("full", target.is_full), ("broken", target.is_broken)) if holds)
+
+
+def close(target: Target, reader: Reader) -> None:
+    if target.fd != reader.fd:
+        os.close(target.fd)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Slow readers
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.integers(0, 3000)), max_size=60))
+def test_a_slow_reader_gets_whole_lines_and_the_right_count_of_the_rest(steps: list[tuple[int, int, int]]) -> None:
+    """Every line is either shown or counted, in order, whatever the reader does meanwhile."""
+    with pytest.MonkeyPatch.context() as patch, Reader.pipe() as reader:
+        patch.setattr(target_module, "MOST_WAITING_BYTES", SMALL_BYTES)
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        stream = ConsoleStream(screen.out, b"")
+        number = 0
+        for width, lines, sip in steps:
+            stream.feed(b"".join(b"%d %s\n" % (number + i, b"x" * width) for i in range(lines)), now=0.0)
+            number += lines
+            screen.flush()
+            if sip:
+                reader.take(sip)
+        shown = read_all(screen.out.target, reader)
+        close(screen.out.target, reader)
+    assert shown == b"" or shown.endswith(b"\n")
+    count = 0
+    for line in shown.splitlines():
+        if note := NOTE.fullmatch(line):
+            assert int(note[1]) > 0
+            count += int(note[1])
+        else:
+            assert re.fullmatch(rb"%d x*" % count, line)
+            count += 1
+    assert count == number
+
+
+def test_memory_stays_bounded_when_nobody_reads() -> None:
+    """Hours of output behind a stopped pager."""
+    with Reader.pipe(1 << 20) as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        stream = ConsoleStream(screen.out, b"")
+        text = b"x" * 99 + b"\n"
+        for _ in range(200):
+            stream.feed(text * 1000, now=0.0)
+            screen.flush()
+        assert sum(map(len, screen.out.target._waiting)) <= MOST_WAITING_BYTES
+        assert not stream.is_full  # the ranks go on
+        shown = read_all(screen.out.target, reader)
+        close(screen.out.target, reader)
+    notes = NOTE.findall(shown)
+    assert notes
+    assert shown.count(b"\n") - len(notes) + sum(map(int, notes)) == 200_000
+
+
+def test_without_files_nothing_is_skipped_and_the_ranks_wait() -> None:
+    """There is no other copy."""
+    with Reader.pipe(65536) as reader:
+        target = Target(reader.fd, skipping=False, where=str)
+        text = b"y" * 65535 + b"\n"
+        put = 0
+        while not target.is_full:
+            target.put(text)
+            target.flush()
+            put += 1
+            assert put < 1000
+        shown = read_all(target, reader)
+        assert shown == text * put
+        assert states_of(target) == ()
+        close(target, reader)
+
+
+def test_a_fast_reader_gets_everything_however_large_a_chunk_becomes() -> None:
+    """A chunk of nothing but line ends grows by its prefixes; that is no reader's fault."""
+    with Reader.pipe(1 << 20) as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        prefix = b"[a-host-with-a-long-name:0] "
+        count = MOST_WAITING_BYTES // len(prefix)
+        ConsoleStream(screen.out, prefix).feed(b"\n" * count, now=0.0)
+        assert read_all(screen.out.target, reader) == (prefix + b"\n") * count
+        close(screen.out.target, reader)
+
+
+def test_saferuns_own_words_are_never_skipped() -> None:
+    """The diagnosis stands nowhere else; the lines of the ranks do."""
+    with Reader.pipe(1 << 20) as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        stream = ConsoleStream(screen.out, b"[0] ")
+        for _ in range(100):
+            stream.feed(b"z" * 99_999 + b"\n", now=0.0)
+            screen.flush()
+        screen.say("saferun: rank 0 failed first")
+        shown = read_all(screen.err.target, reader)
+        close(screen.out.target, reader)
+    assert NOTE.search(shown)
+    assert b"\nsaferun: rank 0 failed first\n" in shown
+
+
+def test_skipping_on_a_terminal_spoils_no_line_that_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of bars at the bottom must be where the erasing believes them to be."""
+    monkeypatch.setattr(target_module, "MOST_WAITING_BYTES", SMALL_BYTES)
+    terminal = Terminal(columns=100, rows=24)
+    with Reader.terminal() as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        streams = [ConsoleStream(screen.out, b"[%d] " % i) for i in range(6)]
+        streams[0].feed(b"\rbar", now=0.0)
+        screen.tick(1.0)
+        number = 0
+        for turn in range(30):
+            for _ in range(20):
+                streams[5].feed(b"line %d\n" % number, now=2.0 + turn)
+                number += 1
+            if turn == 10:
+                for stream in streams[1:5]:
+                    stream.feed(b"\rbar", now=2.0 + turn)
+            screen.tick(3.0 + turn)
+            if turn % 10 == 9:
+                read_all(screen.out.target, reader)
+        for stream in streams:
+            stream.close()
+        terminal.feed(read_all(screen.out.target, reader))
+        close(screen.out.target, reader)
+    count = 0
+    for line in terminal.lines[: -len(streams)]:
+        if note := NOTE.fullmatch(line.encode()):
+            count += int(note[1])
+        elif line.startswith("[5]"):
+            assert line == f"[5] line {count}"
+            count += 1
+        else:
+            assert line.endswith("bar"), line
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Readers that are gone
+
+
+@pytest.mark.parametrize("skipping", [True, False])
+def test_a_reader_that_goes_away_stops_nobody(*, skipping: bool) -> None:
+    """``saferun … | head``: what is left goes nowhere, and the ranks go on."""
+    with Reader.pipe() as reader:
+        target = Target(reader.fd, skipping=skipping, where=lambda: WHERE)
+        target.put(b"one\n")
+        target.flush()
+        reader.go_away()
+        target.put(b"two\n")
+        target.flush()
+        assert target.is_broken
+        target.put(b"three\n")
+        assert target.is_empty
+        assert not target.flush()
+        close(target, reader)
+
+
+def test_a_reader_that_goes_away_while_the_ranks_wait_for_it_sets_them_free() -> None:
+    """``saferun --run-dir none … | less``, and then q: ranks that were held back must go on."""
+    with Reader.pipe() as reader:
+        target = Target(reader.fd, skipping=False, where=str)
+        while not target.is_full:
+            target.put(b"x" * 65535 + b"\n")
+            target.flush()
+        reader.go_away()
+        target.flush()
+        assert states_of(target) == ("broken",)
+        close(target, reader)
+
+
+def test_a_device_that_takes_nothing_is_given_up() -> None:
+    """``> /dev/full``: ENOSPC for ever."""
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        target = Target(fd, skipping=True, where=lambda: WHERE)
+        target.put(b"one\n")
+        target.flush()
+        assert target.is_broken
+        assert target.is_empty
+        if target.fd != fd:
+            os.close(target.fd)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.ENOBUFS])
+def test_a_pipe_for_which_there_is_no_memory_now_is_tried_again(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """A memory cgroup that is full charges for a pipe's pages, too: the console is not silent from then on."""
+    moment = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: moment)
+    with Reader.pipe() as reader:
+        target = Target(reader.fd, skipping=True, where=lambda: WHERE)
+
+        def refuse(_fd: int, _blocks: object) -> int:
+            raise OSError(error, os.strerror(error))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", refuse)
+            target.put(b"one\n")
+            assert not target.flush()
+        assert states_of(target) == ()
+        assert target.retry_at is not None
+        assert not target.waits_for_room  # there is room all the while, and the loop would turn without end
+        assert not target.flush()
+        moment = target.retry_at
+        assert target.flush()
+        assert reader.take(100) == b"one\n"
+        close(target, reader)
+
+
+def test_a_pipe_that_nobody_reads_any_more_is_found_out_on_the_first_write() -> None:
+    """Its reader may be gone before saferun starts."""
+    with Reader.pipe() as reader:
+        reader.go_away()
+        target = Target(reader.fd, skipping=True, where=lambda: WHERE)
+        target.put(b"one\n")
+        target.flush()
+        assert target.is_broken
+        close(target, reader)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Descriptors
+
+
+def test_the_descriptor_itself_stays_as_it_is() -> None:
+    """O_NONBLOCK belongs to the open file: the shell, and whoever else writes there, would get EAGAIN."""
+    for make in (Reader.pipe, Reader.terminal):
+        with make() as reader:
+            before = fcntl.fcntl(reader.fd, fcntl.F_GETFL)
+            target = Target(reader.fd, skipping=True, where=lambda: WHERE)
+            target.put(b"one\n")
+            read_all(target, reader)
+            assert fcntl.fcntl(reader.fd, fcntl.F_GETFL) == before
+            assert not before & os.O_NONBLOCK
+            close(target, reader)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the target's own copy lives as long as the process
+def test_a_socket_is_written_without_waiting_and_left_blocking() -> None:
+    """Some schedulers give a socket for stdout."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        target = Target(ours.fileno(), skipping=True, where=lambda: WHERE)
+        target.put(b"x" * (4 << 20) + b"\n")
+        target.flush()
+        assert os.get_blocking(ours.fileno())
+        theirs.setblocking(False)
+        sips = 0
+        got = 0
+        while got < (4 << 20) + 1:
+            got += len(theirs.recv(1 << 20))
+            sips += 1
+            target.flush()
+        assert sips > 1
+        assert target.is_empty
+
+
+def test_a_pipe_that_cannot_be_opened_again_is_written_with_care(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ``su`` the pipe is another user's: small writes while there is room, and never a wait."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    with Reader.pipe() as reader:
+        monkeypatch.setattr(os, "open", refuse)
+        target = Target(reader.fd, skipping=False, where=str)
+        monkeypatch.undo()
+        assert target.fd == reader.fd
+        text = b"".join(b"line %d\n" % i for i in range(5000))
+        target.put(text)
+        assert read_all(target, reader) == text
+
+
+def test_one_file_behind_both_streams_has_one_queue(tmp_path: Path) -> None:
+    """``2>&1``: a line of one must not land within a line of the other."""
+    with Reader.pipe() as reader, Reader.pipe() as other:
+        twin = os.dup(reader.fd)
+        screen = Screen(reader.fd, twin, skipping=True, where=lambda: WHERE)
+        assert screen.out is screen.err
+        assert len(screen.panes) == 1
+        apart = Screen(reader.fd, other.fd, skipping=True, where=lambda: WHERE)
+        assert apart.out is not apart.err
+        assert len(apart.panes) == 2
+        for pane in (*screen.panes, *apart.panes):
+            os.close(pane.target.fd)
+        os.close(twin)
+    path = tmp_path / "log"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    first, second = os.open(path, flags), os.open(path, flags)
+    assert len(Screen(first, second, skipping=True, where=lambda: WHERE).panes) == 1
+    os.close(first)
+    os.close(second)
+
+
+def test_a_regular_file_is_never_waited_for(tmp_path: Path) -> None:
+    """Epoll takes no regular files; they are always ready."""
+    fd = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+    target = Target(fd, skipping=True, where=lambda: WHERE)
+    target.put(b"x" * (9 << 20) + b"\n")
+    assert not target.waits_for_room
+    os.close(fd)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# One rank's stream
+
+
+def test_a_stream_goes_to_files_console_and_filter(tmp_path: Path) -> None:
+    """Raw bytes in the files, lines on the console, matching lines in the filter file."""
+    warnings: list[str] = []
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    with Reader.pipe() as reader:
+        screen = Screen(reader.fd, reader.fd, skipping=True, where=lambda: WHERE)
+        files = DirectFiles()
+        files.on_failed = lambda path, *_: warnings.append(path)
+        sink = files.open(str(tmp_path / "filtered"), FRESH)
+        stream = RankStream(
+            read_end,
+            0,
+            is_stderr=True,
+            files=tuple(files.open(str(tmp_path / name), LAZY) for name in "ab"),
+            console=ConsoleStream(screen.out, b"[0] "),
+            line_filter=LineFilter(sink, ("loss",), "[w0]:"),
+        )
+        assert stream.read(0.0) == -1
+        text = b"loss 1\n\rbar\rloss of signal\nother\n\xff last"
+        os.write(write_end, text)
+        assert stream.read(0.0) == len(text)
+        os.close(write_end)
+        assert stream.read(0.0) == 0
+        assert stream.bytes_read == len(text)
+        assert stream.last_lines(2) == ("other", "� last")
+        stream.close()
+        shown = read_all(screen.out.target, reader)
+        close(screen.out.target, reader)
+    sink.close()
+    assert shown == b"[0] loss 1\n[0] loss of signal\n[0] other\n[0] \xff last\n"
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == text
+    assert (tmp_path / "filtered").read_bytes() == b"[w0]:loss 1\n[w0]:loss of signal\n"
+    assert not warnings
+
+
+def test_a_full_disk_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+    """The console goes on."""
+    warnings: list[str] = []
+    path = tmp_path / "stdout.log"
+    path.symlink_to("/dev/full")
+    files = DirectFiles()
+    files.on_failed = lambda path, error, _: warnings.append(f"{path}: {error.strerror}")
+    sink = files.open(str(path), FRESH)
+    for _ in range(3):
+        sink.write(b"one\n")
+    sink.close()
+    assert warnings == [f"{path}: No space left on device"]
+
+
+def test_a_file_that_cannot_be_made_is_told_once(tmp_path: Path) -> None:
+    """As a full disk."""
+    warnings: list[str] = []
+    (tmp_path / "file").touch()
+    files = DirectFiles()
+    files.on_failed = lambda path, *_: warnings.append(path)
+    sink = files.open(str(tmp_path / "file" / "below"), FRESH)
+    sink.write(b"one\n")
+    sink.close()
+    assert len(warnings) == 1
+
+
+def test_the_last_lines_are_kept_in_bounded_memory() -> None:
+    """However much a rank writes; blank lines do not count."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    stream = RankStream(read_end, 0, is_stderr=True, files=(), console=None, line_filter=None)
+    for i in range(2000):
+        os.write(write_end, b"line %d %s\n\n  \n" % (i, b"x" * 50))
+        stream.read(0.0)
+    assert len(stream._last) <= 16 << 10
+    assert [line.split()[1] for line in stream.last_lines(3)] == ["1997", "1998", "1999"]
+    os.close(write_end)
+    stream.close()

@@ -1,0 +1,195 @@
+"""Beats and their monitor, in a store that others write to as well."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from saferun.coordinator import heartbeats
+from saferun.coordinator.heartbeats import CHANGE, Beats, Monitor
+from saferun.coordinator.parts import PartReader, part_key
+from tests.unit.coordinator.fake_store import DEADLINE_S, Client, Line, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TIMEOUT_S = 0.2
+DONE = {"t": {"0": {"s": "done"}}, "p": [], "x": {}, "a": False}
+
+
+class Leader:
+    """What the monitor of a host that leads says."""
+
+    def __init__(self, store: Store, hosts: int = 2) -> None:
+        self.changed = threading.Condition()
+        self.states: dict[str, Any] = {}
+        self.silent: list[int] = []
+        for host in range(1, hosts):
+            store.put(f"a0/beat/{host}", "0")
+            store.put(f"a0/state/{host}", "")
+        self.monitor = Monitor(
+            Client(store),  # type: ignore[arg-type]
+            "a0/",
+            [1] * hosts,
+            TIMEOUT_S,
+            on_states=lambda changed: self._note(lambda: self.states.update(changed)),
+            on_part=lambda *_: None,
+            on_silent=lambda host: self._note(lambda: self.silent.append(host)),
+            on_doubt=lambda: None,
+            on_heard=lambda _: None,
+            on_waiting=lambda *_: None,
+        )
+
+    def _note(self, note: Any) -> None:
+        with self.changed:
+            note()
+            self.changed.notify_all()
+
+    def until(self, is_so: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(is_so, DEADLINE_S), (self.states, self.silent)
+
+
+@contextmanager
+def leading(store: Store, hosts: int = 2) -> Iterator[Leader]:
+    """A monitor at work."""
+    leader = Leader(store, hosts)
+    leader.monitor.start()
+    try:
+        yield leader
+    finally:
+        leader.monitor.close()
+
+
+@contextmanager
+def beating(store: Store, host: int = 1) -> Iterator[tuple[Beats, Line]]:
+    """The beats of a host, while they go on."""
+    line = Line(store)
+    beats = Beats(line, "a0/", host, 0.01, {})  # type: ignore[arg-type]
+    line.start = beats.start
+    beats.start()
+    try:
+        yield beats, line
+    finally:
+        line.close()
+
+
+def test_a_key_that_somebody_deletes_makes_the_leader_blind_to_no_host() -> None:
+    """All hosts are read in one go: one that is dead writes its own no more."""
+    store = Store()
+    with leading(store, 3) as leader, beating(store, 2) as (beats, _):
+        store.take_away("a0/beat/1")
+        beats.set_state(0, {"s": "done"})
+        leader.until(lambda: 1 in leader.silent and leader.states.get("2/0") == {"s": "done"})
+
+
+def test_a_change_that_could_not_be_read_is_read_later() -> None:
+    """Else the host that leads would wait for ever for a host whose ranks are done."""
+    store = Store()
+    with leading(store) as leader:
+        store.take_away("a0/state/1")
+        store.put("a0/beat/1", str(CHANGE + 1))
+        leader.until(lambda: leader.silent)
+        store.put("a0/state/1", json.dumps(DONE))
+        store.put("a0/beat/1", str(CHANGE + 2))
+        leader.until(lambda: leader.states == {"1/0": {"s": "done"}})
+
+
+def test_a_beat_that_somebody_has_overwritten_goes_on() -> None:
+    """Torch's store closes the connection of whoever adds to what is no number."""
+    store = Store()
+    with beating(store) as (_, line):
+        with store.changed:
+            assert store.changed.wait_for(lambda: int(store.keys.get("a0/beat/1", b"0")) > CHANGE, DEADLINE_S)
+            before = int(store.keys["a0/beat/1"])
+        store.put("a0/beat/1", "abc")
+        with store.changed:
+            assert store.changed.wait_for(
+                lambda: store.keys["a0/beat/1"].isdigit() and int(store.keys["a0/beat/1"]) > before, DEADLINE_S
+            )
+        assert line.repairs == 1
+
+
+def test_a_state_that_somebody_has_overwritten_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job would wait for ever for a host that seems to run."""
+    monkeypatch.setattr(heartbeats, "_REWRITE_EVERY_S", 0.05)
+    store = Store()
+    with leading(store) as leader, beating(store) as (beats, _):
+        beats.set_state(0, {"s": "done"})
+        leader.until(lambda: leader.states.get("1/0") == {"s": "done"})
+        store.put("a0/state/1", json.dumps({**DONE, "t": {"0": {"s": "run"}}}))
+        store.put("a0/beat/1", "7")
+        leader.until(lambda: leader.states.get("1/0") == {"s": "run"})
+        leader.until(lambda: leader.states.get("1/0") == {"s": "done"})
+
+
+def test_a_host_is_asked_after_later_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The monitor lives on."""
+    store = Store()
+    leader = Leader(store)
+    full = [True, True]
+
+    def ask(host: int) -> None:
+        if full:
+            full.pop()
+            raise RuntimeError("can't start new thread")
+        leader._note(lambda: leader.silent.append(host))
+
+    monkeypatch.setattr(leader.monitor, "_on_silent", ask)
+    leader.monitor.start()
+    leader.until(lambda: leader.silent == [1])
+    leader.monitor.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+@contextmanager
+def reading(store: Store) -> Iterator[tuple[PartReader, list[tuple[Any, ...]], threading.Condition]]:
+    """The leader's reading of parts."""
+    read: list[tuple[Any, ...]] = []
+    changed = threading.Condition()
+
+    def deliver(*part: Any) -> None:
+        with changed:
+            read.append(part)
+            changed.notify_all()
+
+    reader = PartReader(Client(store), "a0/", 100, deliver, lambda: False)  # type: ignore[arg-type]
+    reader.start()
+    try:
+        yield reader, read, changed
+    finally:
+        reader.close()
+
+
+def test_a_part_that_is_not_there_holds_up_no_other() -> None:
+    """Whoever announces a thousand of them would have the evidence of all other hosts come too late."""
+    store = Store()
+    store.put(part_key("a0/", 2, 0, "end"), "seen")
+    with reading(store) as (reader, read, changed):
+        for i in range(1000):
+            reader.announce(1, 0, f"hang-{i}")
+        reader.announce(2, 0, "end")
+        with changed:
+            assert changed.wait_for(lambda: read, DEADLINE_S)
+    assert read == [(2, 0, "end", "seen")]
+    assert store.waits == []
+
+
+def test_a_connection_that_breaks_is_not_the_end_of_reading() -> None:
+    """What lies in the store is read by another one."""
+    store = Store()
+    store.breaks = 1
+    for name in ("hang-1", "end"):
+        store.put(part_key("a0/", 1, 0, name), name)
+    with reading(store) as (reader, read, changed):
+        for name in ("hang-1", "end"):
+            reader.announce(1, 0, name)
+        with changed:
+            assert changed.wait_for(lambda: len(read) == 2, DEADLINE_S), read
+    assert [part[2] for part in read] == ["hang-1", "end"]

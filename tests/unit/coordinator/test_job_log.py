@@ -1,0 +1,230 @@
+"""The job's log as a coordinator reads it: what other hosts have written there may be anything. The line is none."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from saferun.coordinator.heartbeats import read_state
+from saferun.coordinator.job_log import JobLog
+from saferun.coordinator.parts import PartReader
+from saferun.coordinator.store_client import StoreBrokenError
+from tests.unit.coordinator.fake_store import DEADLINE_S, Line, Store
+
+TROUBLE = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
+DECISION = {"kind": "decision", "host": 0, "next": "finish", "exit_code": 1, "wait_s": 0.0, "restarts": 0}
+
+
+class Log:
+    """A log with its entries."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.log = JobLog(None, "a0/", 1, lambda _, message: self.told.append(message))  # type: ignore[arg-type]
+
+    def take(self, entry: object) -> None:
+        content = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
+        self.log._take(self.log.count, content)
+
+
+@pytest.mark.parametrize(
+    ("writer", "message"),
+    [
+        (1, DECISION),  # written by somebody who says that the leader has
+        (0, {**DECISION, "exit_code": float("inf")}),
+        (0, {**DECISION, "wait_s": 10**400}),
+        (0, {**DECISION, "restarts": "many"}),
+        (1, {**TROUBLE, "signum": float("inf")}),
+        (1, {**TROUBLE, "words": 7}),
+        (1, {"kind": "hang", "verdict": {}, "n": 1}),
+        (1, {"kind": "preflight", "ok": True}),
+        (1, {"kind": ["decision"]}),
+        (10**400, TROUBLE),
+        ("1", TROUBLE),
+        (None, None),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_entry_that_makes_no_sense_stands_for_no_other_one(writer: object, message: object) -> None:
+    """There is one trouble and one decision; what cannot be read is not it, or the true one would never be told."""
+    log = Log()
+    log.take({"h": writer, "n": 1, "m": message})
+    assert [told["kind"] for told in log.told] == ["malformed"]
+    assert not log.log.has("decision")
+    assert not log.log.has("trouble")
+    log.take({"h": 1, "n": 1, "m": TROUBLE})
+    log.take({"h": 0, "n": 1, "m": DECISION})
+    assert [told["kind"] for told in log.told] == ["malformed", "trouble", "decision"]
+    assert log.log.has("decision")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 60_000, b"7", b"[]", b"null", b"1e999", b"x" * 100_000])
+def test_bytes_that_are_no_entry_are_passed_over(content: bytes) -> None:
+    log = Log()
+    log.take(content)
+    log.take({"h": 1, "n": 1, "m": TROUBLE})
+    assert [told["kind"] for told in log.told] == ["malformed", "trouble"]
+
+
+def test_the_first_of_what_is_told_once_counts() -> None:
+    """A second trouble could turn a failure into a regrouping, and a second decision an end into a restart."""
+    log = Log()
+    log.take({"h": 1, "n": 1, "m": TROUBLE})
+    log.take({"h": 2, "n": 1, "m": {**TROUBLE, "reason": "membership"}})
+    log.take({"h": 0, "n": 1, "m": DECISION})
+    log.take({"h": 0, "n": 2, "m": {**DECISION, "next": "restart"}})
+    assert [told["kind"] for told in log.told] == ["trouble", "malformed", "decision", "malformed"]
+
+
+def test_a_message_is_marked_with_the_host_that_wrote_it() -> None:
+    """Whatever it says of itself."""
+    log = Log()
+    log.take({"h": 2, "n": 1, "m": TROUBLE})
+    assert log.told[0]["host"] == 2
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({"t": {"1": {"s": "run"}}}, {"t": {"²": {}}}, {"t": {"0": 7}}, {"t": {"0" * 5000: {}}}, {"t": []}),
+        *({"x": {"a": "D"}}, {"x": {"5": "D"}}, {"x": {"0": 1}}, {"p": [[1, "end"]]}, {"p": [[0, "e" * 9999]]}),
+        *({"w": {"a": "x"}}, {"w": {"0": None}}, {"p": [[float("inf"), "end"]]}, {"p": {"0": 1}}),
+    ],
+    ids=lambda field: str(field)[:30],
+)
+def test_a_state_names_only_tasks_that_its_host_has(field: dict[str, Any]) -> None:
+    """The leader keeps what it is told of each, and looks up the one that waits for a file system by its number."""
+    state = {"t": {"0": {"s": "run"}}, "p": [], "x": {}, "a": False}
+    assert read_state(json.dumps(state).encode(), 1) is not None
+    assert read_state(json.dumps({**state, **field}).encode(), 1) is None
+
+
+def test_a_host_announces_so_many_parts_and_each_of_them_once() -> None:
+    """What is announced waits in the leader's memory until it is read."""
+    reader = PartReader(None, "a0/", 100, lambda *_: None, lambda: False)  # type: ignore[arg-type]
+    for i in range(10_000):
+        reader.announce(1, 0, f"hang-{i}")
+        reader.announce(1, 0, "end")
+    assert reader._waiting.qsize() == 1000
+
+
+# ------------------------------------------------------------------------------------------------- between the hosts
+
+
+class Hearing:
+    """A log at work, and what it has told."""
+
+    def __init__(self, store: Store, host: int) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.changed = threading.Condition()
+        self.line = Line(store)
+        self.log = JobLog(self.line, "a0/", host, self._on_told)  # type: ignore[arg-type]
+        self.line.start = self.log.start
+        self.log.start()
+
+    def _on_told(self, _k: int, message: dict[str, Any]) -> None:
+        with self.changed:
+            self.told.append(message)
+            self.changed.notify_all()
+
+    def until(self, *kinds: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: [m["kind"] for m in self.told] == [*kinds], DEADLINE_S), self.told
+
+
+def test_what_somebody_else_writes_in_the_leader_s_name_is_ignored_by_the_leader() -> None:
+    """It would take a forged decision for its own, and tell no other one."""
+    store = Store()
+    store.put("a0/log/0", json.dumps({"h": 0, "n": 1, "m": DECISION}))
+    hearing = Hearing(store, 0)
+    hearing.until("malformed")
+    assert hearing.told[0]["words"] == "another process writes in this host's name"
+    assert not hearing.log.has("decision")
+    hearing.log.tell(DECISION)
+    hearing.until("malformed", "decision")
+    store.put("a0/log/2", store.keys["a0/log/1"].decode())  # once more
+    hearing.until("malformed", "decision", "malformed")
+    hearing.line.close()
+
+
+def test_what_the_leader_says_and_gets_no_answer_to_is_said_once() -> None:
+    """The connection broke when it had reached the store: nobody else has written it."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    asked = hearing.line.client.compare_set
+
+    def lose_answer(key: str, expected: str, value: str) -> bytes:
+        asked(key, expected, value)
+        hearing.until("notice")
+        raise StoreBrokenError("broken")
+
+    hearing.line.client.compare_set = lose_answer
+    hearing.log.tell({"kind": "notice", "words": "why"})
+    hearing.log.wait_said(DEADLINE_S)
+    hearing.log.tell(DECISION)
+    hearing.until("notice", "decision")
+    hearing.line.close()
+
+
+@pytest.mark.parametrize("host", [0, 1, 2])
+def test_a_trouble_counts_on_all_hosts_whoever_has_written_it(host: int) -> None:
+    """Were it ignored by the one in whose name it stands, the others would wait for that one."""
+    store = Store()
+    store.put("a0/log/0", json.dumps({"h": 1, "n": 1, "m": TROUBLE}))
+    hearing = Hearing(store, host)
+    hearing.until("trouble")
+    hearing.line.close()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_whoever_writes_that_the_log_has_ended_silences_nobody(host: int) -> None:
+    """Only the host that leads ends it; what comes after that is still heard and told."""
+    store = Store()
+    store.put("a0/log/0", '{"end": true}')
+    hearing = Hearing(store, host)
+    store.put("a0/log/1", json.dumps({"h": 2, "n": 1, "m": TROUBLE}))
+    heard = ["malformed", "trouble"] if host == 0 else ["trouble"]
+    hearing.until(*heard)
+    if host == 0:
+        hearing.log.tell(DECISION)
+        hearing.until(*heard, "decision")
+    hearing.line.close()
+
+
+def test_whoever_ends_the_log_waits_for_no_more() -> None:
+    """Threads of an attempt that is over go home."""
+    store = Store()
+    before = threading.active_count()
+    hearing = Hearing(store, 0)
+    hearing.log.end()
+    store.until("a0/log/0", '{"end": true}')
+    give_up_at = time.monotonic() + DEADLINE_S
+    while threading.active_count() > before:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+def test_the_wait_for_an_entry_is_no_silence_of_an_hour() -> None:
+    """A firewall or NAT between the hosts forgets a connection on which nothing is said, without a word."""
+    store = Store()
+    hearing = Hearing(store, 1)
+    store.put("a0/log/0", json.dumps({"h": 2, "n": 1, "m": TROUBLE}))
+    hearing.until("trouble")
+    assert max(store.waits) <= 120.0
+    hearing.line.close()
+
+
+def test_a_decision_of_too_many_words_is_told_without_them() -> None:
+    """What follows matters more than why: nobody may wait for it in vain."""
+    store = Store()
+    hearing = Hearing(store, 0)
+    hearing.log.tell({**DECISION, "words": [], "x": "x" * 70_000})
+    hearing.log.tell({**DECISION, "words": ["\u65e5" * 1000] * 20})
+    hearing.until("decision")
+    assert hearing.told[0]["words"] == []
+    assert hearing.told[0]["exit_code"] == 1
+    hearing.line.close()

@@ -1,0 +1,144 @@
+"""What the supervisor imports once the ranks run is imported at a quiet moment, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS, FOR_SEVERAL_HOSTS, MODULES
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Imported within functions, and yet not needed once the ranks run, or not by this process; each with its reason.
+BEFORE_THE_RANKS = {
+    "difflib": "a misspelt option, profile or interface",
+    "importlib.util": "which torch is installed: the checks",
+    "saferun.linux.core_limits": "before the ranks are started",
+    "saferun.linux.gpus": "settings of the ranks, and the checks",
+    "saferun.linux.nics": "--nic, and what the checks chose",
+    "saferun.linux.starters": "when the loop begins",
+    "saferun.cluster.job": "when the loop is made",
+    "saferun.cluster.coordinator_client": "with the job",
+    "saferun.cluster.secret": "--secret-file",
+    "saferun.launch.nic": "--nic, and what the checks chose",
+    "saferun.launch.dry_run": "--dry-run",
+    "saferun.preflight.interfaces": "--nic, and what the checks chose",
+    "saferun.preflight.judge": "the checks",
+    "saferun.preflight.wire": "the checks",
+    "saferun.preflight.driver": "the checks",
+    "saferun.report.run_json": "when the first attempt is prepared",
+    "saferun.env.profiles.builtin": "env profiles",
+    "saferun.env.profiles.found": "env profiles and settings that nobody named",
+    "saferun.env.profiles.validation": "env profiles",
+    "saferun.env.profiles.words": "env profiles",
+    "saferun.env.profiles.yaml_nodes": "env profiles",
+    "saferun.preflight.bisect.client": "saferunctl doctor --collective",
+    "saferun.preflight.bisect.driver": "saferunctl doctor --collective",
+    "shlex": "env profiles",
+    "yaml": "env profiles",
+}
+# Imported by a fork, in its own time: a file that hangs costs that process only. What they import in turn is not there
+# for the supervisor.
+IN_FORKS = {
+    "saferun.captures.serve": "the examiner",
+    "saferun.preflight.checks.serve": "the check process",
+    "saferun.env.lint.__main__": "a child of the examiner",
+    "saferun.linux.held_code": "the examiner; and the supervisor before the ranks have become their programs",
+    "saferun.supervisor.policy.waits": "a child of the examiner",
+}
+# What the interpreter has without a file.
+BUILT_IN = frozenset(sys.builtin_module_names)
+
+
+def path_of(module: str) -> Path | None:
+    """The source of a module of saferun's; None: it is none."""
+    path = ROOT / module.replace(".", "/")
+    candidates = (path / "__init__.py", path.with_suffix(".py"))
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    """What a source imports, and whether it does within a function; what only types need is left out."""
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    while waiting:
+        node, within = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, within) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, within
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((name, within) for name in names if path_of(name))
+        within = within or isinstance(node, ast.FunctionDef | ast.Lambda)
+        waiting += [(child, within) for child in ast.iter_child_nodes(node)]
+
+
+def with_all_that_they_import(modules: Iterable[str]) -> set[str]:
+    """These modules, and what is imported when they are."""
+    found: set[str] = set()
+    waiting = list(modules)
+    while waiting:
+        module = waiting.pop()
+        if module in found:
+            continue
+        found.add(module)
+        waiting += [module.rpartition(".")[0]] if "." in module else []
+        path = path_of(module)
+        if path is not None:
+            waiting += [name for name, within in imports_of(path) if not within]
+    return found
+
+
+def test_what_is_imported_within_functions_is_imported_when_the_ranks_run() -> None:
+    """A loop that opens a file hangs with the file system of that file."""
+    loaded = with_all_that_they_import(
+        ["saferun.launch.launcher", "saferun.launch.runtime", *MODULES, *FOR_SEVERAL_HOSTS]
+    )
+    apart = with_all_that_they_import(BEFORE_THE_RANKS) | IN_FORKS.keys()
+    forgotten = {
+        f"{module} imports {name}"
+        for module in loaded
+        if (path := path_of(module)) is not None
+        for name, within in imports_of(path)
+        if within and name not in loaded | apart | BUILT_IN | START_ONLY
+    }
+    assert not forgotten
+
+
+# The standard library's that saferun has at its start in any case, by other ways, or needs only then.
+START_ONLY = frozenset(
+    {"array", "fcntl", "gc", "grp", "hashlib", "json", "select", "socket", "struct", "string", "termios"}
+)
+
+
+def test_what_messages_of_other_hosts_may_ask_for_is_imported_before_the_ranks() -> None:
+    """They may come in the first second, before anything has been imported beside the ranks."""
+    loaded = with_all_that_they_import(
+        ["saferun.launch.launcher", "saferun.launch.runtime", "saferun.cluster.job", *BEFORE_SEVERAL_HOSTS]
+    )
+    elsewhere = ("saferun.cluster.evidence", "saferun.cluster.placement", "saferun.cluster.schedulers")
+    of_jobs = [
+        name
+        for name in loaded
+        if name.startswith(("saferun.cluster.", "saferun.watchdog.")) and not name.startswith(elsewhere)
+    ]
+    assert "saferun.cluster.control" in of_jobs
+    forgotten = {
+        f"{module} imports {name}"
+        for module in of_jobs
+        if (path := path_of(module)) is not None
+        for name, within in imports_of(path)
+        if within and name not in loaded | BUILT_IN | START_ONLY
+    }
+    assert not forgotten
+
+
+@pytest.mark.parametrize("name", [*MODULES, *FOR_SEVERAL_HOSTS, *BEFORE_SEVERAL_HOSTS])
+def test_every_module_that_is_named_is_there(name: str) -> None:
+    """One that cannot be imported is passed over in silence."""
+    assert path_of(name) is not None or name in sys.stdlib_module_names

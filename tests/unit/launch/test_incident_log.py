@@ -1,0 +1,169 @@
+"""What a launch leaves in its run directory: a report where something went wrong, and what the checks found always."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun.cli.main import read_config
+from saferun.files.run_dir import RunDirectory
+from saferun.launch.incidents import IncidentLog
+from saferun.preflight.results import Preflight
+from tests.unit.found_samples import FINISH, RETRY, cards_of, found, good
+from tests.unit.report.report_checking import checked, checked_preflight
+from tests.unit.report.report_samples import EXCEPTION_EVERYWHERE, evidence_of
+
+GOOD = Preflight(tuple(good("names", "node1 resolves to 10.0.0.1", ["node1"])), (), 0.02)
+
+
+def call(what: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """Nothing may go wrong here."""
+    assert what
+    function(*arguments)
+
+
+class Launch:
+    """A launch that does nothing but write reports."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        script = folder / "train.py"
+        script.touch()
+        config = read_config([*options, str(script)], {})
+        self.path = folder / "run"
+        self.directory = RunDirectory(
+            str(self.path), wanted=config.output.keep_files, host="node1", run_id="5f2c1a", warn=pytest.fail
+        )
+        self.log = IncidentLog(config, self.directory, host="node1", run_id="5f2c1a", guarded=call)
+
+    def read(self, name: str) -> Any:
+        return json.loads((self.path / name).read_text(encoding="utf-8"))
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.path.glob("*.*")} - {".gitignore"} if self.path.exists() else set()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    launch = Launch(tmp_path)
+    yield launch
+    launch.directory.close()
+
+
+def fail(launch: Launch) -> None:
+    launch.log.add(
+        "failure",
+        evidence_of(),
+        EXCEPTION_EVERYWHERE,
+        attempt=0,
+        followed="restarted",
+        said=["saferun: it failed"],
+        directory="",
+    )
+
+
+def test_a_healthy_launch_has_no_report_but_what_the_checks_found(launch: Launch) -> None:
+    """And that is not written while ranks are being started."""
+    launch.log.set_preflight(GOOD, {})
+    assert not launch.log.is_due
+    launch.directory.open()
+    launch.log.write()
+    assert launch.files == set()
+    launch.log.finish(0, stopped=False)
+    assert launch.files == {"preflight.json"}
+    content = checked_preflight(launch.read("preflight.json"))
+    assert [result["verdict"] for result in content["results"]] == ["ok"]
+
+
+def test_what_the_checks_found_can_be_written_at_a_quiet_moment(launch: Launch) -> None:
+    """Once: it does not change."""
+    launch.log.set_preflight(GOOD, {})
+    launch.log.write_preflight()
+    assert launch.files == set(), "there is no directory yet, and none is made"
+    launch.directory.open()
+    launch.log.write_preflight()
+    (launch.path / "preflight.json").unlink()
+    launch.log.finish(0, stopped=False)
+    assert launch.files == set()
+
+
+def test_a_launch_that_the_checks_end_has_a_report(launch: Launch) -> None:
+    """Nothing has been started and there is no directory so far: it is made."""
+    launch.log.set_preflight(found(), cards_of())
+    assert launch.log.is_due
+    launch.log.write()
+    assert launch.files == {"report.json", "report.txt", "preflight.json"}
+    launch.log.finish(2, stopped=False)
+    report = checked(launch.read("report.json"))
+    assert report["preflight"]["verdict"] == "fail"
+    assert (report["run"]["outcome"], report["run"]["exit_code"]) == ("failed", 2)
+    assert report["incidents"] == []
+    assert "hsn0 does not answer" in (launch.path / "report.txt").read_text(encoding="utf-8")
+    assert len(checked_preflight(launch.read("preflight.json"))["hosts"]) == 4
+
+
+def test_a_start_that_succeeded_in_the_end_shows_what_was_decided(launch: Launch) -> None:
+    """The newest checks are the ones that count."""
+    launch.log.set_preflight(found(), cards_of())
+    launch.log.add_decision(RETRY)
+    launch.log.set_preflight(GOOD, {})
+    launch.directory.open()
+    launch.log.finish(0, stopped=False)
+    report = checked(launch.read("report.json"))
+    assert [(row["attempt"], row["next_step"]) for row in report["decisions"]] == [(0, "retry")]
+    assert report["preflight"]["verdict"] == "ok"
+    assert report["run"]["outcome"] == "succeeded"
+    assert checked_preflight(launch.read("preflight.json"))["hosts"] == []
+    text = (launch.path / "report.txt").read_text(encoding="utf-8")
+    assert "attempt 0 at " in text, "the row has the time of day, too"
+
+
+def test_decisions_stand_beside_the_incidents(launch: Launch) -> None:
+    launch.directory.open()
+    fail(launch)
+    launch.log.add_decision(RETRY._replace(next_step="restart"))
+    fail(launch)
+    launch.log.add_decision(FINISH)
+    launch.log.finish(1, stopped=False)
+    report = checked(launch.read("report.json"))
+    assert len(report["incidents"]) == 2
+    assert [row["next_step"] for row in report["decisions"]] == ["restart", "finish"]
+
+
+def test_an_end_that_was_asked_for_needs_no_report(launch: Launch) -> None:
+    """That there is no further attempt after the user's own signal is no news."""
+    launch.directory.open()
+    launch.log.add_decision(FINISH)
+    assert not launch.log.is_due
+    launch.log.finish(130, stopped=True)
+    assert launch.files == set()
+
+
+@pytest.mark.parametrize(
+    ("preflight", "files"), [(GOOD, {"preflight.json"}), (found(), {"report.json", "report.txt", "preflight.json"})]
+)
+def test_checks_alone_leave_files_where_a_directory_is_given(
+    tmp_path: Path, preflight: Preflight, files: set[str]
+) -> None:
+    launch = Launch(tmp_path, "--preflight", "only", "--run-dir", str(tmp_path / "run"))
+    launch.log.set_preflight(preflight, {})
+    launch.log.finish(0, stopped=False)
+    launch.directory.close()
+    assert launch.files == files
+
+
+@pytest.mark.parametrize("preflight", [GOOD, found()])
+def test_where_no_files_are_wanted_there_are_none(tmp_path: Path, preflight: Preflight) -> None:
+    """A look at the hosts leaves nothing behind unless it is asked to."""
+    for options in (["--preflight", "only"], ["--run-dir", "none"]):
+        launch = Launch(tmp_path, *options)
+        launch.log.set_preflight(preflight, {})
+        launch.log.add_decision(RETRY)
+        launch.log.write()
+        launch.log.finish(2, stopped=False)
+        launch.directory.close()
+        assert not launch.path.exists()

@@ -1,0 +1,440 @@
+"""What the state of the GPUs means for a launch: NVML, /dev and sysfs are stand-ins."""
+
+# ruff: noqa: N802 - the stand-in has the names of what it stands for
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.linux import nvidia_gpus
+from saferun.linux.nvidia_gpus import read_nvidia_state, read_nvidia_state_apart
+from saferun.preflight.checks import gpus
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.gpus import check_gpus
+from tests.unit.preflight.host_roots import Root
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int, words: str) -> None:
+        super().__init__(words)
+        self.value = value
+
+
+NOT_SUPPORTED, IS_LOST = NvmlError(3, "Not Supported"), NvmlError(15, "GPU is lost")
+MISMATCH, NO_DRIVER = NvmlError(18, "Driver/library version mismatch"), NvmlError(9, "Driver Not Loaded")
+
+
+class Gpu:
+    """One GPU, as the library would tell of it."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.uuid = ""
+        self.used, self.total = 600 * MIB, 140 * GIB
+        self.processes: list[tuple[int, int | None]] = []
+        self.uncorrected = 0
+        self.rows = (0, 0, 0, 0)
+        self.mode = 0
+        self.lost = False
+        vars(self).update(facts)
+
+
+class Nvml:
+    """NVIDIA's management library; what it does not have is not supported."""
+
+    def __init__(self, *gpus: Gpu, cuda: int = 13000, start: Exception | None = None) -> None:
+        self.gpus = gpus
+        self.cuda = cuda
+        self.start = start
+        for index, gpu in enumerate(gpus):
+            gpu.uuid = gpu.uuid or f"GPU-{index:04x}"
+
+    def nvmlInit(self) -> None:
+        if self.start is not None:
+            raise self.start
+
+    def nvmlShutdown(self) -> None:
+        pass
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.95.05"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return self.cuda
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        if self.gpus[index].lost:
+            raise IS_LOST
+        return self.gpus[index]
+
+    def nvmlDeviceGetName(self, _gpu: Gpu) -> str:
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
+        return gpu.uuid
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> Any:
+        return SimpleNamespace(used=gpu.used, total=gpu.total)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[Any]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu: Gpu, kind: int, counter: int) -> int:
+        return gpu.uncorrected if (kind, counter) == (1, 0) else 0
+
+    def nvmlDeviceGetRemappedRows(self, gpu: Gpu) -> tuple[int, ...]:
+        return gpu.rows
+
+    def nvmlDeviceGetComputeMode(self, gpu: Gpu) -> int:
+        return gpu.mode
+
+    def nvmlDeviceGetMigMode(self, _gpu: Gpu) -> list[int]:
+        raise NOT_SUPPORTED
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    root = Root(tmp_path)
+    root.write("dev/nvidiactl")
+    # The ranks' torch: that of an interpreter which is not run.
+    root.write("venv/pyvenv.cfg", "version = 3.12.1\n")
+    root.write(
+        "venv/lib/python3.12/site-packages/torch/version.py",
+        "__version__ = '2.13.0+cu130'\ncuda = '13.0'\nhip = None\n",
+    )
+    return root
+
+
+def launch(root: Root, environ: dict[str, str] | None = None, **changed: Any) -> CheckContext:
+    python = f"{root.path}/venv/bin/python"
+    return root.context(environ, **{"nproc": 2, "vendor": "nvidia", "python": python, **changed})
+
+
+OTHER = os.getppid()  # a process that lives and is none of ours
+
+
+# ----------------------------------------------------------------------------------------------------------- no trouble
+
+
+def test_without_a_device_node_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On most hosts this check is two looks at the file system."""
+    monkeypatch.setattr(gpus, "_ask_nvidia", lambda nvml: pytest.fail(f"asked {nvml}"))
+    result = check_gpus(Root(tmp_path).context())
+    assert (result.verdict, result.facts) == ("ok", (("gpus", "0"),))
+
+
+def test_healthy_gpus_are_counted_and_named(root: Root) -> None:
+    result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu()))
+    assert (result.verdict, result.words) == ("ok", "2 GPUs (NVIDIA H200)")
+    assert dict(result.facts)["driver"] == "580.95.05"
+    assert dict(result.facts)["visible"] == "2"
+
+
+def test_a_desktop_and_an_idle_context_share_a_gpu_with_anybody(root: Root) -> None:
+    """A laptop's desktop keeps some hundred MiB on the only GPU there is."""
+    desktop = Gpu(total=8 * GIB, used=1 * GIB, processes=[(OTHER, 300 * MIB)])
+    assert check_gpus(launch(root, nproc=1), nvml=Nvml(desktop)).verdict == "ok"
+
+
+def test_ranks_that_hide_every_gpu_want_none(root: Root) -> None:
+    """A job on the processors, for a readable traceback: the GPUs may be as full and as broken as they like."""
+    full = Gpu(used=140 * GIB, processes=[(OTHER, 139 * GIB)], uncorrected=3)
+    result = check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": ""}), nvml=Nvml(full, Gpu(lost=True)))
+    assert result.verdict == "ok"
+
+
+# ----------------------------------------------------------------------------------------------------------------- busy
+
+
+def test_somebody_else_s_job_on_a_gpu_is_told_and_waited_for_where_no_other_is_free(root: Root) -> None:
+    """A script may choose another GPU, and no retry waits for the first one."""
+    busy = Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)])
+    for nvml, nproc in ((Nvml(Gpu(), busy), 2), (Nvml(busy, Gpu(), Gpu()), 1)):
+        result = check_gpus(launch(root, nproc=nproc), nvml=nvml)
+        assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", False)
+    result = check_gpus(launch(root), nvml=Nvml(Gpu(), busy))
+    assert check_gpus(launch(root, nproc=1), nvml=Nvml(busy)).passing
+    assert result.words.startswith(f"GPU 1 is in use: pid {OTHER} (")
+    assert result.words.endswith(") holds 60 GiB of its 140 GiB")
+
+
+def test_only_the_gpus_of_the_launch_matter(root: Root) -> None:
+    """On a shared host one rank takes the first GPU, or the one that the environment shows it."""
+    nvml = Nvml(Gpu(), Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)]))
+    assert check_gpus(launch(root, nproc=1), nvml=nvml).verdict == "ok"
+    assert check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": "1"}, nproc=1), nvml=nvml).verdict == "warn"
+    assert check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": "GPU-0001"}, nproc=1), nvml=nvml).verdict == "warn"
+
+
+def test_with_no_memory_left_anywhere_there_is_nothing_to_start_on(root: Root) -> None:
+    full = [Gpu(used=140 * GIB - 100 * MIB, processes=[(OTHER, 139 * GIB)]) for _ in range(2)]
+    result = check_gpus(launch(root), nvml=Nvml(*full))
+    assert (result.verdict, result.passing) == ("warn", True), "the script may do without any"
+    half = [full[0], Gpu()]
+    assert not check_gpus(launch(root), nvml=Nvml(*half)).passing
+
+
+def test_a_torch_that_cannot_use_these_gpus_is_not_stopped_by_them(root: Root) -> None:
+    """A job on processors beside somebody's job on the GPUs."""
+    root.write(
+        "venv/lib/python3.12/site-packages/torch/version.py", "__version__ = '2.13.0+cpu'\ncuda = None\nhip = None\n"
+    )
+    full = Gpu(used=140 * GIB, processes=[(OTHER, 139 * GIB)])
+    assert check_gpus(launch(root, nproc=8), nvml=Nvml(full)).verdict == "warn"
+    assert check_gpus(launch(root, nproc=8), nvml=Nvml(Gpu())).verdict == "ok"
+
+
+def test_an_exclusive_gpu_is_taken_by_whoever_has_it(root: Root) -> None:
+    """CUDA says "all CUDA-capable devices are busy or unavailable", however little memory is in use."""
+    taken = Gpu(mode=3, processes=[(OTHER, 300 * MIB)])
+    result = check_gpus(launch(root, nproc=1), nvml=Nvml(taken))
+    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", True)
+    assert "one process at a time" in result.words
+
+
+def test_a_gpu_that_takes_no_computing_is_told_and_not_waited_for(root: Root) -> None:
+    result = check_gpus(launch(root, nproc=1), nvml=Nvml(Gpu(mode=2)))
+    assert (result.verdict, result.passing) == ("warn", False)
+    assert "-c 0" in result.hint
+
+
+def test_memory_of_the_attempt_before_is_waited_for(root: Root) -> None:
+    """The driver gives a dead rank's memory back a moment later, or its process hangs in the driver."""
+    dying = Gpu(used=61 * GIB, processes=[(4_100_000, 60 * GIB)])
+    result = check_gpus(launch(root, nproc=1, attempt=1, old_pids=(4_100_000,)), nvml=Nvml(dying))
+    assert (result.class_name, result.passing) == ("gpu_busy", True)
+    assert "a rank of the previous attempt" in result.words
+    unowned = Gpu(used=61 * GIB)
+    result = check_gpus(launch(root, nproc=1, attempt=1, old_pids=(4_100_000,)), nvml=Nvml(unowned))
+    assert (result.class_name, result.passing) == ("gpu_busy", True)
+    assert result.words == "61 GiB of GPU 0's 140 GiB have not been given back yet"
+    assert check_gpus(launch(root, nproc=1), nvml=Nvml(unowned)).verdict == "ok", "nothing of ours was there before"
+
+
+def test_a_process_out_of_sight_is_told_as_such(root: Root) -> None:
+    """In a container the driver names pids of the host."""
+    busy = Gpu(used=61 * GIB, processes=[(4_100_001, 60 * GIB)])
+    result = check_gpus(launch(root, nproc=1), nvml=Nvml(busy))
+    assert "a process that cannot be seen from here holds 60 GiB" in result.words
+
+
+def test_sizes_that_the_driver_does_not_tell_are_none(root: Root) -> None:
+    unknown = Gpu(processes=[(OTHER, None)])
+    assert check_gpus(launch(root, nproc=1), nvml=Nvml(unknown)).verdict == "ok"
+
+
+# --------------------------------------------------------------------------------------------------------------- health
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"uncorrected": 3}, "GPU 0 has had 3 uncorrectable memory errors"),
+        ({"rows": (0, 1, 1, 0)}, "GPU 0 has memory rows to be remapped at the next reset"),
+        ({"rows": (0, 1, 0, 1)}, "GPU 0 has defective memory (row remapping failed)"),
+    ],
+)
+def test_memory_that_is_failing_is_told(root: Root, facts: dict[str, Any], words: str) -> None:
+    result = check_gpus(launch(root, nproc=1), nvml=Nvml(Gpu(**facts)))
+    assert (result.verdict, result.words, result.class_name) == ("warn", words, "gpu_hardware_error")
+    assert result.hint
+    assert not result.passing
+
+
+def test_a_gpu_that_fell_off_the_bus_is_told(root: Root) -> None:
+    """CUDA does not start with it; ranks that hide it, or use none, do."""
+    result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(lost=True)))
+    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_hardware_error", False)
+    assert "GPU 1 fell off the bus" in result.words
+
+
+def test_the_worst_of_several_faults_comes_first(root: Root) -> None:
+    busy = Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)])
+    result = check_gpus(launch(root), nvml=Nvml(busy, Gpu(lost=True)))
+    assert result.verdict == "warn"
+    assert result.words.startswith("GPU 1 fell off the bus")
+    assert "GPU 0 is in use" in result.words
+    assert not result.passing, "what is broken does not go away by itself"
+
+
+# --------------------------------------------------------------------------------------------------- number and driver
+
+
+def test_more_ranks_than_gpus_are_told(root: Root) -> None:
+    """NCCL refuses: "Duplicate GPU detected"."""
+    result = check_gpus(launch(root, nproc=8), nvml=Nvml(Gpu(), Gpu()))
+    assert (result.verdict, result.class_name) == ("warn", "missing_gpu")
+    assert result.words == "8 ranks have 2 GPUs between them"
+    masked = check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": "0"}), nvml=Nvml(Gpu(), Gpu()))
+    assert "--nproc-per-node 1, or look at CUDA_VISIBLE_DEVICES" in masked.hint
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, {"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, {"SLURM_NTASKS_PER_NODE": "2"}],
+)
+def test_a_task_for_each_rank_sees_its_own_gpu_only(root: Root, environ: dict[str, str]) -> None:
+    """With --gpus-per-task=1 each of eight launchers of a host is shown one GPU."""
+    context = launch(root, {**environ, "CUDA_VISIBLE_DEVICES": "0"}, nproc=8)
+    assert check_gpus(context, nvml=Nvml(Gpu())).verdict == "ok"
+
+
+def test_a_driver_that_is_too_old_for_torch_is_told(root: Root) -> None:
+    result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(), cuda=12040))
+    assert (result.verdict, result.class_name) == ("warn", "missing_gpu")
+    assert result.words == "the driver serves CUDA 12.4, and torch is built for CUDA 13.0: it will see no GPU"
+    assert check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(), cuda=13010)).verdict == "ok"
+
+
+def test_a_newer_driver_library_that_is_brought_along_serves_torch(root: Root) -> None:
+    nvml = Nvml(Gpu(), Gpu(), cuda=12040)
+    environ = {"LD_LIBRARY_PATH": "/usr/local/cuda-13.0/compat:/lib"}
+    assert check_gpus(launch(root, environ), nvml=nvml).verdict == "ok"
+
+
+def test_a_driver_that_was_updated_without_a_reboot_is_told(root: Root) -> None:
+    result = check_gpus(launch(root), nvml=Nvml(start=MISMATCH))
+    assert (result.verdict, result.class_name) == ("warn", "missing_gpu")
+    assert "different versions" in result.words
+
+
+def test_a_container_with_the_node_and_without_the_library_is_passed_over(root: Root) -> None:
+    result = check_gpus(launch(root), nvml=Nvml(start=NO_DRIVER))
+    assert result.verdict == "skipped"
+
+
+def test_a_driver_that_does_not_answer_is_named_with_the_call_that_hangs(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "_ask_nvidia", lambda nvml: {"gpus": [], "stuck_in": "nvmlInit", "nvml": nvml})
+    result = check_gpus(launch(root))
+    assert result.verdict == "warn"
+    assert result.words == "the GPUs' driver does not answer (nvmlInit)"
+
+
+# --------------------------------------------------------------------------------------------------------- asked apart
+
+
+def test_the_driver_is_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it holds can then be killed; what it answers comes back."""
+    (tmp_path / "pynvml.py").write_text(
+        "from tests.unit.preflight.test_checks_gpus import Gpu, Nvml\n"
+        "nvml = Nvml(Gpu(), Gpu(uncorrected=1))\n"
+        "globals().update({name: getattr(nvml, name) for name in dir(nvml) if name.startswith('nvml')})\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    state = read_nvidia_state_apart(30.0)
+    assert state is not None
+    assert [gpu.get("ecc_uncorrected") for gpu in state["gpus"]] == [0, 1]
+    assert state["gpus"][0]["uuid"] == "GPU-0000"
+
+
+def test_a_driver_that_holds_its_caller_is_named_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pynvml.py").write_text("import threading\ndef nvmlInit():\n    threading.Event().wait()\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    state = read_nvidia_state_apart(3.0)
+    assert state is not None
+    assert state["stuck_in"] == "nvmlInit"
+
+
+def test_a_library_that_crashes_its_process_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pynvml.py").write_text("import os\nos._exit(11)\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert read_nvidia_state_apart(30.0) is None
+
+
+def test_without_the_python_library_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pynvml cannot be imported" in read_nvidia_state(0.0)["failure"]
+    assert nvidia_gpus.error_words(ValueError()) == "ValueError"
+
+
+# ------------------------------------------------------------------------------------------------------------------ AMD
+
+
+@pytest.fixture
+def amd(tmp_path: Path) -> Root:
+    """Two GPUs of AMD's, of which somebody uses the second."""
+    root = Root(tmp_path)
+    root.write("dev/kfd")
+    root.write("venv/pyvenv.cfg", "version = 3.12.1\n")
+    root.write(
+        "venv/lib/python3.12/site-packages/torch/version.py", "__version__ = '2.13.0'\ncuda = None\nhip = '7.1.25424'\n"
+    )
+    for card in (0, 1):
+        device = f"sys/class/drm/card{card}/device"
+        root.write(f"{device}/vendor", "0x1002\n")
+        root.write(f"{device}/mem_info_vram_total", str(192 * GIB))
+        root.write(f"{device}/mem_info_vram_used", str(GIB))
+        (root.path / f"sys/devices/0000:{card + 3:02x}:00.0").mkdir(parents=True)
+        node = f"sys/class/kfd/kfd/topology/nodes/{card + 1}"
+        root.write(f"{node}/gpu_id", f"{card + 51}")
+        root.write(f"{node}/properties", f"simd_count 304\ndomain 0\nlocation_id {(card + 3) << 8}\n")
+    return root
+
+
+def _placed(root: Root) -> None:
+    """Devices are links into the tree of PCI addresses."""
+    for card in (0, 1):
+        device = root.path / f"sys/class/drm/card{card}/device"
+        target = root.path / f"sys/devices/0000:{card + 3:02x}:00.0"
+        target.rmdir()
+        device.rename(target)
+        device.symlink_to(target)
+
+
+def test_amd_s_gpus_are_read_from_the_kernel_s_files(amd: Root) -> None:
+    """No tool is run for it."""
+    _placed(amd)
+    assert check_gpus(launch(amd, vendor="amd")).words == "2 GPUs"
+    amd.write(f"sys/class/kfd/kfd/proc/{OTHER}/vram_52", str(100 * GIB))
+    result = check_gpus(launch(amd, vendor="amd"))
+    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", False)
+    assert f"GPU 1 is in use: pid {OTHER}" in result.words
+
+
+@pytest.mark.parametrize(
+    ("environ", "verdict"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "0"}, "ok"),
+        ({"HIP_VISIBLE_DEVICES": "1"}, "warn"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, "ok"),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, "ok"),
+        ({"HIP_VISIBLE_DEVICES": "GPU-1234"}, "warn"),
+    ],
+)
+def test_the_environment_chooses_among_amd_s_gpus(amd: Root, environ: dict[str, str], verdict: str) -> None:
+    """Where it is not certain which are meant, all are looked at."""
+    _placed(amd)
+    amd.write("sys/devices/0000:04:00.0/ras/umc_err_count", "ue: 2\nce: 0\n")
+    assert check_gpus(launch(amd, environ, vendor="amd", nproc=1)).verdict == verdict
+
+
+def test_amd_s_pages_that_wait_for_a_reset_are_told(amd: Root) -> None:
+    amd.write("sys/class/drm/card0/device/ras/gpu_vram_bad_pages", "0x01 : 0x1000 : R\n0x02 : 0x1000 : P\n")
+    result = check_gpus(launch(amd, vendor="amd"))
+    assert (result.verdict, result.words) == ("warn", "GPU 0 has memory pages to be retired at the next reset")
+
+
+def test_gpus_that_a_container_was_not_granted_are_others(amd: Root) -> None:
+    """The kernel's files tell of all of them, and of whoever uses them."""
+    _placed(amd)
+    amd.write(f"sys/class/kfd/kfd/proc/{OTHER}/vram_52", str(100 * GIB))
+    for card in (0, 1):
+        amd.write(f"sys/bus/pci/devices/0000:{card + 3:02x}:00.0/drm/renderD{128 + card}/dev")
+    amd.write("dev/dri/renderD128")
+    result = check_gpus(launch(amd, vendor="amd", nproc=1))
+    assert (result.verdict, result.words) == ("ok", "1 GPU")
+    (amd.path / "dev/kfd").unlink()
+    assert check_gpus(launch(amd)).words == "there is no GPU that torch could use"

@@ -1,0 +1,105 @@
+"""All checks of what a host has, together: what they cost, and that none of them breaks or cries wolf."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.resources import RESOURCE_CHECKS
+from saferun.preflight.checks.run import run_checks
+from saferun.preflight.results import SEVERITY, CheckResult
+from tests.unit.preflight.host_roots import Root
+
+ROOT = Path(__file__).resolve().parents[3]
+# What a launch has not loaded by then and a check must not make it pay for.
+HEAVY = frozenset(
+    ["asyncio", "dataclasses", "hashlib", "importlib.metadata", "logging", "pathlib", "psutil", "pynvml", "shutil"]
+) | {"subprocess", "tempfile", "torch", "yaml"}
+
+
+def test_a_healthy_machine_gives_no_warning() -> None:
+    """This one: a container or a laptop, with ranks on its processors."""
+    context = CheckContext(nproc=2, environ=dict(os.environ), python=sys.executable, script=__file__)
+    found: list[CheckResult] = []
+    run_checks(RESOURCE_CHECKS, context, found.append)
+    assert {result.name for result in found} == {check.name for check in RESOURCE_CHECKS}
+    assert not [result for result in found if SEVERITY[result.verdict] > SEVERITY["skipped"]]
+    assert all(result.words and not result.words.endswith(".") for result in found)
+
+
+def test_the_checks_load_nothing_heavy() -> None:
+    """They run at every launch, beside the import of torch."""
+    program = (
+        "import sys, saferun.launch.launcher\n"
+        "before = set(sys.modules)\n"
+        "from saferun.preflight.checks.context import CheckContext\n"
+        "from saferun.preflight.checks.resources import RESOURCE_CHECKS\n"
+        "from saferun.preflight.checks.versions import describe_host\n"
+        "context = CheckContext(nproc=2, together=True, python=sys.executable, script=sys.executable)\n"
+        "print(*[check.check(context).verdict for check in RESOURCE_CHECKS], file=sys.stderr)\n"
+        "assert describe_host(context)[1]\n"
+        "print(*(set(sys.modules) - before))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = set(done.stdout.split())
+    assert "saferun.preflight.checks.versions" in loaded
+    assert not loaded & HEAVY
+
+
+def test_a_host_whose_files_cannot_be_read_passes(tmp_path: Path) -> None:
+    """Some containers hide most of /proc and /sys; only a missing /dev/shm is told."""
+    context = Root(tmp_path).context(nproc=8, vendor="nvidia", together=True, python="/nowhere/bin/python")
+    results = {check.name: check.check(context) for check in RESOURCE_CHECKS}
+    assert {name for name, result in results.items() if result.verdict not in {"ok", "skipped"}} == {"shared_memory"}
+
+
+_FILES = (
+    *(
+        "proc/self/limits",
+        "proc/self/status",
+        "proc/self/cgroup",
+        "proc/self/mountinfo",
+        "proc/meminfo",
+        "proc/cpuinfo",
+    ),
+    *(
+        "sys/devices/system/cpu/online",
+        "sys/fs/cgroup/memory.max",
+        "sys/fs/cgroup/cpu.max",
+        "proc/driver/nvidia/version",
+    ),
+    *("sys/class/kfd/kfd/topology/nodes/1/properties", "sys/class/kfd/kfd/topology/nodes/1/gpu_id", "bin/pyvenv.cfg"),
+)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.binary(max_size=200), min_size=len(_FILES), max_size=len(_FILES)))
+def test_whatever_stands_in_the_files_no_check_breaks(tmp_path: Path, contents: list[bytes]) -> None:
+    root = Root(tmp_path)
+    (tmp_path / "dev/shm").mkdir(parents=True, exist_ok=True)
+    for name, content in zip(_FILES, contents, strict=True):
+        root.write(name, content)
+    context = root.context(nproc=8, vendor="amd", python=f"{tmp_path}/bin/x/python")
+    for check in RESOURCE_CHECKS:
+        assert check.check(context).verdict in SEVERITY
+
+
+@pytest.mark.parametrize("check", RESOURCE_CHECKS, ids=lambda check: check.name)
+def test_each_check_calls_itself_by_its_name(check: object, tmp_path: Path) -> None:
+    named = next(one for one in RESOURCE_CHECKS if one is check)
+    assert named.check(Root(tmp_path).context()).name == named.name
+    assert named.deadline_s > 0

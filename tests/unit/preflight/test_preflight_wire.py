@@ -1,0 +1,227 @@
+"""What hosts tell each other arrives as it was, bounded, without secrets, and nothing that is sent does any harm."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saferun.linux.nic import Nic
+from saferun.preflight.judge import judge
+from saferun.preflight.results import CheckResult, Door, HostCard, Probe
+from saferun.preflight.rounds import again, partners
+from saferun.preflight.wire import (
+    CARD_LIMIT_BYTES,
+    KINDS,
+    decode_card,
+    decode_door,
+    decode_probes,
+    encode_card,
+    encode_door,
+    encode_probes,
+)
+from tests.unit.preflight.preflight_samples import cards_of, probes_of
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
+    max_leaves=40,
+)
+TEXT = st.text(max_size=30)
+NAME = st.sampled_from(["eth0", "eth1", "docker0", "lo", ""]) | TEXT
+NUMBER = st.floats(allow_nan=True, allow_infinity=True)
+WORDS = st.lists(TEXT, max_size=3).map(tuple)
+PAIRS = st.lists(st.tuples(TEXT | st.sampled_from(["driver", "nccl", "torch"]), TEXT), max_size=4).map(tuple)
+NIC = st.builds(
+    Nic,
+    name=NAME,
+    addresses=WORDS,
+    networks=WORDS,
+    is_up=st.booleans(),
+    mtu=st.integers(-5, 9000),
+    kind=NAME,
+    speed_bits_s=st.integers(-5, 9000),
+    labels=st.just(()),
+    rdma=st.just(()),
+)
+RESULT = st.builds(
+    CheckResult,
+    name=TEXT,
+    verdict=st.sampled_from(["ok", "warn", "fail", "odd"]),
+    words=TEXT,
+    hint=st.just(""),
+    facts=st.just(()),
+    duration_s=st.just(0.0),
+    class_name=st.sampled_from(["", "network_interface"]),
+    passing=st.booleans(),
+    host=TEXT,
+)
+CARD = st.builds(
+    HostCard,
+    label=TEXT,
+    time=NUMBER,
+    nics=st.lists(NIC, max_size=3).map(tuple),
+    gloo=st.lists(NAME, max_size=2).map(tuple),
+    nccl=st.lists(NAME, max_size=2).map(tuple),
+    probed=st.lists(NAME, max_size=3).map(tuple),
+    versions=PAIRS,
+    script=TEXT,
+    environ=PAIRS,
+    names=st.lists(WORDS, max_size=2).map(tuple),
+    results=st.lists(RESULT, max_size=2).map(tuple),
+)
+# Mostly of hosts that there are.
+PROBE = st.builds(
+    Probe,
+    st.integers(-1, 6),
+    st.integers(-1, 6),
+    NAME,
+    TEXT,
+    NAME,
+    st.sampled_from([*KINDS, "odd", ""]),
+    NUMBER,
+    NUMBER,
+    TEXT,
+    st.integers(-9, 9999),
+    st.integers(-9, 9999),
+    NUMBER,
+)
+
+
+def test_a_card_arrives_as_it_was() -> None:
+    card = cards_of(1)[0]._replace(
+        environ=(("NCCL_ALGO", "Ring"),),
+        results=(CheckResult("limits", "warn", "few", "more", (("soft", "1024"),), 0.25, "", passing=True),),
+    )
+    assert decode_card(encode_card(card)) == card
+
+
+def test_a_door_arrives_as_it_was() -> None:
+    door = Door(40123, "0123456789abcdef" * 2, (("eth0", "10.0.0.1"), ("eth1", "fe80::1")))
+    assert decode_door(encode_door(door)) == door
+    closed = Door(0, "0" * 32, ())
+    assert decode_door(encode_door(closed)) == closed
+
+
+def test_probes_arrive_as_they_were() -> None:
+    probes = [p._replace(latency_s=2e-4, bytes_s=1e9, clock_s=0.25) for p in probes_of(4) if p.source == 1]
+    assert decode_probes(encode_probes(probes), 1) == tuple(probes)
+
+
+def test_a_host_speaks_for_itself_only() -> None:
+    assert decode_probes(encode_probes([Probe(1, 2, "eth0", "10.0.0.3", kind="timeout")]), 3) == ()
+    assert decode_probes(encode_probes([Probe(1, 1, "eth0", "10.0.0.2")]), 1) == ()
+
+
+def test_secrets_stay_at_home() -> None:
+    environ = (
+        ("NCCL_ALGO", "Ring"),
+        ("HF_TOKEN", "hf_1"),
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("NCCL_X", "http://me:pw1@proxy"),
+    )
+    text = encode_card(HostCard(environ=environ))
+    assert "hf_1" not in text
+    assert "SECRET" not in text
+    assert "pw1" not in text
+    assert "Ring" in text
+
+
+def test_what_a_host_says_is_one_line_that_no_terminal_obeys() -> None:
+    """A card is shown on the console of another host."""
+    card = decode_card(json.dumps(["\x1b[2Jnode\n1\u202e"]))
+    assert card is not None
+    assert card.label.isprintable()
+
+
+def test_a_card_that_is_too_large_loses_what_tells_least() -> None:
+    nics = tuple(Nic(f"eth{i}", tuple(f"10.0.{i}.{j}" for j in range(16))) for i in range(200))
+    results = tuple(CheckResult("c", "warn", "w" * 600, "h" * 600, (("f", "v" * 500),) * 32) for _ in range(64))
+    environ = tuple((f"NCCL_{i}", "v" * 500) for i in range(256))
+    text = encode_card(HostCard(label="n", nics=nics, results=results, environ=environ, probed=("eth0",)))
+    assert len(text) <= CARD_LIMIT_BYTES
+    card = decode_card(text)
+    assert card is not None
+    assert card.probed == ("eth0",)
+    assert card.nics[0].name == "eth0"
+
+
+def test_what_is_no_door_opens_nothing() -> None:
+    good = Door(40123, "0" * 32, (("eth0", "10.0.0.1"),))
+    for bad in (
+        good._replace(port=-1),
+        good._replace(port=65536),
+        good._replace(token="short"),  # noqa: S106 - of a test
+        good._replace(token="0" * 31 + "\n"),
+    ):
+        assert decode_door(json.dumps(bad)) is None
+    named = decode_door(json.dumps(good._replace(ways=(("eth0", "evil.example"), ("eth0", "10.0.0.1")))))
+    assert named is not None
+    assert named.ways == (("eth0", "10.0.0.1"),)
+
+
+@given(JSON)
+def test_whatever_is_sent_is_a_value_or_nothing(raw: object) -> None:
+    for text in (json.dumps(raw), json.dumps([raw]), json.dumps([[0, 1, raw]])):
+        card = decode_card(text)
+        assert card is None or len(encode_card(card)) <= CARD_LIMIT_BYTES
+        door = decode_door(text)
+        assert door is None or 0 <= door.port < 65536
+        for probe in decode_probes(text, 0):
+            assert probe.source == 0
+            assert probe.kind in KINDS
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_what_is_no_json_is_nothing(text: str | bytes) -> None:
+    for decoded in (decode_card(text), decode_door(text)):
+        assert decoded is None or text.strip()[:1] in {"[", "{", b"[", b"{"}
+    assert decode_probes(text, 0) == ()
+
+
+def test_deep_json_and_much_of_it_are_nothing() -> None:
+    assert decode_card("[" * 60_000) is None
+    assert decode_card("[" + '"x",' * 40_000 + '"x"]') is None
+    assert decode_probes("[" * 100_000, 0) == ()
+
+
+@given(st.dictionaries(st.integers(0, 5), CARD, max_size=5), st.lists(PROBE, max_size=30), st.booleans())
+def test_no_nonsense_brings_the_judge_down(cards: dict[int, HostCard], probes: list[Probe], remeasured: bool) -> None:
+    missing = dict.fromkeys(list(cards)[:1], "gone") | {9: "never there"}
+    verdict = judge(cards, probes, missing=missing, nics=(), remeasured=remeasured, duration_s=1.0)
+    assert verdict.verdict in {"ok", "skipped", "warn", "fail"}
+    assert all(source in cards and target in cards for source, target in verdict.again)
+
+
+# -------------------------------------------------------------------------------------------------------------- rounds
+
+
+@given(st.integers(1, 300))
+def test_in_each_round_every_host_is_probed_once(hosts: int) -> None:
+    rounds = [partners(host, hosts) for host in range(hosts)]
+    assert {len(own) for own in rounds} == {(hosts - 1).bit_length()}
+    for targets in zip(*rounds, strict=True):
+        assert sorted(targets) == list(range(hosts))
+    assert all(len(set(own)) == len(own) and host not in own for host, own in enumerate(rounds))
+
+
+@given(st.integers(1, 60))
+def test_in_full_each_host_probes_all_others(hosts: int) -> None:
+    for host in range(hosts):
+        assert sorted(partners(host, hosts, full=True)) == [other for other in range(hosts) if other != host]
+
+
+@given(
+    st.lists(st.integers(0, 19), unique=True, max_size=12),
+    st.sets(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=40),
+    st.sets(st.tuples(st.integers(0, 19), st.integers(0, 19)), max_size=60),
+)
+def test_little_is_measured_again(
+    suspects: list[int], pairs: set[tuple[int, int]], measured: set[tuple[int, int]]
+) -> None:
+    pairs = {pair for pair in pairs if pair[0] != pair[1]}
+    chosen = again(suspects, pairs, range(20), measured | pairs)
+    assert len(chosen) <= 64
+    assert len(set(chosen)) == len(chosen)
+    assert all(source != target for source, target in chosen)

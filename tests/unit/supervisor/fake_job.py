@@ -1,0 +1,335 @@
+"""Several hosts of one job, each with its supervisor, and the log between them. No process, no clock, no network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+
+from saferun.model import ExitStatus, Placement, RankPlace
+from saferun.supervisor.events import (
+    Action,
+    CaptureEvidence,
+    ChecksPassed,
+    DeadlineExpired,
+    Diagnose,
+    Diagnosed,
+    Event,
+    EvidenceCaptured,
+    Finish,
+    HangSuspected,
+    HostsDone,
+    HostsHeard,
+    HostsJoined,
+    HostsUnheard,
+    JobDecided,
+    JobLost,
+    JobTrouble,
+    JoinHosts,
+    LaunchRequested,
+    LeftoversGone,
+    ProbeHosts,
+    ProbesPassed,
+    RankExited,
+    RanksStarted,
+    RunChecks,
+    SignalRanks,
+    SignalReceived,
+    StartFailed,
+    StartRanks,
+    SweepLeftovers,
+    TellDecision,
+    TellDone,
+    TellTrouble,
+)
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, HANG, KILLED, OK
+
+LIMITS = Limits()
+
+
+class Host:
+    """One host: its supervisor, and what has been asked of it."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.job = job
+        self.number = number
+        policy = JobPolicy(together=True, outlives_leader=job.elastic, peers_s=100.0, least_hosts=job.least)
+        self.supervisor = Supervisor(
+            AttemptPolicy(job.max_restarts, 1, wait=lambda _: 1.0), LIMITS, job.hang_policy, policy
+        )
+        self.inbox: deque[Event] = deque()
+        self.alive: set[int] = set()
+        self.captured = False
+        self.interrupted = False
+        self.finish: Finish | None = None
+        self.actions: list[Action] = []
+        self.arrived: JoinHosts | None = None
+        self.is_dead = False  # power off
+        self.is_unheard = False  # nothing is heard of others, as far as it was told
+        self.handed_in = False
+        self.probed = -1  # the attempt
+        self.waits_for_pieces: Diagnose | None = None
+        self.deliver(LaunchRequested(job.now, 0))
+
+    @property
+    def state(self) -> State:
+        return self.supervisor.state
+
+    @property
+    def runs(self) -> bool:
+        return not self.is_dead and self.finish is None
+
+    def deliver(self, event: Event) -> None:
+        actions = self.supervisor.handle(event)
+        if isinstance(event, HostsUnheard | HostsHeard):
+            self.is_unheard = isinstance(event, HostsUnheard)
+        without = {State.NEW, State.RUNNING, State.DONE} | (set() if self.is_unheard else {State.WAITING})
+        assert (self.supervisor.deadline is None) == (self.state in without), self.state
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:  # noqa: C901 - one flat table of the actions
+        self.actions.append(action)
+        job, now, attempt = self.job, self.job.now, self.supervisor.attempt
+        match action:
+            case RunChecks():
+                self.inbox.append(ChecksPassed(now, attempt))
+            case JoinHosts():
+                self.captured = False
+                self.handed_in = False
+                self.arrived = action
+                job.meet()
+            case ProbeHosts():
+                self.probed = attempt
+                job.probe()
+            case StartRanks():
+                self.alive = {0, 1}
+                self.inbox.append(RanksStarted(now, attempt, (1, 2)))
+            case CaptureEvidence():
+                self.captured = True
+                self.inbox.append(EvidenceCaptured(now, attempt))
+            case SignalRanks():
+                assert self.captured or self.interrupted or job.interrupted, "a signal before evidence"
+                # One that has ended, and whose end has not been told yet, is signalled in vain.
+                for rank in self.alive.intersection(action.local_ranks):
+                    self.alive.discard(rank)
+                    self.inbox.append(RankExited(now, attempt, rank, ExitStatus(None, action.signum)))
+            case SweepLeftovers():
+                assert not self.alive
+                self.inbox.append(LeftoversGone(now, attempt, ()))
+            case Diagnose():
+                if action.alone:
+                    self.inbox.append(Diagnosed(now, attempt, DIAGNOSIS))
+                elif self is job.leader:
+                    self.waits_for_pieces = action
+                    job.collect()
+                else:
+                    self.handed_in = True
+                    self.inbox.append(Diagnosed(now, attempt, DIAGNOSIS))
+                    job.collect()
+            case TellTrouble():
+                job.trouble(action.attempt, action.reason, self, action.signum)
+            case TellDone():
+                job.done(self, attempt)
+            case TellDecision():
+                assert self is job.leader
+                job.decided(action, self)
+            case Finish():
+                self.finish = action
+                if action.reraise is not None:
+                    job.vanished(self)
+                job.meet()
+
+    def exit(self, status: ExitStatus) -> None:
+        if self.alive and self.runs and self.state in {State.RUNNING, State.CAPTURING, State.STARTING}:
+            self.alive.discard(rank := min(self.alive))
+            self.deliver(RankExited(self.job.now, self.supervisor.attempt, rank, status))
+
+    def signal(self, signum: int) -> None:
+        if self.runs:
+            self.interrupted = True  # the ranks work, as far as anybody knows
+            self.job.interrupted = self.job.interrupted or self.interrupted
+            self.deliver(SignalReceived(self.job.now, self.supervisor.attempt, signum))
+
+    def take(self) -> None:
+        """The oldest thing that has come in."""
+        if self.inbox and self.runs:
+            self.deliver(self.inbox.popleft()._replace(at=self.job.now))
+
+    def expire(self) -> None:
+        """Time passes, on this host, to the deadline of its phase."""
+        if self.runs and self.supervisor.deadline is not None:
+            self.job.now = max(self.job.now, self.supervisor.deadline)
+            self.deliver(DeadlineExpired(self.job.now, self.supervisor.attempt))
+
+
+class Job:
+    """The hosts and what is between them.
+
+    Args:
+        hosts: how many there are.
+        max_restarts: of the policy.
+        least: with how many the job goes on.
+        bad_checks: attempts before which the host that leads finds something amiss.
+        hang_policy: what is done about hangs.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        max_restarts: int = 0,
+        least: int | None = None,
+        hang_policy: HangPolicy | None = None,
+        bad_checks: Container[int] = (),
+    ) -> None:
+        self.now = 100.0
+        self.max_restarts = max_restarts
+        self.least = least if least is not None else hosts
+        self.elastic = self.least != hosts
+        self.hang_policy = hang_policy
+        self.bad_checks = bad_checks
+        self.passing = False  # whether what they find may go away
+        self.interrupted = False
+        self.met: list[Host] = []  # who form the job now
+        self.number = -1
+        self.troubles: dict[int, str] = {}
+        self.done_hosts: set[int] = set()
+        self.hosts: list[Host] = []
+        for number in range(hosts):
+            self.hosts.append(Host(self, number))
+
+    @property
+    def leader(self) -> Host:
+        return self.met[0]
+
+    def meet(self) -> None:
+        """All who are to come have come: they learn their places."""
+        wanted = [host for host in self.hosts if host.runs]
+        if len(self.hosts) < self.least or any(host.arrived is None for host in wanted) or len(wanted) < self.least:
+            return
+        self.met = wanted
+        self.number = max(host.arrived.attempt for host in wanted if host.arrived)
+        restarts = max(host.arrived.restarts for host in wanted if host.arrived)
+        self.done_hosts = set()
+        for i, host in enumerate(wanted):
+            places = tuple(RankPlace(rank, 2 * i + rank, 2 * i + rank) for rank in range(2))
+            placement = Placement(i, len(wanted), 2 * len(wanted), 2 * len(wanted), places, "a", 1, "job")
+            placement = placement._replace(restarts=restarts)
+            expected = host.arrived.attempt if host.arrived else 0
+            may_leave = len(wanted) > self.least
+            joined = HostsJoined(self.now, expected, placement, self.number, i == 0, may_leave, probes=True)
+            host.arrived = None
+            host.waits_for_pieces = None
+            host.inbox.append(joined)
+
+    def probe(self) -> None:
+        """The leader has heard what all hosts found, and all hear what it makes of that."""
+        if not self.leader.runs or any(host.probed != self.number for host in self.met if host.runs):
+            return
+        if self.number in self.bad_checks:
+            class_name = "network_cut" if self.passing else ""
+            failed = StartFailed(self.now, self.number, "node2: eth1 does not answer", "look", 2, class_name=class_name)
+            self.leader.inbox.append(failed)
+            return
+        for host in self.met:
+            if host.runs:
+                host.inbox.append(ProbesPassed(self.now, self.number))
+
+    def others(self, host: Host) -> list[Host]:
+        return [other for other in self.met if other is not host and other.runs]
+
+    def trouble(self, attempt: int, reason: str, host: Host, signum: int = 0) -> None:
+        """The first that is told counts."""
+        if attempt != self.number or attempt in self.troubles or not self.leader.runs:
+            return
+        self.troubles[attempt] = reason
+        for other in self.met:
+            if other.runs:
+                event = JobTrouble(self.now, attempt, reason, "words", "node", ours=other is host, signum=signum)
+                other.inbox.append(event)
+
+    def done(self, host: Host, attempt: int) -> None:
+        if attempt == self.number:
+            self.done_hosts.add(host.number)
+            if all(other.number in self.done_hosts for other in self.met) and self.leader.runs:
+                self.leader.inbox.append(HostsDone(self.now, attempt))
+
+    def collect(self) -> None:
+        """The leader has all pieces that can come."""
+        leader = self.leader
+        if leader.waits_for_pieces is not None and all(other.handed_in for other in self.others(leader)):
+            leader.waits_for_pieces = None
+            leader.inbox.append(Diagnosed(self.now, leader.supervisor.attempt, DIAGNOSIS))
+
+    def decided(self, action: TellDecision, leader: Host) -> None:
+        for other in self.others(leader):
+            event = JobDecided(
+                self.now, action.attempt, action.next_step, action.exit_code, action.wait_s, action.restarts, ("why",)
+            )
+            other.inbox.append(event)
+
+    def hang(self) -> None:
+        """The leader has seen that nothing moves on any host."""
+        if self.number not in self.troubles and self.leader.runs:
+            for host in self.met:
+                if host.runs:
+                    host.inbox.append(HangSuspected(self.now, self.number, HANG))
+
+    def power_off(self, host: Host) -> None:
+        """It is gone from one moment to the next; the others notice."""
+        if host.is_dead or host.finish is not None:
+            return
+        host.is_dead = True
+        self.vanished(host)
+        self.meet()
+
+    def vanished(self, host: Host) -> None:
+        """A host says nothing any more."""
+        if host not in self.met:
+            return
+        if host is self.leader:
+            for other in self.others(host):
+                other.inbox.append(JobLost(self.now, other.supervisor.attempt, "gone", "look"))
+        else:
+            self.trouble(self.number, "lost", self.leader)
+            self.collect()
+
+    def settle(self) -> None:
+        """Let everything happen that follows by itself; where nothing does, time passes."""
+        for _ in range(2000):
+            busy = [host for host in self.hosts if host.inbox and host.runs]
+            if busy:
+                for host in busy:
+                    host.take()
+                continue
+            waiting = [host for host in self.hosts if host.runs and host.supervisor.deadline is not None]
+            if not waiting:
+                return
+            min(waiting, key=lambda host: host.supervisor.deadline or 0.0).expire()
+        raise AssertionError("it goes on for ever: " + ", ".join(host.state.value for host in self.hosts))
+
+    def run(self) -> None:
+        """All hosts that are there meet and start their ranks."""
+        for _ in range(1000):
+            if all(host.state is State.RUNNING for host in self.hosts if host.runs):
+                return
+            for host in self.hosts:
+                host.take()
+        raise AssertionError("they do not start")
+
+    def next_attempt(self) -> None:
+        """What is under way goes on until the hosts have met again."""
+        before = self.number
+        for _ in range(1000):
+            if self.number != before:
+                self.run()
+                return
+            for host in self.hosts:
+                host.take()
+                if host.state is State.BACKOFF:
+                    host.expire()
+        raise AssertionError("they do not meet again")
+
+
+__all__ = ["FAILED", "HANG", "KILLED", "OK", "Host", "Job"]

@@ -1,0 +1,503 @@
+"""What follows a failed attempt: a retry of its start, a restart, or the end."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from saferun.evidence import Capture, Cause, Diagnosis, Evidence, GroupProgress, HostSight, RankCollectives, Traceback
+from saferun.model import ExitStatus, RankEnd
+from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
+from saferun.supervisor.policy.attempts import FUTILE, INCOMPARABLE, PASSING, SETTLED, Life
+from saferun.supervisor.policy.facts import facts_from, life_of
+from saferun.supervisor.policy.waits import retry_waits_s
+
+PACKAGE = Path(__file__).parents[3] / "saferun"
+
+
+def doubling(retry: int) -> float:
+    return float(2 ** (retry - 1))
+
+
+def policy(max_restarts: int = 0, start_retries: int = 3, **more: Any) -> AttemptPolicy:
+    return AttemptPolicy(max_restarts, start_retries, wait=doubling, **more)
+
+
+def failed(class_name: str, rank: int = 3, place: str = "train.py:12", **more: Any) -> FailureFacts:
+    """A failed start."""
+    prints = Fingerprint(class_name, (rank,), place, is_frame=True)
+    facts: dict[str, Any] = {"started": False, "words": f"{class_name} it was"} | more
+    return FailureFacts(class_name, prints, **facts)
+
+
+def evidence_of(capture: Capture) -> Evidence:
+    return Evidence("vm", 0.0, (), (), (), None, capture=capture)
+
+
+def steps(decisions: list[Decision]) -> list[str]:
+    return [decision.next_step for decision in decisions]
+
+
+def run(a_policy: AttemptPolicy, *facts: FailureFacts, hosts: int = 1, least_hosts: int = 1) -> list[Decision]:
+    """What is decided until it ends; failures beyond the last are like that."""
+    decisions: list[Decision] = []
+    restarts = 0
+    for index in itertools.count():
+        decisions.append(
+            a_policy.decide(facts[min(index, len(facts) - 1)], restarts=restarts, hosts=hosts, least_hosts=least_hosts)
+        )
+        if decisions[-1].next_step == "finish":
+            return decisions
+        restarts += decisions[-1].next_step == "restart"
+        hosts -= decisions[-1].exclude is not None
+        assert len(decisions) < 100, "it never ends"
+    raise AssertionError
+
+
+# ------------------------------------------------------------------------------------------------------------- retries
+
+
+@pytest.mark.parametrize("class_name", sorted(PASSING))
+def test_a_failed_start_is_tried_again_where_its_cause_may_pass(class_name: str) -> None:
+    """Also when it fails in the same words: a port in use is in use each time alike, until it is not."""
+    decisions = run(policy(), failed(class_name))
+    assert steps(decisions) == ["retry", "retry", "retry", "finish"]
+    assert [decision.wait_s for decision in decisions[:3]] == [1.0, 2.0, 4.0]
+    assert [decision.retry for decision in decisions] == [1, 2, 3, 0]
+    assert decisions[-1].words == f"not started again: all 3 retries are used up: {class_name} it was"
+
+
+@pytest.mark.parametrize("class_name", sorted(FUTILE))
+def test_a_failed_start_is_not_tried_again_where_that_changes_nothing(class_name: str) -> None:
+    """A wrong option stays wrong, however often it is tried; nor does --retry-always ask for that."""
+    for always in (False, True):
+        decision = policy(always=always).decide(failed(class_name, in_init=True))
+        assert (decision.next_step, decision.is_plain) == ("finish", True)
+        assert decision.words == f"not started again: another try would not change it: {class_name} it was"
+
+
+def test_the_lists_do_not_contradict_each_other_and_name_what_there_is() -> None:
+    """A class on two lists, or one that nobody finds, would be a slip of the pen."""
+    assert not PASSING & FUTILE
+    assert not PASSING & INCOMPARABLE
+    sources = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "diagnosis").rglob("*.py"))
+    # Found by the checks before a start, and put together of two words.
+    elsewhere = {"master_unreachable", "cuda_illegal_memory_access", "hip_illegal_memory_access"}
+    assert {name for name in PASSING | FUTILE | INCOMPARABLE if f'"{name}"' not in sources} == elsewhere
+
+
+def test_nobody_knows_why_and_it_is_tried_again_once() -> None:
+    """If it was inside init_process_group: a script that never calls that is never run twice for nothing."""
+    decisions = run(policy(), failed("segmentation_fault", in_init=True, rank=0), failed("abort", in_init=True, rank=1))
+    assert steps(decisions) == ["retry", "finish"]
+    assert decisions[0].words == "starting again in 1.0 s (retry 1 of 1): segmentation_fault it was"
+    assert decisions[1].words == "not started again: the retry is used up: abort it was"
+    assert steps(run(policy(), failed("python_exit"))) == ["finish"]
+    assert steps(run(policy(start_retries=0), failed("abort", in_init=True))) == ["finish"]
+
+
+@pytest.mark.parametrize("started", [True, None])
+def test_what_is_not_known_to_be_a_failed_start_is_not_tried_again(started: bool | None) -> None:
+    """Hours of training are not run twice because nobody knows; that is what --max-restarts is for."""
+    decision = policy().decide(failed("port_in_use", started=started))
+    assert decision.words == "not started again: no restarts were asked for (--max-restarts): port_in_use it was"
+    assert decision.is_plain
+
+
+def test_a_check_may_know_better_than_the_class() -> None:
+    """What it calls passing passes, and what it does not does not."""
+    assert steps(run(policy(), failed("missing_gpu", passing=True)))[:1] == ["retry"]
+    assert steps(run(policy(), failed("port_in_use", passing=False))) == ["finish"]
+
+
+def test_each_start_has_its_own_retries() -> None:
+    """A start that went well is over; the next one, after a restart, begins to count anew."""
+    port = failed("port_in_use")
+    running = failed("peer_lost", started=True)
+    decisions = run(policy(max_restarts=1, start_retries=2), port, port, running, port, port, port)
+    assert steps(decisions) == ["retry", "retry", "restart", "retry", "retry", "finish"]
+    assert [decision.wait_s for decision in decisions] == [1.0, 2.0, 0.0, 1.0, 2.0, 0.0]
+
+
+def test_a_start_whose_retries_are_used_up_still_has_the_restarts() -> None:
+    """As under torchrun, which knows no retries; and the waits go on growing."""
+    decisions = run(policy(max_restarts=2, start_retries=1), failed("port_in_use"))
+    assert steps(decisions) == ["retry", "restart", "restart", "finish"]
+    assert [decision.wait_s for decision in decisions[:3]] == [1.0, 2.0, 4.0]
+    assert decisions[1].words == "starting again in 2.0 s (restart 1 of 2): port_in_use it was"
+
+
+def test_a_port_in_use_asks_for_another_one_where_that_is_free_to_choose() -> None:
+    """Where the user named it, all that can be done is to wait."""
+    assert policy().decide(failed("port_in_use", port_is_free=True)).new_port
+    assert not policy().decide(failed("port_in_use")).new_port
+    assert not policy().decide(failed("store_lost", port_is_free=True)).new_port
+
+
+def test_a_busy_gpu_is_waited_for() -> None:
+    """Memory of a process that was killed comes back in its own time."""
+    assert policy().decide(failed("gpu_busy")).wait_for_gpus
+    assert not policy().decide(failed("port_in_use")).wait_for_gpus
+
+
+# ------------------------------------------------------------------------------------------------------------ restarts
+
+
+def test_without_anything_to_compare_restarts_are_torchruns() -> None:
+    """At once, and as many as were asked for."""
+    killed = FailureFacts("killed_from_outside", Fingerprint("killed_from_outside"), started=True, words="SIGKILL")
+    decisions = run(policy(max_restarts=3), killed)
+    assert steps(decisions) == ["restart", "restart", "restart", "finish"]
+    assert [decision.words for decision in decisions] == [
+        "starting again at once (restart 1 of 3): SIGKILL",
+        "starting again at once (restart 2 of 3): SIGKILL",
+        "starting again at once (restart 3 of 3): SIGKILL",
+        "not started again: all 3 restarts are used up: SIGKILL",
+    ]
+
+
+AT_ONCE = Life(lived_s=2.0)
+
+
+@pytest.mark.parametrize("class_name", sorted(SETTLED))
+@pytest.mark.parametrize("started", [False, True])
+def test_what_stands_in_the_script_is_not_started_a_third_time(class_name: str, started: bool) -> None:
+    """It failed at once, twice, and nothing but an edit changes it: three more tries would only cost time."""
+    decisions = run(policy(max_restarts=5), failed(class_name, started=started, life=AT_ONCE))
+    assert steps(decisions) == ["restart", "finish"]
+    assert decisions[1].words == (
+        f"not started again: the same failure twice in a row ({class_name}, rank 3, train.py:12)"
+    )
+    assert not decisions[1].is_plain
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (AT_ONCE, Life(300.0)),  # it lived longer
+        (Life(300.0), Life(310.0)),
+        (AT_ONCE, Life(2.0, in_window=False)),
+        (AT_ONCE, Life(2.0, has_beaten=True)),
+        (AT_ONCE, Life(2.0, steps=0)),
+        (Life(2.0, steps=100), Life(2.0, steps=101)),
+        (None, AT_ONCE),
+        (AT_ONCE, None),
+        (Life(), AT_ONCE),
+    ],
+)
+def test_an_attempt_that_may_have_made_progress_has_all_its_restarts(before: Life | None, after: Life | None) -> None:
+    """As torchrun has it: it goes on from its last checkpoint."""
+    first, then = (failed("import_error", in_init=True, life=life) for life in (before, after))
+    a_policy = policy(max_restarts=3, start_retries=0)
+    assert steps([a_policy.decide(first), a_policy.decide(then, restarts=1)]) == ["restart", "restart"]
+
+
+def test_no_line_of_a_training_loop_ends_the_restarts() -> None:
+    """Nearly everything that passes fails at loss.backward() or next(loader), and each attempt gets a bit further."""
+    for class_name in ("python_exception", "assertion_error", "mismatched_collectives", "abort", "python_exit"):
+        decisions = run(policy(max_restarts=9), failed(class_name, started=True, life=AT_ONCE))
+        assert steps(decisions) == ["restart"] * 9 + ["finish"]
+
+
+@pytest.mark.parametrize(
+    ("class_name", "proof"),
+    [
+        ("nccl_timeout", ""),
+        ("collective_timeout", ""),
+        ("cuda_error", "RuntimeError: CUDA error: unspecified launch failure"),
+        ("cuda_out_of_memory", ""),
+        ("gpu_hardware_error", "uncorrectable ECC error"),
+        ("device_side_assert", ""),
+        ("data_loader_worker_killed", "DataLoader worker (pid(s) 7) exited unexpectedly"),
+        ("hang_lock", ""),
+        ("hang_missing_collective", ""),
+        ("host_oom_kill", ""),
+        ("disk_full", "OSError: [Errno 28] No space left on device"),
+        ("file_missing", "FileNotFoundError: [Errno 2] No such file or directory: 'shard-17'"),
+        ("python_exception", "OSError: [Errno 5] Input/output error: 'shard-17'"),
+        ("python_exception", "PermissionError: [Errno 13] Permission denied"),
+        ("python_exception", "TimeoutError: no answer"),
+        ("python_exception", "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='s3'): Read timed out."),
+        ("python_exception", "botocore.exceptions.EndpointConnectionError: Could not connect"),
+        ("python_exception", "torch.distributed.DistNetworkError: The client socket has timed out"),
+        ("python_exception", "socket.gaierror: [Errno -3] Temporary failure in name resolution"),
+        ("python_exception", "urllib3.exceptions.ProtocolError: ('Connection aborted.')"),
+        ("python_exception", "RuntimeError: Connection reset by peer"),
+    ],
+)
+def test_what_may_be_transient_never_ends_the_restarts(class_name: str, proof: str) -> None:
+    """Wherever it failed and however alike: these are what people write --max-restarts for."""
+    own = Traceback((3,), ('  File "distributed_c10d.py", line 17, in init_process_group',))
+    facts = facts_from(diagnosis(class_name, proof=proof, tracebacks=(own,)), life=AT_ONCE)
+    assert facts.is_transient
+    decisions = run(policy(max_restarts=9, start_retries=0), facts)
+    assert steps(decisions) == ["restart"] * 9 + ["finish"]
+
+
+def test_how_far_an_attempt_came_is_read_from_its_evidence() -> None:
+    """The furthest of all ranks and groups counts."""
+    groups = (GroupProgress("0", "pg", (), 41, 41, 40, ()), GroupProgress("1", "pg", (), 7, 7, 7, ()))
+    capture = Capture(collectives=(RankCollectives(0, ()), RankCollectives(1, groups)))
+    seen = evidence_of(capture)
+    assert life_of(seen, lived_s=3.0, window_s=120.0, has_beaten=True) == Life(
+        3.0, in_window=True, has_beaten=True, steps=41
+    )
+    assert life_of(evidence_of(Capture()), lived_s=300.0, window_s=120.0, has_beaten=False) == Life(
+        300.0, in_window=False
+    )
+
+
+def test_the_same_failure_of_an_unknown_cause_in_init_is_told_as_such() -> None:
+    """After its one retry: the ranks never met, so that none of them can have trained."""
+    decisions = run(policy(), failed("segmentation_fault", in_init=True, life=AT_ONCE))
+    assert steps(decisions) == ["retry", "finish"]
+    assert "the same failure twice in a row (segmentation_fault, rank 3, train.py:12)" in decisions[1].words
+
+
+def test_another_failure_between_two_alike_makes_them_two() -> None:
+    """Only what comes twice in a row is taken to come for ever."""
+    ours, other = failed("python_exception", started=True), failed("abort", started=True)
+    assert steps(run(policy(max_restarts=3), ours, other, ours, ours)) == ["restart", "restart", "restart", "finish"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failed("python_exception", rank=2, started=True),
+        failed("python_exception", place="train.py:13", started=True),
+        failed("abort", started=True),
+    ],
+)
+def test_another_rank_place_or_class_is_another_failure(other: FailureFacts) -> None:
+    """All three together are what it is known by."""
+    first = failed("python_exception", started=True)
+    assert steps(run(policy(max_restarts=2), first, other, first)) == ["restart", "restart", "finish"]
+
+
+def test_ranks_that_fail_alike_are_the_same_failure_whoever_was_seen_to() -> None:
+    """Of eight ranks with the same import error some are stopped before they come to it."""
+    one, other = Fingerprint("import_error", (0, 3), "a.py:1"), Fingerprint("import_error", (3, 5), "a.py:1")
+    assert one.is_same(other)
+    assert not one.is_same(other._replace(ranks=(5,)))
+    assert not one.is_same(other._replace(ranks=()))
+    assert one._replace(ranks=()).is_same(other._replace(ranks=()))
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_nothing_to_compare_is_never_the_same(always: bool) -> None:
+    """A signal from outside has no frame and no message."""
+    empty = Fingerprint("unknown", (1,))
+    assert not empty.is_same(empty)
+    assert not empty.is_same(None)
+    silent = FailureFacts("unknown", empty, started=True)
+    assert steps(run(policy(max_restarts=2, always=always), silent)) == ["restart", "restart", "finish"]
+
+
+def test_retry_always_goes_on_to_the_numbers() -> None:
+    """Restarts of what fails alike, and retries of what nobody knows."""
+    assert steps(run(policy(max_restarts=3, always=True), failed("import_error", life=AT_ONCE))) == (
+        ["restart"] * 3 + ["finish"]
+    )
+    assert steps(run(policy(always=True), failed("abort", in_init=True))) == ["retry"] * 3 + ["finish"]
+
+
+# ----------------------------------------------------------------------------------------------------------------- end
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_user_who_wants_an_end_gets_it(always: bool) -> None:
+    """Whatever failed, and whatever is left."""
+    facts = failed("port_in_use", restarting_allowed=False, stop_words="stopped by SIGTERM")
+    decision = policy(max_restarts=9, always=always).decide(facts)
+    assert (decision.next_step, decision.words) == ("finish", "not started again: stopped by SIGTERM")
+
+
+def test_reason_is_the_line_without_what_follows() -> None:
+    """The report has a column for each."""
+    decisions = run(policy(start_retries=1), failed("port_in_use", words="port 29500 is in use"))
+    assert decisions[0].words == "starting again in 1.0 s (retry 1 of 1): port 29500 is in use"
+    assert decisions[0].reason == "port 29500 is in use"
+    assert decisions[1].words == f"not started again: {decisions[1].reason}"
+
+
+# --------------------------------------------------------------------------------------------------------------- hosts
+
+
+def on_host(host: int = 2, rank: int = 3, class_name: str = "gpu_hardware_error", **more: Any) -> FailureFacts:
+    return failed(class_name, rank, started=True, host=host, host_label=f"node{host + 1}", **more)
+
+
+def test_a_host_that_caused_the_same_failure_twice_is_left_out_where_the_rest_suffices() -> None:
+    """And named."""
+    decisions = run(policy(max_restarts=5, exclude_bad_hosts=True), on_host(), hosts=3, least_hosts=2)
+    assert [decision.exclude for decision in decisions] == [None, 2, None, None, None, None]
+    assert decisions[1].words == (
+        "starting again at once (restart 2 of 5): without node3, which caused the same failure twice "
+        "(gpu_hardware_error, rank 3, train.py:12)"
+    )
+
+
+def test_a_host_whose_failures_may_pass_is_left_out_as_well() -> None:
+    """Its GPU is busy again and again."""
+    facts = on_host(class_name="gpu_busy")._replace(started=False)
+    decisions = run(policy(exclude_bad_hosts=True), facts, hosts=3, least_hosts=2)
+    assert [(decision.next_step, decision.exclude) for decision in decisions[:2]] == [("retry", None), ("retry", 2)]
+
+
+def test_a_failure_that_goes_on_without_that_host_was_not_its_fault() -> None:
+    """Excluding one host after the other would end with the last."""
+    facts = [on_host(), on_host(), on_host(host=1, rank=2)]
+    decisions = run(policy(max_restarts=4, exclude_bad_hosts=True), *facts, hosts=4, least_hosts=1)
+    assert [decision.exclude for decision in decisions] == [None, 2, None, None, None]
+    assert decisions[3].words == (
+        "starting again at once (restart 4 of 4): gpu_hardware_error it was, also without node3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "host", "hosts", "words"),
+    [
+        ({}, 2, 3, "gpu_hardware_error it was"),
+        ({"exclude_bad_hosts": True}, 2, 2, "; the job needs node3, which cannot be left out"),
+        ({"exclude_bad_hosts": True}, 0, 3, "; node1 leads the job and cannot be left out"),
+    ],
+)
+def test_a_host_stays_where_it_must(options: dict[str, bool], host: int, hosts: int, words: str) -> None:
+    """Not asked for, the job needs it, or it has the store; the restarts are those that were asked for."""
+    decisions = run(policy(max_restarts=2, **options), on_host(host), hosts=hosts, least_hosts=2)
+    assert steps(decisions) == ["restart", "restart", "finish"]
+    assert {decision.exclude for decision in decisions} == {None}
+    assert decisions[1].words.endswith(words)
+
+
+# --------------------------------------------------------------------------------------------------------------- waits
+
+
+def test_waits_double_and_are_spread_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that fail together do not all come back together."""
+    for share, expected in ((0.0, [0.5, 1.0, 2.0]), (1.0, [1.0, 1.5, 2.5])):
+        monkeypatch.setattr(random, "uniform", lambda low, high, share=share: low + share * (high - low))
+        attempts = AttemptPolicy(0, 3, 0.5)
+        attempts.take_waits(retry_waits_s(0.5, 3))
+        decisions = run(attempts, failed("port_in_use"))
+        assert [decision.wait_s for decision in decisions[:3]] == pytest.approx(expected)
+
+
+def test_where_no_waits_have_come_they_double_all_the_same() -> None:
+    """The process that draws them up may be lost, or late."""
+    attempts = AttemptPolicy(0, 4, 0.5)
+    assert [decision.wait_s for decision in run(attempts, failed("port_in_use"))[:4]] == [0.5, 1.0, 2.0, 4.0]
+    attempts = AttemptPolicy(0, 4, 0.5)
+    attempts.take_waits([0.75])
+    assert [decision.wait_s for decision in run(attempts, failed("port_in_use"))[:4]] == [0.75, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_no_wait_is_longer_than_a_minute_or_shorter_than_nothing(comes: bool) -> None:
+    """Nobody waits for an hour at the hundredth retry."""
+
+    def waits(retries: int, first_s: float) -> list[float]:
+        attempts = AttemptPolicy(0, retries, first_s)
+        if comes:
+            attempts.take_waits(retry_waits_s(first_s, retries))
+        return [decision.wait_s for decision in run(attempts, failed("port_in_use"))]
+
+    assert all(wait_s <= 60.0 for wait_s in waits(20, 1.0))
+    assert set(waits(3, 0.0)) == {0.0}
+    assert waits(1, 90.0)[0] >= 60.0
+
+
+def test_no_decision_loads_what_draws_up_the_waits() -> None:
+    """It takes files, of a file system that may be the reason for the failure, and asyncio."""
+    program = (
+        "import sys, saferun.supervisor.policy as p\n"
+        "a = p.AttemptPolicy(0, 1); f = p.FailureFacts('port_in_use', started=False)\n"
+        "print(a.decide(f).next_step, 'tenacity' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["retry", "False"]
+
+
+# --------------------------------------------------------------------------------------------------------------- facts
+
+
+def diagnosis(
+    class_name: str = "import_error",
+    *,
+    ranks: tuple[int, ...] = (3,),
+    place: str = "train.py:12",
+    start: str = "inside",
+    tracebacks: tuple[Traceback, ...] = (),
+    proof: str = "ImportError: no",
+    **more: Any,
+) -> Diagnosis:
+    cause = Cause(class_name, f"{class_name} words", ranks, proof, "", place)
+    end = RankEnd(ranks[0], ranks[0], 100, ExitStatus(1, None), 1.0, 1.0, stopped_by_us=False) if ranks else None
+    return Diagnosis("it failed", end, None, (), (), (), cause=cause, start=start, tracebacks=tracebacks, **more)
+
+
+@pytest.mark.parametrize(
+    ("start", "started", "in_init"),
+    [("", None, False), ("before", False, False), ("inside", False, True), ("through", True, False)],
+)
+def test_how_far_the_start_had_come_is_what_the_diagnosis_says(
+    start: str,
+    started: bool | None,
+    in_init: bool,
+) -> None:
+    """What nobody knows is no failed start."""
+    facts = facts_from(diagnosis("abort", start=start))
+    assert (facts.started, facts.in_init) == (started, in_init)
+
+
+def test_a_scripts_own_exception_is_not_raised_in_init_because_others_wait_there() -> None:
+    """A KeyError in one rank before it, with the others waiting for it, is as sure as any other."""
+    own = Traceback((3,), ("Traceback", '  File "train.py", line 12, in main', "KeyError: 1"))
+    others = Traceback((1,), ('  File "distributed_c10d.py", line 17, in init_process_group',))
+    assert not facts_from(diagnosis("python_exception", tracebacks=(own, others))).in_init
+    assert facts_from(diagnosis("python_exception", tracebacks=(others._replace(ranks=(3,)),))).in_init
+    assert not facts_from(diagnosis("python_exit")).in_init
+
+
+def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_numbers() -> None:
+    """Ports and process numbers differ from attempt to attempt."""
+    assert facts_from(diagnosis()).fingerprint == Fingerprint("import_error", (3,), "train.py:12", is_frame=True)
+    prints = facts_from(diagnosis(place="", proof="pid 4711: no")).fingerprint
+    assert (prints.place, prints.words) == ("pid ####: no", "import_error, rank 3")
+    assert not facts_from(diagnosis(place="", proof="")).fingerprint.place
+    assert not facts_from(diagnosis("killed_from_outside")).fingerprint.place
+
+
+def test_many_ranks_are_not_all_named() -> None:
+    """A line is a line."""
+    assert (
+        Fingerprint("abort", tuple(range(100)), "a.py:1", is_frame=True).words == "abort, ranks 0, 1, 2, 3, …, a.py:1"
+    )
+
+
+def test_what_saferun_could_not_do_has_the_class_that_it_is_given() -> None:
+    """The store's process was killed: no rank brought that about."""
+    found = diagnosis()._replace(cause=None, headline="the store's process ended (killed by SIGKILL)")
+    facts = facts_from(found, trouble_class="store_lost")
+    assert (facts.class_name, facts.may_pass, facts.words) == ("store_lost", True, found.headline)
+    assert facts_from(found).class_name == "unknown"
+    # What a rank is known to have failed of is more than what followed from that.
+    assert facts_from(diagnosis(), trouble_class="store_lost").class_name == "import_error"
+
+
+def test_a_host_is_blamed_only_if_it_is_one_of_several_and_the_only_one() -> None:
+    """Ranks of two hosts that fail alike are no host's fault."""
+    hosts = (HostSight(0, "node1", (0, 1)), HostSight(1, "node2", (2, 3)))
+    facts = facts_from(diagnosis(hosts=hosts))
+    assert (facts.host, facts.host_label) == (1, "node2")
+    assert facts_from(diagnosis(ranks=(1, 3), hosts=hosts)).host is None
+    assert facts_from(diagnosis(hosts=(HostSight(0, "node1", (0, 1, 2, 3)),))).host is None
+    assert facts_from(diagnosis(ranks=(), hosts=hosts)).host is None

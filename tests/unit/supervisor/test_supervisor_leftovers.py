@@ -1,0 +1,105 @@
+"""The state machine and what works on after ranks that ended well."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from saferun.supervisor.events import (
+    Finish,
+    JobDecided,
+    JobLost,
+    JobTrouble,
+    LeftoversGone,
+    Say,
+    SweepLeftovers,
+)
+from saferun.supervisor.machine import State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy
+from tests.unit.supervisor.fake_job import Job
+from tests.unit.supervisor.fake_world import FAILED, LIMITS, OK, World, only, running
+
+WAITED_FOR = SweepLeftovers(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s)
+ENDED = SweepLeftovers(0, LIMITS.sweep_term_s)
+
+
+def well_ended(leftovers: str = "wait") -> World:
+    world = running(ranks=1)
+    world.supervisor._leftovers = leftovers  # type: ignore[assignment]
+    world.exit(0)
+    world.answers.clear()  # something is left
+    return world
+
+
+def test_what_works_after_ranks_that_ended_well_is_waited_for_and_not_for_ever() -> None:
+    """An upload of the last checkpoint; torchrun leaves it alone."""
+    world = well_ended()
+    assert only(SweepLeftovers, world.actions) == WAITED_FOR
+    began = world.now
+    assert world.expire() == [Finish(0)]
+    assert world.now - began >= LIMITS.leftovers_s
+
+
+@pytest.mark.parametrize(
+    ("mode", "action"),
+    [("end", SweepLeftovers(0, LIMITS.grace_s, 0.0, LIMITS.grace_s)), ("leave", SweepLeftovers(0, 0.0, leave=True))],
+)
+def test_it_is_ended_or_left_where_the_user_says_so(mode: str, action: SweepLeftovers) -> None:
+    assert only(SweepLeftovers, well_ended(mode).actions) == action
+
+
+def test_after_a_failure_nothing_is_waited_for() -> None:
+    """It would hold memory of the GPUs, ports and files of the next attempt."""
+    world = running(ranks=1, max_restarts=1)
+    assert world.exit(0, FAILED) == [ENDED]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_and_the_job_has_ended_well_all_the_same(signum: int) -> None:
+    world = well_ended()
+    say, sweep = world.signal(signum)
+    assert isinstance(say, Say)
+    assert sweep == ENDED
+    assert world.supervisor.deadline == world.now + LIMITS.sweep_s
+    assert world.signal(signum) == []
+    assert world.deliver(LeftoversGone(world.now, 0, (12,))) == [Finish(0)]
+
+
+def waiting_host(elastic: bool = False) -> tuple[Job, Supervisor]:
+    """The second of two hosts, whose ranks are done while something of theirs works on."""
+    job = Job(2, 1, least=1 if elastic else None)
+    job.run()
+    host = job.hosts[1]
+    host.exit(OK)
+    host.exit(OK)
+    host.inbox.clear()  # something is left
+    assert host.state is State.STOPPING
+    return job, host.supervisor
+
+
+def test_a_failure_on_another_host_ends_the_wait() -> None:
+    """All start again together, and do not wait ten minutes for one host's upload."""
+    job, supervisor = waiting_host()
+    actions = supervisor.handle(JobTrouble(job.now, 0, "failure", "rank 0", "node0"))
+    assert actions == [ENDED]
+    supervisor.handle(LeftoversGone(job.now, 0, ()))
+    assert supervisor.state is State.DIAGNOSING
+
+
+def test_a_job_that_cannot_be_reached_any_more_ends_the_wait() -> None:
+    job, supervisor = waiting_host()
+    assert supervisor.handle(JobLost(job.now, 0, "gone", "look")) == [ENDED]
+    ended = supervisor.handle(LeftoversGone(job.now, 0, ()))
+    assert ended == [Say("gone; all ranks of this host ended well"), Finish(0)]
+
+
+def test_what_was_decided_during_the_wait_is_done_after_it() -> None:
+    job, supervisor = waiting_host()
+    assert supervisor.handle(JobDecided(job.now, 0, "finish", 1, 0.0, 0, ("why",))) == [ENDED]
+    supervisor.handle(LeftoversGone(job.now, 0, ()))
+    assert supervisor.state is State.DONE
+
+
+def test_the_policy_of_an_ordinary_supervisor_is_to_wait() -> None:
+    assert Supervisor(AttemptPolicy(0), LIMITS)._leftovers == "wait"

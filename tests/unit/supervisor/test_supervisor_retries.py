@@ -1,0 +1,146 @@
+"""Starts that fail and are tried again: what the machine does with a decision."""
+
+from __future__ import annotations
+
+from saferun.supervisor.events import (
+    Action,
+    ChecksOver,
+    ChecksPassed,
+    DeadlineExpired,
+    Diagnosed,
+    Finish,
+    HostsJoined,
+    JobDecided,
+    JobTrouble,
+    JoinHosts,
+    LaunchRequested,
+    ReportFailure,
+    RunChecks,
+    StartFailed,
+    TellDecision,
+)
+from saferun.supervisor.machine import Limits, State, Supervisor
+from saferun.supervisor.policy import AttemptPolicy, FailureFacts, Fingerprint, JobPolicy
+from tests.unit.supervisor.fake_job import Job
+from tests.unit.supervisor.fake_world import DIAGNOSIS, FAILED, KILLED, World, only, placement_of
+
+
+def retrying(retries: int = 3) -> AttemptPolicy:
+    return AttemptPolicy(0, retries, wait=lambda retry: 2.0 * retry)
+
+
+def launched(policy: AttemptPolicy, job: JobPolicy | None = None) -> Supervisor:
+    supervisor = Supervisor(policy, Limits(), None, job)
+    supervisor.handle(LaunchRequested(0.0, 0))
+    return supervisor
+
+
+def test_a_port_that_is_in_use_is_tried_again() -> None:
+    """Nothing had been started: the launch waits, checks anew, and goes on."""
+    supervisor = launched(retrying())
+    failed = StartFailed(1.0, 0, "port 29500 is in use", "stop it", 1, class_name="port_in_use")
+    supervisor.handle(failed)
+    assert supervisor.state is State.DIAGNOSING
+    (report,) = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
+    assert isinstance(report, ReportFailure)
+    assert report.decision is not None
+    assert report.decision.words == "starting again in 2.0 s (retry 1 of 3): port 29500 is in use"
+    assert (supervisor.state, supervisor.deadline) == (State.BACKOFF, 3.0)
+
+
+def test_a_check_that_finds_what_will_not_pass_ends_the_launch() -> None:
+    """Without a class there is nothing that another try could change."""
+    supervisor = launched(retrying())
+    supervisor.handle(StartFailed(1.0, 0, "there is no interface eht0", "eth0?", 2))
+    actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
+    assert actions[-1] == Finish(2)
+
+
+def test_a_failed_start_of_ranks_is_tried_again_and_uses_no_restart() -> None:
+    """TORCHELASTIC_RESTART_COUNT counts failures of training, which this one never came to."""
+    world = World()
+    world.supervisor = Supervisor(retrying(), Limits(), None)
+    world.launch()
+    world.answer_until(State.RUNNING)
+    world.exit(0, FAILED)
+    world.answer()
+    world.exit(1, KILLED)
+    world.answer()
+    facts = FailureFacts("rendezvous_store_failure", started=False, words="the ranks did not meet")
+    world.deliver(Diagnosed(world.now, 0, DIAGNOSIS, facts=facts))
+    assert world.state is State.BACKOFF
+    assert world.expire() == [RunChecks(1)]
+    world.answer_until(State.RUNNING)
+    assert JoinHosts(1, 0) in world.actions
+
+
+def test_of_several_hosts_the_one_that_leads_decides_on_a_retry() -> None:
+    """The others wait as long, and come again."""
+    together = JobPolicy(together=True)
+    leader, follower = launched(retrying(), together), launched(retrying(), together)
+    joined = HostsJoined(0.0, 0, placement_of(1), 0, leads=True, probes=True)
+    for supervisor, leads in ((leader, True), (follower, False)):
+        supervisor.handle(ChecksPassed(0.0, 0))
+        supervisor.handle(joined._replace(leads=leads))
+    leader.handle(StartFailed(1.0, 0, "node2 does not answer", "look", 2, class_name="network_cut"))
+    actions = leader.handle(Diagnosed(1.0, 0, DIAGNOSIS))
+    told = only(TellDecision, actions)
+    assert (told.next_step, told.wait_s, told.restarts) == ("restart", 2.0, 0)
+    follower.handle(JobDecided(1.0, 0, told.next_step, told.exit_code, told.wait_s, told.restarts))
+    assert (leader.state, follower.state) == (State.BACKOFF, State.BACKOFF)
+    assert (leader.deadline, follower.deadline) == (3.0, 3.0)
+
+
+def test_a_master_whose_port_is_taken_tries_again_while_the_others_wait_for_it() -> None:
+    """They know nothing of this attempt yet."""
+    supervisor = launched(retrying(), JobPolicy(together=True))
+    supervisor.handle(StartFailed(1.0, 0, "port 29500 is in use", "stop it", 1, class_name="port_in_use"))
+    actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
+    assert not any(isinstance(action, TellDecision) for action in actions)
+    assert supervisor.state is State.BACKOFF
+
+
+def test_a_host_that_is_left_out_leaves_and_the_others_go_on() -> None:
+    """It caused the same failure twice."""
+    policy = AttemptPolicy(3, 0, exclude_bad_hosts=True)
+    leader = launched(policy, JobPolicy(together=True, least_hosts=1))
+    bad = launched(AttemptPolicy(3), JobPolicy(together=True, least_hosts=1))
+    facts = FailureFacts("gpu_hardware_error", Fingerprint("gpu_hardware_error", (2,), "train.py:3"), started=True)
+    facts = facts._replace(host=1, host_label="node2", words="a GPU fails")
+    last: list[Action] = []
+    for attempt in range(2):
+        for supervisor, number in ((leader, 0), (bad, 1)):
+            place = placement_of(1)._replace(group_rank=number, group_world_size=2, restarts=attempt)
+            supervisor.handle(ChecksPassed(0.0, attempt))
+            supervisor.handle(HostsJoined(0.0, attempt, place, attempt, leads=number == 0, probes=True))
+            supervisor.handle(JobTrouble(0.0, attempt, "failure", "a GPU fails", "node2"))
+            assert supervisor.state is State.DIAGNOSING
+        actions = leader.handle(Diagnosed(1.0, attempt, DIAGNOSIS, facts=facts))
+        told = only(TellDecision, actions)
+        assert told.excluded == (1 if attempt else -1)
+        bad.handle(Diagnosed(1.0, attempt, DIAGNOSIS))
+        decided = JobDecided(1.0, attempt, "restart", 1, told.wait_s, told.restarts, ("why",), told.excluded)
+        last = bad.handle(decided)
+        leader.handle(_expiry(leader))
+        if not attempt:
+            bad.handle(_expiry(bad))
+    assert last[-1] == Finish(1, leaves=True)
+    assert leader.state is State.CHECKING
+
+
+def _expiry(supervisor: Supervisor) -> DeadlineExpired:
+    return DeadlineExpired(supervisor.deadline or 0.0, supervisor.attempt)
+
+
+def test_where_nothing_but_checks_is_wanted_one_host_ends_after_its_own() -> None:
+    """With their exit code."""
+    supervisor = launched(retrying())
+    assert supervisor.handle(ChecksOver(1.0, 0, 2)) == [Finish(2)]
+
+
+def test_the_hosts_of_a_job_come_again_after_checks_that_may_get_better() -> None:
+    """All of them, and then they run."""
+    job = Job(3, bad_checks={0})
+    job.passing = True
+    job.settle()
+    assert [host.state for host in job.hosts] == [State.RUNNING] * 3
