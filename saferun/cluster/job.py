@@ -28,16 +28,16 @@ from saferun.linux.net import own_addresses, short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject, Placement, RankPlace, Value
 from saferun.supervisor.events import (
+    BroadcastDecision,
     Event,
     HostsDone,
-    HostsHeard,
-    HostsUnheard,
+    HostsReachable,
+    HostsUnreachable,
+    JobAborted,
     JobDecided,
     JobLost,
-    JobTrouble,
     JoinHosts,
     StartFailed,
-    TellDecision,
 )
 from saferun.text.decoding import number, text, words
 
@@ -523,7 +523,7 @@ class Job:
             }
         )
 
-    def tell_decision(self, action: TellDecision, words: Sequence[str]) -> None:
+    def tell_decision(self, action: BroadcastDecision, words: Sequence[str]) -> None:
         """What follows, on all hosts."""
         self._tell(
             {
@@ -822,7 +822,7 @@ class Job:
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
                 self.line.send({"op": "start_stage", "attempt": attempt})
-        trouble = JobTrouble(
+        trouble = JobAborted(
             time.monotonic(),
             attempt,
             heard.reason,
@@ -911,7 +911,7 @@ class Job:
     def _on_unheard(self, words: str) -> None:
         """The host that leads is not heard of, and the job goes on; empty: it is heard again."""
         now = time.monotonic()
-        self._post(HostsUnheard(now, self._attempt(), words) if words else HostsHeard(now, self._attempt()))
+        self._post(HostsUnreachable(now, self._attempt(), words) if words else HostsReachable(now, self._attempt()))
 
     def _look_at_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that is heard of."""

@@ -133,7 +133,7 @@ class _Undiagnosed(Value):
 
 def _told(decision: Decision | None) -> str:
     """What is said of a decision: nothing, where nobody could have expected another."""
-    return decision.words if decision is not None and not decision.is_plain else ""
+    return decision.message if decision is not None and not decision.is_plain else ""
 
 
 def _pulse(rank: Rank) -> _Pulse:
@@ -964,7 +964,7 @@ class Investigation:
             self._attempt(),
             time.time(),
             decision.next_step,
-            decision.words,
+            decision.message,
             decision.wait_s,
             diagnosis.cause.class_name if diagnosis.cause is not None else "",
             next((host.label for host in diagnosis.hosts if host.host == blamed), ""),
@@ -974,7 +974,7 @@ class Investigation:
 
     def report_decision(self, action: ReportDecision) -> None:
         """Tell what another host has decided, in its words; this host's part of the report stays here."""
-        lines = list(action.words) or [
+        lines = list(action.messages) or [
             f"saferun: the job has failed; {self._job.leader if self._job else ''} knows why"
         ]
         if self._job is None or self._job.line.is_head:

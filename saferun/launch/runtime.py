@@ -39,6 +39,8 @@ from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject, LogDestinations, Placement, RankPlace, signal_name
 from saferun.supervisor import topology
 from saferun.supervisor.events import (
+    BroadcastAbort,
+    BroadcastDecision,
     CaptureEvidence,
     ChecksAsked,
     ChecksOver,
@@ -51,11 +53,13 @@ from saferun.supervisor.events import (
     EvidenceCaptured,
     Finish,
     HostsJoined,
-    JobTrouble,
+    JobAborted,
     JoinHosts,
     LaunchRequested,
-    LeftoversGone,
     LoopStalled,
+    NotifyDone,
+    OrphansGone,
+    PrintLine,
     ProbeHosts,
     ProbesPassed,
     RankExited,
@@ -64,16 +68,12 @@ from saferun.supervisor.events import (
     ReportFailure,
     ReportHang,
     RunChecks,
-    Say,
     ServeStore,
     SignalRanks,
     SignalReceived,
     StartFailed,
     StartRanks,
-    SweepLeftovers,
-    TellDecision,
-    TellDone,
-    TellTrouble,
+    SweepOrphans,
 )
 from saferun.supervisor.machine import State, Supervisor
 
@@ -291,14 +291,14 @@ class Runtime:
             CaptureEvidence: self._capture,
             ReportHang: self._investigation.report_hang,
             SignalRanks: self._signal_ranks,
-            SweepLeftovers: self._sweep_leftovers,
+            SweepOrphans: self._sweep_leftovers,
             Diagnose: self._diagnose,
             ReportFailure: self._report_failure,
-            TellTrouble: self._tell_trouble,
-            TellDone: self._tell_done,
-            TellDecision: self._tell_decision,
+            BroadcastAbort: self._tell_trouble,
+            NotifyDone: self._tell_done,
+            BroadcastDecision: self._tell_decision,
             ReportDecision: self._report_decision,
-            Say: lambda action: self._screen.say(f"saferun: {printable(action.text)}"),
+            PrintLine: lambda action: self._screen.say(f"saferun: {printable(action.text)}"),
             Finish: self._on_finish,
         }
 
@@ -330,7 +330,7 @@ class Runtime:
             before = self._supervisor.state
             actions = self._supervisor.handle(event)
             after = self._supervisor.state
-            if isinstance(event, SignalReceived | JobTrouble):
+            if isinstance(event, SignalReceived | JobAborted):
                 # The ranks of a job that is stopped have the signal before anything else is done about it.
                 for action in actions:
                     if isinstance(action, SignalRanks):
@@ -458,7 +458,7 @@ class Runtime:
 
     def _take_from_job(self, event: Event) -> None:
         """Take in what happened on other hosts."""
-        if isinstance(event, JobTrouble) and event.signum:
+        if isinstance(event, JobAborted) and event.signum:
             event = event._replace(quiet_s=self._investigation.quiet_s())
         self._events.append(event)
 
@@ -948,10 +948,10 @@ class Runtime:
     def _on_job_hang(self, verdict: HangVerdict, number: int) -> None:
         self._investigation.job_hangs(verdict, number)
 
-    def _tell_trouble(self, action: TellTrouble) -> None:
+    def _tell_trouble(self, action: BroadcastAbort) -> None:
         if self._job is None:
             return
-        words, ranks = action.words, tuple(self._job.blamed)
+        words, ranks = action.message, tuple(self._job.blamed)
         if action.reason == "failure":
             first = next((rank for rank in self._ended_badly()), None)
             words = words or (f"rank {first.place.rank}: {first.end.status.words}" if first and first.end else "")
@@ -963,11 +963,11 @@ class Runtime:
         failed = [rank for rank in ranks if rank.end is not None and not rank.end.status.ok]
         return sorted(failed, key=lambda rank: rank.end.at if rank.end is not None else 0.0)
 
-    def _tell_done(self, _action: TellDone) -> None:
+    def _tell_done(self, _action: NotifyDone) -> None:
         if self._job is not None:
             self._job.set_state({"s": "done"})
 
-    def _tell_decision(self, action: TellDecision) -> None:
+    def _tell_decision(self, action: BroadcastDecision) -> None:
         if self._job is not None:
             words: list[str] = []
             if action.diagnosis is not None:
@@ -984,7 +984,7 @@ class Runtime:
     # ----------------------------------------------------------------------------------------------------------------
     # What the ranks left behind
 
-    def _sweep_leftovers(self, action: SweepLeftovers) -> None:
+    def _sweep_leftovers(self, action: SweepOrphans) -> None:
         if action.leave:
             self._leftovers.leave()
             return
@@ -1003,7 +1003,7 @@ class Runtime:
         now = time.monotonic()
         self._end_attempt(now)
         self._segments.sweep()
-        self._events.append(LeftoversGone(now, self._supervisor.attempt, pids))
+        self._events.append(OrphansGone(now, self._supervisor.attempt, pids))
 
     def _own_pids(self) -> set[int]:
         """Processes of saferun's own, and ranks that were given up: they are in an uninterruptible sleep."""
@@ -1068,7 +1068,7 @@ class Runtime:
         """Take in what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
         if isinstance(event, Diagnosed) and self._waits is not None:
             facts = event.facts
-            if facts is not None and facts.started is False and facts.may_pass:
+            if facts is not None and facts.started is False and facts.is_transient:
                 self._waits.need(lambda: self._events.append(event))
                 return
         self._events.append(event)

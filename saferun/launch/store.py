@@ -16,7 +16,7 @@ from saferun.linux.children import SpawnError
 from saferun.linux.net import hold_port
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import Event, StartFailed, StoreMissed, StoreServed
+from saferun.supervisor.events import Event, StartFailed, StoreServed, StoreUnavailable
 
 # The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
 # ranks that are done sooner never wanted one, and then no coordinator is started at all.
@@ -258,7 +258,7 @@ class StoreService:
 
         def on_asked() -> None:
             self._poller.unwatch(listener.fileno())
-            self._post(StoreMissed(time.monotonic(), self._attempt(), what, _HINT))
+            self._post(StoreUnavailable(time.monotonic(), self._attempt(), what, _HINT))
 
         self._poller.watch(listener.fileno(), on_asked)
 

@@ -117,7 +117,7 @@ class StoreServed(Value):
     attempt: int
 
 
-class StoreMissed(Value):
+class StoreUnavailable(Value):
     """A rank asks for the store, and there is nobody to serve it."""
 
     at: float
@@ -160,13 +160,13 @@ class EvidenceCaptured(Value):
     moved: bool = False
 
 
-class JobTrouble(Value):
+class JobAborted(Value):
     """The job's attempt is to end; all hosts are told the same.
 
     Attributes:
         reason: ``failure``, ``hang``, ``signal``, ``parent``, ``lost``, ``task_lost``, ``start``: something went wrong;
             ``membership``, ``leave``: other hosts form the job from now on.
-        words: what happened, in a few words.
+        message: what happened, in a few words.
         host: the host that told it, or that it is about.
         ours: whether this process told it.
         signum: the signal, where it was one; 0: none.
@@ -177,7 +177,7 @@ class JobTrouble(Value):
     at: float
     attempt: int
     reason: str
-    words: str
+    message: str
     host: str
     ours: bool = False
     signum: int = 0
@@ -188,8 +188,8 @@ class JobTrouble(Value):
 class JobDecided(Value):
     """The host that decides has decided what follows.
 
-    ``words``: lines for the user. ``restarts``: how many there have been, this one included. ``excluded``: the number
-    of a host that is left out from now on; -1: none.
+    ``messages``: lines for the user. ``restarts``: how many there have been, this one included. ``excluded``: the
+    number of a host that is left out from now on; -1: none.
     """
 
     at: float
@@ -198,7 +198,7 @@ class JobDecided(Value):
     exit_code: int
     wait_s: float
     restarts: int
-    words: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
     excluded: int = -1
 
 
@@ -209,7 +209,7 @@ class HostsDone(Value):
     attempt: int
 
 
-class HostsUnheard(Value):
+class HostsUnreachable(Value):
     """Hosts are not heard of, and the job goes on all the same.
 
     Where this host leads, those are the only ones that have not ended well.
@@ -217,10 +217,10 @@ class HostsUnheard(Value):
 
     at: float
     attempt: int
-    words: str
+    message: str
 
 
-class HostsHeard(Value):
+class HostsReachable(Value):
     """They are heard of again."""
 
     at: float
@@ -247,7 +247,7 @@ class CoreDumpSeen(Value):
     attempt: int
 
 
-class LeftoversGone(Value):
+class OrphansGone(Value):
     """No process of the attempt is left but the ranks that were given up; ``pids`` had to be ended."""
 
     at: float
@@ -297,18 +297,18 @@ Event = (
     | StartFailed
     | RankExited
     | StoreServed
-    | StoreMissed
+    | StoreUnavailable
     | SignalReceived
     | HangSuspected
     | EvidenceCaptured
-    | JobTrouble
+    | JobAborted
     | JobDecided
     | HostsDone
-    | HostsUnheard
-    | HostsHeard
+    | HostsUnreachable
+    | HostsReachable
     | JobLost
     | CoreDumpSeen
-    | LeftoversGone
+    | OrphansGone
     | Diagnosed
     | DeadlineExpired
     | LoopStalled
@@ -383,8 +383,8 @@ class SignalRanks(Value):
     signum: int
 
 
-class SweepLeftovers(Value):
-    """End what the ranks left behind, or wait for its end; answer LeftoversGone.
+class SweepOrphans(Value):
+    """End what the ranks left behind, or wait for its end; answer OrphansGone.
 
     Attributes:
         term_s: seconds between SIGTERM and SIGKILL.
@@ -430,25 +430,25 @@ class ReportFailure(Value):
     decision: Decision | None = None
 
 
-class TellTrouble(Value):
-    """Tell all hosts that this attempt is to end. The fields are those of JobTrouble.
+class BroadcastAbort(Value):
+    """Tell all hosts that this attempt is to end. The fields are those of JobAborted.
 
     ``culprits`` are local ranks here; those that a hang on other hosts is blamed on are known to who carries this out.
     """
 
     attempt: int
     reason: str
-    words: str
+    message: str
     signum: int = 0
 
 
-class TellDone(Value):
+class NotifyDone(Value):
     """Tell the host that decides that every rank of this one has ended with exit code 0."""
 
     attempt: int
 
 
-class TellDecision(Value):
+class BroadcastDecision(Value):
     """Tell all hosts what follows. ``diagnosis``: of a failed attempt; ``decision``: why.
 
     ``excluded``: the number of a host that is left out from now on; -1: none.
@@ -465,14 +465,14 @@ class TellDecision(Value):
 
 
 class ReportDecision(Value):
-    """Tell the user what another host has decided, in its words."""
+    """Tell the user what another host has decided, in its own words."""
 
     attempt: int
-    words: tuple[str, ...]
+    messages: tuple[str, ...]
     restarting: bool
 
 
-class Say(Value):
+class PrintLine(Value):
     """One line for the user."""
 
     text: str
@@ -498,13 +498,13 @@ Action = (
     | CaptureEvidence
     | ReportHang
     | SignalRanks
-    | SweepLeftovers
+    | SweepOrphans
     | Diagnose
     | ReportFailure
-    | TellTrouble
-    | TellDone
-    | TellDecision
+    | BroadcastAbort
+    | NotifyDone
+    | BroadcastDecision
     | ReportDecision
-    | Say
+    | PrintLine
     | Finish
 )

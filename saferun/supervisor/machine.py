@@ -11,6 +11,8 @@ from enum import Enum
 from saferun.model import Value, signal_name
 from saferun.supervisor.events import (
     Action,
+    BroadcastAbort,
+    BroadcastDecision,
     CaptureEvidence,
     ChecksAsked,
     ChecksOver,
@@ -24,16 +26,18 @@ from saferun.supervisor.events import (
     Finish,
     HangSuspected,
     HostsDone,
-    HostsHeard,
     HostsJoined,
-    HostsUnheard,
+    HostsReachable,
+    HostsUnreachable,
+    JobAborted,
     JobDecided,
     JobLost,
-    JobTrouble,
     JoinHosts,
     LaunchRequested,
-    LeftoversGone,
     LoopStalled,
+    NotifyDone,
+    OrphansGone,
+    PrintLine,
     ProbeHosts,
     ProbesPassed,
     RankExited,
@@ -42,17 +46,13 @@ from saferun.supervisor.events import (
     ReportFailure,
     ReportHang,
     RunChecks,
-    Say,
     ServeStore,
     SignalRanks,
     SignalReceived,
     StartFailed,
     StartRanks,
-    StoreMissed,
-    SweepLeftovers,
-    TellDecision,
-    TellDone,
-    TellTrouble,
+    StoreUnavailable,
+    SweepOrphans,
 )
 from saferun.supervisor.policy import AttemptPolicy, FailureFacts, HangPolicy, JobPolicy
 
@@ -235,17 +235,17 @@ class Supervisor:
             case ChecksOver() if self.state in {State.CHECKING, State.PROBING}:
                 # CHECKING | PROBING -> DONE: nothing else was wanted.
                 tells = self.state is State.PROBING and self._leads
-                told: list[Action] = [TellDecision(self.attempt, "finish", event.exit_code)] if tells else []
+                told: list[Action] = [BroadcastDecision(self.attempt, "finish", event.exit_code)] if tells else []
                 return [*told, *self._finish(event.exit_code)]
             case RanksStarted() if self.state is State.STARTING:
                 # STARTING -> RUNNING
                 self._enter(State.RUNNING, None)
                 return []
-            case StoreMissed() if self.state is State.RUNNING or self._verdict is not None:
+            case StoreUnavailable() if self.state is State.RUNNING or self._verdict is not None:
                 self._trouble, self._trouble_hint = event.what, event.hint
                 self._failed = self._missed_store = True
                 return self._fail(event.at) if self.state is State.RUNNING else []
-            case JobTrouble():
+            case JobAborted():
                 return self._on_trouble(event)
             case JobDecided() if not self._leads:
                 return self._on_decided(event)
@@ -253,9 +253,9 @@ class Supervisor:
                 return self._on_job_lost(event)
             case HostsDone() if self.state is State.WAITING and self._leads:
                 # WAITING -> DONE: every rank of the job ended with exit code 0.
-                return [TellDecision(self.attempt, "finish", 0), *self._finish(0)]
-            case HostsUnheard() | HostsHeard():
-                self._unheard = event.words if isinstance(event, HostsUnheard) else ""
+                return [BroadcastDecision(self.attempt, "finish", 0), *self._finish(0)]
+            case HostsUnreachable() | HostsReachable():
+                self._unheard = event.message if isinstance(event, HostsUnreachable) else ""
                 return self._wait_for_others(event.at) if self.state is State.WAITING else []
             case HangSuspected() if self.state is State.RUNNING:
                 return self._capture(event.at, event.verdict)
@@ -264,7 +264,7 @@ class Supervisor:
                 return self._after_capture(event.at, event.culprits)
             case CoreDumpSeen() if self.state is State.STOPPING and self._stage is not Stage.SWEEPING:
                 return self._on_core_dump(event.at)
-            case LeftoversGone() if self.state is State.STOPPING:
+            case OrphansGone() if self.state is State.STOPPING:
                 return self._after_sweep(event.at)
             case Diagnosed() if self.state is State.DIAGNOSING:
                 return self._on_diagnosed(event)
@@ -333,7 +333,7 @@ class Supervisor:
         if not self._job.together or self._told or self._alone:
             return []
         self._told = True
-        return [TellTrouble(self.attempt, reason, words, signum)]
+        return [BroadcastAbort(self.attempt, reason, words, signum)]
 
     def _capture(self, at: float, verdict: HangVerdict | None = None, at_most_s: float = float("inf")) -> list[Action]:
         # RUNNING -> CAPTURING
@@ -417,7 +417,7 @@ class Supervisor:
             return self._sweep_well(at)
         self._awaits_leftovers = False
         self._enter(State.STOPPING, at + limits.sweep_s)
-        return [SweepLeftovers(self.attempt, limits.sweep_term_s)]
+        return [SweepOrphans(self.attempt, limits.sweep_term_s)]
 
     def _sweep_well(self, at: float) -> list[Action]:
         """All ranks ended well: what they have left to work on is the user's."""
@@ -426,8 +426,8 @@ class Supervisor:
         self._awaits_leftovers = self._leftovers != "leave"
         self._enter(State.STOPPING, at + wait_s + limits.grace_s + limits.sweep_s)
         if self._leftovers == "leave":
-            return [SweepLeftovers(self.attempt, 0.0, leave=True)]
-        return [SweepLeftovers(self.attempt, limits.grace_s, wait_s, limits.grace_s)]
+            return [SweepOrphans(self.attempt, 0.0, leave=True)]
+        return [SweepOrphans(self.attempt, limits.grace_s, wait_s, limits.grace_s)]
 
     def _hurry_leftovers(self, at: float) -> list[Action]:
         """They are not waited for any longer."""
@@ -435,7 +435,7 @@ class Supervisor:
             return []
         self._awaits_leftovers = False
         self._enter(State.STOPPING, at + self._limits.sweep_s)
-        return [SweepLeftovers(self.attempt, self._limits.sweep_term_s)]
+        return [SweepOrphans(self.attempt, self._limits.sweep_term_s)]
 
     def _after_sweep(self, at: float) -> list[Action]:
         if self._stage is not Stage.SWEEPING:
@@ -444,7 +444,7 @@ class Supervisor:
         if self._regroups and self._stop_signum is None:
             # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
             self._enter(State.BACKOFF, at)
-            return [Say(f"{self._regroup_words}: starting all ranks again with the hosts that are there")]
+            return [PrintLine(f"{self._regroup_words}: starting all ranks again with the hosts that are there")]
         if not self._failed and self._stop_signum is None:
             if not self._job.together:
                 # STOPPING -> DONE: every rank ended with exit code 0.
@@ -455,7 +455,7 @@ class Supervisor:
             waits = self._wait_for_others(at)
             if self._decision is not None:
                 return self._follow(self._decision, at)
-            return [TellDone(self.attempt), *waits]
+            return [NotifyDone(self.attempt), *waits]
         return self._diagnose(at)
 
     def _wait_for_others(self, at: float) -> list[Action]:
@@ -464,7 +464,9 @@ class Supervisor:
         if not self._unheard:
             return []
         limit_s = self._limits.unheard_s
-        return [Say(f"{self._unheard}; all ranks that are known of ended well; waiting for {limit_s:g} s at most")]
+        return [
+            PrintLine(f"{self._unheard}; all ranks that are known of ended well; waiting for {limit_s:g} s at most")
+        ]
 
     def _diagnose(self, at: float) -> list[Action]:
         # STOPPING | WAITING -> DIAGNOSING
@@ -509,13 +511,15 @@ class Supervisor:
             # DIAGNOSING -> DONE
             if tells:
                 code = self._trouble_exit_code
-                actions.append(TellDecision(self.attempt, "finish", code, 0.0, self._restarts, diagnosis, decision))
+                actions.append(
+                    BroadcastDecision(self.attempt, "finish", code, 0.0, self._restarts, diagnosis, decision)
+                )
             return [*actions, *self._finish(self._trouble_exit_code)]
         # DIAGNOSING -> BACKOFF
         self._restarts += decision.next_step == "restart"
         if tells:
             excluded = -1 if decision.exclude is None else decision.exclude
-            told = TellDecision(
+            told = BroadcastDecision(
                 self.attempt, "restart", 1, decision.wait_s, self._restarts, diagnosis, decision, excluded
             )
             actions.append(told)
@@ -526,10 +530,10 @@ class Supervisor:
         """What is known of a failure, and what only this machine knows of it."""
         facts = facts or _UNKNOWN
         if self._trouble_class:
-            facts = facts._replace(class_name=self._trouble_class, started=False, passing=True, words=self._trouble)
+            facts = facts._replace(class_name=self._trouble_class, started=False, transient=True, message=self._trouble)
         if self._lost_store:
             # Each host decides for itself, and all the same: the one that leads can serve another store.
-            facts = facts._replace(class_name="store_lost", passing=True, words=self._trouble, host=None)
+            facts = facts._replace(class_name="store_lost", transient=True, message=self._trouble, host=None)
         why = ""
         if self._stop_signum is not None or self._job_stopped:
             why = f"stopped by {signal_name(self._stop_signum)}" if self._stop_signum is not None else "stopped"
@@ -538,16 +542,16 @@ class Supervisor:
         elif self._alone and not (self._job.outlives_leader or self._trouble_class or self._lost_store):
             why = "the other hosts cannot be reached"
         elif self._is_final:
-            why = facts.words or "it is not worth another attempt"
-        return facts._replace(restarting_allowed=False, stop_words=why) if why else facts
+            why = facts.message or "it is not worth another attempt"
+        return facts._replace(restarting_allowed=False, stop_reason=why) if why else facts
 
     def _follow(self, decision: JobDecided, at: float) -> list[Action]:
         """Do what the host that decides has decided."""
         restarting = decision.next_step == "restart" and self._stop_signum is None
         actions: list[Action] = []
         # Where nothing but checks was wanted, the host that leads shows what they found.
-        if (decision.exit_code != 0 or decision.words) and self.state is not State.PROBING:
-            actions.append(ReportDecision(self.attempt, decision.words, restarting))
+        if (decision.exit_code != 0 or decision.messages) and self.state is not State.PROBING:
+            actions.append(ReportDecision(self.attempt, decision.messages, restarting))
         if restarting and self._placement is not None and decision.excluded == self._placement.group_rank:
             # DIAGNOSING -> DONE: the others go on without this host.
             self._leaves = True
@@ -572,7 +576,7 @@ class Supervisor:
         if self._job.hurries and self._killed_by is None:
             self._killed_by = at + self._limits.grace_s
 
-    def _on_trouble(self, event: JobTrouble) -> list[Action]:
+    def _on_trouble(self, event: JobAborted) -> list[Action]:
         """All hosts end this attempt, for the same reason: the first that any of them told."""
         self._told = True
         if event.signum:
@@ -581,7 +585,7 @@ class Supervisor:
         if event.reason in {"membership", "leave"}:
             # What this host saw of it are ranks that others have left.
             self._regroups = not self._leaves
-            self._regroup_words = f"{event.host} leaves the job" if event.reason == "leave" else event.words
+            self._regroup_words = f"{event.host} leaves the job" if event.reason == "leave" else event.message
             self._failed = self._failed and self._leaves
         elif event.reason in {"signal", "parent"}:
             self._job_stopped = True
@@ -601,7 +605,7 @@ class Supervisor:
             self._failed = self._failed or not self._regroups
         return self._hurry_leftovers(event.at)
 
-    def _end_running(self, event: JobTrouble) -> list[Action]:
+    def _end_running(self, event: JobAborted) -> list[Action]:
         if event.reason == "hang":
             self._hung = True
             if not self._has_looked:
@@ -664,7 +668,7 @@ class Supervisor:
 
     def _end_unheard(self, what: str) -> list[Action]:
         # WAITING | STOPPING -> DONE: as under torchrun, whose exit barrier ends then.
-        return [Say(f"{what}; all ranks of this host ended well"), *self._finish(0)]
+        return [PrintLine(f"{what}; all ranks of this host ended well"), *self._finish(0)]
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -701,7 +705,7 @@ class Supervisor:
             return []
         if self.state is State.STOPPING and self._stage is Stage.SWEEPING and not self._failed:
             # Every rank is done and well; there is nothing left to stop, but what is waited for.
-            say = Say(f"{event.why or signal_name(event.signum)}: what the ranks left behind is not waited for")
+            say = PrintLine(f"{event.why or signal_name(event.signum)}: what the ranks left behind is not waited for")
             return [say, *hurry] if (hurry := self._hurry_leftovers(event.at)) else []
         self._stop_signum = event.signum
         self._hurry(event.at)
@@ -721,10 +725,10 @@ class Supervisor:
                 words = f"{name}: stopping {_ranks(len(self._running))}, SIGKILL follows in {self._limits.grace_s:g} s"
                 if event.signum == signal.SIGINT:
                     # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
-                    return [Say(words), *told, *self._stop(event.at, event.signum)]
+                    return [PrintLine(words), *told, *self._stop(event.at, event.signum)]
                 if event.quiet_s >= _HUNG_S:
                     words += f"; no progress for {event.quiet_s:.0f} s, so their stacks are taken first"
-                return [Say(words), *told, *self._stop_for(event.at, event.signum, event.quiet_s)]
+                return [PrintLine(words), *told, *self._stop_for(event.at, event.signum, event.quiet_s)]
             case State.WAITING | State.PROBING:
                 return [*told, *self._diagnose(event.at)]
             case State.BACKOFF:
@@ -746,8 +750,8 @@ class Supervisor:
     def _impatient(self, at: float) -> list[Action]:
         """A second Ctrl-C, or one while saferun is stopping the ranks already: no more grace."""
         if self._stage is Stage.SWEEPING and self.state is State.STOPPING:
-            return [SweepLeftovers(self.attempt, 0.0)]
-        return [Say(f"SIGINT: killing {_ranks(len(self._running))}"), *self._kill(at)]
+            return [SweepOrphans(self.attempt, 0.0)]
+        return [PrintLine(f"SIGINT: killing {_ranks(len(self._running))}"), *self._kill(at)]
 
     def _on_stall(self, event: LoopStalled) -> list[Action]:
         """What could not be done in time because this process did not run has its time again; a grace has not."""
@@ -778,8 +782,10 @@ class Supervisor:
                 return self._after_capture(event.at, ())
             case State.WAITING:
                 # WAITING -> DONE: the others' ranks are at work, or have ended well, as far as anybody knows.
-                say = Say(f"{self._unheard} for {self._limits.unheard_s:g} s; all ranks that are known of ended well")
-                return [say, *([TellDecision(self.attempt, "finish", 0)] if self._leads else []), *self._finish(0)]
+                say = PrintLine(
+                    f"{self._unheard} for {self._limits.unheard_s:g} s; all ranks that are known of ended well"
+                )
+                return [say, *([BroadcastDecision(self.attempt, "finish", 0)] if self._leads else []), *self._finish(0)]
             case State.STOPPING:
                 return self._on_stopping_deadline(event.at)
             case State.DIAGNOSING if self._own_diagnosis is not None:
@@ -788,7 +794,7 @@ class Supervisor:
                 return self._decide(event.at, self._own_diagnosis, None)
             case State.DIAGNOSING:
                 tells = self._job.together and self._leads and not self._alone and not self._leaves
-                decision = [TellDecision(self.attempt, "finish", self._trouble_exit_code)] if tells else []
+                decision = [BroadcastDecision(self.attempt, "finish", self._trouble_exit_code)] if tells else []
                 return [*decision, *self._finish(self._trouble_exit_code)]
             case State.BACKOFF:
                 # BACKOFF -> CHECKING: the store's port stays bound from attempt to attempt.

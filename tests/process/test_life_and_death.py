@@ -65,7 +65,7 @@ def test_stubborn_ranks_are_killed_when_their_grace_is_over(tmp_path: Path) -> N
         job.release("end")
         assert job.wait() == 1
         stopping = {entry["event"]: entry["at"] for entry in job.events()}
-        took_s = stopping["LeftoversGone"] - stopping["EvidenceCaptured"]
+        took_s = stopping["OrphansGone"] - stopping["EvidenceCaptured"]
         assert 1.0 <= took_s < 20.0
 
 

@@ -292,7 +292,7 @@ def test_waiting_for_a_slow_reader_at_the_end_costs_no_cpu(tmp_path: Path) -> No
         with running(tmp_path, program, stdout=pipe.write_end, store=False) as job:
             pipe.close_write_end()
             reader = pipe.reader(paused=True)
-            until(lambda: job.has_happened("LeftoversGone"), "the ranks are done")
+            until(lambda: job.has_happened("OrphansGone"), "the ranks are done")
             before, began = read_stat(job.process.pid), time.monotonic()
             until(lambda: time.monotonic() >= began + 1.0, "a second passes")  # the time over which is measured
             after = read_stat(job.process.pid)
@@ -309,7 +309,7 @@ def test_a_signal_ends_the_wait_for_a_reader_that_never_reads(tmp_path: Path) ->
     with Pipe() as pipe:
         with running(tmp_path, program, stdout=pipe.write_end, store=False) as job:
             pipe.close_write_end()
-            until(lambda: job.has_happened("LeftoversGone"), "the ranks are done")
+            until(lambda: job.has_happened("OrphansGone"), "the ranks are done")
             job.send(signal.SIGINT)
             job.wait()
             assert len(job.rank_file(0, "stdout.log")) == 3_000_000

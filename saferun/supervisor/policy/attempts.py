@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from typing import Literal
 
 __all__ = [
-    "FUTILE",
     "INCOMPARABLE",
-    "PASSING",
+    "PERMANENT",
     "SETTLED",
+    "TRANSIENT",
     "AttemptPolicy",
     "Decision",
     "FailureFacts",
@@ -21,7 +21,7 @@ __all__ = [
     "Life",
 ]
 
-PASSING = frozenset(
+TRANSIENT = frozenset(
     {
         "gpu_busy",
         "master_unreachable",
@@ -35,7 +35,7 @@ PASSING = frozenset(
 )
 """Causes that come from the surroundings and may pass: a failed start is tried again, also when it fails alike."""
 
-FUTILE = frozenset(
+PERMANENT = frozenset(
     {
         "assertion_error",
         "cuda_illegal_memory_access",
@@ -126,7 +126,7 @@ class Fingerprint(Value):
         return (self.class_name, self.place) == (other.class_name, other.place)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """``import_error, rank 3, train.py:12``."""
         ranks = ", ".join(map(str, self.ranks[:_MOST_RANKS_SHOWN]))
         more = ", …" if len(self.ranks) > _MOST_RANKS_SHOWN else ""
@@ -171,35 +171,35 @@ class FailureFacts(Value):
         started: whether the start was over; None: nobody knows, and then it is taken for over.
         in_init: whether it failed within ``init_process_group``: a script that never calls that is not run twice for a
             reason that nobody knows.
-        passing: whether the cause may go away by itself; None: its class tells.
+        transient: whether the cause may go away by itself; None: its class tells.
         host: the number of the host whose fault it is; None: nobody's, or several hosts'.
         host_label: its name in the job.
         restarting_allowed: False where the user, a scheduler or the state of the job wants an end.
-        stop_words: why, where it is: ``stopped by SIGTERM``.
-        words: the cause in a few words: ``port 29500 is in use``.
+        stop_reason: why, where it is: ``stopped by SIGTERM``.
+        message: the cause in a few words: ``port 29500 is in use``.
         port_is_free: whether another port may be taken for the store.
         life: how far the attempt had come; None: nobody knows, and it may have made progress.
-        is_transient: whether the cause may be gone the next time, however alike it looks: input and output, networks.
+        may_differ: whether the cause may be gone the next time, however alike it looks: input and output, networks.
     """
 
     class_name: str
     fingerprint: Fingerprint = Fingerprint()
     started: bool | None = None
     in_init: bool = False
-    passing: bool | None = None
+    transient: bool | None = None
     host: int | None = None
     host_label: str = ""
     restarting_allowed: bool = True
-    stop_words: str = ""
-    words: str = ""
+    stop_reason: str = ""
+    message: str = ""
     port_is_free: bool = False
     life: Life | None = None
-    is_transient: bool = False
+    may_differ: bool = False
 
     @property
-    def may_pass(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the cause may go away by itself."""
-        return self.passing if self.passing is not None else self.class_name in PASSING
+        return self.transient if self.transient is not None else self.class_name in TRANSIENT
 
     def is_bound_to_repeat(self, before: FailureFacts | None) -> bool:
         """Whether the next attempt is known to end like this one and the one before it.
@@ -209,7 +209,7 @@ class FailureFacts(Value):
         the script itself. Anywhere else the line of code tells nothing: nearly everything that passes in training
         fails at the same few lines.
         """
-        if before is None or self.may_pass or self.is_transient or self.life is None or before.life is None:
+        if before is None or self.is_transient or self.may_differ or self.life is None or before.life is None:
             return False
         if not self.fingerprint.is_same(before.fingerprint):
             return False
@@ -224,10 +224,9 @@ class Decision(Value):
     Attributes:
         next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
         wait_s: how long to wait before it.
-        words: what and why, in one line, to stand after ``saferun: ``.
+        message: what and why, in one line, to stand after ``saferun: ``.
         new_port: the store is to be served on another port.
         exclude: the number of a host that is left out from now on.
-        wait_for_gpus: GPUs are to be waited for, until they are free or for a bounded time.
         reason: the same line without what follows: only why.
         retry: which of the start's retries this is, from 1; 0: none.
         is_plain: whether nothing was to be decided: the attempt came to its end, and nobody asked for another. The
@@ -236,10 +235,9 @@ class Decision(Value):
 
     next_step: Literal["retry", "restart", "finish"]
     wait_s: float
-    words: str
+    message: str
     new_port: bool = False
     exclude: int | None = None
-    wait_for_gpus: bool = False
     reason: str = ""
     retry: int = 0
     is_plain: bool = False
@@ -248,8 +246,8 @@ class Decision(Value):
 class AttemptPolicy:
     """Decides what follows each failed attempt of a launch; it remembers the one before.
 
-    * A failed start is tried again ``start_retries`` times where its cause may pass (:data:`PASSING`, or a check says
-      so); never where another try changes nothing (:data:`FUTILE`); once where nobody knows the cause, if it failed
+    * A failed start is tried again ``start_retries`` times where its cause may pass (:data:`TRANSIENT`, or a check says
+      so); never where another try changes nothing (:data:`PERMANENT`); once where nobody knows the cause, if it failed
       within ``init_process_group``.
     * Anything else, and a start whose retries are used up, is started anew ``max_restarts`` times.
     * The same failure twice in a row ends both only where it is bound to come again, and no attempt can have made
@@ -306,7 +304,7 @@ class AttemptPolicy:
         if not is_start:
             self._retries = 0
         if not facts.restarting_allowed:
-            return _finish(facts.stop_words or facts.words, is_plain=True)
+            return _finish(facts.stop_reason or facts.message, is_plain=True)
         limit = self._retry_limit(facts) if is_start else 0
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
@@ -315,7 +313,7 @@ class AttemptPolicy:
             return _finish(f"{_same(facts)}{words}")
         if not has_next:
             return self._exhausted(facts, restarts, limit, is_start=is_start)
-        reason = words if exclude is not None else f"{facts.words or facts.class_name}{words}"
+        reason = words if exclude is not None else f"{facts.message or facts.class_name}{words}"
         return self._again(facts, reason, exclude, restarts, limit if is_retry else 0)
 
     def _again(
@@ -323,7 +321,7 @@ class AttemptPolicy:
     ) -> Decision:
         """Another attempt: a retry where ``retry_limit`` is not 0, else a restart."""
         wait_s = 0.0
-        if retry_limit or (facts.started is False and facts.may_pass):
+        if retry_limit or (facts.started is False and facts.is_transient):
             # A restart that follows the last retry goes on waiting.
             self._retries += 1
             wait_s = max(0.0, self._wait(self._retries))
@@ -339,22 +337,21 @@ class AttemptPolicy:
             f"starting again {when} ({of}): {reason}",
             new_port=facts.class_name == "port_in_use" and facts.port_is_free,
             exclude=exclude,
-            wait_for_gpus=facts.class_name == "gpu_busy",
             reason=reason,
             retry=self._retries if retry_limit else 0,
         )
 
     def _retry_limit(self, facts: FailureFacts) -> int:
         """How often a start that failed so is tried again."""
-        if facts.may_pass:
+        if facts.is_transient:
             return self._start_retries
-        if facts.passing is False or facts.class_name in FUTILE or not facts.in_init:
+        if facts.transient is False or facts.class_name in PERMANENT or not facts.in_init:
             return 0
         return self._start_retries if self._always else min(1, self._start_retries)
 
     def _exhausted(self, facts: FailureFacts, restarts: int, limit: int, *, is_start: bool) -> Decision:
         """There is no attempt left, or there never was one."""
-        what = facts.words or facts.class_name
+        what = facts.message or facts.class_name
         if is_start and self._retries and limit:
             counted = "the retry is" if self._retries == 1 else f"all {self._retries} retries are"
             return _finish(f"{counted} used up: {what}")
@@ -363,9 +360,9 @@ class AttemptPolicy:
             return _finish(f"{counted} used up: {what}")
         if not is_start:
             why = "no restarts were asked for (--max-restarts)"
-        elif facts.may_pass:
+        elif facts.is_transient:
             why = "no retries were asked for (--start-retries)"
-        elif facts.class_name in FUTILE:
+        elif facts.class_name in PERMANENT:
             why = "another try would not change it"
         else:
             why = "the cause is not known to be transient"
@@ -392,7 +389,7 @@ class AttemptPolicy:
         if not suffices:
             return None, f"; the job needs {label}, which cannot be left out"
         self._blamed[label] = facts
-        return facts.host, f"without {label}, which caused the same failure twice ({facts.fingerprint.words})"
+        return facts.host, f"without {label}, which caused the same failure twice ({facts.fingerprint.description})"
 
     def take_waits(self, waits_s: Sequence[float]) -> None:
         """Wait so long before the first retry, the second one, and so on: as ``policy.waits`` has it."""
@@ -411,4 +408,4 @@ def _finish(reason: str, *, is_plain: bool = False) -> Decision:
 
 
 def _same(facts: FailureFacts) -> str:
-    return f"the same failure twice in a row ({facts.fingerprint.words})"
+    return f"the same failure twice in a row ({facts.fingerprint.description})"

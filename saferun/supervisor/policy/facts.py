@@ -17,7 +17,7 @@ __all__ = ["facts_from", "life_of"]
 _FROM_THE_SCRIPT = frozenset({"python_exception", "python_exit"})
 """What a script brings about unless torch raised it within ``init_process_group``."""
 _IN_INIT = "in init_process_group"
-_TRANSIENT = frozenset(
+_VARYING = frozenset(
     {
         "collective_timeout",
         "cuda_error",
@@ -63,7 +63,7 @@ def facts_from(
     diagnosis: Diagnosis,
     *,
     restarting_allowed: bool = True,
-    stop_words: str = "",
+    stop_reason: str = "",
     trouble_class: str = "",
     port_is_free: bool = False,
     life: Life | None = None,
@@ -73,7 +73,7 @@ def facts_from(
     Args:
         diagnosis: of the failed attempt; ``start`` says how far its start had come.
         restarting_allowed: whether there may be another attempt at all.
-        stop_words: why not.
+        stop_reason: why not.
         trouble_class: the class of what saferun itself could not do, where no rank failed: ``store_lost`` where the
             store's process ended, that of a failed check. It counts where the diagnosis names no cause.
         port_is_free: whether another port may be taken for the store.
@@ -81,10 +81,10 @@ def facts_from(
     """
     cause = diagnosis.cause
     class_name = trouble_class or "unknown"
-    words = diagnosis.headline
+    message = diagnosis.headline
     if cause is not None:
-        # What stands behind is for the report: a rank's last words, say.
-        class_name, words = cause.class_name, cause.words.partition("; ")[0]
+        # What follows is for the report: the last line of a rank, say.
+        class_name, message = cause.class_name, cause.words.partition("; ")[0]
     is_inside = diagnosis.start == "inside"
     if is_inside and class_name in _FROM_THE_SCRIPT:
         is_inside = _was_raised_in_init(diagnosis)
@@ -97,11 +97,11 @@ def facts_from(
         host=host,
         host_label=label,
         restarting_allowed=restarting_allowed,
-        stop_words=stop_words,
-        words=words,
+        stop_reason=stop_reason,
+        message=message,
         port_is_free=port_is_free,
         life=life,
-        is_transient=_is_transient(class_name, cause.proof if cause is not None else ""),
+        may_differ=_may_differ(class_name, cause.proof if cause is not None else ""),
     )
 
 
@@ -118,9 +118,9 @@ def life_of(evidence: Evidence, *, lived_s: float, window_s: float, has_beaten: 
     return Life(lived_s, lived_s < window_s, has_beaten, max(reached, default=-1))
 
 
-def _is_transient(class_name: str, proof: str) -> bool:
+def _may_differ(class_name: str, proof: str) -> bool:
     """Whether a cause may be gone the next time. ``proof``: the last line of a traceback, where it is an exception."""
-    if class_name in _TRANSIENT or class_name.startswith(_HANG):
+    if class_name in _VARYING or class_name.startswith(_HANG):
         return True
     exception = proof.partition(":")[0].strip()
     return (

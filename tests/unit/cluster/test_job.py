@@ -19,16 +19,16 @@ from saferun.files.run_dir import RunDirectory
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 from saferun.supervisor.events import (
+    BroadcastDecision,
     Event,
     HostsDone,
-    HostsHeard,
-    HostsUnheard,
+    HostsReachable,
+    HostsUnreachable,
+    JobAborted,
     JobDecided,
     JobLost,
-    JobTrouble,
     JoinHosts,
     StartFailed,
-    TellDecision,
 )
 from tests.torch.coordinating import TROUBLE
 from tests.unit.samples import CONFIG
@@ -202,7 +202,7 @@ def test_what_a_host_tells_others_holds_no_secret(
         monkeypatch.setitem(sys.modules, "saferun.text.redaction", None)
     said = f"rank 3: RuntimeError: push to https://me:{SECRET}@example.org failed, token {SECRET}"
     listening.job.tell_trouble("failure", said, ranks=(3,))
-    listening.job.tell_decision(TellDecision(0, "finish", 1), [f"saferun: {said}", "hint: look"])
+    listening.job.tell_decision(BroadcastDecision(0, "finish", 1), [f"saferun: {said}", "hint: look"])
     trouble, decision = (sent["message"] for sent in listening.job.line.sent[-2:])  # type: ignore[attr-defined]
     assert SECRET not in json.dumps([trouble, decision])
     assert (trouble["ranks"], decision["exit_code"]) == ([3], 1)
@@ -217,10 +217,10 @@ def test_what_the_log_tells_becomes_events(listening: Listening) -> None:
     listening.hear(op="told", attempt=0, k=0, message=trouble)
     listening.hear(op="told", attempt=0, k=1, message=DECISION)
     first, second = listening.events
-    assert isinstance(first, JobTrouble)
+    assert isinstance(first, JobAborted)
     assert (first.reason, first.host, first.ours) == ("failure", "node1", False)
     assert isinstance(second, JobDecided)
-    assert (second.next_step, second.words) == ("restart", ("why",))
+    assert (second.next_step, second.messages) == ("restart", ("why",))
     assert listening.job.line.sent[-1]["op"] == "ack"  # type: ignore[attr-defined]
 
 
@@ -246,8 +246,8 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     assert not listening.job.lost
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
     (unheard,) = listening.events
-    assert isinstance(unheard, HostsUnheard)
-    assert unheard.words == "nothing has been heard of node1"
+    assert isinstance(unheard, HostsUnreachable)
+    assert unheard.message == "nothing has been heard of node1"
     assert listening.states[-1] == {"0/0": {"s": "done"}, "1/0": {"s": "done"}}
     got: list[list[Piece]] = []
     listening.job.collect("end", 60.0, got.append)
@@ -284,10 +284,10 @@ def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
     listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
     assert not listening.job.lost
     (unheard,) = listening.events
-    assert isinstance(unheard, HostsUnheard)
+    assert isinstance(unheard, HostsUnreachable)
     assert listening.said == ["saferun: warning: no heartbeat received from node1 (no answer)"]
     listening.hear(op="heard", attempt=0, host=1)
-    assert isinstance(listening.events[1], HostsHeard)
+    assert isinstance(listening.events[1], HostsReachable)
     listening.hear(op="states", attempt=0, changed={"1/0": {"s": "done"}})
     assert isinstance(listening.events[2], HostsDone)
 
@@ -395,7 +395,7 @@ def test_a_trouble_that_makes_no_sense_ends_nothing(listening: Listening, field:
     listening.hear(op="told", attempt=0, k=0, message={**TROUBLE, field: value})
     assert len(listening.events) + listening.job.ignored.count == 1
     listening.hear(op="told", attempt=0, k=1, message=TROUBLE)
-    assert isinstance(listening.events[-1], JobTrouble)
+    assert isinstance(listening.events[-1], JobAborted)
 
 
 @pytest.mark.parametrize(
@@ -475,10 +475,10 @@ def test_words_of_another_host_hold_nothing_that_a_terminal_obeys(listening: Lis
     listening.hear(op="lost", attempt=0, host=1, why=evil, words=evil)
     decided, trouble = listening.events
     assert isinstance(decided, JobDecided)
-    assert isinstance(trouble, JobTrouble)
+    assert isinstance(trouble, JobAborted)
     lost = listening.job.lost[1]
-    texts = [*decided.words, trouble.words, trouble.host, trouble.reason, *listening.said, lost.why, lost.words]
-    assert (len(decided.words), len(listening.said)) == (20, 3)
+    texts = [*decided.messages, trouble.message, trouble.host, trouble.reason, *listening.said, lost.why, lost.words]
+    assert (len(decided.messages), len(listening.said)) == (20, 3)
     assert [text for text in texts if not text.isprintable()] == []
 
 
@@ -590,7 +590,7 @@ def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in(listening: Listening, 
     trouble = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": reason, "words": "wants to join"}
     listening.hear(op="told", attempt=0, k=0, message=trouble)
     (event,) = listening.events
-    assert isinstance(event, JobTrouble)
+    assert isinstance(event, JobAborted)
     assert event.reason == "failure"
     assert listening.job.trouble is not None
     assert (listening.job.trouble.reason, listening.job.trouble.words) == ("failure", "wants to join")

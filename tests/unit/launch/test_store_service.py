@@ -15,7 +15,7 @@ from saferun.launch.store import StoreService
 from saferun.linux.children import Child
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import Event, StoreMissed
+from saferun.supervisor.events import Event, StoreUnavailable
 from tests.unit.samples import CONFIG
 
 NO_PID = 1 << 22  # one above the largest that Linux gives
@@ -101,7 +101,7 @@ def test_a_rank_that_asks_for_a_store_that_is_lost_is_noticed(launch: Launch) ->
     assert launch.events == []  # ranks that never ask go on
     launch.ask()
     (missed,) = launch.events
-    assert isinstance(missed, StoreMissed)
+    assert isinstance(missed, StoreUnavailable)
     assert "killed by SIGKILL" in missed.what
 
 
@@ -116,7 +116,7 @@ def test_the_first_coordinator_that_fails_is_replaced_by_one_with_all_of_torch(l
     assert launch.events == []
     launch.service.on_exit(NO_PID, ExitStatus(1, None))
     launch.ask()
-    assert [type(event) for event in launch.events] == [StoreMissed]
+    assert [type(event) for event in launch.events] == [StoreUnavailable]
 
 
 def test_the_store_of_the_next_attempt_is_not_missed_because_the_one_before_was_lost(launch: Launch) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Container
 from saferun.model import ExitStatus, Placement, RankPlace
 from saferun.supervisor.events import (
     Action,
+    BroadcastAbort,
+    BroadcastDecision,
     CaptureEvidence,
     ChecksPassed,
     DeadlineExpired,
@@ -18,15 +20,16 @@ from saferun.supervisor.events import (
     Finish,
     HangSuspected,
     HostsDone,
-    HostsHeard,
     HostsJoined,
-    HostsUnheard,
+    HostsReachable,
+    HostsUnreachable,
+    JobAborted,
     JobDecided,
     JobLost,
-    JobTrouble,
     JoinHosts,
     LaunchRequested,
-    LeftoversGone,
+    NotifyDone,
+    OrphansGone,
     ProbeHosts,
     ProbesPassed,
     RankExited,
@@ -36,10 +39,7 @@ from saferun.supervisor.events import (
     SignalReceived,
     StartFailed,
     StartRanks,
-    SweepLeftovers,
-    TellDecision,
-    TellDone,
-    TellTrouble,
+    SweepOrphans,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
@@ -82,8 +82,8 @@ class Host:
 
     def deliver(self, event: Event) -> None:
         actions = self.supervisor.handle(event)
-        if isinstance(event, HostsUnheard | HostsHeard):
-            self.is_unheard = isinstance(event, HostsUnheard)
+        if isinstance(event, HostsUnreachable | HostsReachable):
+            self.is_unheard = isinstance(event, HostsUnreachable)
         without = {State.NEW, State.RUNNING, State.DONE} | (set() if self.is_unheard else {State.WAITING})
         assert (self.supervisor.deadline is None) == (self.state in without), self.state
         for action in actions:
@@ -115,9 +115,9 @@ class Host:
                 for rank in self.alive.intersection(action.local_ranks):
                     self.alive.discard(rank)
                     self.inbox.append(RankExited(now, attempt, rank, ExitStatus(None, action.signum)))
-            case SweepLeftovers():
+            case SweepOrphans():
                 assert not self.alive
-                self.inbox.append(LeftoversGone(now, attempt, ()))
+                self.inbox.append(OrphansGone(now, attempt, ()))
             case Diagnose():
                 if action.alone:
                     self.inbox.append(Diagnosed(now, attempt, DIAGNOSIS))
@@ -128,11 +128,11 @@ class Host:
                     self.handed_in = True
                     self.inbox.append(Diagnosed(now, attempt, DIAGNOSIS))
                     job.collect()
-            case TellTrouble():
+            case BroadcastAbort():
                 job.trouble(action.attempt, action.reason, self, action.signum)
-            case TellDone():
+            case NotifyDone():
                 job.done(self, attempt)
-            case TellDecision():
+            case BroadcastDecision():
                 assert self is job.leader
                 job.decided(action, self)
             case Finish():
@@ -246,7 +246,7 @@ class Job:
         self.troubles[attempt] = reason
         for other in self.met:
             if other.runs:
-                event = JobTrouble(self.now, attempt, reason, "words", "node", ours=other is host, signum=signum)
+                event = JobAborted(self.now, attempt, reason, "words", "node", ours=other is host, signum=signum)
                 other.inbox.append(event)
 
     def done(self, host: Host, attempt: int) -> None:
@@ -262,7 +262,7 @@ class Job:
             leader.waits_for_pieces = None
             leader.inbox.append(Diagnosed(self.now, leader.supervisor.attempt, DIAGNOSIS))
 
-    def decided(self, action: TellDecision, leader: Host) -> None:
+    def decided(self, action: BroadcastDecision, leader: Host) -> None:
         for other in self.others(leader):
             event = JobDecided(
                 self.now, action.attempt, action.next_step, action.exit_code, action.wait_s, action.restarts, ("why",)

@@ -23,7 +23,7 @@ from saferun.supervisor.events import (
     HostsJoined,
     JoinHosts,
     LaunchRequested,
-    LeftoversGone,
+    OrphansGone,
     RankExited,
     RanksStarted,
     ReportFailure,
@@ -33,8 +33,8 @@ from saferun.supervisor.events import (
     SignalReceived,
     StartFailed,
     StartRanks,
-    StoreMissed,
-    SweepLeftovers,
+    StoreUnavailable,
+    SweepOrphans,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy
@@ -150,8 +150,8 @@ class World:
                 assert self.captured or self.interrupted, "a signal before evidence"
                 assert set(action.local_ranks) <= self.alive, "a rank that has ended was signalled"
                 assert action.local_ranks, "a signal to nobody"
-            case SweepLeftovers():
-                self.answers.append(LeftoversGone(self.now, action.attempt, ()))
+            case SweepOrphans():
+                self.answers.append(OrphansGone(self.now, action.attempt, ()))
             case Diagnose():
                 self.answers.append(Diagnosed(self.now, action.attempt, DIAGNOSIS))
             case Finish():
@@ -227,7 +227,7 @@ class World:
             case "signal":
                 self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3], (0.0, HUNG_S)[number // 3 % 2])
             case "store" if self.state not in {State.NEW, State.CHECKING}:
-                self.deliver(StoreMissed(self.now, self.attempt, "the store is gone", "look"))
+                self.deliver(StoreUnavailable(self.now, self.attempt, "the store is gone", "look"))
             case "start fails" if any(isinstance(answer, STARTS) for answer in self.answers):
                 self.fail_start(number % (self.ranks + 1))
             case "deadline" if self.supervisor.deadline is not None:
@@ -244,14 +244,14 @@ class World:
         events: tuple[Event, ...] = (
             RankExited(self.now, attempt, 0, FAILED),
             EvidenceCaptured(self.now, attempt, ()),
-            LeftoversGone(self.now, attempt, ()),
+            OrphansGone(self.now, attempt, ()),
             Diagnosed(self.now, attempt, DIAGNOSIS),
             DeadlineExpired(self.now, attempt),
             StartFailed(self.now, attempt, "old", "old", 2),
             SignalReceived(self.now, attempt, signal.SIGTERM),
             HangSuspected(self.now, attempt, HANG),
             CoreDumpSeen(self.now, attempt),
-            StoreMissed(self.now, attempt, "old", "old"),
+            StoreUnavailable(self.now, attempt, "old", "old"),
             HostsJoined(self.now, attempt, placement_of(self.ranks)),
             RanksStarted(self.now, attempt, ()),
         )

@@ -14,7 +14,7 @@ import pytest
 from saferun.evidence import Capture, Cause, Diagnosis, Evidence, GroupProgress, HostSight, RankCollectives, Traceback
 from saferun.model import ExitStatus, RankEnd
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
-from saferun.supervisor.policy.attempts import FUTILE, INCOMPARABLE, PASSING, SETTLED, Life
+from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, Life
 from saferun.supervisor.policy.facts import facts_from, life_of
 from saferun.supervisor.policy.waits import retry_waits_s
 
@@ -32,7 +32,7 @@ def policy(max_restarts: int = 0, start_retries: int = 3, **more: Any) -> Attemp
 def failed(class_name: str, rank: int = 3, place: str = "train.py:12", **more: Any) -> FailureFacts:
     """A failed start."""
     prints = Fingerprint(class_name, (rank,), place, is_frame=True)
-    facts: dict[str, Any] = {"started": False, "words": f"{class_name} it was"} | more
+    facts: dict[str, Any] = {"started": False, "message": f"{class_name} it was"} | more
     return FailureFacts(class_name, prints, **facts)
 
 
@@ -63,41 +63,41 @@ def run(a_policy: AttemptPolicy, *facts: FailureFacts, hosts: int = 1, least_hos
 # ------------------------------------------------------------------------------------------------------------- retries
 
 
-@pytest.mark.parametrize("class_name", sorted(PASSING))
+@pytest.mark.parametrize("class_name", sorted(TRANSIENT))
 def test_a_failed_start_is_tried_again_where_its_cause_may_pass(class_name: str) -> None:
     """Also when it fails in the same words: a port in use is in use each time alike, until it is not."""
     decisions = run(policy(), failed(class_name))
     assert steps(decisions) == ["retry", "retry", "retry", "finish"]
     assert [decision.wait_s for decision in decisions[:3]] == [1.0, 2.0, 4.0]
     assert [decision.retry for decision in decisions] == [1, 2, 3, 0]
-    assert decisions[-1].words == f"not started again: all 3 retries are used up: {class_name} it was"
+    assert decisions[-1].message == f"not started again: all 3 retries are used up: {class_name} it was"
 
 
-@pytest.mark.parametrize("class_name", sorted(FUTILE))
+@pytest.mark.parametrize("class_name", sorted(PERMANENT))
 def test_a_failed_start_is_not_tried_again_where_that_changes_nothing(class_name: str) -> None:
     """A wrong option stays wrong, however often it is tried; nor does --retry-always ask for that."""
     for always in (False, True):
         decision = policy(always=always).decide(failed(class_name, in_init=True))
         assert (decision.next_step, decision.is_plain) == ("finish", True)
-        assert decision.words == f"not started again: another try would not change it: {class_name} it was"
+        assert decision.message == f"not started again: another try would not change it: {class_name} it was"
 
 
 def test_the_lists_do_not_contradict_each_other_and_name_what_there_is() -> None:
     """A class on two lists, or one that nobody finds, would be a slip of the pen."""
-    assert not PASSING & FUTILE
-    assert not PASSING & INCOMPARABLE
+    assert not TRANSIENT & PERMANENT
+    assert not TRANSIENT & INCOMPARABLE
     sources = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "diagnosis").rglob("*.py"))
     # Found by the checks before a start, and put together of two words.
     elsewhere = {"master_unreachable", "cuda_illegal_memory_access", "hip_illegal_memory_access"}
-    assert {name for name in PASSING | FUTILE | INCOMPARABLE if f'"{name}"' not in sources} == elsewhere
+    assert {name for name in TRANSIENT | PERMANENT | INCOMPARABLE if f'"{name}"' not in sources} == elsewhere
 
 
 def test_nobody_knows_why_and_it_is_tried_again_once() -> None:
     """If it was inside init_process_group: a script that never calls that is never run twice for nothing."""
     decisions = run(policy(), failed("segmentation_fault", in_init=True, rank=0), failed("abort", in_init=True, rank=1))
     assert steps(decisions) == ["retry", "finish"]
-    assert decisions[0].words == "starting again in 1.0 s (retry 1 of 1): segmentation_fault it was"
-    assert decisions[1].words == "not started again: the retry is used up: abort it was"
+    assert decisions[0].message == "starting again in 1.0 s (retry 1 of 1): segmentation_fault it was"
+    assert decisions[1].message == "not started again: the retry is used up: abort it was"
     assert steps(run(policy(), failed("python_exit"))) == ["finish"]
     assert steps(run(policy(start_retries=0), failed("abort", in_init=True))) == ["finish"]
 
@@ -106,14 +106,14 @@ def test_nobody_knows_why_and_it_is_tried_again_once() -> None:
 def test_what_is_not_known_to_be_a_failed_start_is_not_tried_again(started: bool | None) -> None:
     """Hours of training are not run twice because nobody knows; that is what --max-restarts is for."""
     decision = policy().decide(failed("port_in_use", started=started))
-    assert decision.words == "not started again: no restarts were asked for (--max-restarts): port_in_use it was"
+    assert decision.message == "not started again: no restarts were asked for (--max-restarts): port_in_use it was"
     assert decision.is_plain
 
 
 def test_a_check_may_know_better_than_the_class() -> None:
     """What it calls passing passes, and what it does not does not."""
-    assert steps(run(policy(), failed("missing_gpu", passing=True)))[:1] == ["retry"]
-    assert steps(run(policy(), failed("port_in_use", passing=False))) == ["finish"]
+    assert steps(run(policy(), failed("missing_gpu", transient=True)))[:1] == ["retry"]
+    assert steps(run(policy(), failed("port_in_use", transient=False))) == ["finish"]
 
 
 def test_each_start_has_its_own_retries() -> None:
@@ -130,7 +130,7 @@ def test_a_start_whose_retries_are_used_up_still_has_the_restarts() -> None:
     decisions = run(policy(max_restarts=2, start_retries=1), failed("port_in_use"))
     assert steps(decisions) == ["retry", "restart", "restart", "finish"]
     assert [decision.wait_s for decision in decisions[:3]] == [1.0, 2.0, 4.0]
-    assert decisions[1].words == "starting again in 2.0 s (restart 1 of 2): port_in_use it was"
+    assert decisions[1].message == "starting again in 2.0 s (restart 1 of 2): port_in_use it was"
 
 
 def test_a_port_in_use_asks_for_another_one_where_that_is_free_to_choose() -> None:
@@ -140,21 +140,15 @@ def test_a_port_in_use_asks_for_another_one_where_that_is_free_to_choose() -> No
     assert not policy().decide(failed("store_lost", port_is_free=True)).new_port
 
 
-def test_a_busy_gpu_is_waited_for() -> None:
-    """Memory of a process that was killed comes back in its own time."""
-    assert policy().decide(failed("gpu_busy")).wait_for_gpus
-    assert not policy().decide(failed("port_in_use")).wait_for_gpus
-
-
 # ------------------------------------------------------------------------------------------------------------ restarts
 
 
 def test_without_anything_to_compare_restarts_are_torchruns() -> None:
     """At once, and as many as were asked for."""
-    killed = FailureFacts("killed_from_outside", Fingerprint("killed_from_outside"), started=True, words="SIGKILL")
+    killed = FailureFacts("killed_from_outside", Fingerprint("killed_from_outside"), started=True, message="SIGKILL")
     decisions = run(policy(max_restarts=3), killed)
     assert steps(decisions) == ["restart", "restart", "restart", "finish"]
-    assert [decision.words for decision in decisions] == [
+    assert [decision.message for decision in decisions] == [
         "starting again at once (restart 1 of 3): SIGKILL",
         "starting again at once (restart 2 of 3): SIGKILL",
         "starting again at once (restart 3 of 3): SIGKILL",
@@ -171,7 +165,7 @@ def test_what_stands_in_the_script_is_not_started_a_third_time(class_name: str, 
     """It failed at once, twice, and nothing but an edit changes it: three more tries would only cost time."""
     decisions = run(policy(max_restarts=5), failed(class_name, started=started, life=AT_ONCE))
     assert steps(decisions) == ["restart", "finish"]
-    assert decisions[1].words == (
+    assert decisions[1].message == (
         f"not started again: the same failure twice in a row ({class_name}, rank 3, train.py:12)"
     )
     assert not decisions[1].is_plain
@@ -235,7 +229,7 @@ def test_what_may_be_transient_never_ends_the_restarts(class_name: str, proof: s
     """Wherever it failed and however alike: these are what people write --max-restarts for."""
     own = Traceback((3,), ('  File "distributed_c10d.py", line 17, in init_process_group',))
     facts = facts_from(diagnosis(class_name, proof=proof, tracebacks=(own,)), life=AT_ONCE)
-    assert facts.is_transient
+    assert facts.may_differ
     decisions = run(policy(max_restarts=9, start_retries=0), facts)
     assert steps(decisions) == ["restart"] * 9 + ["finish"]
 
@@ -257,7 +251,7 @@ def test_the_same_failure_of_an_unknown_cause_in_init_is_told_as_such() -> None:
     """After its one retry: the ranks never met, so that none of them can have trained."""
     decisions = run(policy(), failed("segmentation_fault", in_init=True, life=AT_ONCE))
     assert steps(decisions) == ["retry", "finish"]
-    assert "the same failure twice in a row (segmentation_fault, rank 3, train.py:12)" in decisions[1].words
+    assert "the same failure twice in a row (segmentation_fault, rank 3, train.py:12)" in decisions[1].message
 
 
 def test_another_failure_between_two_alike_makes_them_two() -> None:
@@ -313,17 +307,17 @@ def test_retry_always_goes_on_to_the_numbers() -> None:
 @pytest.mark.parametrize("always", [False, True])
 def test_a_user_who_wants_an_end_gets_it(always: bool) -> None:
     """Whatever failed, and whatever is left."""
-    facts = failed("port_in_use", restarting_allowed=False, stop_words="stopped by SIGTERM")
+    facts = failed("port_in_use", restarting_allowed=False, stop_reason="stopped by SIGTERM")
     decision = policy(max_restarts=9, always=always).decide(facts)
-    assert (decision.next_step, decision.words) == ("finish", "not started again: stopped by SIGTERM")
+    assert (decision.next_step, decision.message) == ("finish", "not started again: stopped by SIGTERM")
 
 
 def test_reason_is_the_line_without_what_follows() -> None:
     """The report has a column for each."""
-    decisions = run(policy(start_retries=1), failed("port_in_use", words="port 29500 is in use"))
-    assert decisions[0].words == "starting again in 1.0 s (retry 1 of 1): port 29500 is in use"
+    decisions = run(policy(start_retries=1), failed("port_in_use", message="port 29500 is in use"))
+    assert decisions[0].message == "starting again in 1.0 s (retry 1 of 1): port 29500 is in use"
     assert decisions[0].reason == "port 29500 is in use"
-    assert decisions[1].words == f"not started again: {decisions[1].reason}"
+    assert decisions[1].message == f"not started again: {decisions[1].reason}"
 
 
 # --------------------------------------------------------------------------------------------------------------- hosts
@@ -337,7 +331,7 @@ def test_a_host_that_caused_the_same_failure_twice_is_left_out_where_the_rest_su
     """And named."""
     decisions = run(policy(max_restarts=5, exclude_bad_hosts=True), on_host(), hosts=3, least_hosts=2)
     assert [decision.exclude for decision in decisions] == [None, 2, None, None, None, None]
-    assert decisions[1].words == (
+    assert decisions[1].message == (
         "starting again at once (restart 2 of 5): without node3, which caused the same failure twice "
         "(gpu_hardware_error, rank 3, train.py:12)"
     )
@@ -355,7 +349,7 @@ def test_a_failure_that_goes_on_without_that_host_was_not_its_fault() -> None:
     facts = [on_host(), on_host(), on_host(host=1, rank=2)]
     decisions = run(policy(max_restarts=4, exclude_bad_hosts=True), *facts, hosts=4, least_hosts=1)
     assert [decision.exclude for decision in decisions] == [None, 2, None, None, None]
-    assert decisions[3].words == (
+    assert decisions[3].message == (
         "starting again at once (restart 4 of 4): gpu_hardware_error it was, also without node3"
     )
 
@@ -373,7 +367,7 @@ def test_a_host_stays_where_it_must(options: dict[str, bool], host: int, hosts: 
     decisions = run(policy(max_restarts=2, **options), on_host(host), hosts=hosts, least_hosts=2)
     assert steps(decisions) == ["restart", "restart", "finish"]
     assert {decision.exclude for decision in decisions} == {None}
-    assert decisions[1].words.endswith(words)
+    assert decisions[1].message.endswith(words)
 
 
 # --------------------------------------------------------------------------------------------------------------- waits
@@ -471,23 +465,22 @@ def test_a_failure_is_known_by_its_place_else_by_what_it_says_without_its_number
     """Ports and process numbers differ from attempt to attempt."""
     assert facts_from(diagnosis()).fingerprint == Fingerprint("import_error", (3,), "train.py:12", is_frame=True)
     prints = facts_from(diagnosis(place="", proof="pid 4711: no")).fingerprint
-    assert (prints.place, prints.words) == ("pid ####: no", "import_error, rank 3")
+    assert (prints.place, prints.description) == ("pid ####: no", "import_error, rank 3")
     assert not facts_from(diagnosis(place="", proof="")).fingerprint.place
     assert not facts_from(diagnosis("killed_from_outside")).fingerprint.place
 
 
 def test_many_ranks_are_not_all_named() -> None:
     """A line is a line."""
-    assert (
-        Fingerprint("abort", tuple(range(100)), "a.py:1", is_frame=True).words == "abort, ranks 0, 1, 2, 3, …, a.py:1"
-    )
+    many = Fingerprint("abort", tuple(range(100)), "a.py:1", is_frame=True)
+    assert many.description == "abort, ranks 0, 1, 2, 3, …, a.py:1"
 
 
 def test_what_saferun_could_not_do_has_the_class_that_it_is_given() -> None:
     """The store's process was killed: no rank brought that about."""
     found = diagnosis()._replace(cause=None, headline="the store's process ended (killed by SIGKILL)")
     facts = facts_from(found, trouble_class="store_lost")
-    assert (facts.class_name, facts.may_pass, facts.words) == ("store_lost", True, found.headline)
+    assert (facts.class_name, facts.is_transient, facts.message) == ("store_lost", True, found.headline)
     assert facts_from(found).class_name == "unknown"
     # What a rank is known to have failed of is more than what followed from that.
     assert facts_from(diagnosis(), trouble_class="store_lost").class_name == "import_error"

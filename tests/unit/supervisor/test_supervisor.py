@@ -15,7 +15,7 @@ from saferun.supervisor.events import (
     Finish,
     JoinHosts,
     LaunchRequested,
-    LeftoversGone,
+    OrphansGone,
     RankExited,
     ReportFailure,
     RunChecks,
@@ -23,9 +23,9 @@ from saferun.supervisor.events import (
     SignalRanks,
     StartFailed,
     StartRanks,
-    StoreMissed,
     StoreServed,
-    SweepLeftovers,
+    StoreUnavailable,
+    SweepOrphans,
 )
 from saferun.supervisor.machine import State
 from tests.unit.supervisor.fake_world import (
@@ -58,7 +58,7 @@ def test_a_launch_that_goes_well_takes_every_step_once() -> None:
         JoinHosts(0),
         StartRanks(0, placement_of(2)),
         ServeStore(0),
-        SweepLeftovers(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s),
+        SweepOrphans(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s),
         Finish(0),
     ]
 
@@ -80,7 +80,7 @@ def test_each_phase_before_the_ranks_ends_the_launch_at_its_deadline(state: Stat
         world.answer()
         for rank in sorted(world.alive):
             world.exit(rank, KILLED)
-        world.answers = [LeftoversGone(world.now, 0, ())]
+        world.answers = [OrphansGone(world.now, 0, ())]
         world.answer()
     assert world.state is State.DIAGNOSING
     diagnose = only(Diagnose, world.actions)
@@ -103,7 +103,7 @@ def test_a_rank_may_end_before_the_last_one_runs() -> None:
     world.exit(0)
     assert world.state is State.RUNNING
     world.exit(1)
-    world.answers = [LeftoversGone(world.now, 0, ())]
+    world.answers = [OrphansGone(world.now, 0, ())]
     world.answer()
     assert world.finish == Finish(0)
 
@@ -114,7 +114,7 @@ def test_events_that_make_no_sense_now_change_nothing() -> None:
     for event in (
         LaunchRequested(world.now, 0),
         EvidenceCaptured(world.now, 0, ()),
-        LeftoversGone(world.now, 0, ()),
+        OrphansGone(world.now, 0, ()),
         Diagnosed(world.now, 0, DIAGNOSIS),
         StoreServed(world.now, 0),
         DeadlineExpired(world.now, 0),
@@ -153,14 +153,14 @@ def test_a_failed_launch_is_diagnosed_reported_and_finished_with_1() -> None:
 def test_when_the_last_rank_fails_nobody_is_captured_or_signalled() -> None:
     """Nobody is left."""
     world = running(ranks=1)
-    assert world.exit(0, FAILED) == [SweepLeftovers(0, LIMITS.sweep_term_s)]
+    assert world.exit(0, FAILED) == [SweepOrphans(0, LIMITS.sweep_term_s)]
 
 
 def test_ranks_that_end_while_they_are_captured_need_no_signal() -> None:
     """A failure often takes the others down by itself."""
     world = running()
     world.exit(0, FAILED)
-    assert world.exit(1, FAILED) == [SweepLeftovers(0, LIMITS.sweep_term_s)]
+    assert world.exit(1, FAILED) == [SweepOrphans(0, LIMITS.sweep_term_s)]
     assert world.answer() == []  # the capture, late
     assert world.state is State.STOPPING
 
@@ -192,7 +192,7 @@ def test_a_rank_that_cannot_be_killed_is_named_and_left() -> None:
     world.answer()
     world.exit(1, KILLED)
     world.expire()
-    assert world.expire() == [SweepLeftovers(0, LIMITS.sweep_term_s)]
+    assert world.expire() == [SweepOrphans(0, LIMITS.sweep_term_s)]
     world.answer()
     assert only(Diagnose, world.actions).abandoned == (2,)
     world.exit(2, KILLED)  # at last
@@ -233,7 +233,7 @@ def test_a_clean_launch_survives_a_sweep_that_takes_too_long() -> None:
 def test_ranks_without_a_store_are_stopped_with_the_reason() -> None:
     """They would wait for ever."""
     world = running()
-    actions = world.deliver(StoreMissed(world.now, 0, "the store's process ended", "import torch"))
+    actions = world.deliver(StoreUnavailable(world.now, 0, "the store's process ended", "import torch"))
     assert actions == [CaptureEvidence(0, (0, 1), LIMITS.capture_s)]
     world.answer()
     world.exit(0, KILLED)
@@ -286,7 +286,7 @@ def test_what_belongs_to_an_attempt_that_is_over_changes_nothing() -> None:
     for event in (
         RankExited(world.now, 0, 1, FAILED),
         StartFailed(world.now, 0, "old", "old", 2),
-        StoreMissed(world.now, 0, "old", "old"),
+        StoreUnavailable(world.now, 0, "old", "old"),
         DeadlineExpired(world.now, 0),
         RankExited(world.now, 2, 1, FAILED),
     ):
@@ -297,7 +297,7 @@ def test_what_belongs_to_an_attempt_that_is_over_changes_nothing() -> None:
 def test_an_abandoned_rank_of_the_attempt_before_is_forgotten() -> None:
     """Each attempt has its own list."""
     world = running(ranks=1, max_restarts=1)
-    world.deliver(StoreMissed(world.now, 0, "gone", "look"))
+    world.deliver(StoreUnavailable(world.now, 0, "gone", "look"))
     world.answer()
     world.expire()
     world.expire()

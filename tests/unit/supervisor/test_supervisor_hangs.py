@@ -17,7 +17,7 @@ from saferun.supervisor.events import (
     ReportHang,
     RunChecks,
     SignalRanks,
-    StoreMissed,
+    StoreUnavailable,
 )
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import HangPolicy
@@ -169,7 +169,7 @@ def test_a_store_that_is_missed_while_the_hang_is_captured_is_not_forgotten() ->
     """The ranks would wait for it for ever."""
     world = running()
     world.hang()
-    world.deliver(StoreMissed(world.now, 0, "the store is gone", "look"))
+    world.deliver(StoreUnavailable(world.now, 0, "the store is gone", "look"))
     assert captured(world) == [SignalRanks(0, (0, 1), signal.SIGTERM)]
     end_all(world)
     assert only(Diagnose, world.actions).trouble == "the store is gone"

@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 
 from saferun.model import Placement, RankPlace
 from saferun.supervisor.events import (
+    BroadcastAbort,
+    BroadcastDecision,
     CaptureEvidence,
     ChecksOver,
     ChecksPassed,
     DeadlineExpired,
     Diagnose,
     Finish,
-    HostsHeard,
     HostsJoined,
-    HostsUnheard,
+    HostsReachable,
+    HostsUnreachable,
+    JobAborted,
     JobDecided,
     JobLost,
-    JobTrouble,
     LaunchRequested,
+    PrintLine,
     ProbeHosts,
     RanksStarted,
     ReportDecision,
     ReportFailure,
-    Say,
     SignalRanks,
     SignalReceived,
     StartRanks,
-    TellDecision,
-    TellTrouble,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
@@ -192,7 +192,7 @@ def test_a_decision_that_was_heard_counts_where_the_line_breaks_later() -> None:
     """The host that decides may be gone a moment after its last word."""
     job = started()
     job.hosts[1].exit(FAILED)
-    while not any(isinstance(action, TellDecision) for action in job.leader.actions):
+    while not any(isinstance(action, BroadcastDecision) for action in job.leader.actions):
         for host in job.hosts:
             host.take()
     for host in job.hosts[1:]:
@@ -227,22 +227,22 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_others_cannot_be_heard(
     """After a bounded wait, in which they may be heard again."""
     job = started(2)
     host = job.hosts[which]
-    host.deliver(HostsUnheard(job.now, 0, "nothing has been heard of node9"))
+    host.deliver(HostsUnreachable(job.now, 0, "nothing has been heard of node9"))
     host.exit(OK)
     host.exit(OK)
     while host.inbox:
         host.take()
     assert host.state is State.WAITING
     due = [host.supervisor.deadline]
-    host.deliver(HostsHeard(job.now, 0))
+    host.deliver(HostsReachable(job.now, 0))
     assert [*due, host.supervisor.deadline] == [job.now + LIMITS.unheard_s, None]
     waiting = "nothing has been heard of node9; all ranks that are known of ended well; waiting for 300 s at most"
-    assert Say(waiting) in host.actions
-    host.deliver(HostsUnheard(job.now, 0, "nothing has been heard of node9"))
+    assert PrintLine(waiting) in host.actions
+    host.deliver(HostsUnreachable(job.now, 0, "nothing has been heard of node9"))
     actions = host.supervisor.handle(DeadlineExpired(job.now + LIMITS.unheard_s, 0))
     say, *told, finish = actions
-    assert say == Say("nothing has been heard of node9 for 300 s; all ranks that are known of ended well")
-    assert [type(action) for action in told] == [TellDecision] * (which == 0)
+    assert say == PrintLine("nothing has been heard of node9 for 300 s; all ranks that are known of ended well")
+    assert [type(action) for action in told] == [BroadcastDecision] * (which == 0)
     assert finish == Finish(0)
 
 
@@ -258,7 +258,7 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard(*, 
         host.take()
     assert host.state is State.WAITING
     assert host.supervisor.handle(JobLost(job.now, 0, "node1 is up, but saferun is not running there", "look")) == [
-        Say("node1 is up, but saferun is not running there; all ranks of this host ended well"),
+        PrintLine("node1 is up, but saferun is not running there; all ranks of this host ended well"),
         Finish(0),
     ]
 
@@ -279,7 +279,7 @@ def test_a_host_that_cannot_be_heard_waits_for_no_decision() -> None:
     """Its rank has failed: it says why, and ends."""
     job = started(2)
     host = job.hosts[1]
-    host.deliver(HostsUnheard(job.now, 0, "node1 cannot be reached"))
+    host.deliver(HostsUnreachable(job.now, 0, "node1 cannot be reached"))
     host.exit(FAILED)
     while host.finish is None and host.inbox:
         host.take()
@@ -296,7 +296,7 @@ def test_nobody_tells_twice() -> None:
         host.exit(FAILED)
     job.settle()
     for host in job.hosts:
-        assert sum(isinstance(action, TellTrouble) for action in host.actions) <= 1
+        assert sum(isinstance(action, BroadcastAbort) for action in host.actions) <= 1
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -316,8 +316,8 @@ def test_what_the_checks_between_the_hosts_find_ends_the_job_on_all_of_them() ->
     job.settle()
     assert [host.finish for host in job.hosts] == [Finish(2)] * 3
     assert not any(isinstance(action, StartRanks) for host in job.hosts for action in host.actions)
-    told = [action for action in job.hosts[0].actions if isinstance(action, TellTrouble)]
-    assert [(action.reason, action.words) for action in told] == [("start", "node2: eth1 does not answer")]
+    told = [action for action in job.hosts[0].actions if isinstance(action, BroadcastAbort)]
+    assert [(action.reason, action.message) for action in told] == [("start", "node2: eth1 does not answer")]
 
 
 def test_where_only_checks_are_wanted_they_are_all_there_is() -> None:
@@ -328,7 +328,7 @@ def test_where_only_checks_are_wanted_they_are_all_there_is() -> None:
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined):
         supervisor.handle(event)
     assert supervisor.state is State.PROBING
-    assert supervisor.handle(ChecksOver(1, 0, 2)) == [TellDecision(0, "finish", 2), Finish(2)]
+    assert supervisor.handle(ChecksOver(1, 0, 2)) == [BroadcastDecision(0, "finish", 2), Finish(2)]
     follower = Supervisor(AttemptPolicy(0), Limits(), None, JobPolicy(together=True))
     for event in (LaunchRequested(0, 0), ChecksPassed(0, 0), joined._replace(leads=False)):
         follower.handle(event)
@@ -401,7 +401,7 @@ def test_whatever_happens_all_hosts_end_and_end_alike(
 def test_a_signal_to_another_host_stops_ranks_that_work_at_once() -> None:
     """Their grace has begun there; where nothing moves here, the stacks are taken first, as on that host."""
     job = started()
-    told = JobTrouble(job.now, 0, "signal", "SIGTERM", "node2", signum=signal.SIGTERM)
+    told = JobAborted(job.now, 0, "signal", "SIGTERM", "node2", signum=signal.SIGTERM)
     (stop,) = job.hosts[0].supervisor.handle(told)
     assert stop == SignalRanks(0, (0, 1), signal.SIGTERM)
     (look,) = job.hosts[2].supervisor.handle(told._replace(quiet_s=10.0))

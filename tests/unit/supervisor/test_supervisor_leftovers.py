@@ -8,20 +8,20 @@ import pytest
 
 from saferun.supervisor.events import (
     Finish,
+    JobAborted,
     JobDecided,
     JobLost,
-    JobTrouble,
-    LeftoversGone,
-    Say,
-    SweepLeftovers,
+    OrphansGone,
+    PrintLine,
+    SweepOrphans,
 )
 from saferun.supervisor.machine import State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy
 from tests.unit.supervisor.fake_job import Job
 from tests.unit.supervisor.fake_world import FAILED, LIMITS, OK, World, only, running
 
-WAITED_FOR = SweepLeftovers(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s)
-ENDED = SweepLeftovers(0, LIMITS.sweep_term_s)
+WAITED_FOR = SweepOrphans(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s)
+ENDED = SweepOrphans(0, LIMITS.sweep_term_s)
 
 
 def well_ended(leftovers: str = "wait") -> World:
@@ -35,7 +35,7 @@ def well_ended(leftovers: str = "wait") -> World:
 def test_what_works_after_ranks_that_ended_well_is_waited_for_and_not_for_ever() -> None:
     """An upload of the last checkpoint; torchrun leaves it alone."""
     world = well_ended()
-    assert only(SweepLeftovers, world.actions) == WAITED_FOR
+    assert only(SweepOrphans, world.actions) == WAITED_FOR
     began = world.now
     assert world.expire() == [Finish(0)]
     assert world.now - began >= LIMITS.leftovers_s
@@ -43,10 +43,10 @@ def test_what_works_after_ranks_that_ended_well_is_waited_for_and_not_for_ever()
 
 @pytest.mark.parametrize(
     ("mode", "action"),
-    [("end", SweepLeftovers(0, LIMITS.grace_s, 0.0, LIMITS.grace_s)), ("leave", SweepLeftovers(0, 0.0, leave=True))],
+    [("end", SweepOrphans(0, LIMITS.grace_s, 0.0, LIMITS.grace_s)), ("leave", SweepOrphans(0, 0.0, leave=True))],
 )
-def test_it_is_ended_or_left_where_the_user_says_so(mode: str, action: SweepLeftovers) -> None:
-    assert only(SweepLeftovers, well_ended(mode).actions) == action
+def test_it_is_ended_or_left_where_the_user_says_so(mode: str, action: SweepOrphans) -> None:
+    assert only(SweepOrphans, well_ended(mode).actions) == action
 
 
 def test_after_a_failure_nothing_is_waited_for() -> None:
@@ -59,11 +59,11 @@ def test_after_a_failure_nothing_is_waited_for() -> None:
 def test_a_signal_ends_the_wait_and_the_job_has_ended_well_all_the_same(signum: int) -> None:
     world = well_ended()
     say, sweep = world.signal(signum)
-    assert isinstance(say, Say)
+    assert isinstance(say, PrintLine)
     assert sweep == ENDED
     assert world.supervisor.deadline == world.now + LIMITS.sweep_s
     assert world.signal(signum) == []
-    assert world.deliver(LeftoversGone(world.now, 0, (12,))) == [Finish(0)]
+    assert world.deliver(OrphansGone(world.now, 0, (12,))) == [Finish(0)]
 
 
 def waiting_host(elastic: bool = False) -> tuple[Job, Supervisor]:
@@ -81,23 +81,23 @@ def waiting_host(elastic: bool = False) -> tuple[Job, Supervisor]:
 def test_a_failure_on_another_host_ends_the_wait() -> None:
     """All start again together, and do not wait ten minutes for one host's upload."""
     job, supervisor = waiting_host()
-    actions = supervisor.handle(JobTrouble(job.now, 0, "failure", "rank 0", "node0"))
+    actions = supervisor.handle(JobAborted(job.now, 0, "failure", "rank 0", "node0"))
     assert actions == [ENDED]
-    supervisor.handle(LeftoversGone(job.now, 0, ()))
+    supervisor.handle(OrphansGone(job.now, 0, ()))
     assert supervisor.state is State.DIAGNOSING
 
 
 def test_a_job_that_cannot_be_reached_any_more_ends_the_wait() -> None:
     job, supervisor = waiting_host()
     assert supervisor.handle(JobLost(job.now, 0, "gone", "look")) == [ENDED]
-    ended = supervisor.handle(LeftoversGone(job.now, 0, ()))
-    assert ended == [Say("gone; all ranks of this host ended well"), Finish(0)]
+    ended = supervisor.handle(OrphansGone(job.now, 0, ()))
+    assert ended == [PrintLine("gone; all ranks of this host ended well"), Finish(0)]
 
 
 def test_what_was_decided_during_the_wait_is_done_after_it() -> None:
     job, supervisor = waiting_host()
     assert supervisor.handle(JobDecided(job.now, 0, "finish", 1, 0.0, 0, ("why",))) == [ENDED]
-    supervisor.handle(LeftoversGone(job.now, 0, ()))
+    supervisor.handle(OrphansGone(job.now, 0, ()))
     assert supervisor.state is State.DONE
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from saferun.supervisor.events import (
     Action,
+    BroadcastDecision,
     ChecksOver,
     ChecksPassed,
     DeadlineExpired,
     Diagnosed,
     Finish,
     HostsJoined,
+    JobAborted,
     JobDecided,
-    JobTrouble,
     JoinHosts,
     LaunchRequested,
     ReportFailure,
     RunChecks,
     StartFailed,
-    TellDecision,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, FailureFacts, Fingerprint, JobPolicy
@@ -44,7 +44,7 @@ def test_a_port_that_is_in_use_is_tried_again() -> None:
     (report,) = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
     assert isinstance(report, ReportFailure)
     assert report.decision is not None
-    assert report.decision.words == "starting again in 2.0 s (retry 1 of 3): port 29500 is in use"
+    assert report.decision.message == "starting again in 2.0 s (retry 1 of 3): port 29500 is in use"
     assert (supervisor.state, supervisor.deadline) == (State.BACKOFF, 3.0)
 
 
@@ -66,7 +66,7 @@ def test_a_failed_start_of_ranks_is_tried_again_and_uses_no_restart() -> None:
     world.answer()
     world.exit(1, KILLED)
     world.answer()
-    facts = FailureFacts("rendezvous_store_failure", started=False, words="the ranks did not meet")
+    facts = FailureFacts("rendezvous_store_failure", started=False, message="the ranks did not meet")
     world.deliver(Diagnosed(world.now, 0, DIAGNOSIS, facts=facts))
     assert world.state is State.BACKOFF
     assert world.expire() == [RunChecks(1)]
@@ -84,7 +84,7 @@ def test_of_several_hosts_the_one_that_leads_decides_on_a_retry() -> None:
         supervisor.handle(joined._replace(leads=leads))
     leader.handle(StartFailed(1.0, 0, "node2 does not answer", "look", 2, class_name="network_cut"))
     actions = leader.handle(Diagnosed(1.0, 0, DIAGNOSIS))
-    told = only(TellDecision, actions)
+    told = only(BroadcastDecision, actions)
     assert (told.next_step, told.wait_s, told.restarts) == ("restart", 2.0, 0)
     follower.handle(JobDecided(1.0, 0, told.next_step, told.exit_code, told.wait_s, told.restarts))
     assert (leader.state, follower.state) == (State.BACKOFF, State.BACKOFF)
@@ -96,7 +96,7 @@ def test_a_master_whose_port_is_taken_tries_again_while_the_others_wait_for_it()
     supervisor = launched(retrying(), JobPolicy(together=True))
     supervisor.handle(StartFailed(1.0, 0, "port 29500 is in use", "stop it", 1, class_name="port_in_use"))
     actions = supervisor.handle(Diagnosed(1.0, 0, DIAGNOSIS))
-    assert not any(isinstance(action, TellDecision) for action in actions)
+    assert not any(isinstance(action, BroadcastDecision) for action in actions)
     assert supervisor.state is State.BACKOFF
 
 
@@ -106,17 +106,17 @@ def test_a_host_that_is_left_out_leaves_and_the_others_go_on() -> None:
     leader = launched(policy, JobPolicy(together=True, least_hosts=1))
     bad = launched(AttemptPolicy(3), JobPolicy(together=True, least_hosts=1))
     facts = FailureFacts("gpu_hardware_error", Fingerprint("gpu_hardware_error", (2,), "train.py:3"), started=True)
-    facts = facts._replace(host=1, host_label="node2", words="a GPU fails")
+    facts = facts._replace(host=1, host_label="node2", message="a GPU fails")
     last: list[Action] = []
     for attempt in range(2):
         for supervisor, number in ((leader, 0), (bad, 1)):
             place = placement_of(1)._replace(group_rank=number, group_world_size=2, restarts=attempt)
             supervisor.handle(ChecksPassed(0.0, attempt))
             supervisor.handle(HostsJoined(0.0, attempt, place, attempt, leads=number == 0, probes=True))
-            supervisor.handle(JobTrouble(0.0, attempt, "failure", "a GPU fails", "node2"))
+            supervisor.handle(JobAborted(0.0, attempt, "failure", "a GPU fails", "node2"))
             assert supervisor.state is State.DIAGNOSING
         actions = leader.handle(Diagnosed(1.0, attempt, DIAGNOSIS, facts=facts))
-        told = only(TellDecision, actions)
+        told = only(BroadcastDecision, actions)
         assert told.excluded == (1 if attempt else -1)
         bad.handle(Diagnosed(1.0, attempt, DIAGNOSIS))
         decided = JobDecided(1.0, attempt, "restart", 1, told.wait_s, told.restarts, ("why",), told.excluded)

@@ -12,10 +12,10 @@ from saferun.supervisor.events import (
     Diagnose,
     Diagnosed,
     Finish,
-    Say,
+    PrintLine,
     SignalRanks,
     StartFailed,
-    SweepLeftovers,
+    SweepOrphans,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy
@@ -57,7 +57,7 @@ def test_when_a_rank_cannot_be_started_those_before_it_are_ended() -> None:
     assert stopped.local_ranks == (0,)
     world.exit(0, KILLED)
     world.answer_until(State.DONE)
-    assert world.actions.index(stopped) < world.actions.index(only(SweepLeftovers, world.actions))
+    assert world.actions.index(stopped) < world.actions.index(only(SweepOrphans, world.actions))
     assert only(Diagnose, world.actions).abandoned == ()
 
 
@@ -66,7 +66,7 @@ def test_when_no_rank_could_be_started_nobody_is_waited_for() -> None:
     world = World(ranks=3)
     world.launch()
     world.answer_until(State.STARTING)
-    assert world.fail_start(started=0) == [SweepLeftovers(0, LIMITS.sweep_term_s)]
+    assert world.fail_start(started=0) == [SweepOrphans(0, LIMITS.sweep_term_s)]
     world.answer_until(State.DONE)
     assert world.finish == Finish(1)
 
@@ -133,7 +133,7 @@ def test_a_signal_from_outside_reaches_ranks_that_work_at_once(state: State, sig
     world.answer_until(state)
     world.answers.clear()
     say, stop = world.signal(signum, quiet_s)
-    assert isinstance(say, Say)
+    assert isinstance(say, PrintLine)
     assert signal.Signals(signum).name in say.text
     assert stop == SignalRanks(0, (0, 1), signum)
     assert CaptureEvidence not in [type(action) for action in world.actions]
@@ -169,7 +169,7 @@ def test_where_nothing_has_moved_the_stacks_come_before_the_signal(signum: int) 
     world = running()
     began = world.now
     say, capture = world.signal(signum, 10.0)
-    assert isinstance(say, Say)
+    assert isinstance(say, PrintLine)
     assert "no progress for 10 s" in say.text
     assert capture == CaptureEvidence(0, (0, 1), 2.0)
     assert world.supervisor.deadline == began + 2.0
@@ -208,7 +208,7 @@ def test_the_user_at_the_keyboard_does_not_wait_for_evidence(quiet_s: float) -> 
     """Ctrl-C goes straight through, and whoever pressed it watches the ranks end."""
     world = running()
     say, act = world.signal(signal.SIGINT, quiet_s)
-    assert isinstance(say, Say)
+    assert isinstance(say, PrintLine)
     assert act == SignalRanks(0, (0, 1), signal.SIGINT)
     assert world.expire() == [SignalRanks(0, (0, 1), signal.SIGKILL)]
 
@@ -243,7 +243,7 @@ def test_ctrl_c_during_the_sweep_ends_its_patience() -> None:
     world = running()
     world.exit(0, FAILED)
     world.exit(1, FAILED)
-    assert world.signal(signal.SIGINT) == [SweepLeftovers(0, 0.0)]
+    assert world.signal(signal.SIGINT) == [SweepOrphans(0, 0.0)]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
@@ -283,7 +283,7 @@ def test_a_signal_after_every_rank_ended_well_changes_nothing() -> None:
     """The job is complete; only what its ranks left behind is not waited for any longer."""
     world = running(ranks=1)
     world.exit(0)
-    assert [type(action) for action in world.signal(signal.SIGTERM)] == [Say, SweepLeftovers]
+    assert [type(action) for action in world.signal(signal.SIGTERM)] == [PrintLine, SweepOrphans]
     world.answer()
     assert world.finish == Finish(0)
 
