@@ -104,7 +104,7 @@ def measure_picture(scratch: Scratch, script: Sequence[str], ranks: int) -> dict
     process.communicate(timeout=120)
     wait_until(lambda: not marked_pids(scratch.mark), "the end of all processes")
     seen = {note["rank"] for note in incident["captures"] if note["capture"] == "py_spy" and not note["failure"]}
-    if len(seen) < ranks or incident["unfinished"] or incident["cause"] is None:
+    if len(seen) < ranks or incident["timed_out"] or incident["cause"] is None:
         message = f"the picture is not complete: stacks of {len(seen)} of {ranks} ranks\n{picture}"
         raise BenchmarkError(message)
     moments: dict[str, float] = {}

@@ -46,7 +46,7 @@ class StackDump(Value):
     failure: str = ""
 
 
-class ProcessLook(Value):
+class ProcessSnapshot(Value):
     """One process as /proc shows it.
 
     Attributes:
@@ -120,7 +120,7 @@ class RankCollectives(Value):
     failure: str = ""
 
 
-class CoreLook(Value):
+class CoreDump(Value):
     """What became of the core of one dead process.
 
     ``path`` is empty where there is none to be read, and then ``failure`` says why. ``threads`` has the crashing thread
@@ -195,13 +195,13 @@ class CaptureNote(Value):
 class Capture(Value):
     """Everything that was seen at one moment."""
 
-    looks: tuple[ProcessLook, ...] = ()
+    processes: tuple[ProcessSnapshot, ...] = ()
     stacks: tuple[StackDump, ...] = ()
     collectives: tuple[RankCollectives, ...] = ()
     host_lines: tuple[str, ...] = ()
     """What GPUs and the kernel log have to say, one line each, ready to be shown."""
     notes: tuple[CaptureNote, ...] = ()
-    unfinished: tuple[str, ...] = ()
+    timed_out: tuple[str, ...] = ()
     """What was not ready when the budget was spent, named."""
     elapsed_s: float = 0.0
     links: tuple[StuckLink, ...] = ()
@@ -244,7 +244,7 @@ class RankOutput(Value):
     rank: int = -1
 
 
-class HostSight(Value):
+class HostView(Value):
     """One host of several, as the host that judges sees it.
 
     Attributes:
@@ -254,14 +254,14 @@ class HostSight(Value):
         addresses: its own addresses, as far as they are known.
         cwd: the working directory of its ranks.
         script: what they run.
-        has_part: whether its evidence has come.
-        why: why it is lost: ``gone`` (it is up, its saferun is not), ``unreachable``, ``cut`` (it lives, the way to the
-            store does not), ``frozen`` (its saferun does not move), ``unknown``; empty: it is not.
-        lost_words: the same in words.
+        has_evidence: whether its evidence has come.
+        lost_reason: ``gone`` (it is up, its saferun is not), ``unreachable``, ``cut`` (it is up, its connection to the
+            store is not), ``frozen`` (its saferun makes no progress), ``unknown``; empty: it is not lost.
+        lost_message: the same as a sentence.
         supervisor_pids: of its saferun processes.
         oom: what the OOM killer did there.
         kernel_lines: of its kernel log.
-        unkilled: its ranks that could not be killed.
+        abandoned_ranks: its ranks that could not be killed.
     """
 
     host: int
@@ -270,31 +270,31 @@ class HostSight(Value):
     addresses: tuple[str, ...] = ()
     cwd: str = ""
     script: str = ""
-    has_part: bool = False
-    why: str = ""
-    lost_words: str = ""
+    has_evidence: bool = False
+    lost_reason: str = ""
+    lost_message: str = ""
     supervisor_pids: tuple[int, ...] = ()
     oom: OomKill | None = None
     kernel_lines: tuple[str, ...] = ()
-    unkilled: tuple[int, ...] = ()
+    abandoned_ranks: tuple[int, ...] = ()
 
 
-class ToldTrouble(Value):
+class AbortReason(Value):
     """What one host told the others, and on which all of them stopped.
 
     Attributes:
         reason: ``failure hang signal parent lost store_lost task_lost start membership leave``.
         label: the host that it is about where that is known (the lost one for ``store_lost``), else the one that told.
-        words: in its own words; of a signal its name, of a parent what it was.
+        message: in its own words; of a signal its name, of a parent what it was.
         rank: the rank that it is about; None where it is about none.
-        why: of ``store_lost``, as in :class:`HostSight`.
+        lost_reason: of ``store_lost``, as in :class:`HostView`.
     """
 
     reason: str
     label: str = ""
-    words: str = ""
+    message: str = ""
     rank: int | None = None
-    why: str = ""
+    lost_reason: str = ""
 
 
 class Evidence(Value):
@@ -307,9 +307,9 @@ class Evidence(Value):
 
     Of several hosts: ``hosts`` are all of them, ``host`` is the one that judges, and times are its own. What is one
     host's only (``supervisor_pid``, ``oom``, ``kernel_lines``, ``abandoned``) is in ``hosts``; ``kernel_lines`` are
-    all hosts' with their labels. ``job_trouble`` is what made all hosts stop. ``started_time`` is when the ranks were
+    all hosts' with their labels. ``abort_reason`` is what made all hosts stop. ``started_time`` is when the ranks were
     started in seconds since the epoch (0.0: unknown), ``world_size`` how many there are (0: those in ``ranks``).
-    ``is_checked`` says that ``trouble`` is what the checks of all hosts found before any rank was started. ``start`` is
+    ``is_checked`` says that ``error`` is what the checks of all hosts found before any rank was started. ``start`` is
     how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside`` (not
     all had got through it), ``through``; empty: not known.
     """
@@ -320,22 +320,22 @@ class Evidence(Value):
     outputs: tuple[RankOutput, ...]
     abandoned: tuple[int, ...]
     stop_signum: int | None
-    trouble: str = ""
-    trouble_hint: str = ""
+    error: str = ""
+    error_hint: str = ""
     ranks: tuple[int, ...] = ()
     capture: Capture = Capture()
     hang: HangVerdict | None = None
-    cores: tuple[CoreLook, ...] = ()
+    cores: tuple[CoreDump, ...] = ()
     oom: OomKill | None = None
     kernel_lines: tuple[str, ...] = ()
     supervisor_pid: int = 0
     script: str = ""
     cwd: str = ""
     store_port: int = 0
-    hosts: tuple[HostSight, ...] = ()
+    hosts: tuple[HostView, ...] = ()
     started_time: float = 0.0
     world_size: int = 0
-    job_trouble: ToldTrouble | None = None
+    abort_reason: AbortReason | None = None
     start: str = ""
     is_checked: bool = False
 
@@ -361,19 +361,19 @@ class Cause(Value):
     Attributes:
         class_name: the cause class, an identifier that reports keep: ``cuda_out_of_memory``, ``segmentation_fault``,
             ``hang_lock``, ``unknown`` …
-        words: the cause in a few words, to stand after ``rank 3 (node1): ``.
+        message: the cause in a few words, to stand after ``rank 3 (node1): ``.
         ranks: the ranks that are the cause; empty where it is nobody's.
         proof: the words that prove it, a line of output or of a report; empty where the exit status is all.
         advice: one line: what to do.
-        place: the last frame in the user's code, ``train.py:52 in step``; empty where unknown.
+        location: the last frame in the user's code, ``train.py:52 in step``; empty where unknown.
     """
 
     class_name: str
-    words: str
+    message: str
     ranks: tuple[int, ...]
     proof: str
     advice: str
-    place: str = ""
+    location: str = ""
 
 
 class StackNode(Value):
@@ -391,15 +391,15 @@ class WaitGroup(Value):
     """Ranks that wait in the same thing.
 
     ``kind``: ``collective data_loading file_io compile lock sleep subprocess user_code dead stopped unanswering gpu
-    interpreter uninterruptible network spinning debugger``. ``what`` in words: ``all_reduce``, ``a connection to
+    interpreter uninterruptible network spinning debugger``. ``detail`` in words: ``all_reduce``, ``a connection to
     10.0.0.2:29500``.
-    ``place``: the frame in the user's code, ``train.py:52 in step``.
+    ``location``: the frame in the user's code, ``train.py:52 in step``.
     """
 
     kind: str
-    what: str
+    detail: str
     ranks: tuple[int, ...]
-    place: str
+    location: str
 
 
 class Traceback(Value):
@@ -414,7 +414,7 @@ class Diagnosis(Value):
 
     Attributes:
         headline: the cause in one line.
-        first: the rank that failed first (None where no rank did, as in a hang).
+        first_failure: the rank that failed first (None where no rank did, as in a hang).
         output: what that rank left behind.
         also_failed: those that failed by themselves after it.
         stopped: ranks that saferun stopped because of it.
@@ -426,14 +426,14 @@ class Diagnosis(Value):
         tree: the merged stacks of the ranks that lived.
         tracebacks: what failed ranks printed, each once.
         core: the core of the rank that is the cause.
-        lines: further findings worth a line each: mismatched collectives, what was not ready, kernel messages.
-        unkilled: ranks that could not be killed, where there are several hosts; ``abandoned`` is empty there.
+        findings: further findings worth a line each: mismatched collectives, what was not ready, kernel messages.
+        abandoned_ranks: ranks that could not be killed, where there are several hosts; ``abandoned`` is empty there.
         hosts: the hosts of the job, where there are several.
         start: how far the start had come, as in :class:`Evidence`.
     """
 
     headline: str
-    first: RankEnd | None
+    first_failure: RankEnd | None
     output: RankOutput | None
     also_failed: tuple[RankEnd, ...]
     stopped: tuple[int, ...]
@@ -444,10 +444,10 @@ class Diagnosis(Value):
     groups: tuple[WaitGroup, ...] = ()
     tree: tuple[StackNode, ...] = ()
     tracebacks: tuple[Traceback, ...] = ()
-    core: CoreLook | None = None
-    lines: tuple[str, ...] = ()
-    unkilled: tuple[int, ...] = ()
-    hosts: tuple[HostSight, ...] = ()
+    core: CoreDump | None = None
+    findings: tuple[str, ...] = ()
+    abandoned_ranks: tuple[int, ...] = ()
+    hosts: tuple[HostView, ...] = ()
     start: str = ""
 
 
@@ -458,7 +458,7 @@ class DecisionRow(Value):
         attempt: the one that failed; 0 for the first.
         time: seconds since the epoch.
         next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
-        words: what follows and why, as it is told: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
+        message: what follows and why, as it is told: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
         wait_s: before the next attempt.
         class_name: the class of the failure's cause, in the diagnosis' terms.
         host: the host that caused it, or that leaves the job because of it; empty: none, or there is one host.
@@ -468,7 +468,7 @@ class DecisionRow(Value):
     attempt: int
     time: float
     next_step: str
-    words: str
+    message: str
     wait_s: float = 0.0
     class_name: str = ""
     host: str = ""

@@ -9,8 +9,8 @@ __all__ = [
     "JsonObject",
     "LogDestinations",
     "Placement",
+    "RankAssignment",
     "RankEnd",
-    "RankPlace",
     "Value",
     "signal_name",
 ]
@@ -127,7 +127,7 @@ class ExitStatus(Value):
         return self.code if self.code is not None else -(self.signum or 0)
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The status in words: ``exit code 3``, ``killed by SIGSEGV (core dumped)``."""
         if self.code is not None:
             return f"exit code {self.code}"
@@ -143,7 +143,7 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
-class RankPlace(Value):
+class RankAssignment(Value):
     """The place of one rank in the job."""
 
     local_rank: int
@@ -164,7 +164,7 @@ class Placement(Value):
     group_world_size: int
     world_size: int
     role_world_size: int
-    ranks: tuple[RankPlace, ...]
+    ranks: tuple[RankAssignment, ...]
     master_addr: str
     master_port: int
     run_id: str

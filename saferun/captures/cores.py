@@ -20,7 +20,7 @@ from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
 from saferun.captures.tools import Steps, Tool, answers, called_apart, find_tool, run_steps
 from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess
-from saferun.evidence import CoreLook, OomKill
+from saferun.evidence import CoreDump, OomKill
 from saferun.files.trees import make_directories
 from saferun.linux.cgroups import parse_oom_lines
 from saferun.linux.core_files import (
@@ -92,7 +92,7 @@ class _Find(Value):
     executable: str
 
 
-def examine_cores(request: CoreRequest) -> Iterator[CoreLook | CoresFound | OomKill | Unwritten | str]:
+def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | OomKill | Unwritten | str]:
     """What is known of ranks that a signal killed: lines of the kernel log, the OOM killer's work, their cores.
 
     A rank whose signal makes no core, or that was killed by none, is looked at for the cores of its family alone, data
@@ -151,12 +151,12 @@ def _readings(batch: Sequence[_Find], deadline: float, *, gdb: bool) -> list[Cor
     return readings
 
 
-def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess], str]) -> Iterator[CoreLook]:
+def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess], str]) -> Iterator[CoreDump]:
     """Those of whom there should be a core, and is none."""
     for dead in request.dead:
         if dead.signum in CORE_SIGNALS and dead.pid not in found:
             failure = why(dead)
-            yield CoreLook(dead.rank, dead.pid, dead.signum, "", 0, kept=False, tool="", threads=(), failure=failure)
+            yield CoreDump(dead.rank, dead.pid, dead.signum, "", 0, kept=False, tool="", threads=(), failure=failure)
 
 
 def _silent_file_system(request: CoreRequest, pattern: CorePattern) -> str:
@@ -294,7 +294,7 @@ def _unpacked(core: CoreFile, directory: str, deadline: float) -> Iterator[IO[by
 # ---------------------------------------------------------------------------------------------------------- concluding
 
 
-def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: set[tuple[object, ...]]) -> CoreLook:
+def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: set[tuple[object, ...]]) -> CoreDump:
     """Write what was read, and delete or keep the core."""
     notes, core = find.notes, find.core
     path, is_kept, failure = core.path, True, reading.failure
@@ -312,7 +312,7 @@ def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: s
             failure = failure or (f"it cannot be deleted: {trouble}" if trouble else "")
     elif not failure:
         failure = "no tool could read it"
-    return CoreLook(
+    return CoreDump(
         find.rank,
         notes.pid,
         notes.signum,
@@ -357,7 +357,7 @@ def _file_name(find: _Find, suffix: str) -> str:
     return f"rank_{find.rank}.{process}{suffix}"
 
 
-def _write(request: CoreRequest, find: _Find, look: CoreLook, reading: CoreReading, deadline: float) -> str:
+def _write(request: CoreRequest, find: _Find, look: CoreDump, reading: CoreReading, deadline: float) -> str:
     """Write the text. The name of its file, where that cannot be written; else empty."""
     if not request.directory:
         return ""
@@ -368,7 +368,7 @@ def _write(request: CoreRequest, find: _Find, look: CoreLook, reading: CoreReadi
     return "" if files.write(os.path.join(request.directory, name), text.encode(errors="replace")) else name
 
 
-def core_words(look: CoreLook) -> list[str]:
+def core_words(look: CoreDump) -> list[str]:
     """Where the core is, how large, who read it, and what went wrong with it."""
     size = f"{look.size_bytes / 1e6:.1f} MB"
     lines = [f"core {look.path} ({size}{'' if look.kept else ', deleted after it had been read'})"]

@@ -11,7 +11,7 @@ import time
 
 from saferun.captures.scene import Scene
 from saferun.captures.waiting import Ends, list_fds
-from saferun.evidence import ProcessLook
+from saferun.evidence import ProcessSnapshot
 from saferun.linux.procfs import children_of
 from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
@@ -30,7 +30,7 @@ _ARGUMENT_LIMIT = 4096
 # ------------------------------------------------------------------------------------------------------- the short look
 
 
-def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = None) -> ProcessLook:
+def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = None) -> ProcessSnapshot:
     """One process at a glance. Never waits for it; one that is gone has the state ``?``.
 
     The command line is left empty: reading it waits for the lock of the process's address space, which one that hangs
@@ -41,7 +41,7 @@ def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None =
     wchan = "" if wchan == "0" else wchan
     call = before_restart(read_syscall(pid), wchan)
     ppid, cpu_s = _read_parent_and_cpu_s(pid)
-    return ProcessLook(
+    return ProcessSnapshot(
         rank=rank,
         pid=pid,
         ppid=ppid,
@@ -75,7 +75,7 @@ def read_thread_states(pid: int) -> dict[int, str]:
     return states
 
 
-def family_of(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessLook]:
+def family_of(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessSnapshot]:
     """A rank and its living descendants, parents first, at a glance."""
     looks = [read_process_look(rank, pid, is_rank=True, ends=ends)]
     waiting = [pid]
@@ -125,7 +125,7 @@ def capture_process_state(scene: Scene) -> None:
         scene.note("process_state", process.place, started_at, path=path)
 
 
-def _better(first: ProcessLook, second: ProcessLook) -> str:
+def _better(first: ProcessSnapshot, second: ProcessSnapshot) -> str:
     same = first.syscall == second.syscall and first.wchan == second.wchan
     return second.waits_on if same and second.waits_on else first.waits_on
 

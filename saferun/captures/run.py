@@ -19,7 +19,7 @@ from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.waiting import Ends
 from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Request, encode
-from saferun.evidence import CaptureNote, CoreLook, OomKill
+from saferun.evidence import CaptureNote, CoreDump, OomKill
 from saferun.linux.children import reset_signals
 from saferun.linux.memory_limit import be_ended_first, limit_memory
 from saferun.linux.prctl import die_with_parent
@@ -98,7 +98,7 @@ def _examine(request: CoreRequest, emit: Emit) -> None:
     from saferun.captures.cores import Unwritten, examine_cores
 
     for found in examine_cores(request):
-        if isinstance(found, CoreLook):
+        if isinstance(found, CoreDump):
             emit("core", found)
         elif isinstance(found, CoresFound):
             emit("cores_found", found)

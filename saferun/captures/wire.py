@@ -14,9 +14,9 @@ from typing import Any
 from saferun.evidence import (
     Capture,
     CaptureNote,
-    CoreLook,
+    CoreDump,
     OomKill,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     StackDump,
     StuckLink,
@@ -181,7 +181,7 @@ class Done(Value):
 
 
 _SHAPES: dict[str, type] = {
-    "look": ProcessLook,
+    "look": ProcessSnapshot,
     "stack": StackDump,
     "collectives": RankCollectives,
     "host_line": str,
@@ -189,7 +189,7 @@ _SHAPES: dict[str, type] = {
     "begun": Begun,
     "note": CaptureNote,
     "cores_found": CoresFound,
-    "core": CoreLook,
+    "core": CoreDump,
     "oom": OomKill,
     "link": StuckLink,
     "unwritten": str,
@@ -233,7 +233,7 @@ class CaptureReader:
     @property
     def capture(self) -> Capture:
         """All that has come so far. ``unfinished`` names what has begun and not ended."""
-        looks: list[ProcessLook] = self._values["look"]
+        looks: list[ProcessSnapshot] = self._values["look"]
         done: list[Done] = self._values["done"]
         notes: list[CaptureNote] = self._values["note"]
         return Capture(
@@ -249,7 +249,7 @@ class CaptureReader:
         )
 
     @property
-    def cores(self) -> tuple[CoreLook, ...]:
+    def cores(self) -> tuple[CoreDump, ...]:
         """The cores that were looked at so far."""
         return tuple(self._values["core"])
 

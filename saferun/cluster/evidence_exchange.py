@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
 from saferun.cluster.job import Job, Piece
-from saferun.evidence import Evidence, HangVerdict, ToldTrouble
+from saferun.evidence import AbortReason, Evidence, HangVerdict
 from saferun.watchdog.job import packed
 from saferun.watchdog.job_detector import JobWatch
 
@@ -167,9 +167,9 @@ class EvidenceExchange:
             parts, lost, world_size=own.world_size, peers=peers, leader=job.host, trouble=self.told_trouble()
         )
 
-    def told_trouble(self) -> ToldTrouble | None:
+    def told_trouble(self) -> AbortReason | None:
         """What made all hosts stop."""
         trouble = self._job.trouble
         if trouble is None or trouble.reason in {"membership", "leave"}:
             return None  # whoever leaves knows why, and the others have nothing to diagnose
-        return ToldTrouble(*trouble)
+        return AbortReason(*trouble)

@@ -26,7 +26,7 @@ from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
 from saferun.linux.net import own_addresses, short_host_name
 from saferun.linux.poller import Poller
-from saferun.model import ExitStatus, JsonObject, Placement, RankPlace, Value
+from saferun.model import ExitStatus, JsonObject, Placement, RankAssignment, Value
 from saferun.supervisor.events import (
     BroadcastDecision,
     Event,
@@ -131,7 +131,7 @@ class Place(Value):
 
 
 class Trouble(Value):
-    """What one host told all others, in the terms of evidence.ToldTrouble."""
+    """What one host told all others, in the terms of evidence.AbortReason."""
 
     reason: str
     label: str
@@ -311,7 +311,7 @@ class Job:
         """A child has been reaped. Returns whether it was the coordinator, or belongs to the line to it."""
         if pid != self.line.pid:
             return self.line.on_helper_exit(pid, status)
-        self.line.on_exit(status.words)
+        self.line.on_exit(status.description)
         return True
 
     def close(self) -> None:
@@ -439,7 +439,7 @@ class Job:
             group_world_size=hosts,
             world_size=number(message["world_size"]),
             role_world_size=number(message["role_world_size"]),
-            ranks=tuple(RankPlace(local_base + i, base + i, role_base + i) for i in range(nproc)),
+            ranks=tuple(RankAssignment(local_base + i, base + i, role_base + i) for i in range(nproc)),
             master_addr=text(message["master_addr"], _LONGEST_NAME),
             master_port=number(message["master_port"]),
             run_id=rendezvous.run_id,

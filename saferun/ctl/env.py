@@ -16,7 +16,7 @@ from saferun.env.lint.check import check
 from saferun.env.lint.findings import one_line
 from saferun.env.profiles import default_search_path, load_profiles
 from saferun.env.profiles.text import diff_lines, explain_lines, list_lines, show_lines
-from saferun.model import RankPlace
+from saferun.model import RankAssignment
 
 _PATH_HELP = "a directory or file with more env profiles"
 
@@ -84,7 +84,7 @@ def _lint(arguments: argparse.Namespace) -> int:
     environ = dict(os.environ)
     resolution = resolve_environ(config, environ)
     host = os.uname().nodename
-    apply(resolution, environ, RankPlace(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
+    apply(resolution, environ, RankAssignment(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
     result = check(environ, python=arguments.python, script=arguments.script)
     shown = result.findings if arguments.all else result.at_launch
     lines = [one_line(finding) for finding in shown] or ["nothing to complain about"]

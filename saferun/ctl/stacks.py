@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     seen, failure = _look(scene, native=arguments.native)
     capture = capture_without_secrets(seen)
     if failure:
-        capture = capture._replace(unfinished=(*capture.unfinished, failure))
+        capture = capture._replace(timed_out=(*capture.timed_out, failure))
     _require_stacks(capture)
     if arguments.json:
         answer_json(_as_json(scene, capture))
@@ -341,7 +341,7 @@ def _require_stacks(capture: Capture) -> None:
         return
     failures = [dump.failure for dump in capture.stacks if dump.failure]
     failures += [note.failure for note in capture.notes if note.failure]
-    failures += capture.unfinished
+    failures += capture.timed_out
     why = failures[0] if failures else "the processes have ended meanwhile"
     hint = "look as the user whose processes they are, or as root"
     if "ptrace_scope" in why:
@@ -355,7 +355,7 @@ def _require_stacks(capture: Capture) -> None:
 def picture(scene: Scene, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
-    count = len({dump.pid for dump in capture.stacks} | {look.pid for look in capture.looks})
+    count = len({dump.pid for dump in capture.stacks} | {look.pid for look in capture.processes})
     ranks = rank_words(target.rank for target in scene.targets) if scene.has_ranks else "no rank, shown as rank 0"
     lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
     groups = _groups(scene, capture)
@@ -372,8 +372,8 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     lines += ["", *_failures(missing)] if missing and taken else []
     if scene.leftovers:
         lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, scene.leftovers))}"]
-    if capture.unfinished:
-        lines += ["", f"captures timed out: {', '.join(map(shown, capture.unfinished[:_NAMED_FAILURES]))}"]
+    if capture.timed_out:
+        lines += ["", f"captures timed out: {', '.join(map(shown, capture.timed_out[:_NAMED_FAILURES]))}"]
     return lines
 
 
@@ -399,12 +399,12 @@ def _as_json(scene: Scene, capture: Capture) -> JsonObject:
         "target": scene.title,
         "ranks": [{"rank": target.rank, "pid": target.pid} for target in scene.targets],
         "has_ranks": scene.has_ranks,
-        "leftovers": list(scene.leftovers),
-        "groups": [_plain(group) for group in _groups(scene, capture)],
-        "processes": [_plain(look) for look in capture.looks],
+        "orphans": list(scene.leftovers),
+        "wait_groups": [_plain(group) for group in _groups(scene, capture)],
+        "processes": [_plain(look) for look in capture.processes],
         "stacks": [_plain(dump) for dump in capture.stacks],
         "collectives": [_plain(one) for one in capture.collectives],
-        "unfinished": list(capture.unfinished),
+        "timed_out": list(capture.timed_out),
         "elapsed_s": capture.elapsed_s,
     }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from saferun.diagnosis.causes.failure import Failure, shortened
 from saferun.diagnosis.collectives import CollectiveFindings, rank_words
 from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
-from saferun.evidence import Cause, HostSight, StuckLink
+from saferun.evidence import Cause, HostView, StuckLink
 from saferun.model import Value
 
 __all__ = [
@@ -139,8 +139,8 @@ def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | No
 class _Way(Value):
     """From a host to another, and who says that it is broken."""
 
-    source: HostSight
-    target: HostSight
+    source: HostView
+    target: HostView
     complaint: Complaint
 
 
@@ -228,7 +228,7 @@ def _nowhere(findings: CollectiveFindings, hosts: Hosts) -> Broken | None:
     return None
 
 
-def _broken(class_name: str, words: str, hosts: Sequence[HostSight], proof: str, advice: str) -> Broken:
+def _broken(class_name: str, words: str, hosts: Sequence[HostView], proof: str, advice: str) -> Broken:
     ranks = hosts[0].ranks if len(hosts) == 1 else ()
     cause = Cause(class_name, words, ranks, proof, advice.format(hosts=host_words(hosts)))
     tail = f" ({rank_words(ranks)})" if ranks else ""

@@ -90,7 +90,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     cause = told.cause if told is not None else verdict.cause if verdict is not None else None
     if evidence.stop_signum is not None:
         cause = _scheduler(evidence) or (told.cause if told is not None else None)
-    elif evidence.trouble and told is None:
+    elif evidence.error and told is None:
         cause = None
     core = next(
         (core for core in evidence.cores if first is not None and (core.rank, core.pid) == (first.rank, first.pid)),
@@ -100,21 +100,21 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     waited = bool(cases) and cases[0].standing is Standing.TIMEOUT
     return Diagnosis(
         headline=headline,
-        first=first,
+        first_failure=first,
         output=outputs.get(first.rank) if first is not None else None,
         also_failed=tuple(case.end for case in sorted(cases, key=lambda case: case.at) if case.end is not first),
         stopped=tuple(end.rank for end in evidence.ends if end.stopped_by_us),
         abandoned=evidence.abandoned,
         # What was told has advice of its own.
-        hint=evidence.trouble_hint if told is None else "",
+        hint=evidence.error_hint if told is None else "",
         cause=cause,
         victims=_victims(cases, verdict) if told is None else _bereft(cases),
         groups=group_waits(waits),
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
         tracebacks=_tracebacks(cases, first),
         core=core,
-        lines=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=waited)),
-        unkilled=tuple(sorted(rank for host in evidence.hosts for rank in host.unkilled)),
+        findings=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=waited)),
+        abandoned_ranks=tuple(sorted(rank for host in evidence.hosts for rank in host.abandoned_ranks)),
         hosts=evidence.hosts,
     )
 
@@ -125,7 +125,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
 def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> list[_Case]:
     """The ranks that failed by themselves, the best explanation first."""
     cases = []
-    told = evidence.job_trouble
+    told = evidence.abort_reason
     for end in evidence.ends:
         if not failed_by_itself(end):
             continue
@@ -147,8 +147,8 @@ def _located(cause: Cause, hosts: Hosts) -> Cause:
     peer = next((host for address in addresses_in(cause.proof) if (host := hosts.at_address(address))), None)
     if peer is None:
         return cause
-    words = cause.words.replace("to another rank", f"to a rank of {peer.label}")
-    return cause._replace(words=words, proof=hosts.located(cause.proof))
+    words = cause.message.replace("to another rank", f"to a rank of {peer.label}")
+    return cause._replace(message=words, proof=hosts.located(cause.proof))
 
 
 def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
@@ -187,7 +187,7 @@ def _network(
     complaints = complaints_of((case.at, case.failure) for case in cases)
     interface = wrong_interface(complaints, hosts)
     if interface is not None:
-        return _Verdict(root.end, interface, f"{interface.words}; {_told(evidence, hosts, root)}")
+        return _Verdict(root.end, interface, f"{interface.message}; {_told(evidence, hosts, root)}")
     timed_out = root.standing is Standing.TIMEOUT
     if timed_out and findings.culprits:
         return None
@@ -198,7 +198,7 @@ def _network(
         if not complaints:
             return None
     # A host whose evidence is missing may have the rank that failed.
-    if not timed_out and any(not host.has_part for host in hosts.all):
+    if not timed_out and any(not host.has_evidence for host in hosts.all):
         return None
     broken = broken_between([*links, *complaints], hosts, findings, timed_out=timed_out)
     if broken is None:
@@ -224,7 +224,9 @@ def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Cas
 def _is_alike(case: _Case, root: _Case) -> bool:
     if case.standing is not root.standing or case.cause.class_name != root.cause.class_name:
         return False
-    return case.cause.place == root.cause.place and likeness([case.cause.words]) == likeness([root.cause.words])
+    return case.cause.location == root.cause.location and likeness([case.cause.message]) == likeness(
+        [root.cause.message]
+    )
 
 
 def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings) -> _Verdict | None:
@@ -267,10 +269,10 @@ def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], wai
     bereft = any(wait.found.of_peers for wait in waits) or any(case.standing is not Standing.CULPRIT for case in cases)
     if not bereft and not _lost_peers(evidence, hosts):
         return None
-    words = f"came to its end while others still needed it ({root.cause.words})"
-    cause = root.cause._replace(class_name="early_exit", words=words, advice=_EARLY_EXIT_ADVICE)
+    words = f"came to its end while others still needed it ({root.cause.message})"
+    cause = root.cause._replace(class_name="early_exit", message=words, advice=_EARLY_EXIT_ADVICE)
     head = _who_and_when(evidence, hosts, root.end, "ended first")
-    return _Verdict(root.end, cause, f"{head}: it {words}; {root.end.status.words}")
+    return _Verdict(root.end, cause, f"{head}: it {words}; {root.end.status.description}")
 
 
 def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
@@ -307,7 +309,7 @@ def _timed_out(
 def _nobody(evidence: Evidence, hosts: Hosts, root: _Case) -> _Verdict:
     """There are victims only."""
     is_store = root.cause.class_name == "store_lost"
-    unheard = [host for host in hosts.all if not host.has_part]
+    unheard = [host for host in hosts.all if not host.has_evidence]
     where, advice = "the cause is not among the ranks of this host", _ELSEWHERE
     if unheard:
         where = f"the cause is not among the ranks that are known; nothing has come from {host_words(unheard)}"
@@ -316,7 +318,7 @@ def _nobody(evidence: Evidence, hosts: Hosts, root: _Case) -> _Verdict:
         where, advice = "no rank is seen to have failed before", _BETWEEN
     cause = root.cause._replace(
         class_name="rendezvous_store_failure" if is_store else root.cause.class_name,
-        words=f"{root.cause.words}; {where}",
+        message=f"{root.cause.message}; {where}",
         ranks=(),
         advice=advice,
     )
@@ -351,8 +353,8 @@ def _bereft(cases: Sequence[_Case]) -> tuple[int, ...]:
 def _headline(evidence: Evidence, told: Told | None, verdict: _Verdict | None) -> str:
     if told is not None:
         return told.headline
-    if evidence.trouble:
-        return evidence.trouble
+    if evidence.error:
+        return evidence.error
     if evidence.stop_signum is not None:
         return f"stopped by {signal_name(evidence.stop_signum)}"
     if verdict is None:
@@ -368,23 +370,23 @@ def _who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> s
 def _told(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
     """The first line: who, when, why, where, and how it ended."""
     cause, status = case.cause, case.end.status
-    words = cause.words
+    words = cause.message
     place, manner = case.failure.place_and_manner
-    if cause.place:
-        words += f", {manner if place == cause.place else 'at'} {cause.place}"
+    if cause.location:
+        words += f", {manner if place == cause.location else 'at'} {cause.location}"
     # ``killed from outside (SIGKILL)`` says it all; ``exit code 1`` after an exception is still worth its words.
-    if status.words not in words and (status.signum is None or f"({signal_name(status.signum)})" not in words):
-        words += f"; {status.words}"
+    if status.description not in words and (status.signum is None or f"({signal_name(status.signum)})" not in words):
+        words += f"; {status.description}"
     return f"{_who_and_when(evidence, hosts, case.end, 'failed first')}: {words}"
 
 
 def _waits(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
     """What those that lived were waiting in."""
     capture = evidence.capture
-    ranks = sorted({*(dump.rank for dump in capture.stacks), *(look.rank for look in capture.looks)})
+    ranks = sorted({*(dump.rank for dump in capture.stacks), *(look.rank for look in capture.processes)})
     if not ranks:
         return ()
-    dead = {end.rank: end.status.words for end in evidence.ends if not end.stopped_by_us}
+    dead = {end.rank: end.status.description for end in evidence.ends if not end.stopped_by_us}
     user = UserCode(evidence.script, evidence.cwd)
     waits = rank_waits(capture, findings, ranks=ranks, dead=dead, hang=None, user=user)
     return located_waits(waits, hosts)
@@ -415,7 +417,7 @@ def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None
     # While a job is well, ranks are a few calls apart too. Only where one has waited too long does that mean anything.
     lines = [*findings.lines] if waited else [mismatch.words for mismatch in findings.mismatched]
     lines += gpu_kernel_lines(evidence.kernel_lines)[-_MOST_KERNEL_LINES:]
-    unfinished = evidence.capture.unfinished
+    unfinished = evidence.capture.timed_out
     if unfinished:
         more = f" and {len(unfinished) - _MOST_UNFINISHED} more" if len(unfinished) > _MOST_UNFINISHED else ""
         lines.append(f"captures timed out: {', '.join(unfinished[:_MOST_UNFINISHED])}{more}")

@@ -55,10 +55,10 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     Args:
         evidence: what is known; ``hang`` and ``capture`` are set, ``ends`` has the ranks that ended before.
     """
-    dead = {end.rank: end.status.words for end in evidence.ends if not end.stopped_by_us}
+    dead = {end.rank: end.status.description for end in evidence.ends if not end.stopped_by_us}
     capture = evidence.capture
     hosts = Hosts(evidence)
-    seen = {dump.rank for dump in capture.stacks} | {look.rank for look in capture.looks}
+    seen = {dump.rank for dump in capture.stacks} | {look.rank for look in capture.processes}
     # Of several hosts not everything may have come, and who is not known of is not the odd one.
     known = seen | {one.rank for one in capture.collectives if not one.failure}
     ranks = sorted(known | {*dead} if hosts.are_several else {*evidence.ranks, *dead} or seen)
@@ -80,7 +80,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=f"the job hangs: {verdict.headline}",
-        first=None,
+        first_failure=None,
         output=None,
         also_failed=(),
         stopped=(),
@@ -88,7 +88,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
         cause=verdict.cause,
         groups=group_waits(waits),
         tree=merge(capture.stacks, evidence.script, evidence.cwd),
-        lines=tuple(dict.fromkeys(line for line in lines if line != verdict.cause.proof)),
+        findings=tuple(dict.fromkeys(line for line in lines if line != verdict.cause.proof)),
         hosts=evidence.hosts,
     )
 
@@ -101,7 +101,7 @@ class _Case:
         self._hosts = hosts
         self._findings = findings
         self._waits = {wait.rank: wait for wait in waits}
-        self._looks = {look.rank: look for look in evidence.capture.looks if look.is_rank}
+        self._looks = {look.rank: look for look in evidence.capture.processes if look.is_rank}
         self._held_up = [wait for wait in waits if wait.found.of_peers]
 
     def judge(self) -> _Verdict:
@@ -132,7 +132,7 @@ class _Case:
 
     def _unheard(self) -> _Verdict | None:
         """Everybody who is known waits for others, and of some hosts nothing is known."""
-        unheard = [host for host in self._hosts.all if not host.has_part]
+        unheard = [host for host in self._hosts.all if not host.has_evidence]
         if not unheard or not self._held_up:
             return None
         names = host_words(unheard)
@@ -396,7 +396,7 @@ def _raising(evidence: Evidence) -> Iterable[str]:
 
 
 def _unfinished(evidence: Evidence) -> Iterable[str]:
-    names = evidence.capture.unfinished
+    names = evidence.capture.timed_out
     if names:
         more = f" and {len(names) - _SHOWN_WAITS} more" if len(names) > _SHOWN_WAITS else ""
         yield f"captures timed out: {', '.join(names[:_SHOWN_WAITS])}{more}"

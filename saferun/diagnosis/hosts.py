@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.collectives import rank_words
-from saferun.evidence import Evidence, HostSight, OomKill
+from saferun.evidence import Evidence, HostView, OomKill
 from saferun.model import RankEnd
 
 __all__ = ["Hosts", "host_words"]
@@ -32,7 +32,7 @@ class Hosts:
         self.all = evidence.hosts
         self.are_several = len(evidence.hosts) > 1
         self._of_rank = {rank: host for host in evidence.hosts for rank in host.ranks}
-        by_address: dict[str, list[HostSight]] = {}
+        by_address: dict[str, list[HostView]] = {}
         for host in evidence.hosts:
             for address in dict.fromkeys(host.addresses):
                 by_address.setdefault(_plain(address), []).append(host)
@@ -41,7 +41,7 @@ class Hosts:
         for end in evidence.ends:
             self._neighbours.setdefault(self._number(end.rank), []).append((end.pid, end.rank))
 
-    def of(self, rank: int) -> HostSight | None:
+    def of(self, rank: int) -> HostView | None:
         """The host of a rank; None where it is not known, or there is only one."""
         return self._of_rank.get(rank)
 
@@ -98,14 +98,14 @@ class Hosts:
             return f"all ranks of {theirs[0].label} ({rank_words(ranks)})"
         return f"{rank_words(ranks)} ({host_words(theirs)})" if theirs else rank_words(ranks)
 
-    def of_ranks(self, ranks: Iterable[int]) -> list[HostSight]:
+    def of_ranks(self, ranks: Iterable[int]) -> list[HostView]:
         """The hosts of some ranks, each once."""
         found = {host.host: host for rank in ranks if (host := self._of_rank.get(rank)) is not None}
         return [host for _, host in sorted(found.items())]
 
     # ------------------------------------------------------------------------------------------------------ addresses
 
-    def at_address(self, address: str) -> HostSight | None:
+    def at_address(self, address: str) -> HostView | None:
         """The host of an address; None where none has it, or several have."""
         found = self._by_address.get(_plain(address), [])
         return found[0] if len(found) == 1 else None
@@ -138,7 +138,7 @@ def addresses_in(text: str) -> list[str]:
     return found
 
 
-def host_words(hosts: Sequence[HostSight]) -> str:
+def host_words(hosts: Sequence[HostView]) -> str:
     """``node2``; ``node1, node2``; ``node1, node2, node3, … (200 hosts)``."""
     labels = [host.label for host in hosts]
     if len(labels) <= _SHOWN_HOSTS:

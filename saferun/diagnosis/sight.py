@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from saferun.diagnosis.frames import Calls, UserCode, is_native, native_name
-from saferun.evidence import Frame, HangVerdict, ProcessLook, StackDump
+from saferun.evidence import Frame, HangVerdict, ProcessSnapshot, StackDump
 from saferun.model import Value
 
 
@@ -66,10 +66,10 @@ class Sight(Value):
     user: UserCode
     frames: tuple[Frame, ...] = ()
     active: bool = False
-    look: ProcessLook | None = None
+    look: ProcessSnapshot | None = None
     owns_gil: bool = False
     is_main: bool = True
-    children: tuple[ProcessLook, ...] = ()
+    children: tuple[ProcessSnapshot, ...] = ()
     workers: tuple[StackDump, ...] = ()
     pending: str = ""
     is_behind: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.collectives import rank_words
 from saferun.diagnosis.hosts import Hosts, host_words
-from saferun.evidence import Cause, Evidence, HostSight, ToldTrouble
+from saferun.evidence import AbortReason, Cause, Evidence, HostView
 from saferun.model import Value, signal_name
 
 __all__ = ["Told", "end_of_job", "lost_hosts", "silent_lines"]
@@ -68,7 +68,7 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | 
         hosts: its hosts.
         is_a_ranks: whether a rank failed by itself, and not because of others.
     """
-    told = evidence.job_trouble
+    told = evidence.abort_reason
     if told is not None and told.reason == "start":
         return _told_trouble(evidence, hosts)
     # A rank that failed before anybody missed a host is the cause, whatever became of that host afterwards.
@@ -76,7 +76,7 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | 
         lost = lost_hosts(evidence, hosts)
         if lost is not None:
             return lost
-    if evidence.trouble and (told is None or told.reason != "store_lost"):
+    if evidence.error and (told is None or told.reason != "store_lost"):
         return None
     found = _told_trouble(evidence, hosts)
     return found if found is not None or is_a_ranks else _told_elsewhere(evidence, hosts)
@@ -87,34 +87,34 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | 
 
 def lost_hosts(evidence: Evidence, hosts: Hosts) -> Told | None:
     """Hosts that are silent, as the one that judges sees it."""
-    lost = [host for host in hosts.all if host.why]
+    lost = [host for host in hosts.all if host.lost_reason]
     if not lost:
         return None
     others = [host for host in hosts.all if host.label != evidence.host]
-    if len(lost) == len(others) > 1 and all(host.why in _FROM_FAR for host in lost):
+    if len(lost) == len(others) > 1 and all(host.lost_reason in _FROM_FAR for host in lost):
         return _cut_off(evidence, lost)
     ranks = tuple(sorted(rank for host in lost for rank in host.ranks))
     first = lost[0]
-    loss = _LOSSES.get(first.why, _LOSSES["unknown"])
-    alike = all(host.why == first.why for host in lost)
+    loss = _LOSSES.get(first.lost_reason, _LOSSES["unknown"])
+    alike = all(host.lost_reason == first.lost_reason for host in lost)
     advice = loss.advice.format(host=host_words(lost), leader=evidence.host)
-    proof = _proof(first.lost_words, loss)
+    proof = _proof(first.lost_message, loss)
     if len(lost) == 1:
         head = f"{first.label} is lost" + (f" ({rank_words(ranks)})" if ranks else "")
         cause = Cause(loss.class_name, loss.words, ranks, proof, advice)
         return Told(cause, f"{head}: {loss.words}")
-    each = "; ".join(f"{host.label}: {_LOSSES.get(host.why, loss).words}" for host in lost[:_MOST_LOST])
+    each = "; ".join(f"{host.label}: {_LOSSES.get(host.lost_reason, loss).words}" for host in lost[:_MOST_LOST])
     words = f"of each: {loss.words}" if alike else each
     head = f"{len(lost)} hosts are lost ({host_words(lost)})"
     class_name = loss.class_name if alike else "host_lost"
     return Told(Cause(class_name, f"{head}: {words}", ranks, proof, advice), f"{head}: {words}")
 
 
-def _cut_off(evidence: Evidence, lost: Sequence[HostSight]) -> Told:
+def _cut_off(evidence: Evidence, lost: Sequence[HostView]) -> Told:
     """All others at once: then it is the one that judges."""
     words = f"{evidence.host} reaches none of the other {len(lost)} hosts any more: its own network is cut"
     advice = f"look at the network of {evidence.host}: interface, cable, switch port, firewall"
-    return Told(Cause("network_cut", words, (), shortened(lost[0].lost_words), advice), words)
+    return Told(Cause("network_cut", words, (), shortened(lost[0].lost_message), advice), words)
 
 
 def _proof(words: str, loss: _Loss) -> str:
@@ -123,11 +123,11 @@ def _proof(words: str, loss: _Loss) -> str:
 
 def silent_lines(hosts: Hosts, headline: str) -> list[str]:
     """A line for the hosts that are lost, and one for those of which nothing has come, where it is not told already."""
-    lost = [host for host in hosts.all if host.why]
-    lines = [f"lost: {host.label}: {host.lost_words or _LOSSES['unknown'].words}" for host in lost[:_MOST_LOST]]
+    lost = [host for host in hosts.all if host.lost_reason]
+    lines = [f"lost: {host.label}: {host.lost_message or _LOSSES['unknown'].words}" for host in lost[:_MOST_LOST]]
     if any(host.label in headline for host in lost):
         lines = []
-    unheard = [host for host in hosts.all if not host.has_part and not host.why]
+    unheard = [host for host in hosts.all if not host.has_evidence and not host.lost_reason]
     if unheard and f"nothing has come from {host_words(unheard)}" not in headline:
         ranks = rank_words(rank for host in unheard for rank in host.ranks)
         lines.append(f"nothing has come from {host_words(unheard)} ({ranks})")
@@ -139,11 +139,11 @@ def silent_lines(hosts: Hosts, headline: str) -> list[str]:
 
 def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
     """What made all hosts stop where it is no rank's failure; None where it is one's, or nothing was told."""
-    told = evidence.job_trouble
+    told = evidence.abort_reason
     if told is None:
         return _signal(evidence, hosts) if hosts.are_several and evidence.stop_signum is not None else None
     label = told.label or evidence.host
-    words = shortened(told.words)
+    words = shortened(told.message)
     match told.reason:
         case "signal":
             return _signal(evidence, hosts)
@@ -161,10 +161,10 @@ def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
             return Told(Cause("host_lost", what, _ranks(told), "", _LOSSES["gone"].advice.format(host=label)), what)
         case "start":
             what = f"{label} could not start its ranks" + (f": {words}" if words else "")
-            if evidence.trouble and label == evidence.host:
+            if evidence.error and label == evidence.host:
                 # What the checks found may be about any host, and says about which.
-                what = evidence.trouble if evidence.is_checked else f"{label}: {evidence.trouble}"
-            advice = evidence.trouble_hint or f"look at what {label} says"
+                what = evidence.error if evidence.is_checked else f"{label}: {evidence.error}"
+            advice = evidence.error_hint or f"look at what {label} says"
             return Told(Cause("start_failed", what, _ranks(told), "", advice), what)
         case "membership" | "leave":
             what = words or ("a host left the job" if told.reason == "leave" else "hosts came to the job")
@@ -174,44 +174,44 @@ def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
     return None
 
 
-def _ranks(told: ToldTrouble) -> tuple[int, ...]:
+def _ranks(told: AbortReason) -> tuple[int, ...]:
     return (told.rank,) if told.rank is not None and told.rank >= 0 else ()
 
 
 def _signal(evidence: Evidence, hosts: Hosts) -> Told:
-    told = evidence.job_trouble
+    told = evidence.abort_reason
     name = signal_name(evidence.stop_signum) if evidence.stop_signum is not None else ""
     label = evidence.host if hosts.are_several else ""
     if told is not None:
-        name, label = told.words or name, told.label or label
+        name, label = told.message or name, told.label or label
     words = f"stopped by {shortened(name, 60) or 'a signal'}" + (f" on {label}" if label else "")
     advice = f"look on {label or 'this host'} who sent it: the scheduler, or a person"
     return Told(Cause("stopped_by_signal", words, (), "", advice), words)
 
 
-def _store_lost(told: ToldTrouble, label: str, host: str) -> Told:
-    if told.why == "nic":
-        words = f"{host}: {shortened(told.words)}: it does not reach {label}, which has the job's store, any more"
+def _store_lost(told: AbortReason, label: str, host: str) -> Told:
+    if told.lost_reason == "nic":
+        words = f"{host}: {shortened(told.message)}: it does not reach {label}, which has the job's store, any more"
         advice = f"look at the network of {host}: interface, cable, switch port"
         return Told(Cause("network_cut", words, _ranks(told), "", advice), words)
-    loss = _LOSSES.get(told.why, _LOSSES["unknown"])
+    loss = _LOSSES.get(told.lost_reason, _LOSSES["unknown"])
     words = f"{label}, which had the job's store, is lost: {loss.words}"
     advice = loss.advice.format(host=label, leader="this host")
     class_name = "network_cut" if loss.class_name == "network_cut" else "store_host_lost"
-    proof = _proof(told.words, loss)
+    proof = _proof(told.message, loss)
     return Told(Cause(class_name, words, _ranks(told), proof, advice), words)
 
 
 def _told_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
     """A rank's failure that only its host knows, whose evidence has not come."""
-    told = evidence.job_trouble
-    if told is None or told.reason not in {"failure", "hang"} or not told.words:
+    told = evidence.abort_reason
+    if told is None or told.reason not in {"failure", "hang"} or not told.message:
         return None
     if told.rank is not None and told.rank in {end.rank for end in evidence.ends if not end.stopped_by_us}:
         return None
     where = told.label or (hosts.label(told.rank) if told.rank is not None else "another host")
     who = f"rank {told.rank} ({where})" if told.rank is not None else where
-    words = shortened(told.words)
+    words = shortened(told.message)
     advice = f"look at what {where} says; its evidence has not come here"
     told_words = (
         words if where in words or (told.rank is not None and f"rank {told.rank}" in words) else f"{who}: {words}"

@@ -10,7 +10,7 @@ from saferun.diagnosis.hosts import Hosts
 from saferun.diagnosis.sight import Found, Sight, first_found, user_frame
 from saferun.diagnosis.stacks import best_dumps, followed_threads, main_thread, worker_dumps
 from saferun.diagnosis.wait_rules import RULES
-from saferun.evidence import Capture, Frame, HangVerdict, ProcessLook, StackDump, ThreadStack, WaitGroup
+from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value
 
 __all__ = ["Wait", "group_waits", "located_waits", "rank_waits", "wait_groups"]
@@ -92,7 +92,7 @@ def rank_waits(
         user: tells whose code a call is.
         store_port: of the job's store; 0: unknown.
     """
-    looks, children = _looks(capture.looks)
+    looks, children = _looks(capture.processes)
     dumps = best_dumps(capture.stacks)
     workers: dict[int, list[StackDump]] = {}
     for dump in worker_dumps(capture.stacks):
@@ -128,11 +128,11 @@ def rank_waits(
     return tuple(waits)
 
 
-def _looks(looks: Iterable[ProcessLook]) -> tuple[dict[int, ProcessLook], dict[int, list[ProcessLook]]]:
+def _looks(looks: Iterable[ProcessSnapshot]) -> tuple[dict[int, ProcessSnapshot], dict[int, list[ProcessSnapshot]]]:
     """The ranks' own looks and those of what descends from them, by rank. A later look at a process says more."""
     newest = {(look.rank, look.pid): look for look in looks}
     own = {look.rank: look for look in newest.values() if look.is_rank}
-    children: dict[int, list[ProcessLook]] = {}
+    children: dict[int, list[ProcessSnapshot]] = {}
     for _, look in sorted(newest.items()):
         if not look.is_rank:
             children.setdefault(look.rank, []).append(look)
@@ -150,11 +150,13 @@ def located_waits(waits: Sequence[Wait], hosts: Hosts) -> tuple[Wait, ...]:
 _Likeness = tuple[tuple[Frame, ...], str]
 
 
-def _likeness(frames: Sequence[Frame], look: ProcessLook | None) -> _Likeness:
+def _likeness(frames: Sequence[Frame], look: ProcessSnapshot | None) -> _Likeness:
     return tuple(frame for frame in frames if not is_native(frame)), look.syscall if look is not None else ""
 
 
-def _natives(dumps: Mapping[int, StackDump], looks: Mapping[int, ProcessLook]) -> dict[_Likeness, tuple[Frame, ...]]:
+def _natives(
+    dumps: Mapping[int, StackDump], looks: Mapping[int, ProcessSnapshot]
+) -> dict[_Likeness, tuple[Frame, ...]]:
     """Stacks with native calls, by what they have in common with those that were taken without.
 
     Native calls are taken of one rank among those that stand in the same line, in the same system call.

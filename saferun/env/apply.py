@@ -10,7 +10,7 @@ from saferun.env.profiles import Resolution, default_search_path, load_profiles,
 from saferun.env.profiles.installed import read_versions
 from saferun.env.profiles.model import Removed, Vendor
 from saferun.linux.gpu_nodes import gpu_vendor
-from saferun.model import RankPlace
+from saferun.model import RankAssignment
 
 # What torchrun sets of itself, and nothing of the job's order depends on.
 _TOLD = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
@@ -62,7 +62,7 @@ def installed_versions(environ: Mapping[str, str]) -> dict[str, str]:
 def apply(
     resolution: Resolution,
     environ: MutableMapping[str, str],
-    place: RankPlace,
+    place: RankAssignment,
     *,
     host: str,
     world_size: int,

@@ -10,7 +10,7 @@ from saferun.config import LaunchConfig, Setting
 from saferun.env.profiles import Resolution
 from saferun.env.profiles.text import change_lines
 from saferun.errors import printable
-from saferun.model import Placement, RankPlace
+from saferun.model import Placement, RankAssignment
 from saferun.supervisor.topology import rank_environ, single_host, substitute_local_rank
 from saferun.text.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
 
@@ -85,7 +85,7 @@ def _placement(config: LaunchConfig) -> tuple[Placement, str, str]:
     first_local = task.local_rank if task is not None else 0
     first = (hosts.node_rank or 0) * local_world_size + first_local
     world_size = local_world_size * hosts.most
-    places = (RankPlace(first_local + i, first + i, first + i) for i in range(config.nproc_per_node))
+    places = (RankAssignment(first_local + i, first + i, first + i) for i in range(config.nproc_per_node))
     return (
         single._replace(
             group_rank=hosts.node_rank or 0,

@@ -60,8 +60,8 @@ class IncidentLog:
         diagnosis: Diagnosis,
         *,
         attempt: int,
-        followed: str,
-        said: Sequence[str],
+        outcome: str,
+        console_lines: Sequence[str],
         directory: str,
     ) -> None:
         """One more incident. The arguments are the fields of report_json's Incident."""
@@ -75,8 +75,8 @@ class IncidentLog:
                 now,
                 evidence,
                 diagnosis,
-                followed,  # type: ignore[arg-type]
-                said=tuple(said),
+                outcome,  # type: ignore[arg-type]
+                console_lines=tuple(console_lines),
                 directory=directory,
                 clock=time.strftime(_CLOCK, time.localtime(now)),
             )
@@ -117,7 +117,7 @@ class IncidentLog:
     def note_recovery(self, lasted_s: float) -> None:
         """The hang that was told last is over, after so many seconds."""
         if self._incidents and self._incidents[-1].kind == "hang":
-            self._incidents[-1] = self._incidents[-1]._replace(followed="recovered", recovered_after_s=lasted_s)
+            self._incidents[-1] = self._incidents[-1]._replace(outcome="recovered", recovered_after_s=lasted_s)
             self.is_due = True
 
     def finish(self, exit_code: int, *, stopped: bool) -> None:

@@ -113,7 +113,7 @@ class _Undiagnosed(Value):
     """Stands for a ``Diagnosis`` where the file that has those could not be read."""
 
     headline: str
-    first: None = None
+    first_failure: None = None
     output: None = None
     also_failed: tuple[()] = ()
     stopped: tuple[()] = ()
@@ -125,8 +125,8 @@ class _Undiagnosed(Value):
     tree: tuple[()] = ()
     tracebacks: tuple[()] = ()
     core: None = None
-    lines: tuple[()] = ()
-    unkilled: tuple[()] = ()
+    findings: tuple[()] = ()
+    abandoned_ranks: tuple[()] = ()
     hosts: tuple[()] = ()
     start: str = ""
 
@@ -420,8 +420,8 @@ class Investigation:
             return
         self._note_gaps(reader, self._capture_directory)
         capture = reader.capture
-        if capture.looks or capture.stacks:
-            self._capture = capture._replace(unfinished=(*capture.unfinished, "the ranks ended before it was over"))
+        if capture.processes or capture.stacks:
+            self._capture = capture._replace(timed_out=(*capture.timed_out, "the ranks ended before it was over"))
 
     def _drop_run(self) -> None:
         run, self._run = self._run, None
@@ -570,8 +570,8 @@ class Investigation:
         if failure and reader is not None:
             from saferun.captures.wire import EVERYTHING
 
-            named = (name for name in capture.unfinished if name != EVERYTHING)
-            capture = capture._replace(unfinished=(*named, failure))
+            named = (name for name in capture.timed_out if name != EVERYTHING)
+            capture = capture._replace(timed_out=(*named, failure))
         self._capture = self._explained(capture, action, failure) if action.verdict is not None else capture
         if action.verdict is not None and self._job is not None:
             self._guarded("hand in what was seen", self._share_hang, action, action.verdict)
@@ -591,7 +591,7 @@ class Investigation:
         if not directory:
             return
         unwritten = reader.unwritten
-        text = gaps_text(unwritten, reader.capture.unfinished)
+        text = gaps_text(unwritten, reader.capture.timed_out)
         if text:
             self._run_dir.write_text(os.path.join(directory, NAME), text)
         if unwritten:
@@ -733,9 +733,9 @@ class Investigation:
         if self._concluded_attempt == action.attempt and self._evidence is not None:
             # All has been looked at; but since then the host that decides has been lost.
             self._evidence = self._evidence._replace(
-                trouble=action.trouble,
-                trouble_hint=action.trouble_hint,
-                job_trouble=self._exchange.told_trouble() if self._exchange is not None else None,
+                error=action.trouble,
+                error_hint=action.trouble_hint,
+                abort_reason=self._exchange.told_trouble() if self._exchange is not None else None,
             )
             self._post_diagnosis(action)
             return
@@ -832,7 +832,7 @@ class Investigation:
         failed = [(at, rank) for at, rank in failed if rank.end is not None and not rank.end.status.ok]
         if failed and not action.trouble and action.stop_signum is None:
             first = min(failed, key=lambda pair: pair[0])[1]
-            headline = f"rank {first.place.rank} failed first: {first.end.status.words if first.end else ''}"
+            headline = f"rank {first.place.rank} failed first: {first.end.status.description if first.end else ''}"
         elif action.stop_signum is not None:
             headline = f"stopped by {signal.Signals(action.stop_signum).name}"
         try:
@@ -904,8 +904,8 @@ class Investigation:
         evidence = self._gather(self._verdict if action.hung else None)._replace(
             abandoned=action.abandoned,
             stop_signum=action.stop_signum,
-            trouble=action.trouble,
-            trouble_hint=action.trouble_hint,
+            error=action.trouble,
+            error_hint=action.trouble_hint,
             is_checked=action.is_checked,
         )
         if reader is not None:
@@ -916,7 +916,7 @@ class Investigation:
                 kernel_lines=reader.kernel_lines,
                 capture=evidence.capture._replace(
                     notes=evidence.capture.notes + seen.notes,
-                    unfinished=evidence.capture.unfinished + ((f"cores: {failure}",) if failure else ()),
+                    timed_out=evidence.capture.timed_out + ((f"cores: {failure}",) if failure else ()),
                 ),
             )
         evidence = evidence._replace(oom=self._guarded("read the OOM counters", self._read_oom, evidence))
@@ -943,7 +943,7 @@ class Investigation:
             store_port=group.plan.placement.master_port if group is not None else 0,
             started_time=self._started_time,
             world_size=group.plan.placement.world_size if group is not None and self._job is not None else 0,
-            job_trouble=self._exchange.told_trouble() if self._exchange is not None else None,
+            abort_reason=self._exchange.told_trouble() if self._exchange is not None else None,
         )
 
     def report_failure(self, action: ReportFailure) -> None:
@@ -1028,7 +1028,7 @@ class Investigation:
         if self._evidence is not None and self._evidence.hang is not None:
             # The picture has been shown.
             headline = f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}"
-            diagnosis = diagnosis._replace(headline=headline, cause=None, groups=(), tree=(), lines=())
+            diagnosis = diagnosis._replace(headline=headline, cause=None, groups=(), tree=(), findings=())
         return failure_text(
             diagnosis,
             files=self._log.files,
@@ -1044,7 +1044,7 @@ class Investigation:
         killed = [end for end in evidence.ends if end.status.signum == signal.SIGKILL and not end.stopped_by_us]
         if self._memory is None or not killed:
             return None
-        sizes = {look.pid: look.rss_bytes for look in evidence.capture.looks}
+        sizes = {look.pid: look.rss_bytes for look in evidence.capture.processes}
         return oom_kill_between(
             self._memory,
             read_memory_state(),
@@ -1060,8 +1060,8 @@ class Investigation:
             evidence,
             diagnosis,
             attempt=self._attempt(),
-            followed=followed,
-            said=said,
+            outcome=followed,
+            console_lines=said,
             directory=self._capture_directory,
         )
 

@@ -23,7 +23,7 @@ from saferun.linux.program_start import Waiting, start_error
 from saferun.linux.signals import caught_signals
 from saferun.linux.spares import Spares
 from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
-from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankEnd, RankPlace, Value
+from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankAssignment, RankEnd, Value
 from saferun.supervisor.topology import rank_environ, substitute_local_rank
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ class AttemptPlan(Value):
     environs: tuple[dict[str, str], ...]
     command_prefixes: tuple[tuple[str, ...], ...]
 
-    def position(self, place: RankPlace) -> int:
+    def position(self, place: RankAssignment) -> int:
         """Where a rank stands among those of this process, which need not begin with local rank 0."""
         return place.local_rank - self.placement.ranks[0].local_rank
 
@@ -62,7 +62,7 @@ class Rank:
 
     __slots__ = ("child", "end", "place", "recorded", "signals", "stderr_path", "streams")
 
-    def __init__(self, place: RankPlace, child: Child, streams: list[RankStream], stderr_path: str) -> None:
+    def __init__(self, place: RankAssignment, child: Child, streams: list[RankStream], stderr_path: str) -> None:
         self.place = place
         self.child = child
         self.streams = streams
@@ -149,7 +149,7 @@ class RankGroup:
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _start(self, place: RankPlace) -> Waiting:
+    def _start(self, place: RankAssignment) -> Waiting:
         i = self.plan.position(place)
         environ = self.plan.environs[i]
         argv = [*self.plan.command_prefixes[i], *self._argv(place.local_rank)]
@@ -229,7 +229,7 @@ class RankGroup:
             return [sys.executable, _RUN_PATH_PROGRAM, *substitute_local_rank(command.argv, local_rank)]
         return [command.argv[0], *substitute_local_rank(command.argv[1:], local_rank)]
 
-    def _open_stream(self, place: RankPlace, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
+    def _open_stream(self, place: RankAssignment, *, is_stderr: bool) -> tuple[RankStream | None, int, str]:
         """Open a stream: (our end or None, the rank's descriptor, the file that keeps it)."""
         destinations = self.plan.destinations
         i = self.plan.position(place)
@@ -265,7 +265,7 @@ class RankGroup:
         )
         return stream, write_end, shown_path
 
-    def _open_ends(self, place: RankPlace, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
+    def _open_ends(self, place: RankAssignment, *, on_console: bool, is_stderr: bool) -> tuple[int, int]:
         pane = self._screen.err if is_stderr else self._screen.out
         wanted = self._config.output.pty == "on" or (self._config.output.pty == "auto" and pane.target.is_terminal)
         if wanted and on_console:
@@ -285,7 +285,7 @@ class RankGroup:
                     columns, rows = terminal_size(pane.target.fd)
                     resize_terminal(stream.fd, columns - len(self._prefix(rank.place)), rows)
 
-    def _prefix(self, place: RankPlace) -> str:
+    def _prefix(self, place: RankAssignment) -> str:
         output = self._config.output
         if output.prefix is not None:
             return render_template(
@@ -295,19 +295,19 @@ class RankGroup:
             return self._legacy_prefix(output.legacy_template, place)
         return ""
 
-    def _legacy_prefix(self, template: str, place: RankPlace) -> str:
+    def _legacy_prefix(self, template: str, place: RankAssignment) -> str:
         hostname = os.uname().nodename  # socket.gethostname() without its import
         return render_legacy(
             template, hostname=hostname, rank=place.rank, local_rank=place.local_rank, role=self._config.role
         )
 
-    def _filter_header(self, place: RankPlace) -> str:
+    def _filter_header(self, place: RankAssignment) -> str:
         template = self._config.output.legacy_template
         if template:
             return self._legacy_prefix(template, place)
         return f"[{self._config.role}{place.local_rank}]:"
 
-    def _console_stream(self, place: RankPlace, *, is_stderr: bool) -> ConsoleStream:
+    def _console_stream(self, place: RankAssignment, *, is_stderr: bool) -> ConsoleStream:
         pane = self._screen.err if is_stderr else self._screen.out
         prefix = self._prefix(place)
         color = self._config.output.color

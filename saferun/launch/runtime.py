@@ -36,7 +36,7 @@ from saferun.linux.poller import Poller
 from saferun.linux.procfs import is_core_dumping
 from saferun.linux.reaper import Reaper
 from saferun.linux.scratch import current_directory
-from saferun.model import JsonObject, LogDestinations, Placement, RankPlace, signal_name
+from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment, signal_name
 from saferun.supervisor import topology
 from saferun.supervisor.events import (
     BroadcastAbort,
@@ -539,7 +539,7 @@ class Runtime:
             return
         # As the ranks will have it, but for what differs between them.
         environ = dict(self._environ)
-        first = RankPlace(0, 0, 0)
+        first = RankAssignment(0, 0, 0)
         apply(self._resolution, environ, first, host=self._host, world_size=1, run_dir=None, rank_dir=None)
         self._waits_for_checks = ranks_wait(self._config, environ, action.attempt)
         if not self._waits_for_checks:
@@ -954,7 +954,7 @@ class Runtime:
         words, ranks = action.message, tuple(self._job.blamed)
         if action.reason == "failure":
             first = next((rank for rank in self._ended_badly()), None)
-            words = words or (f"rank {first.place.rank}: {first.end.status.words}" if first and first.end else "")
+            words = words or (f"rank {first.place.rank}: {first.end.status.description}" if first and first.end else "")
             ranks = (first.place.rank,) if first is not None else ()
         self._job.tell_trouble(action.reason, words or action.reason, ranks=ranks, signum=action.signum)
 
@@ -1092,7 +1092,7 @@ class Runtime:
         path = self._environ.get("TORCHELASTIC_ERROR_FILE")
         if not path:
             return
-        first = diagnosis.first
+        first = diagnosis.first_failure
         message, source, returncode = diagnosis.headline, "", 0
         if self._stop_signum is not None:
             # The words of torchrun's exception, which programs that read this file may know.

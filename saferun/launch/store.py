@@ -219,7 +219,7 @@ class StoreService:
         """A child has been reaped. Returns whether it was the coordinator."""
         if pid not in self.pids:
             return False
-        self._on_coordinator_exit(status.words)
+        self._on_coordinator_exit(status.description)
         return True
 
     def _on_coordinator_exit(self, words: str) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from saferun.model import JsonObject, Placement, RankEnd, RankPlace
+from saferun.model import JsonObject, Placement, RankAssignment, RankEnd
 
 
 def rank_event(
     state: str,
     common: JsonObject,
     placement: Placement,
-    place: RankPlace,
+    place: RankAssignment,
     pid: int,
     end: RankEnd | None,
     error: str | None,

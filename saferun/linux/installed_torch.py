@@ -167,7 +167,7 @@ def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) 
             f"install torch there, or start saferun with the interpreter that has it; or {_INSTEAD}",
         )
     raise SaferunError(
-        f"torch could not be asked what --nproc-per-node {kind} means ({status.words}): {last}",
+        f"torch could not be asked what --nproc-per-node {kind} means ({status.description}): {last}",
         f"see whether `{python} -c 'import torch'` works; or {_INSTEAD}",
     )
 

@@ -126,7 +126,7 @@ class PreflightRun:
 
     def on_exit(self, pid: int, status: ExitStatus) -> bool:
         """A child has been reaped, ``words`` say how it ended. Whether it was one of the checks' own."""
-        if self._trials is not None and self._trials.on_exit(pid, status.words):
+        if self._trials is not None and self._trials.on_exit(pid, status.description):
             return True
         for run in (*self._dying, self._run):
             if run is not None and run.pid == pid:
@@ -476,12 +476,12 @@ class PreflightRun:
             from saferun.preflight.text import host_ranges
 
             host = f"{host_ranges(result.host for result in same)}: "
-        elif first.host and not first.words.startswith(first.host):
+        elif first.host and not first.message.startswith(first.host):
             host = f"{first.host}: "
         more = f" (and {len(failing) - len(same)} more, above)" if len(failing) > len(same) else ""
-        passing = all(result.passing for result in failing)
+        passing = all(result.transient for result in failing)
         failure = Failure(
-            f"{host}{first.words}{more}", first.hint or "see the other lines", first.class_name if passing else ""
+            f"{host}{first.message}{more}", first.hint or "see the other lines", first.class_name if passing else ""
         )
         return Outcome(failure, preflight, cards)
 
@@ -505,7 +505,7 @@ class PreflightRun:
 
 def _alike(first: CheckResult, failing: Sequence[CheckResult]) -> list[CheckResult]:
     """The same of other hosts."""
-    return [result for result in failing if (result.name, result.words) == (first.name, first.words)]
+    return [result for result in failing if (result.name, result.message) == (first.name, first.message)]
 
 
 def context_of(

@@ -35,27 +35,27 @@ def preflight_json(preflight: Preflight, cards: Mapping[int, HostCard]) -> JsonO
         cards: what the hosts told of themselves, by their numbers.
 
     Returns:
-        At most ``LIMIT_BYTES`` as JSON. Where it has more to say, lists are cut (``cut`` names them), the good results
-        before the bad ones.
+        At most ``LIMIT_BYTES`` as JSON. Longer lists are shortened (``truncated`` names them), the good results before
+        the bad ones.
     """
     page = Page(_COUNTED_BYTES)
     content = _found(page, preflight)
     hosts = page.objects("hosts", sorted(cards.items()), lambda item: _host(page, *item))
-    return {"schema": SCHEMA, "saferun": __version__, **content, "hosts": hosts, "cut": sorted(page.cut)}
+    return {"schema": SCHEMA, "saferun_version": __version__, **content, "hosts": hosts, "truncated": sorted(page.cut)}
 
 
 def preflight_part(preflight: Preflight, page: Page) -> JsonObject:
     """What of it report.json has: all but what the hosts are like."""
-    return {**_found(page, preflight), "cut": sorted(page.cut)}
+    return {**_found(page, preflight), "truncated": sorted(page.cut)}
 
 
 def decision(row: DecisionRow, page: Page) -> JsonObject:
     """A decision as report.json has it."""
     return {
         "attempt": count(row.attempt),
-        "at": number(row.time),
+        "time": number(row.time),
         "next_step": row.next_step if row.next_step in _NEXT_STEPS else "finish",
-        "words": page.text(row.words),
+        "message": page.text(row.message),
         "wait_s": number(row.wait_s),
         "class": page.text(row.class_name),
         "host": page.text(row.host),
@@ -89,10 +89,10 @@ def _result(page: Page, result: CheckResult) -> JsonObject:
         "check": page.text(result.name),
         "verdict": verdict_of(result),
         "host": page.text(result.host),
-        "words": page.text(result.words),
+        "message": page.text(result.message),
         "hint": page.text(result.hint),
         "class": page.text(result.class_name),
-        "passing": bool(result.passing),
+        "transient": bool(result.transient),
         "duration_s": number(result.duration_s),
         "facts": _pairs(page, "facts", result.facts),
     }
@@ -115,9 +115,9 @@ def _cell(page: Page, cell: Cell) -> JsonObject:
         "nic": page.text(cell.nic),
         "state": page.text(cell.state),
         "ok": count(cell.ok),
-        "of": count(cell.of),
+        "total": count(cell.total),
         "latency_s": _known(cell.latency_s),
-        "bytes_s": _known(cell.bytes_s),
+        "bytes_per_s": _known(cell.bytes_s),
     }
 
 
@@ -127,8 +127,8 @@ def _known(value: float) -> float | None:
 
 def _host(page: Page, host: int, card: HostCard) -> JsonObject:
     return {
-        "host": count(host),
-        "label": page.text(card.label),
+        "index": count(host),
+        "name": page.text(card.label),
         "time": number(card.time),
         "interfaces": page.objects("interfaces", card.nics, lambda nic: _nic(page, nic)),
         "gloo": page.first("interfaces", card.gloo, page.text),
@@ -152,7 +152,7 @@ def _nic(page: Page, nic: Nic) -> JsonObject:
         "up": bool(nic.is_up),
         "mtu": count(nic.mtu),
         "kind": page.text(nic.kind),
-        "speed_bits_s": count(nic.speed_bits_s) if nic.speed_bits_s > 0 else None,
+        "speed_bits_per_s": count(nic.speed_bits_s) if nic.speed_bits_s > 0 else None,
         "labels": page.first("interfaces", nic.labels, page.text),
         "rdma": page.first("interfaces", nic.rdma, page.text),
     }

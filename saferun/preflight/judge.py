@@ -80,14 +80,14 @@ def _without_consequences(results: Sequence[CheckResult]) -> list[CheckResult]:
     down = [
         (result, match[1])
         for result in results
-        if result.name == "interfaces" and (match := _DOWN_AT_HOME.search(result.words)) is not None
+        if result.name == "interfaces" and (match := _DOWN_AT_HOME.search(result.message)) is not None
     ]
     return [
         result
         for result in results
         if result.verdict not in {"warn", "fail"}
         or not any(
-            result is not own and result.host == own.host and re.search(rf"\b{re.escape(nic)}\b", result.words)
+            result is not own and result.host == own.host and re.search(rf"\b{re.escape(nic)}\b", result.message)
             for own, nic in down
         )
     ]

@@ -19,23 +19,23 @@ class CheckResult(Value):
         name: of the check: ``shared_memory``.
         verdict: ``ok``, ``skipped``, ``warn`` or ``fail``. ``fail`` stops a launch before its ranks are started,
             ``warn`` is told, ``ok`` and ``skipped`` are for the report.
-        words: one sentence, without a full stop, that does not begin with the host's name: "/dev/shm has 64 MiB".
+        message: one sentence, without a full stop, that does not begin with the host's name: "/dev/shm has 64 MiB".
         hint: what to do about it; empty where there is nothing to do.
         facts: what was read, for machines.
         duration_s: what it took.
         class_name: the class of the cause, in the diagnosis' terms, where it is a failure: ``port_in_use``.
-        passing: whether it may go away by itself, so that another try may help.
+        transient: whether it may go away by itself, so that another try may help.
         host: the host's name in the job; empty: it is about the job, or there is one host only.
     """
 
     name: str
     verdict: str
-    words: str
+    message: str
     hint: str = ""
     facts: Pairs = ()
     duration_s: float = 0.0
     class_name: str = ""
-    passing: bool = False
+    transient: bool = False
     host: str = ""
 
 
@@ -124,13 +124,13 @@ class Probe(Value):
 class Cell(Value):
     """How one interface of a host did.
 
-    ``state``: the worst kind of its probes, ``slow``, ``lossy``, or ``untested``; ``ok`` of ``of`` came through.
+    ``state``: the worst kind of its probes, ``slow``, ``lossy``, or ``untested``; ``ok`` of ``total`` came through.
     """
 
     nic: str
     state: str
     ok: int
-    of: int
+    total: int
     latency_s: float = 0.0
     bytes_s: float = 0.0
 

@@ -99,14 +99,14 @@ def show(preflight: Preflight, cards: Mapping[int, HostCard], *, as_json: bool, 
 
 def decision_line(row: DecisionRow) -> str:
     """What the user reads of a decision: one line, with its reason."""
-    return f"saferun: {_sentence(row.words)}"
+    return f"saferun: {_sentence(row.message)}"
 
 
 def decision_words(row: DecisionRow) -> str:
     """The same as report.txt has it, with what it was about: ``attempt 0 at 03:15:33 (port_in_use, node1): …``."""
     clock = f" at {row.clock}" if row.clock else ""
     about = ", ".join(redacted_line(word, _LONGEST_NAME) for word in (row.class_name, row.host) if word)
-    return f"attempt {row.attempt}{clock}{f' ({about})' if about else ''}: {_sentence(row.words)}"
+    return f"attempt {row.attempt}{clock}{f' ({about})' if about else ''}: {_sentence(row.message)}"
 
 
 def host_ranges(hosts: Iterable[str], width: int = _HOSTS_WIDTH) -> str:
@@ -160,7 +160,7 @@ def _together(results: Sequence[CheckResult]) -> list[_Told]:
     found: dict[tuple[str, str, str, str], list[CheckResult]] = {}
     for result in results:
         check = redacted_line(result.name, _LONGEST_NAME)
-        words, hint = _hostless(result.words or result.name, result.host), _hostless(result.hint, result.host)
+        words, hint = _hostless(result.message or result.name, result.host), _hostless(result.hint, result.host)
         found.setdefault((verdict_of(result), check, words, hint), []).append(result)
     alike: dict[tuple[str, str, str, str], list[tuple[str, str, str, str]]] = {}
     for key in found:
@@ -182,7 +182,7 @@ def _told(key: tuple[str, str, str, str], results: Sequence[CheckResult]) -> _To
     hosts = tuple(dict.fromkeys(result.host for result in results if result.host))
     if len(hosts) > 1:
         return _Told(*key, hosts)
-    return _Told(*key[:2], _sentence(results[0].words) or key[1], _sentence(results[0].hint), hosts)
+    return _Told(*key[:2], _sentence(results[0].message) or key[1], _sentence(results[0].hint), hosts)
 
 
 def _hostless(words: str, host: str) -> str:
@@ -254,8 +254,8 @@ def _good(results: Sequence[CheckResult]) -> list[_Told]:
             found.setdefault((verdict_of(result), redacted_line(result.name, _LONGEST_NAME)), []).append(result)
     told = []
     for (verdict, check), alike in found.items():
-        words = _sentence(alike[0].words)
-        if len({result.words for result in alike}) > 1 and alike[0].host:
+        words = _sentence(alike[0].message)
+        if len({result.message for result in alike}) > 1 and alike[0].host:
             words = f"{words} ({redacted_line(alike[0].host, _LONGEST_NAME)})"
         told.append(_Told(verdict, check, words, "", tuple(result.host for result in alike if result.host)))
     return told
@@ -337,7 +337,7 @@ def _row_groups(matrix: Sequence[MatrixRow]) -> list[list[MatrixRow]]:
         return [[row] for row in matrix]
     groups: dict[tuple[tuple[str, str, bool], ...], list[MatrixRow]] = {}
     for row in matrix:
-        alike = tuple((cell.nic, cell.state, cell.ok >= cell.of) for cell in row.cells)
+        alike = tuple((cell.nic, cell.state, cell.ok >= cell.total) for cell in row.cells)
         groups.setdefault(alike, []).append(row)
     return sorted(groups.values(), key=lambda group: is_well(group[0]))
 
@@ -353,8 +353,8 @@ def _cells(group: Sequence[MatrixRow]) -> dict[str, str]:
 def _cell(cells: Sequence[Cell]) -> str:
     """``ok 3/3, 21 µs, 11.8 GB/s``: of several hosts, the least and the most."""
     state = redacted_line(_STATES.get(cells[0].state, cells[0].state), _LONGEST_NAME)
-    counts = {f"{cell.ok}/{cell.of}" for cell in cells}
-    parts = [f"{state} {counts.pop()}" if len(counts) == 1 and cells[0].of else state]
+    counts = {f"{cell.ok}/{cell.total}" for cell in cells}
+    parts = [f"{state} {counts.pop()}" if len(counts) == 1 and cells[0].total else state]
     latencies = sorted(cell.latency_s for cell in cells if cell.latency_s > 0)
     rates = sorted(cell.bytes_s for cell in cells if cell.bytes_s > 0)
     if latencies:

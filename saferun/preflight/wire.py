@@ -110,7 +110,7 @@ def _bounded_nic(nic: Nic) -> Nic:
 def _bounded_result(result: CheckResult) -> CheckResult:
     return result._replace(
         name=_line(result.name, _NAME_LENGTH),
-        words=_line(result.words, _WORDS_LENGTH),
+        message=_line(result.message, _WORDS_LENGTH),
         hint=_line(result.hint, _WORDS_LENGTH),
         facts=_pairs(result.facts)[:32],
         class_name=_line(result.class_name, _NAME_LENGTH),

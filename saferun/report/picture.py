@@ -124,7 +124,7 @@ def frame_words(frame: Frame, width: int = 2 * _LONGEST_FUNCTION) -> str:
 def group_words(group: WaitGroup) -> str:
     """What a group waits in: ``collective: all_reduce``, ``sleep``."""
     kind = _KIND_WORDS.get(group.kind, shown(group.kind.replace("_", " "), 40))
-    what = shown(group.what)
+    what = shown(group.detail)
     return f"{kind}: {what}" if what and what != kind else kind
 
 
@@ -146,7 +146,7 @@ def group_lines(
         rest: where the groups are to be found that found no room.
     """
     blamed = _odd(culprits, (rank for group in groups for rank in group.ranks))
-    ordered = sorted(groups, key=lambda group: (*_order(group.ranks, blamed), group.kind, group.what))
+    ordered = sorted(groups, key=lambda group: (*_order(group.ranks, blamed), group.kind, group.detail))
     # The largest group stays: it is what the others are measured against.
     drawn = ordered if len(ordered) <= budget else [*ordered[: budget - 2], ordered[-1]]
     labels = [rank_ranges(group.ranks) for group in drawn]
@@ -156,7 +156,7 @@ def group_lines(
     lines = []
     for group, label, what in zip(drawn, labels, whats, strict=True):
         mark = _mark(group.ranks, blamed)
-        line = f"  {mark} {label:<{column}}  {what:<{what_column}}  {shown(group.place)}".rstrip()
+        line = f"  {mark} {label:<{column}}  {what:<{what_column}}  {shown(group.location)}".rstrip()
         lines.append(cut_in_middle(line, width))
     if len(drawn) < len(ordered):
         hidden = ordered[budget - 2 : -1]

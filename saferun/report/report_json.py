@@ -11,20 +11,20 @@ from typing import Any, Literal, TypeVar
 
 from saferun import __version__
 from saferun.evidence import (
+    AbortReason,
     Cause,
-    CoreLook,
+    CoreDump,
     DecisionRow,
     Diagnosis,
     Evidence,
     GroupProgress,
     HangVerdict,
-    HostSight,
+    HostView,
     OomKill,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     RankOutput,
     StuckLink,
-    ToldTrouble,
 )
 from saferun.model import JsonObject, RankEnd, Value, signal_name
 from saferun.preflight.json_report import decision, preflight_part
@@ -43,9 +43,9 @@ _PREFLIGHT_BYTES = 1 << 19
 
 Kind = Literal["hang", "failure"]
 Outcome = Literal["running", "succeeded", "failed", "stopped"]
-Followed = Literal["continued", "recovered", "stopped", "restarted", "ended"]
-_FOLLOWED = ("continued", "recovered", "stopped", "restarted", "ended")
-_STARTS = ("before", "inside", "through")
+IncidentOutcome = Literal["continued", "recovered", "stopped", "restarted", "ended"]
+_INCIDENT_OUTCOMES = ("continued", "recovered", "stopped", "restarted", "ended")
+_START_STAGES = {"before": "before", "inside": "during", "through": "after"}
 
 _T = TypeVar("_T")
 
@@ -82,24 +82,24 @@ class Incident(Value):
     Attributes:
         kind: which of them.
         attempt: 0 for the first.
-        at: seconds since the epoch.
+        time: seconds since the epoch.
         evidence: what was seen. ``evidence.hang`` is the verdict.
         diagnosis: what follows from it.
-        followed: what happened then. ``ended``: the launch failed of it.
+        outcome: what happened then. ``ended``: the launch failed of it.
         recovered_after_s: after ``recovered``, how long nothing had moved.
-        said: what the user was told on the console.
+        console_lines: what the user was told on the console.
         directory: where the capture's files are; empty where there are none.
         clock: when it was, as it is to be shown; empty where that is not wanted.
     """
 
     kind: Kind
     attempt: int
-    at: float
+    time: float
     evidence: Evidence
     diagnosis: Diagnosis
-    followed: Followed = "continued"
+    outcome: IncidentOutcome = "continued"
     recovered_after_s: float | None = None
-    said: tuple[str, ...] = ()
+    console_lines: tuple[str, ...] = ()
     directory: str = ""
     clock: str = ""
 
@@ -113,8 +113,8 @@ def build_report(
 ) -> JsonObject:
     """The content of report.json, at most ``LIMIT_BYTES`` large, in time that depends on that and not on the ranks.
 
-    Each incident has the same share. Where it has more to say, lists are cut (``cut`` of the incident names them), at
-    last incidents are left out (``incidents_left_out``).
+    Each incident has the same share. Longer lists are shortened (``truncated`` of the incident names them), at last
+    incidents are left out (``incidents_omitted``).
 
     Args:
         run: the launch.
@@ -133,7 +133,7 @@ def build_report(
         "ended_at": number(run.ended_at),
         "exit_code": integer(run.exit_code) if run.exit_code is not None else None,
         "outcome": run.outcome,
-        "files": page.text(run.files),
+        "run_dir": page.text(run.files),
     }
     room_bytes = LIMIT_BYTES - _RUN_BYTES - _DECISIONS_BYTES - _PREFLIGHT_BYTES
     # A quarter is for what cannot be cut.
@@ -149,13 +149,13 @@ def build_report(
         del entries[len(entries) // 2]
     return {
         "schema": SCHEMA,
-        "saferun": __version__,
+        "saferun_version": __version__,
         "run": described,
         "preflight": checks,
         "decisions": rows,
-        "decisions_left_out": len(decisions) - len(rows),
+        "decisions_omitted": len(decisions) - len(rows),
         "incidents": [content for content, _ in entries],
-        "incidents_left_out": len(incidents) - len(entries),
+        "incidents_omitted": len(incidents) - len(entries),
     }
 
 
@@ -173,36 +173,36 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
     evidence, diagnosis = incident.evidence, incident.diagnosis
     capture = evidence.capture
     cause = diagnosis.cause
-    followed = followed_by(incident)
+    outcome = outcome_of(incident)
     content: JsonObject = {
         "kind": incident.kind,
         "host": page.text(evidence.host),
         "attempt": count(incident.attempt),
-        "start": diagnosis.start if diagnosis.start in _STARTS else "",
-        "at": number(incident.at),
-        "directory": page.text(incident.directory),
+        "start_stage": _START_STAGES.get(diagnosis.start, ""),
+        "time": number(incident.time),
+        "capture_dir": page.text(incident.directory),
         "headline": page.text(diagnosis.headline),
         "hint": page.text(diagnosis.hint),
         "verdict": _verdict(page, evidence.hang) if evidence.hang is not None else None,
         "cause": _cause(page, cause) if cause is not None else None,
-        "first": _end(page, diagnosis.first) if diagnosis.first is not None else None,
+        "first_failure": _end(page, diagnosis.first_failure) if diagnosis.first_failure is not None else None,
         "output": _output(page, diagnosis.output) if diagnosis.output is not None else None,
         "also_failed": page.objects("also_failed", diagnosis.also_failed, lambda end: _end(page, end)),
         "victims": page.ranks("victims", diagnosis.victims),
         "stopped": page.ranks("stopped", diagnosis.stopped),
         "abandoned_local_ranks": page.ranks("abandoned_local_ranks", diagnosis.abandoned),
-        "unkilled": page.ranks("unkilled", diagnosis.unkilled),
-        "trouble": _trouble(page, evidence.job_trouble) if evidence.job_trouble is not None else None,
+        "abandoned_ranks": page.ranks("abandoned_ranks", diagnosis.abandoned_ranks),
+        "abort_reason": _abort_reason(page, evidence.abort_reason) if evidence.abort_reason is not None else None,
         # Where there is not room for all, those that are silent tell most.
         "hosts": page.objects("hosts", sorted(evidence.hosts, key=_is_heard), lambda host: _host(page, host)),
-        "groups": page.objects(
-            "groups",
+        "wait_groups": page.objects(
+            "wait_groups",
             diagnosis.groups,
             lambda group: {
                 "kind": page.text(group.kind),
-                "what": page.text(group.what),
-                "ranks": page.ranks("groups", group.ranks),
-                "place": page.text(group.place),
+                "detail": page.text(group.detail),
+                "ranks": page.ranks("wait_groups", group.ranks),
+                "location": page.text(group.location),
             },
         ),
         "tree": _tree(page, branches_of(diagnosis.tree, cause.ranks if cause is not None else ())),
@@ -214,17 +214,17 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
                 "lines": page.lines("tracebacks", traceback.lines),
             },
         ),
-        "findings": page.first("findings", diagnosis.lines, page.text),
+        "findings": page.first("findings", diagnosis.findings, page.text),
         "cores": page.objects(
             "cores",
             cores_of(incident),
             lambda core: _core(page, core),
         ),
         "oom": _oom(page, evidence.oom) if evidence.oom is not None else None,
-        "kernel_lines": page.lines("kernel_lines", evidence.kernel_lines),
-        "host_lines": page.lines("host_lines", capture.host_lines),
-        "links": page.objects("links", capture.links, lambda link: _link(page, link)),
-        "processes": page.objects("processes", capture.looks, lambda look: _process(page, look)),
+        "kernel_log": page.lines("kernel_log", evidence.kernel_lines),
+        "host_status": page.lines("host_status", capture.host_lines),
+        "stuck_connections": page.objects("stuck_connections", capture.links, lambda link: _link(page, link)),
+        "processes": page.objects("processes", capture.processes, lambda look: _process(page, look)),
         "collectives": page.objects("collectives", capture.collectives, lambda rank: _collectives(page, rank)),
         "captures": page.objects(
             "captures",
@@ -240,21 +240,21 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
             },
         ),
         "capture_elapsed_s": number(capture.elapsed_s),
-        "unfinished": page.lines("unfinished", capture.unfinished),
-        "followed": followed,
-        "recovered_after_s": number(incident.recovered_after_s) if followed == "recovered" else None,
+        "timed_out": page.lines("timed_out", capture.timed_out),
+        "outcome": outcome,
+        "recovered_after_s": number(incident.recovered_after_s) if outcome == "recovered" else None,
     }
-    content["cut"] = sorted(page.cut)
+    content["truncated"] = sorted(page.cut)
     return content
 
 
-def followed_by(incident: Incident) -> str:
+def outcome_of(incident: Incident) -> str:
     """What followed, in one of the words that the schema knows."""
-    word = incident.followed.partition(" ")[0]
-    return word if word in _FOLLOWED else "continued"
+    word = incident.outcome.partition(" ")[0]
+    return word if word in _INCIDENT_OUTCOMES else "continued"
 
 
-def cores_of(incident: Incident) -> list[CoreLook]:
+def cores_of(incident: Incident) -> list[CoreDump]:
     """Every core, that of the cause first."""
     core = incident.diagnosis.core
     others = [other for other in incident.evidence.cores if other != core]
@@ -265,20 +265,20 @@ def _verdict(page: Page, verdict: HangVerdict) -> JsonObject:
     return {
         "kind": page.text(verdict.kind),
         "ranks": page.ranks("verdict", verdict.ranks),
-        "quiet_s": number(verdict.quiet_s),
+        "stalled_s": number(verdict.quiet_s),
         "certain": bool(verdict.certain),
-        "busy": page.ranks("verdict", verdict.busy),
+        "busy_ranks": page.ranks("verdict", verdict.busy),
     }
 
 
 def _cause(page: Page, cause: Cause) -> JsonObject:
     return {
         "class": page.text(cause.class_name),
-        "words": page.text(cause.words),
+        "message": page.text(cause.message),
         "ranks": page.ranks("cause", cause.ranks),
         "proof": page.text(cause.proof),
         "advice": page.text(cause.advice),
-        "place": page.text(cause.place),
+        "location": page.text(cause.location),
     }
 
 
@@ -288,7 +288,7 @@ def _end(page: Page, end: RankEnd) -> JsonObject:
         "rank": count(end.rank),
         "local_rank": count(end.local_rank),
         "pid": count(end.pid),
-        "at": number(end.time),
+        "time": number(end.time),
         "exit_code": integer(end.status.code) if end.status.code is not None else None,
         "signal": page.text(signal_name(signum)) if signum is not None else None,
         "core_dumped": bool(end.status.core_dumped),
@@ -318,11 +318,11 @@ def _branch(page: Page, branch: Branch) -> JsonObject:
         "parent": branch.parent if branch.parent >= 0 else None,
         "ranks": page.ranks("tree", branch.ranks),
         "frames": frames,
-        "frames_left_out": left_out,
+        "frames_omitted": left_out,
     }
 
 
-def _core(page: Page, core: CoreLook) -> JsonObject:
+def _core(page: Page, core: CoreDump) -> JsonObject:
     frames, left_out = page.frames("cores", core.threads[0].frames[::-1] if core.threads else ())
     return {
         "rank": count(core.rank),
@@ -333,7 +333,7 @@ def _core(page: Page, core: CoreLook) -> JsonObject:
         "kept": bool(core.kept),
         "tool": page.text(core.tool),
         "crashing_thread": frames[::-1],
-        "frames_left_out": left_out,
+        "frames_omitted": left_out,
         "sender_pid": count(core.sender_pid) if core.sender_pid > 0 else None,
         "address": page.text(core.address),
         "failure": page.text(core.failure),
@@ -352,29 +352,29 @@ def _oom(page: Page, oom: OomKill) -> JsonObject:
     }
 
 
-def _trouble(page: Page, told: ToldTrouble) -> JsonObject:
+def _abort_reason(page: Page, reason: AbortReason) -> JsonObject:
     return {
-        "reason": page.text(told.reason),
-        "label": page.text(told.label),
-        "words": page.text(told.words),
-        "rank": count(told.rank) if told.rank is not None and told.rank >= 0 else None,
-        "why": page.text(told.why),
+        "reason": page.text(reason.reason),
+        "host": page.text(reason.label),
+        "message": page.text(reason.message),
+        "rank": count(reason.rank) if reason.rank is not None and reason.rank >= 0 else None,
+        "lost_reason": page.text(reason.lost_reason),
     }
 
 
-def _is_heard(host: HostSight) -> bool:
-    return host.has_part and not host.why
+def _is_heard(host: HostView) -> bool:
+    return host.has_evidence and not host.lost_reason
 
 
-def _host(page: Page, host: HostSight) -> JsonObject:
+def _host(page: Page, host: HostView) -> JsonObject:
     return {
-        "host": count(host.host),
-        "label": page.text(host.label),
+        "index": count(host.host),
+        "name": page.text(host.label),
         "ranks": page.ranks("hosts", host.ranks),
-        "has_part": bool(host.has_part),
-        "lost": page.text(host.why),
-        "lost_words": page.text(host.lost_words),
-        "unkilled": page.ranks("hosts", host.unkilled),
+        "has_evidence": bool(host.has_evidence),
+        "lost_reason": page.text(host.lost_reason),
+        "lost_message": page.text(host.lost_message),
+        "abandoned_ranks": page.ranks("hosts", host.abandoned_ranks),
         "oom": _oom(page, host.oom) if host.oom is not None else None,
     }
 
@@ -385,12 +385,12 @@ def _link(page: Page, link: StuckLink) -> JsonObject:
         "local": page.text(link.local),
         "remote": page.text(link.remote),
         "state": page.text(link.state),
-        "unsent_bytes": count(link.unsent_bytes),
-        "retries": count(link.retries),
+        "send_queue_bytes": count(link.unsent_bytes),
+        "retransmits": count(link.retries),
     }
 
 
-def _process(page: Page, look: ProcessLook) -> JsonObject:
+def _process(page: Page, look: ProcessSnapshot) -> JsonObject:
     return {
         "rank": count(look.rank),
         "pid": count(look.pid),

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from saferun import __version__
 from saferun.evidence import (
     CaptureNote,
-    CoreLook,
+    CoreDump,
     DecisionRow,
     Diagnosis,
     Evidence,
     Frame,
-    HostSight,
+    HostView,
     OomKill,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     StackDump,
     StuckLink,
@@ -31,7 +31,7 @@ from saferun.report.picture import (
     rank_words,
     whole_tree_lines,
 )
-from saferun.report.report_json import Incident, Run, cores_of, first_and_last, followed_by
+from saferun.report.report_json import Incident, Run, cores_of, first_and_last, outcome_of
 from saferun.report.text import core_words, duration_words, size_words
 from saferun.text.page import redacted_command, redacted_command_line, redacted_line
 
@@ -130,7 +130,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     where = f"{len(evidence.hosts)} hosts" if len(evidence.hosts) >= _SEVERAL else evidence.host
     yield f"{number}. {incident.kind} in attempt {incident.attempt} on {where}{clock}"
     yield _RULE
-    yield from incident.said or (diagnosis.headline,)
+    yield from incident.console_lines or (diagnosis.headline,)
     yield f"what followed: {_followed_words(incident)}"
     if diagnosis.start in _STARTS:
         yield f"how far the start had come: {_STARTS[diagnosis.start]}"
@@ -146,11 +146,11 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     )
     yield from _section("calls of all ranks, outermost first", whole_tree_lines(diagnosis.tree, culprits=culprits))
     yield from _section("rank by rank", _rank_lines(diagnosis, places))
-    yield from _section("findings", (f"  {line}" for line in diagnosis.lines))
+    yield from _section("findings", (f"  {line}" for line in diagnosis.findings))
     yield from _section("ends", _end_lines(diagnosis, evidence, places))
     yield from _section("tracebacks", _traceback_lines(diagnosis))
     yield from _section("last lines of the ranks", _output_lines(evidence, places))
-    yield from _section("processes", (_process_line(look, places) for look in capture.looks))
+    yield from _section("processes", (_process_line(look, places) for look in capture.processes))
     yield from _section("connections on which nothing is acknowledged", map(_link_line, capture.links))
     yield from _section("collectives (Flight Recorder)", _collective_lines(capture.collectives))
     yield from _section("all threads, each distinct stack once, innermost call first", _stack_lines(capture.stacks))
@@ -162,7 +162,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     )
     yield from _section("kernel log", (f"  {line}" for line in evidence.kernel_lines))
     yield from _section("captures", _note_lines(capture.notes))
-    yield from _section("captures that timed out", (f"  {name}" for name in capture.unfinished))
+    yield from _section("captures that timed out", (f"  {name}" for name in capture.timed_out))
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
@@ -177,7 +177,7 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _followed_words(incident: Incident) -> str:
-    followed = followed_by(incident)
+    followed = outcome_of(incident)
     if followed == "recovered":
         after_s = incident.recovered_after_s
         return f"job resumed{f' after {duration_words(after_s)}' if after_s is not None else ''}"
@@ -188,11 +188,11 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
     cause, verdict = diagnosis.cause, evidence.hang
     if cause is not None:
         yield f"  class: {cause.class_name}"
-        yield f"  words: {cause.words}"
+        yield f"  words: {cause.message}"
         if cause.ranks:
             yield f"  of: {rank_words(cause.ranks, _WIDEST)}"
-        if cause.place:
-            yield f"  at: {cause.place}"
+        if cause.location:
+            yield f"  at: {cause.location}"
         if cause.proof:
             yield f"  proof: {cause.proof}"
         if cause.advice:
@@ -205,10 +205,10 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
             yield f"  busy: {rank_words(verdict.busy, _WIDEST)}"
 
 
-def _host_line(host: HostSight) -> str:
-    lost = f", lost ({host.why}): {host.lost_words}" if host.why else ""
-    part = "" if host.has_part else ", nothing has come from it"
-    unkilled = f", could not be killed: {rank_words(host.unkilled)}" if host.unkilled else ""
+def _host_line(host: HostView) -> str:
+    lost = f", lost ({host.lost_reason}): {host.lost_message}" if host.lost_reason else ""
+    part = "" if host.has_evidence else ", nothing has come from it"
+    unkilled = f", could not be killed: {rank_words(host.abandoned_ranks)}" if host.abandoned_ranks else ""
     addresses = f" ({', '.join(host.addresses[:_MOST_NAMES])})" if host.addresses else ""
     return f"  {host.label}{addresses}: {rank_ranges(host.ranks, 200)}{lost}{part}{unkilled}"
 
@@ -223,12 +223,12 @@ def _link_line(link: StuckLink) -> str:
 def _rank_lines(diagnosis: Diagnosis, places: Mapping[int, str]) -> Iterator[str]:
     rows = [(rank, group) for group in diagnosis.groups for rank in group.ranks]
     for rank, group in sorted(rows, key=lambda row: row[0]):
-        place = f"  {group.place}" if group.place else ""
+        place = f"  {group.location}" if group.location else ""
         yield f"  rank {rank}{places.get(rank, '')}: {group_words(group)}{place}"
 
 
 def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:
-    first = diagnosis.first.rank if diagnosis.first is not None else -1
+    first = diagnosis.first_failure.rank if diagnosis.first_failure is not None else -1
     victims = frozenset(diagnosis.victims)
     for end in sorted(evidence.ends, key=lambda end: end.at):
         notes = [
@@ -240,11 +240,11 @@ def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, st
         note = f" ({', '.join(notes)})" if notes else ""
         after = duration_words(end.at - evidence.started_at)
         who = f"rank {end.rank}{places.get(end.rank, '')}, pid {end.pid}"
-        yield f"  {who}: {end.status.words}{clock}, {after} after the start{note}"
+        yield f"  {who}: {end.status.description}{clock}, {after} after the start{note}"
     if diagnosis.abandoned:
         yield f"  could not be killed: local {rank_words(diagnosis.abandoned, _WIDEST)}"
-    if diagnosis.unkilled:
-        yield f"  could not be killed: {rank_words(diagnosis.unkilled, _WIDEST)}"
+    if diagnosis.abandoned_ranks:
+        yield f"  could not be killed: {rank_words(diagnosis.abandoned_ranks, _WIDEST)}"
 
 
 def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -267,7 +267,7 @@ def _output_lines(evidence: Evidence, places: Mapping[int, str]) -> Iterator[str
             yield f"  {who} recorded: {output.error_message}"
 
 
-def _process_line(look: ProcessLook, places: Mapping[int, str]) -> str:
+def _process_line(look: ProcessSnapshot, places: Mapping[int, str]) -> str:
     who = f"rank {look.rank}{places.get(look.rank, '')}" + ("" if look.is_rank else f", child of {look.ppid}")
     parts = [
         f"  {who}: pid {look.pid} {look.name}, state {look.state}",
@@ -353,7 +353,7 @@ def _few(names: Iterable[str]) -> str:
 # ------------------------------------------------------------------------------------------------------ host and cores
 
 
-def _core_lines(cores: Sequence[CoreLook]) -> Iterator[str]:
+def _core_lines(cores: Sequence[CoreDump]) -> Iterator[str]:
     for core in cores:
         sender = f", sent by pid {core.sender_pid}" if core.sender_pid else ""
         address = f", address {core.address}" if core.address else ""

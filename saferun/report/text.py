@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from saferun.evidence import CoreLook, Diagnosis, HangVerdict, HostSight, Traceback, WaitGroup
+from saferun.evidence import CoreDump, Diagnosis, HangVerdict, HostView, Traceback, WaitGroup
 from saferun.model import RankEnd
 from saferun.report.picture import (
     WIDTH,
@@ -79,7 +79,9 @@ def failure_text(
     elif restarting:
         tail.append(f"saferun: starting all ranks again, restart {attempt + 1} of {max_restarts}")
     if where:
-        where.insert(0, "  where the others were:" if diagnosis.first is not None else "  where the ranks were:")
+        where.insert(
+            0, "  where the others were:" if diagnosis.first_failure is not None else "  where the ranks were:"
+        )
     # Ranks that all wait in the same thing are told of by one line; only of several is the way there worth reading.
     room = _MOST_LINES - 1 - sum(map(len, (head, body, where, findings, tail)))
     if len(living) != 1 and room >= _FEWEST_TREE_LINES:
@@ -186,7 +188,7 @@ def size_words(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def core_words(core: CoreLook) -> str:
+def core_words(core: CoreDump) -> str:
     """What became of a core, in one line; empty where there is nothing to be said."""
     size = f" ({size_words(core.size_bytes)})" if core.size_bytes > 0 else ""
     failure = f": {shown(core.failure)}" if core.failure else ""
@@ -223,7 +225,7 @@ def _said_lines(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) -> list
 
 def _traceback_of(diagnosis: Diagnosis) -> Traceback | None:
     """The traceback to be shown: that of the first rank, else that of the cause."""
-    first = (diagnosis.first.rank,) if diagnosis.first is not None else ()
+    first = (diagnosis.first_failure.rank,) if diagnosis.first_failure is not None else ()
     blamed = diagnosis.cause.ranks if diagnosis.cause is not None else ()
     for ranks in (first, blamed):
         for traceback in diagnosis.tracebacks:
@@ -249,8 +251,8 @@ def _cause_lines(diagnosis: Diagnosis, told: Iterable[str]) -> list[str]:
     if cause is None:
         return []
     text = "\n".join(told)
-    words = shown(cause.words) if cause.words and shown(cause.words) not in text else ""
-    place = shown(cause.place) if cause.place and shown(cause.place) not in text else ""
+    words = shown(cause.message) if cause.message and shown(cause.message) not in text else ""
+    place = shown(cause.location) if cause.location and shown(cause.location) not in text else ""
     lines = []
     if words:
         lines.append(f"  cause: {words} at {place}" if place else f"  cause: {words}")
@@ -261,7 +263,7 @@ def _cause_lines(diagnosis: Diagnosis, told: Iterable[str]) -> list[str]:
     return lines
 
 
-def _crash_lines(core: CoreLook | None) -> list[str]:
+def _crash_lines(core: CoreDump | None) -> list[str]:
     """The calls of the thread that crashed, innermost first; the last one in the user's code is among them."""
     if core is None or not core.threads or not core.threads[0].frames:
         return []
@@ -296,8 +298,8 @@ def _culprits(diagnosis: Diagnosis) -> tuple[int, ...]:
 
 
 def _finding_lines(diagnosis: Diagnosis, rest: str) -> list[str]:
-    lines = [f"  {shown(line)}" for line in diagnosis.lines[:_FINDINGS]]
-    left = len(diagnosis.lines) - _FINDINGS
+    lines = [f"  {shown(line)}" for line in diagnosis.findings[:_FINDINGS]]
+    left = len(diagnosis.findings) - _FINDINGS
     if left > 0:
         lines[-1] = f"  … {left + 1} more findings{rest}"
     return lines
@@ -320,21 +322,21 @@ def _fate_lines(diagnosis: Diagnosis) -> list[str]:
         lines.append(
             f"  could not be killed (uninterruptible, state D): local {rank_words(diagnosis.abandoned)}; left behind"
         )
-    if diagnosis.unkilled:
-        where = _on(diagnosis.hosts, diagnosis.unkilled)
-        names = f"{rank_words(diagnosis.unkilled)}{where}"
+    if diagnosis.abandoned_ranks:
+        where = _on(diagnosis.hosts, diagnosis.abandoned_ranks)
+        names = f"{rank_words(diagnosis.abandoned_ranks)}{where}"
         lines.append(f"  could not be killed (uninterruptible, state D): {names}; left behind")
     return lines
 
 
-def _failures(ends: Iterable[RankEnd], hosts: Sequence[HostSight]) -> str:
+def _failures(ends: Iterable[RankEnd], hosts: Sequence[HostView]) -> str:
     by_words: dict[str, list[int]] = {}
     for end in ends:
-        by_words.setdefault(end.status.words, []).append(end.rank)
+        by_words.setdefault(end.status.description, []).append(end.rank)
     return shown("; ".join(f"{rank_words(ranks)}{_on(hosts, ranks)} ({words})" for words, ranks in by_words.items()))
 
 
-def _on(hosts: Sequence[HostSight], ranks: Iterable[int]) -> str:
+def _on(hosts: Sequence[HostView], ranks: Iterable[int]) -> str:
     """Where ranks are: `` on node2``; nothing where there is one host."""
     if len(hosts) < _SEVERAL:
         return ""
@@ -352,7 +354,7 @@ def _advice_lines(diagnosis: Diagnosis) -> list[str]:
     return [f"hint: {shown(advice)}"] if advice and advice != diagnosis.hint else []
 
 
-def _core_lines(core: CoreLook | None) -> list[str]:
+def _core_lines(core: CoreDump | None) -> list[str]:
     words = core_words(core) if core is not None else ""
     return [f"  core: {words}"] if words else []
 
@@ -360,7 +362,7 @@ def _core_lines(core: CoreLook | None) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- hangs
 
 
-def _verdict_words(verdict: HangVerdict, count: int, hosts: Sequence[HostSight] = ()) -> str:
+def _verdict_words(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = ()) -> str:
     ranks = f"{rank_words(verdict.ranks, 60)}{_on(hosts, verdict.ranks)}"
     lasted = duration_words(verdict.quiet_s)
     match verdict.kind:

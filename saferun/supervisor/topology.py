@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.config import LaunchConfig
 from saferun.errors import UsageError
-from saferun.model import Placement, RankPlace
+from saferun.model import Placement, RankAssignment
 
 
 def single_host(nproc_per_node: int, master_addr: str, master_port: int, run_id: str) -> Placement:
@@ -16,7 +16,7 @@ def single_host(nproc_per_node: int, master_addr: str, master_port: int, run_id:
         group_world_size=1,
         world_size=nproc_per_node,
         role_world_size=nproc_per_node,
-        ranks=tuple(RankPlace(i, i, i) for i in range(nproc_per_node)),
+        ranks=tuple(RankAssignment(i, i, i) for i in range(nproc_per_node)),
         master_addr=master_addr,
         master_port=master_port,
         run_id=run_id,
@@ -24,7 +24,7 @@ def single_host(nproc_per_node: int, master_addr: str, master_port: int, run_id:
 
 
 def rank_environ(
-    config: LaunchConfig, placement: Placement, place: RankPlace, environ: Mapping[str, str]
+    config: LaunchConfig, placement: Placement, place: RankAssignment, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """What torchrun adds to the environment of a rank (TORCHELASTIC_ERROR_FILE apart).
 

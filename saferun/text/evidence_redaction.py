@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from saferun.evidence import Capture, CoreLook, Evidence, Frame, RankCollectives, StackDump, ThreadStack
+from saferun.evidence import Capture, CoreDump, Evidence, Frame, RankCollectives, StackDump, ThreadStack
 from saferun.text.redaction import redacted_json, redacted_path, redacted_text
 
 __all__ = ["capture_without_secrets", "evidence_without_secrets", "threads_without_secrets"]
@@ -88,6 +88,6 @@ def _stack(dump: StackDump, names: _Names) -> StackDump:
     )
 
 
-def _core(core: CoreLook, names: _Names) -> CoreLook:
-    rest: CoreLook = redacted_json(core._replace(threads=()))
+def _core(core: CoreDump, names: _Names) -> CoreDump:
+    rest: CoreDump = redacted_json(core._replace(threads=()))
     return rest._replace(threads=tuple(map(names.thread, core.threads)))

@@ -194,7 +194,7 @@ class FaultedJob:
     def lost_hosts(self) -> dict[str, str]:
         """Hosts that the last incident of the job calls lost, with the reason."""
         incident = self.incident() or {"hosts": []}
-        return {host["label"]: host["lost"] for host in incident["hosts"] if host["lost"]}
+        return {host["name"]: host["lost_reason"] for host in incident["hosts"] if host["lost_reason"]}
 
     def assert_nothing_left(self, timeout_s: float = 40.0) -> None:
         """Neither a process of the job nor a private folder of it is on any host that is on."""

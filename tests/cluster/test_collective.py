@@ -53,7 +53,7 @@ def test_on_a_healthy_cluster_all_works_at_once(make_cluster: MakeCluster) -> No
     cluster = make_cluster(3)
     (found,) = end(start(cluster, "--nic", "eth1"))
     assert found["verdict"] == "ok"
-    assert "all 3 hosts" in found["words"]
+    assert "all 3 hosts" in found["message"]
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_network_interface_that_is_cut_is_found(make_cluster: MakeCluster) -> 
     cluster.hosts[1].cut("eth1")
     found = end(start(cluster, "--nic", "eth1"))
     assert [(result["verdict"], result["host"]) for result in found] == [("fail", "node2")], found
-    assert "eth1" in found[0]["words"] + found[0]["hint"]
+    assert "eth1" in found[0]["message"] + found[0]["hint"]
 
 
 # Stands for a GPU that does not come back, or a driver that waits for ever.
@@ -82,4 +82,4 @@ def test_a_host_whose_rank_hangs_is_found(make_cluster: MakeCluster, tmp_path: P
     (tmp_path / "sitecustomize.py").write_text(HANGS)
     found = end(start(cluster, hanging=(2, tmp_path)))
     assert [(result["verdict"], result["host"]) for result in found] == [("fail", "node3")], found
-    assert "all_reduce" in found[0]["words"]
+    assert "all_reduce" in found[0]["message"]

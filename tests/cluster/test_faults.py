@@ -272,7 +272,7 @@ def test_where_the_first_host_is_switched_off_the_others_say_so(make_cluster: Ma
         check_cause(job, "store_host_lost", [], host)
         incident = job.incident(host)
         assert incident is not None
-        assert [rank for group in incident["groups"] for rank in group["ranks"]] == [number]
+        assert [rank for group in incident["wait_groups"] for rank in group["ranks"]] == [number]
     job.assert_nothing_left()
 
 

@@ -146,7 +146,7 @@ def test_a_rank_that_dies_ends_the_job_everywhere_and_is_named_on_every_host(
     (report,) = job.reports
     (incident,) = report["incidents"]
     assert incident["cause"]["ranks"] == [5]
-    assert [host["label"] for host in incident["hosts"]] == ["node1", "node2", "node3", "node4"]
+    assert [host["name"] for host in incident["hosts"]] == ["node1", "node2", "node3", "node4"]
     assert_nothing_left(cluster)
 
 
@@ -274,7 +274,7 @@ def test_a_hang_over_four_hosts_is_one_picture(cluster: Cluster, tmp_path: Path)
     assert incident["kind"] == "hang"
     assert incident["cause"]["ranks"] == [5], job.story("another rank is blamed")
     assert job.saferun_said(r"saferun: .*rank 5 \(node3"), job.story("not named")
-    assert sorted(rank for group in incident["groups"] for rank in group["ranks"]) == list(range(8))
+    assert sorted(rank for group in incident["wait_groups"] for rank in group["ranks"]) == list(range(8))
     assert_nothing_left(cluster)
 
 
@@ -310,4 +310,4 @@ def test_a_rank_that_leaves_the_others_alone_in_a_collective_is_named_with_its_h
     assert incident["kind"] == "hang"
     assert incident["cause"]["ranks"] == [2], job.story("another rank is blamed")
     assert job.saferun_said(r"saferun: .*rank 2 \(node3"), job.story("not named")
-    assert sorted(rank for group in incident["groups"] for rank in group["ranks"]) == [0, 1, 2, 3]
+    assert sorted(rank for group in incident["wait_groups"] for rank in group["ranks"]) == [0, 1, 2, 3]

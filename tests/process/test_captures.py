@@ -30,7 +30,7 @@ from saferun.captures.wire import (
     encode,
     encode_request,
 )
-from saferun.evidence import CaptureNote, ProcessLook, StackDump
+from saferun.evidence import CaptureNote, ProcessSnapshot, StackDump
 from saferun.linux.children import JOB_SIGNALS, exit_status, spawn
 from tests.process.launching import state_of, until
 
@@ -98,8 +98,8 @@ def functions(dump: StackDump) -> list[str]:
     return [frame.function for frame in dump.threads[0].frames]
 
 
-def look_of(reader: CaptureReader, pid: int) -> ProcessLook:
-    (look,) = (look for look in reader.capture.looks if look.pid == pid)
+def look_of(reader: CaptureReader, pid: int) -> ProcessSnapshot:
+    (look,) = (look for look in reader.capture.processes if look.pid == pid)
     return look
 
 
@@ -121,10 +121,10 @@ def test_ranks_and_their_descendants_are_seen(tmp_path: Path) -> None:
     )
     with python(SLEEP) as first, python(family) as second:
         reader, _ = capture(Target(0, first), Target(5, second), directory=str(tmp_path), native="never")
-        looks = {look.name: look for look in reader.capture.looks if not look.is_rank}
+        looks = {look.name: look for look in reader.capture.processes if not look.is_rank}
         assert looks["sleep"].rank == 5
         assert looks["sleep"].ppid == second
-        worker = next(look.pid for look in reader.capture.looks if look.ppid == second and look.name != "sleep")
+        worker = next(look.pid for look in reader.capture.processes if look.ppid == second and look.name != "sleep")
         assert {dump.pid for dump in reader.capture.stacks} == {first, second, worker}
         for pid, rank in ((first, 0), (second, 5), (worker, 5)):
             dump = python_dump_of(reader, pid)
@@ -134,7 +134,7 @@ def test_ranks_and_their_descendants_are_seen(tmp_path: Path) -> None:
             look = look_of(reader, pid)
             assert (look.state, look.syscall) == ("S", "clock_nanosleep")
             assert look.command.startswith(sys.executable)
-    assert reader.capture.unfinished == ()
+    assert reader.capture.timed_out == ()
     assert reader.capture.elapsed_s > 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {"rank_0.py_spy.json", "rank_0.process_state.json", f"rank_5.pid_{worker}.py_spy.json"}
@@ -258,7 +258,7 @@ def test_denied_ptrace_is_explained_and_other_captures_go_on() -> None:
     )
     assert look_of(reader, pid).state == "S"
     assert {note.capture for note in reader.capture.notes if not note.failure} >= {"process_state"}
-    assert reader.capture.unfinished == ()
+    assert reader.capture.timed_out == ()
     assert elapsed_s < BUDGET_S
 
 
@@ -379,7 +379,7 @@ def test_a_deadline_that_has_passed_ends_a_capture_at_once(step: CaptureStep) ->
         assert time.monotonic() - started_at < LATE_S
     assert found.reader.capture.stacks == () or found.reader.capture.stacks[0].failure == NOT_READY
     if step.name in {"stacks", "process_state", "strace"}:
-        assert found.reader.capture.unfinished
+        assert found.reader.capture.timed_out
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pystack") is None, reason="pystack is an extra")
@@ -440,7 +440,7 @@ def test_a_tool_that_never_ends_is_killed_with_the_deadline(tmp_path: Path, monk
         started_at = time.monotonic()
         found = do(CAPTURES[0], pid, 2.0)
         assert time.monotonic() - started_at < 2.0 + LATE_S
-    assert found.reader.capture.unfinished == (f"py_spy of rank 0 (pid {pid})",)
+    assert found.reader.capture.timed_out == (f"py_spy of rank 0 (pid {pid})",)
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 

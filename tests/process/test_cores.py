@@ -19,7 +19,7 @@ import pytest
 from saferun.captures import cores
 from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, encode_request
 from saferun.ctl import main as saferunctl
-from saferun.evidence import CoreLook
+from saferun.evidence import CoreDump
 from saferun.linux import core_files
 from saferun.linux.cgroups import oom_kill_between, read_memory_state
 from saferun.linux.children import Child, exit_status, spawn
@@ -158,7 +158,7 @@ class Crew:
             if fd >= 0:
                 os.close(fd)
 
-    def examine(self, *, hard_limit: int | None = None, cwd: Path | None = None, **wanted: Any) -> list[CoreLook]:
+    def examine(self, *, hard_limit: int | None = None, cwd: Path | None = None, **wanted: Any) -> list[CoreDump]:
         """What the capture process says of their cores; the rank of a process is its place in the crew."""
         dead = tuple(
             DeadProcess(rank, pid, self.ends[pid].signum or 0, str(cwd or self.directory))
@@ -203,7 +203,7 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
         crew.close()
 
 
-def functions(look: CoreLook) -> list[str]:
+def functions(look: CoreDump) -> list[str]:
     return [frame.function for frame in look.threads[0].frames]
 
 
@@ -644,7 +644,7 @@ def test_a_core_that_a_handler_keeps_is_unpacked_read_and_left(
     monkeypatch.setattr(cores, "read_core_pattern", lambda: CorePattern("|/usr/lib/systemd/systemd-coredump %P"))
     dead = DeadProcess(0, crew.pids[0], signal.SIGSEGV, str(crew.directory))
     request = CoreRequest((dead,), directory=str(crew.files), since=crew.began, budget_s=60.0)
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreLook)]
+    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
     assert "step" in functions(look)
     assert (look.kept, look.path) == (True, str(kept))
     assert list(store.iterdir()) == [kept]
@@ -703,7 +703,7 @@ def test_a_core_whose_file_system_does_not_answer_is_told_all_the_same(
     monkeypatch.setattr(cores, "_DELETE_S", 0.1)
     dead = DeadProcess(0, crew.pids[0], signal.SIGSEGV, str(crew.directory))
     request = CoreRequest((dead,), directory=str(crew.files), mode=mode, since=crew.began, budget_s=60.0)
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreLook)]
+    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
     assert "step" in functions(look)
     assert (look.kept, look.path) == (True, str(crew.directory / core))
     assert "does not answer" in look.failure
@@ -716,6 +716,6 @@ def test_no_core_is_looked_for_where_the_file_system_does_not_answer(monkeypatch
     monkeypatch.setattr(cores, "answers", lambda *_: False)
     monkeypatch.setattr(cores, "find_cores", lambda *_: signal.pause())
     request = CoreRequest((DeadProcess(3, 4711, signal.SIGSEGV, "/"), DeadProcess(4, 4712, signal.SIGKILL, "/")))
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreLook)]
+    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
     assert (look.rank, look.pid, look.kept) == (3, 4711, False)
     assert look.failure == "no core can be looked for: the file system at / does not answer"

@@ -275,7 +275,7 @@ def test_json_has_everything(sleeper: subprocess.Popen[bytes], tmp_path: Path) -
     functions = [frame["function"] for frame in dump["threads"][0]["frames"]]
     assert functions[:2] == ["wait_for_the_teacher", "lesson"]
     assert [look["state"] for look in content["processes"]] == ["S"]
-    assert content["groups"][0]["ranks"] == [0]
+    assert content["wait_groups"][0]["ranks"] == [0]
 
 
 def test_native_frames_are_shown_on_demand(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:

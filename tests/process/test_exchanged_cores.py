@@ -17,7 +17,7 @@ from saferun.captures import cores
 from saferun.captures.core_reading import CoreJob, CoreReading, read_cores
 from saferun.captures.wire import CoreRequest, DeadProcess
 from saferun.ctl import main as saferunctl
-from saferun.evidence import CoreLook
+from saferun.evidence import CoreDump
 from saferun.linux.core_files import CoreFile, delete_core, find_cores, move_core, open_core
 from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.core_pattern import CorePattern
@@ -38,10 +38,10 @@ def _place() -> Iterator[Path]:
         yield place
 
 
-def look_of(crew: Crew, **wanted: Any) -> CoreLook:
+def look_of(crew: Crew, **wanted: Any) -> CoreDump:
     dead = DeadProcess(0, crew.pids[0], signal.SIGSEGV, str(crew.directory))
     request = CoreRequest((dead,), directory=str(crew.files), since=crew.began, budget_s=60.0)._replace(**wanted)
-    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreLook)]
+    [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]
     return look
 
 

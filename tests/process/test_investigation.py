@@ -106,7 +106,7 @@ def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> 
         assert job.wait() == 0
         assert job.err.count("saferun: cannot take in what was seen: TypeError") == 1, job.err
         assert "cannot be inspected (capture budget exceeded)" in job.err
-        assert incidents(job)[0]["followed"] == "continued"
+        assert incidents(job)[0]["outcome"] == "continued"
 
 
 def test_a_job_that_comes_to_life_while_it_is_looked_at_is_not_stopped(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ while not os.path.exists(FOLDER + "/release.end"):
         until(lambda: "job left running: it made progress during the capture" in job.err, "it is told")
         job.release("end")
         assert job.wait() == 0
-        assert incidents(job)[0]["followed"] in {"continued", "recovered"}
+        assert incidents(job)[0]["outcome"] in {"continued", "recovered"}
 
 
 def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_users_modules_do_not_disturb_the_capture(tmp_path: Path, name: str)
         assert job.wait() == 1
         hang, _ = incidents(job)
         assert hang["cause"]["class"] == "hang_sleep", job.err
-        assert hang["cause"]["place"] == "train.py:2", job.err
+        assert hang["cause"]["location"] == "train.py:2", job.err
 
 
 def test_a_capture_that_cannot_be_started_is_said(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_capture_that_cannot_be_started_is_said(tmp_path: Path) -> None:
         told = "saferun: the examiner cannot be forked: Resource temporarily unavailable; hangs are not captured"
         assert job.err.count(told) == 1, job.err
         assert "cannot be inspected (the capture cannot be started: there is no examiner)" in job.err
-        assert [incident["followed"] for incident in incidents(job)] == ["stopped", "ended"]
+        assert [incident["outcome"] for incident in incidents(job)] == ["stopped", "ended"]
 
 
 def test_an_examiner_that_is_lost_is_replaced(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_an_examiner_that_is_lost_is_replaced(tmp_path: Path) -> None:
         job.release("hang")
         assert job.wait() == 1
         assert job.err.count("saferun: the examiner has ended; another one takes its place") == 1
-        assert incidents(job)[0]["cause"]["place"] == "train.py:4", job.err
+        assert incidents(job)[0]["cause"]["location"] == "train.py:4", job.err
 
 
 def test_each_attempt_has_one_diagnosis_where_cores_cannot_be_read(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_each_attempt_has_one_diagnosis_where_cores_cannot_be_read(tmp_path: Pat
     with running(tmp_path / "run", "", *options, environ=environ, script=script, store=False) as job:
         assert job.wait() == 1
         assert [event["attempt"] for event in job.events() if event["event"] == "Diagnosed"] == [0, 1]
-        assert [incident["followed"] for incident in incidents(job)] == ["restarted", "ended"]
+        assert [incident["outcome"] for incident in incidents(job)] == ["restarted", "ended"]
 
 
 def test_where_nothing_is_to_be_captured_that_is_the_reason(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_where_nothing_is_to_be_captured_that_is_the_reason(tmp_path: Path) -> N
     with running(tmp_path, STAY, *STOPPED, "--capture-budget", "0", store=False) as job:
         assert job.wait() == 1
         assert "cannot be inspected (--capture-budget is 0)" in job.err
-        assert incidents(job)[0]["unfinished"] == []
+        assert incidents(job)[0]["timed_out"] == []
 
 
 # --------------------------------------------------------------------------------------------------------- what is seen
@@ -281,7 +281,7 @@ wait_for_them_all()
 """
     with running(tmp_path, program, *STOPPED, store=False) as job:
         assert job.wait() == 1
-        assert incidents(job)[0]["cause"]["place"] == "train.py:7 in wait_for_them_all", job.err
+        assert incidents(job)[0]["cause"]["location"] == "train.py:7 in wait_for_them_all", job.err
 
 
 SECRETS = """

@@ -53,8 +53,8 @@ def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path
         told = "does not answer" if signum == signal.SIGSTOP else "has ended"
         assert job.err.count(f"saferun: the examiner {told}; another one takes its place") == 1, job.err
         hang = incidents(job)[0]
-        assert hang["cause"]["place"] == "train.py:4", job.err
-        assert hang["unfinished"] == []
+        assert hang["cause"]["location"] == "train.py:4", job.err
+        assert hang["timed_out"] == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
@@ -72,4 +72,4 @@ def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum
         assert "capture budget exceeded" not in job.err
         assert "saferun: the job hangs" in job.err
         assert "the capture process ended before it was done" in job.err
-        assert incidents(job)[0]["followed"] == "stopped"
+        assert incidents(job)[0]["outcome"] == "stopped"

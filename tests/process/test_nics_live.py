@@ -238,7 +238,7 @@ def test_a_master_that_listens_answers(host: Namespace) -> None:
 
     result = host.run(listen_and_check)
     assert result.verdict == "ok"
-    assert "answers" in result.words
+    assert "answers" in result.message
 
 
 @in_namespace
@@ -247,7 +247,7 @@ def test_a_master_that_is_not_there_yet_is_no_failure(host: Namespace, address: 
     """The hosts wait for each other; the way there is told all the same."""
     result = host.run(check_master, to_master(address))
     assert result.verdict == "skipped"
-    assert f"{address}:29500 {says}: not there yet; eth0 " in result.words
+    assert f"{address}:29500 {says}: not there yet; eth0 " in result.message
     assert ("nic", "eth0") in result.facts
 
 
@@ -255,18 +255,18 @@ def test_a_master_that_is_not_there_yet_is_no_failure(host: Namespace, address: 
 def test_a_firewall_that_forbids_the_connection_is_told_from_silence(host: Namespace) -> None:
     """Its ICMP message comes at once, where a host that is off is silent."""
     result = host.run(check_master, to_master("10.60.0.1"))
-    assert (result.verdict, result.class_name, result.passing) == ("warn", "master_unreachable", True)
-    assert result.words == "a firewall rejects connections to 10.60.0.1:29500, over eth0"
+    assert (result.verdict, result.class_name, result.transient) == ("warn", "master_unreachable", True)
+    assert result.message == "a firewall rejects connections to 10.60.0.1:29500, over eth0"
 
 
 @in_namespace
 def test_a_network_that_this_host_has_no_way_to_is_told(host: Namespace) -> None:
     """What is down is named."""
     result = host.run(check_master, to_master("10.99.0.1"))
-    assert result.words == "no network of this host leads to the master 10.99.0.1"
+    assert result.message == "no network of this host leads to the master 10.99.0.1"
     assert "ip route get 10.99.0.1" in result.hint
     result = host.run(check_master, to_master("10.80.0.1"))
-    assert result.words == "a route of this host forbids the way to the master 10.80.0.1"
+    assert result.message == "a route of this host forbids the way to the master 10.80.0.1"
 
 
 # -------------------------------------------------------------------------------------------------- what variables name
@@ -288,7 +288,7 @@ def test_gloos_variable_is_held_against_the_real_interfaces(host: Namespace, val
     result = host.run(check_interfaces, context)
     assert result.verdict == ("warn" if words else "ok"), "who may not use gloo is not stopped"
     if words:
-        assert result.words == words
+        assert result.message == words
 
 
 def test_this_machine_is_healthy() -> None:

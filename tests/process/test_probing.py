@@ -415,7 +415,7 @@ class Pair:
         }
         probes = [p for _ in range(2) for source in range(2) for p in self.probe(source).values()]
         found = judge(cards, probes, missing={}, nics=(), remeasured=True, duration_s=0.0)
-        return [f"{r.verdict} {r.words}" for r in found.results if r.verdict in {"warn", "fail"}]
+        return [f"{r.verdict} {r.message}" for r in found.results if r.verdict in {"warn", "fail"}]
 
 
 @pytest.fixture

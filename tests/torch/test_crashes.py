@@ -94,7 +94,7 @@ def test_four_ranks_that_crash_at_once_are_each_found(tmp_path: Path) -> None:
         class_name, ranks = blamed(failure)
         assert class_name == "segmentation_fault"
         assert len(ranks) >= 1
-        assert {end["rank"] for end in (failure["first"], *failure["also_failed"])} == {0, 1, 2, 3}
+        assert {end["rank"] for end in (failure["first_failure"], *failure["also_failed"])} == {0, 1, 2, 3}
     assert not [path for path in (tmp_path / "job").iterdir() if path.name.startswith("core")], "cores are left behind"
 
 
@@ -141,6 +141,6 @@ def test_the_report_is_there_where_the_job_went_well_in_the_end(tmp_path: Path) 
         assert job.wait(120) == 0
         report: dict[str, Any] = report_of(job)
         assert report["run"]["outcome"] == "succeeded"
-        assert [incident["followed"] for incident in report["incidents"]] == ["restarted"]
+        assert [incident["outcome"] for incident in report["incidents"]] == ["restarted"]
         text = (job.run_dir / "report.txt").read_text()
         assert re.search(r"rank \d", text)

@@ -48,7 +48,7 @@ def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
         hang = await_hang(job)
         assert job.process.returncode == 1
         assert blamed(hang) == (class_name, [1]), job.err
-        assert function in hang["cause"]["place"], hang["cause"]
+        assert function in hang["cause"]["location"], hang["cause"]
         assert blamed(failure) == (class_name, [1]), job.err
         assert report_of(job)["run"]["outcome"] == "failed"
 
@@ -60,7 +60,7 @@ def test_a_rank_that_spins_is_suspected_and_the_job_goes_on(tmp_path: Path) -> N
     ) as job:
         hang = await_hang(job)
         assert blamed(hang) == ("hang_spinning", [1]), job.err
-        assert "spin_in_python" in hang["cause"]["place"]
+        assert "spin_in_python" in hang["cause"]["location"]
         assert not hang["verdict"]["certain"]
         assert job.process.poll() is None
         stop(job)
@@ -101,7 +101,7 @@ def test_a_hang_is_restarted_where_that_was_asked_for(tmp_path: Path) -> None:
     with watched(tmp_path, HANG, "--how", "sleep", "--rank", "1", nproc=2, options=options) as job:
         await_failure(job)
         report = report_of(job)
-        kinds = [(incident["kind"], incident["attempt"], incident["followed"]) for incident in report["incidents"]]
+        kinds = [(incident["kind"], incident["attempt"], incident["outcome"]) for incident in report["incidents"]]
         assert kinds == [
             ("hang", 0, "restarted"),
             ("failure", 0, "restarted"),
@@ -152,6 +152,6 @@ os._exit(0)
             kill(next(event["pids"][1] for event in job.events() if event["event"] == "RanksStarted"), signal.SIGUSR1)
             hang = await_hang(job)
             assert blamed(hang) == ("hang_uninterruptible", [1]), job.err
-            assert "load_a_checkpoint" in hang["cause"]["place"]
+            assert "load_a_checkpoint" in hang["cause"]["location"]
             file_system.close()
             stop(job)

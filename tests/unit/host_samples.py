@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
 from saferun.evidence import (
+    AbortReason,
     Capture,
     CaptureNote,
     CollectiveCall,
-    CoreLook,
+    CoreDump,
     Evidence,
     Frame,
     GroupProgress,
     HangVerdict,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     RankOutput,
     StackDump,
     ThreadStack,
-    ToldTrouble,
 )
 from saferun.model import ExitStatus, RankEnd
 
@@ -79,9 +79,9 @@ def ended(
     )
 
 
-def look_of(rank: int, nproc: int, state: str = "S", waits_on: str = "", syscall: str = "futex") -> ProcessLook:
+def look_of(rank: int, nproc: int, state: str = "S", waits_on: str = "", syscall: str = "futex") -> ProcessSnapshot:
     """What /proc shows of a rank."""
-    return ProcessLook(
+    return ProcessSnapshot(
         rank, 4000 + rank % nproc, 3000, True, "python", "python train.py", state, "", syscall, 12, 0, False,
         1 << 30, waits_on, 31.0,
     )  # fmt: skip
@@ -110,7 +110,7 @@ def host_evidence(
     ends: Iterable[RankEnd] = (),
     said: Mapping[int, Sequence[str]] | None = None,
     capture: Capture = NOTHING,
-    cores: tuple[CoreLook, ...] = (),
+    cores: tuple[CoreDump, ...] = (),
     hang: HangVerdict | None = None,
     **fields: object,
 ) -> Evidence:
@@ -155,7 +155,7 @@ def captured(
     """What was seen of a host's ranks: in all_reduce, but for those named in ``frames`` and ``states``."""
     ranks = range(host * nproc, (host + 1) * nproc)
     return Capture(
-        looks=tuple(look_of(rank, nproc, (states or {}).get(rank, "S")) for rank in ranks),
+        processes=tuple(look_of(rank, nproc, (states or {}).get(rank, "S")) for rank in ranks),
         stacks=tuple(dump_of(rank, nproc, (frames or {}).get(rank, IN_ALL_REDUCE)) for rank in ranks),
         collectives=tuple(recorder_of(rank, (numbers or {}).get(rank, 7)) for rank in ranks),
         notes=(CaptureNote("stacks", -1, 0, "/tmp/x/stacks.json", 0.2),),
@@ -184,7 +184,7 @@ def job(
     lost: Iterable[LostHost] = (),
     limit_bytes: int = 65536,
     hang: HangVerdict | None = None,
-    trouble: ToldTrouble | None = None,
+    trouble: AbortReason | None = None,
 ) -> Evidence:
     """All parts as they come to the leader, host 0: packed, sent, read and laid together."""
     parts = []

@@ -12,7 +12,7 @@ from saferun.config import (
     Setting,
     WatchConfig,
 )
-from saferun.model import ExitStatus, Placement, RankEnd, RankPlace
+from saferun.model import ExitStatus, Placement, RankAssignment, RankEnd
 
 LOGS = LogConfig(None, (0, 0), (0, 0), frozenset(), (), (), None)
 CONFIG = LaunchConfig(
@@ -46,7 +46,7 @@ def logs_of(
 
 def second_host() -> Placement:
     """The second of three hosts, with two ranks of seven."""
-    return Placement(1, 3, 7, 5, (RankPlace(0, 3, 1), RankPlace(1, 4, 2)), "node0", 29500, "job7")
+    return Placement(1, 3, 7, 5, (RankAssignment(0, 3, 1), RankAssignment(1, 4, 2)), "node0", 29500, "job7")
 
 
 def end_of(

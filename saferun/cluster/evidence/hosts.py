@@ -30,7 +30,7 @@ class HostPart(Value):
 
 
 class LostHost(Value):
-    """A host that is silent. ``why`` and ``words`` as in :class:`~saferun.evidence.HostSight`."""
+    """A host that is silent. ``why`` and ``words`` as in :class:`~saferun.evidence.HostView`."""
 
     host: int
     label: str

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from saferun.cluster.evidence.hosts import HostPart, HostPeer, LostHost
 from saferun.evidence import (
+    AbortReason,
     Capture,
-    CoreLook,
+    CoreDump,
     Evidence,
     HangVerdict,
-    HostSight,
+    HostView,
     RankOutput,
-    ToldTrouble,
 )
 from saferun.model import RankEnd, signal_name
 
@@ -39,7 +39,7 @@ def merge_parts(
     peers: Sequence[HostPeer] = (),
     leader: int = 0,
     hang: HangVerdict | None = None,
-    trouble: ToldTrouble | None = None,
+    trouble: AbortReason | None = None,
 ) -> Evidence:
     """One evidence of all hosts.
 
@@ -112,7 +112,7 @@ class _Merging:
                 return end.time + offset_s - (end.at - evidence.started_at)
         return 0.0
 
-    def evidence(self, hang: HangVerdict | None, trouble: ToldTrouble | None) -> Evidence:
+    def evidence(self, hang: HangVerdict | None, trouble: AbortReason | None) -> Evidence:
         base = self._own or (self._parts[0].evidence if self._parts else None)
         mine = [self._of_one(part) for part in self._parts]
         return Evidence(
@@ -122,8 +122,8 @@ class _Merging:
             outputs=tuple(sorted(_all(mine, lambda one: one.outputs), key=lambda output: output.rank)),
             abandoned=(),
             stop_signum=next((one.stop_signum for one in mine if one.stop_signum is not None), None),
-            trouble=base.trouble if base is not None else "",
-            trouble_hint=base.trouble_hint if base is not None else "",
+            error=base.error if base is not None else "",
+            error_hint=base.error_hint if base is not None else "",
             is_checked=base is not None and base.is_checked,
             ranks=tuple(range(self._world_size)),
             capture=self._capture(mine),
@@ -138,7 +138,7 @@ class _Merging:
             hosts=self._hosts(mine),
             started_time=self._started_time,
             world_size=self._world_size,
-            job_trouble=trouble or self._signal(),
+            abort_reason=trouble or self._signal(),
             start=self._start(),
         )
 
@@ -150,14 +150,14 @@ class _Merging:
         heard = {rank for part in self._parts for rank in _ranks_of(part.evidence)}
         return told.pop() if heard.issuperset(self._owner) and told in ({"before"}, {"through"}) else ""
 
-    def _signal(self) -> ToldTrouble | None:
+    def _signal(self) -> AbortReason | None:
         """The signal that some hosts got."""
         told = {part.host: part.evidence.stop_signum for part in self._parts if part.evidence.stop_signum is not None}
         if not told:
             return None
         labels = [self._labels[host] for host in told]
         some = ", ".join(labels) if len(labels) <= _MOST_NAMED_HOSTS else f"{len(labels)} hosts"
-        return ToldTrouble("signal", some, signal_name(next(iter(told.values())) or 0))
+        return AbortReason("signal", some, signal_name(next(iter(told.values())) or 0))
 
     # -------------------------------------------------------------------------------------------------- one host's part
 
@@ -189,7 +189,7 @@ class _Merging:
             ),
             abandoned=tuple(rank for rank in _abandoned(evidence) if is_own(rank)),
             capture=capture._replace(
-                looks=tuple(look for look in capture.looks if is_own(look.rank)),
+                processes=tuple(look for look in capture.processes if is_own(look.rank)),
                 stacks=tuple(dump for dump in capture.stacks if is_own(dump.rank)),
                 collectives=tuple(one for one in capture.collectives if is_own(one.rank)),
                 notes=tuple(notes),
@@ -207,7 +207,7 @@ class _Merging:
 
     # ------------------------------------------------------------------------------------------------------ all of them
 
-    def _hosts(self, mine: Sequence[Evidence]) -> tuple[HostSight, ...]:
+    def _hosts(self, mine: Sequence[Evidence]) -> tuple[HostView, ...]:
         ranks: dict[int, list[int]] = {}
         for rank, host in self._owner.items():
             ranks.setdefault(host, []).append(rank)
@@ -220,21 +220,21 @@ class _Merging:
             own = parts.get(host, [])
             gone = lost.get(host)
             sights.append(
-                HostSight(
+                HostView(
                     host,
                     self._labels.get(host, f"host {host}"),
                     tuple(sorted(ranks.get(host, ()))),
                     self._addresses.get(host, ()),
                     cwd=next((one.cwd for one in own if one.cwd), ""),
                     script=next((one.script for one in own if one.script), ""),
-                    has_part=bool(own),
-                    why=(gone.why or "unknown") if gone is not None else "",
-                    lost_words=gone.words if gone is not None else "",
+                    has_evidence=bool(own),
+                    lost_reason=(gone.why or "unknown") if gone is not None else "",
+                    lost_message=gone.words if gone is not None else "",
                     supervisor_pids=tuple(one.supervisor_pid for one in own if one.supervisor_pid > 0),
                     oom=next((one.oom for one in own if one.oom is not None), None),
                     # The tasks of a host read the same log.
                     kernel_lines=tuple(dict.fromkeys(line for one in own for line in one.kernel_lines)),
-                    unkilled=tuple(sorted({rank for one in own for rank in one.abandoned})),
+                    abandoned_ranks=tuple(sorted({rank for one in own for rank in one.abandoned})),
                 )
             )
         return tuple(sights)
@@ -242,12 +242,12 @@ class _Merging:
     def _capture(self, mine: Sequence[Evidence]) -> Capture:
         captures = [one.capture for one in mine]
         return Capture(
-            looks=_all(captures, lambda one: one.looks),
+            processes=_all(captures, lambda one: one.processes),
             stacks=_all(captures, lambda one: one.stacks),
             collectives=_all(captures, lambda one: one.collectives),
             host_lines=self._labelled(mine, lambda one: one.capture.host_lines),
             notes=_all(captures, lambda one: one.notes),
-            unfinished=self._unfinished(captures),
+            timed_out=self._unfinished(captures),
             elapsed_s=max((one.elapsed_s for one in captures), default=0.0),
             links=_all(captures, lambda one: one.links),
         )
@@ -266,7 +266,7 @@ class _Merging:
         """What was not ready: what is named by its rank stands by itself, else the hosts are named."""
         hosts: dict[str, list[str]] = {}
         for part, capture in zip(self._parts, captures, strict=True):
-            for name in capture.unfinished:
+            for name in capture.timed_out:
                 hosts.setdefault(name, []).append(self._labels[part.host])
         told = []
         for name, labels in hosts.items():
@@ -308,7 +308,7 @@ def _ranks_of(evidence: Evidence) -> Iterable[int]:
     capture = evidence.capture
     yield from evidence.ranks
     yield from (end.rank for end in evidence.ends)
-    yield from (look.rank for look in capture.looks)
+    yield from (look.rank for look in capture.processes)
     yield from (dump.rank for dump in capture.stacks)
     yield from (one.rank for one in capture.collectives)
 
@@ -337,7 +337,7 @@ def _output(output: RankOutput, rank: int, offset_s: float, prefix: str) -> Rank
     return output._replace(rank=rank, error_time=error_time, stderr_path=_at_host(prefix, output.stderr_path))
 
 
-def _core(core: CoreLook, prefix: str) -> CoreLook:
+def _core(core: CoreDump, prefix: str) -> CoreDump:
     return core._replace(path=_at_host(prefix, core.path))
 
 

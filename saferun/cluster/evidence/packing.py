@@ -7,7 +7,7 @@ import json
 import zlib
 
 from saferun.cluster.evidence.sizes import REDUCTIONS
-from saferun.evidence import CoreLook, Evidence, Frame, GroupProgress, RankCollectives, StackDump, ThreadStack
+from saferun.evidence import CoreDump, Evidence, Frame, GroupProgress, RankCollectives, StackDump, ThreadStack
 from saferun.model import Value
 from saferun.text.decoding import loads
 from saferun.text.evidence_redaction import evidence_without_secrets
@@ -52,7 +52,7 @@ class _Recorder(Value):
 
 
 class _Core(Value):
-    look: CoreLook
+    look: CoreDump
     threads: tuple[_Thread, ...]
 
 
@@ -96,7 +96,7 @@ def encode_part(evidence: Evidence, limit_bytes: int) -> str:
     """
     outputs = evidence.outputs_by_rank
     evidence = evidence._replace(
-        outputs=tuple(output._replace(rank=rank) for rank, output in outputs.items()), hosts=(), job_trouble=None
+        outputs=tuple(output._replace(rank=rank) for rank, output in outputs.items()), hosts=(), abort_reason=None
     )
     evidence = evidence_without_secrets(evidence)
     for reduce in REDUCTIONS:
@@ -187,5 +187,5 @@ def _unpacked(part: _Part) -> Evidence:
         capture=evidence.capture._replace(stacks=tuple(dumps), collectives=tuple(recorders)),
         cores=cores,
         hosts=(),
-        job_trouble=None,
+        abort_reason=None,
     )

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from saferun.evidence import (
     CollectiveCall,
-    CoreLook,
+    CoreDump,
     Evidence,
-    ProcessLook,
+    ProcessSnapshot,
     RankOutput,
     StackDump,
     StuckLink,
@@ -80,10 +80,10 @@ def _stacks(evidence: Evidence, change: Callable[[StackDump], StackDump | None])
     return evidence._replace(capture=evidence.capture._replace(stacks=kept))
 
 
-def _looks(evidence: Evidence, change: Callable[[ProcessLook], ProcessLook | None]) -> Evidence:
-    changed = (change(look) for look in evidence.capture.looks)
+def _looks(evidence: Evidence, change: Callable[[ProcessSnapshot], ProcessSnapshot | None]) -> Evidence:
+    changed = (change(look) for look in evidence.capture.processes)
     kept = tuple(look for look in changed if look is not None)
-    return evidence._replace(capture=evidence.capture._replace(looks=kept))
+    return evidence._replace(capture=evidence.capture._replace(processes=kept))
 
 
 def _calls(evidence: Evidence, most: int) -> Evidence:
@@ -105,7 +105,7 @@ def _calls(evidence: Evidence, most: int) -> Evidence:
 
 
 def _cores(evidence: Evidence, threads: int, calls: int) -> Evidence:
-    def cut(core: CoreLook) -> CoreLook:
+    def cut(core: CoreDump) -> CoreDump:
         return core._replace(threads=tuple(_shorter(thread, calls) for thread in core.threads[:threads]))
 
     return evidence._replace(cores=tuple(map(cut, evidence.cores)))
@@ -153,15 +153,15 @@ def _within_reason(evidence: Evidence) -> Evidence:
     ends = tuple(end._replace(at=round(end.at, 4), time=round(end.time, 4)) for end in evidence.ends[:_MOST_ITEMS])
     evidence = evidence._replace(
         ends=ends,
-        trouble=evidence.trouble[:_LONGEST_TEXT],
-        trouble_hint=evidence.trouble_hint[:_LONGEST_TEXT],
+        error=evidence.error[:_LONGEST_TEXT],
+        error_hint=evidence.error_hint[:_LONGEST_TEXT],
         capture=capture._replace(
-            looks=tuple(look._replace(cpu_s=round(look.cpu_s, 1)) for look in capture.looks[:_MOST_ITEMS]),
+            processes=tuple(look._replace(cpu_s=round(look.cpu_s, 1)) for look in capture.processes[:_MOST_ITEMS]),
             stacks=capture.stacks[:_MOST_ITEMS],
             collectives=capture.collectives[:_MOST_ITEMS],
             notes=tuple(note._replace(elapsed_s=round(note.elapsed_s, 2)) for note in capture.notes[:_MOST_ITEMS]),
             links=capture.links[:_MOST_LINKS],
-            unfinished=tuple(name[:200] for name in capture.unfinished[:_MOST_ITEMS]),
+            timed_out=tuple(name[:200] for name in capture.timed_out[:_MOST_ITEMS]),
         ),
     )
     whole = (400, 100, _LONGEST_TEXT)
@@ -200,7 +200,7 @@ def _main_threads(evidence: Evidence) -> Evidence:
         main = [thread for thread in dump.threads if _is_main(thread, dump.pid)] or [*dump.threads[:1]]
         return dump._replace(threads=tuple(_shorter(thread, 60) for thread in main[:1]))
 
-    def slim(look: ProcessLook) -> ProcessLook:
+    def slim(look: ProcessSnapshot) -> ProcessSnapshot:
         return look._replace(
             command=look.command[:60], rss_bytes=look.rss_bytes >> 20 << 20, cpu_s=float(round(look.cpu_s))
         )
@@ -216,7 +216,7 @@ def _ranks_only(evidence: Evidence) -> Evidence:
         lambda look: look._replace(command="", rss_bytes=0, cpu_s=0.0, threads=0, ppid=0) if look.is_rank else None,
     )
     capture = evidence.capture
-    capture = capture._replace(notes=(), unfinished=capture.unfinished[:8], links=_one_a_way(capture.links)[:16])
+    capture = capture._replace(notes=(), timed_out=capture.timed_out[:8], links=_one_a_way(capture.links)[:16])
     return _outputs(_host_lines(evidence._replace(capture=capture), 5), (40, 0, 300), (0, 0, 0), 4)
 
 
@@ -231,7 +231,7 @@ def _odd_ones(evidence: Evidence) -> Evidence:
     """Of ranks that are alike in what they wait in, the looks of two."""
     seen: dict[tuple[str, ...], int] = {}
 
-    def is_new(look: ProcessLook) -> bool:
+    def is_new(look: ProcessSnapshot) -> bool:
         likeness = (look.state, look.wchan, look.syscall, look.waits_on)
         seen[likeness] = seen.get(likeness, 0) + 1
         return seen[likeness] <= 2  # noqa: PLR2004 - one alone would be the odd one
@@ -248,9 +248,9 @@ def _numbers_only(evidence: Evidence) -> Evidence:
     ends = failed_ranks(evidence.ends)
     rest = [end for end in evidence.ends if end not in ends[:8]]
     capture = evidence.capture._replace(
-        looks=(),
+        processes=(),
         stacks=evidence.capture.stacks[:16],
-        unfinished=(),
+        timed_out=(),
         host_lines=(),
         notes=(),
         links=evidence.capture.links[:4],
@@ -269,7 +269,7 @@ def _ends_only(evidence: Evidence) -> Evidence:
         outputs=tuple(_output(output, 4, 0, 120) for output in evidence.outputs[:1]),
         abandoned=evidence.abandoned[:8],
         stop_signum=evidence.stop_signum,
-        trouble=evidence.trouble[:200],
+        error=evidence.error[:200],
         hang=hang._replace(ranks=hang.ranks[:32], busy=()) if hang is not None else None,
         supervisor_pid=evidence.supervisor_pid,
         started_time=evidence.started_time,
@@ -278,7 +278,7 @@ def _ends_only(evidence: Evidence) -> Evidence:
 
 
 def _least(evidence: Evidence) -> Evidence:
-    return evidence._replace(outputs=(), trouble="", abandoned=(), ends=evidence.ends[:1])
+    return evidence._replace(outputs=(), error="", abandoned=(), ends=evidence.ends[:1])
 
 
 REDUCTIONS: tuple[Reduction, ...] = (

@@ -84,7 +84,7 @@ def cause_of(failure: Failure) -> Cause:
         found = rule(failure)
         if found is not None:
             return found
-    words = failure.end.status.words
+    words = failure.end.status.description
     return cause(failure, "unknown", words, "look at the rank's output in its files")
 
 

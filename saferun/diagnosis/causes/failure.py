@@ -18,7 +18,7 @@ from saferun.diagnosis.tracebacks import (
     find_python_error,
     recorded_error,
 )
-from saferun.evidence import Cause, CoreLook, Evidence, Frame, OomKill, RankOutput
+from saferun.evidence import Cause, CoreDump, Evidence, Frame, OomKill, RankOutput
 from saferun.model import RankEnd, Value
 
 __all__ = ["CRASH_SIGNALS", "Failure", "Rule", "cause", "read_failure", "shortened"]
@@ -83,7 +83,7 @@ class Failure(Value):
     fatal: FatalReport | None = None
     lines: tuple[str, ...] = ()
     stdout_lines: tuple[str, ...] = ()
-    core: CoreLook | None = None
+    core: CoreDump | None = None
     oom: OomKill | None = None
     kernel_lines: tuple[str, ...] = ()
     others: Sequence[tuple[int, int]] = ()

@@ -71,7 +71,7 @@ def mismatched_collectives(failure: Failure) -> Cause | None:
         return found
     sides = ", ".join(f"rank {rank} {op} {shape}".rstrip() for rank, _, op, shape in calls)
     words = f"different collectives under number {calls[0][1]}: {sides}"
-    return found._replace(words=words, ranks=tuple(sorted({rank for rank, *_ in calls})))
+    return found._replace(message=words, ranks=tuple(sorted({rank for rank, *_ in calls})))
 
 
 # ------------------------------------------------------------------------------------------------------------ timeouts
@@ -180,7 +180,7 @@ def nccl_error(failure: Failure) -> Cause | None:
     if found is None:
         return None
     detail = _last_error(failure.said)
-    return found._replace(words=f"{found.words.rstrip()}: {detail}") if detail else found
+    return found._replace(message=f"{found.message.rstrip()}: {detail}") if detail else found
 
 
 def _last_error(lines: tuple[str, ...]) -> str:

@@ -128,7 +128,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         "; ".join(dict.fromkeys(fault.hint for fault in faults)),
         tuple(facts),
         class_name=faults[0].class_name,
-        passing=all(fault.passing for fault in faults),
+        transient=all(fault.passing for fault in faults),
     )
 
 

@@ -75,7 +75,7 @@ def check_master(context: CheckContext) -> CheckResult:
         return _no_way(context, address, route)
     words = f"a firewall rejects connections to {where}, over {route.nic}"
     hint = f"let TCP port {port} through here, on the way and there, or choose another with --master-port"
-    return CheckResult(_NAME, "warn", words, hint, facts, class_name="master_unreachable", passing=True)
+    return CheckResult(_NAME, "warn", words, hint, facts, class_name="master_unreachable", transient=True)
 
 
 def knock(tries: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], str]:
@@ -135,7 +135,7 @@ def _no_way(context: CheckContext, address: str, route: Route) -> CheckResult:
         hint += f"; {', '.join(down[:4])} {'is' if len(down) == 1 else 'are'} down"
     facts = (("answer", _NO_ROUTE), ("address", address))
     return CheckResult(
-        _NAME, "warn", f"{why} to the master {target}", hint, facts, class_name="master_unreachable", passing=True
+        _NAME, "warn", f"{why} to the master {target}", hint, facts, class_name="master_unreachable", transient=True
     )
 
 

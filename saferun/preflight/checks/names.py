@@ -144,7 +144,7 @@ def _judge_master(context: CheckContext, master: Lookup, nics: Sequence[Nic]) ->
             "late": f"the master's name {master.name} takes longer than {DEADLINE_S:g} s to resolve on this host",
         }[master.error]
         # A name may be there when its host is, as a pod's or a container's, and the hosts wait for each other.
-        return CheckResult(_NAME, "warn", words, _MASTER_HINT, class_name="name_resolution", passing=True)
+        return CheckResult(_NAME, "warn", words, _MASTER_HINT, class_name="name_resolution", transient=True)
     is_here = master.addresses and all(is_loopback(address) for address in master.addresses)
     if is_here and not context.serves and is_elsewhere(context, master, nics):
         words = (
@@ -164,7 +164,7 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
     if own.error == "late":
         words = f"its own name {own.name} takes longer than {DEADLINE_S:g} s to resolve"
         hint = "look at /etc/hosts and the name servers of this host"
-        return CheckResult(_NAME, "warn", words, hint, class_name="name_resolution", passing=True)
+        return CheckResult(_NAME, "warn", words, hint, class_name="name_resolution", transient=True)
     if own.error:
         words = f"its own name {own.name} cannot be resolved"
     elif is_loopback(own.addresses[0]):
@@ -178,4 +178,4 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
     words += ", so that gloo would listen on loopback, where no other host reaches it"
     tried = candidates(nics, context.environ) or ("the interface between the hosts",)
     hint = own_name_hint(tried[0])
-    return CheckResult(_NAME, verdict, words, hint, class_name="network_interface", passing=own.error == "unanswered")
+    return CheckResult(_NAME, verdict, words, hint, class_name="network_interface", transient=own.error == "unanswered")

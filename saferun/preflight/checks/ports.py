@@ -71,7 +71,7 @@ def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
     if len(ports) > 1:
         words = f"none of the {len(ports)} ports that the job may use is free: {words}"
     hint = "stop that process, or pass another --master-port (without one, a free port is chosen)"
-    return CheckResult(_NAME, "fail", words, hint, facts, class_name="port_in_use", passing=True)
+    return CheckResult(_NAME, "fail", words, hint, facts, class_name="port_in_use", transient=True)
 
 
 def _in_range(context: CheckContext, port: int) -> CheckResult | None:

@@ -38,7 +38,7 @@ def run_checks(
 
     def run(check: Check) -> None:
         result = _checked(check, context)
-        while result.class_name == _WAITED_FOR and result.passing and time.monotonic() < patient_until:
+        while result.class_name == _WAITED_FOR and result.transient and time.monotonic() < patient_until:
             with lock:
                 # Its deadline is for one look; it has looked.
                 deadlines[check.name] = patient_until + check.deadline_s

@@ -84,7 +84,7 @@ def facts_from(
     message = diagnosis.headline
     if cause is not None:
         # What follows is for the report: the last line of a rank, say.
-        class_name, message = cause.class_name, cause.words.partition("; ")[0]
+        class_name, message = cause.class_name, cause.message.partition("; ")[0]
     is_inside = diagnosis.start == "inside"
     if is_inside and class_name in _FROM_THE_SCRIPT:
         is_inside = _was_raised_in_init(diagnosis)
@@ -133,7 +133,7 @@ def _may_differ(class_name: str, proof: str) -> bool:
 def _was_raised_in_init(diagnosis: Diagnosis) -> bool:
     """Whether the traceback of the rank that failed goes through ``init_process_group``."""
     ranks = {*(diagnosis.cause.ranks if diagnosis.cause is not None else ())}
-    ranks |= {diagnosis.first.rank} if diagnosis.first is not None else set()
+    ranks |= {diagnosis.first_failure.rank} if diagnosis.first_failure is not None else set()
     printed = (line for text in diagnosis.tracebacks if ranks & {*text.ranks} for line in text.lines)
     return any(_IN_INIT in line for line in printed)
 
@@ -144,11 +144,13 @@ def _fingerprint(diagnosis: Diagnosis, class_name: str) -> Fingerprint:
     cause: Cause | None = diagnosis.cause
     if cause is None:
         # What saferun could not do: the rank that failed, if any, is a victim of that.
-        return Fingerprint(class_name, (), _plain(diagnosis.headline) if diagnosis.first is None else "")
+        return Fingerprint(class_name, (), _plain(diagnosis.headline) if diagnosis.first_failure is None else "")
     if class_name == "python_exit":
         # Neither a place nor a reason: what such a program wrote last is not why it ended.
-        return Fingerprint(class_name, tuple(sorted(cause.ranks)), cause.place, bool(cause.place))
-    return Fingerprint(class_name, tuple(sorted(cause.ranks)), cause.place or _plain(cause.proof), bool(cause.place))
+        return Fingerprint(class_name, tuple(sorted(cause.ranks)), cause.location, bool(cause.location))
+    return Fingerprint(
+        class_name, tuple(sorted(cause.ranks)), cause.location or _plain(cause.proof), bool(cause.location)
+    )
 
 
 def _plain(text: str) -> str:

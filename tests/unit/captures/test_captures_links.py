@@ -14,10 +14,10 @@ from saferun.captures import links
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES
 from saferun.captures.wire import CaptureReader, Request, encode
-from saferun.evidence import ProcessLook, StuckLink
+from saferun.evidence import ProcessSnapshot, StuckLink
 from saferun.linux.sockets import TcpState
 
-LOOK = ProcessLook(5, 1, 0, True, "python", "", "S", "", "", 1, 0, False, 0, "", 0.0)
+LOOK = ProcessSnapshot(5, 1, 0, True, "python", "", "S", "", "", 1, 0, False, 0, "", 0.0)
 ME = Process(5, os.getpid(), True, "", LOOK)
 STUCK = TcpState("10.0.0.1:40000", "10.0.0.3:50123", "ESTABLISHED", 4096, 8)
 

@@ -26,11 +26,11 @@ from saferun.evidence import (
     Capture,
     CaptureNote,
     CollectiveCall,
-    CoreLook,
+    CoreDump,
     Frame,
     GroupProgress,
     OomKill,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     StackDump,
     StuckLink,
@@ -40,11 +40,11 @@ from saferun.evidence import (
 FRAME = Frame("step", "/home/me/train.py", 52)
 THREAD = ThreadStack("MainThread", 71, is_main=True, active=False, owns_gil=True, frames=(FRAME, FRAME))
 DUMP = StackDump(3, 71, True, "python", "py-spy", (THREAD,))
-LOOK = ProcessLook(3, 71, 1, True, "python", "", "S", "futex_wait", "futex", 4, 0, False, 1 << 40, "", 0.25)
+LOOK = ProcessSnapshot(3, 71, 1, True, "python", "", "S", "futex_wait", "futex", 4, 0, False, 1 << 40, "", 0.25)
 CALL = CollectiveCall(5, "all_reduce", "[[8]]", retired=False, is_p2p=False, created_ns=1 << 61, frames=(FRAME,))
 COLLECTIVES = RankCollectives(3, (GroupProgress("0", "default_pg", (0, 1), 5, 4, 4, (CALL,)),))
 NOTE = CaptureNote("py_spy", 3, 71, "/run/rank_3.py_spy.json", 0.1)
-CORE = CoreLook(3, 71, 11, "/run/core", 99, True, "pystack", (THREAD,), address="0x0")
+CORE = CoreDump(3, 71, 11, "/run/core", 99, True, "pystack", (THREAD,), address="0x0")
 OOM = OomKill("cgroup", 1 << 36, 0, (71,), 1, "memory.events")
 LINK = StuckLink(3, "10.0.0.1:40000", "10.0.0.3:50123", "ESTABLISHED", 4096, 8)
 LINES = (
@@ -71,7 +71,7 @@ def test_what_is_written_is_read() -> None:
     """Every kind of value, with every type that a field may have."""
     reader = read(*LINES)
     assert reader.capture == Capture(
-        (LOOK,), (DUMP,), (COLLECTIVES,), ("GPU 0: 100 %",), (NOTE,), unfinished=(), elapsed_s=1.5, links=(LINK,)
+        (LOOK,), (DUMP,), (COLLECTIVES,), ("GPU 0: 100 %",), (NOTE,), timed_out=(), elapsed_s=1.5, links=(LINK,)
     )
     assert reader.cores == (CORE,)
     assert reader.oom == OOM
@@ -139,7 +139,7 @@ HOSTILE = [
 def test_a_line_that_is_no_message_is_dropped(line: bytes) -> None:
     """What comes before and after it counts all the same."""
     reader = read(LINES[0], line + b"\n", LINES[1])
-    assert reader.capture._replace(unfinished=()) == Capture((LOOK,), (DUMP,))
+    assert reader.capture._replace(timed_out=()) == Capture((LOOK,), (DUMP,))
     assert not reader.is_done
 
 
@@ -163,7 +163,7 @@ def test_a_line_without_end_takes_no_memory() -> None:
         reader.feed(b"x" * (LINE_LIMIT_BYTES - 1))
     assert len(reader._rest) <= LINE_LIMIT_BYTES
     reader.feed(b"tail\n" + LINES[0])
-    assert reader.capture.looks == (LOOK,)
+    assert reader.capture.processes == (LOOK,)
 
 
 def test_strings_and_lists_are_bounded() -> None:
@@ -185,20 +185,20 @@ def test_a_later_look_at_a_process_replaces_the_first() -> None:
     """It comes with what takes longer to find out."""
     other = LOOK._replace(pid=72, is_rank=False)
     reader = read(*(encode("look", look) for look in (LOOK, other, LOOK._replace(command="python train.py"))))
-    assert reader.capture.looks == (LOOK._replace(command="python train.py"), other)
+    assert reader.capture.processes == (LOOK._replace(command="python train.py"), other)
 
 
 def test_what_has_begun_and_not_ended_is_named() -> None:
     """Whatever is not ready when the budget is spent is told."""
     reader = read(encode("begun", Begun("py_spy", 3, 71)), encode("begun", Begun("gpu_nvidia", -1, 0)))
-    assert list(reader.capture.unfinished) == ["py_spy of rank 3 (pid 71)", "gpu_nvidia"]
+    assert list(reader.capture.timed_out) == ["py_spy of rank 3 (pid 71)", "gpu_nvidia"]
     reader.feed(encode("note", NOTE))
-    assert list(reader.capture.unfinished) == ["gpu_nvidia"]
+    assert list(reader.capture.timed_out) == ["gpu_nvidia"]
     reader.feed(encode("note", CaptureNote("gpu_nvidia", -1, 0, "", 0.1, NOT_READY)))
-    assert list(reader.capture.unfinished) == ["gpu_nvidia"]
+    assert list(reader.capture.timed_out) == ["gpu_nvidia"]
 
 
 def test_nothing_at_all_is_unfinished_as_a_whole() -> None:
     """The process may not even have come to begin."""
-    assert CaptureReader().capture.unfinished == ("everything",)
-    assert read(encode("done")).capture.unfinished == ()
+    assert CaptureReader().capture.timed_out == ("everything",)
+    assert read(encode("done")).capture.timed_out == ()

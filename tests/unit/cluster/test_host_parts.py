@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts, read_peers
-from saferun.evidence import Capture, CoreLook, Evidence, Frame, HangVerdict, OomKill, StackDump, ThreadStack
+from saferun.evidence import Capture, CoreDump, Evidence, Frame, HangVerdict, OomKill, StackDump, ThreadStack
 from tests.unit.host_samples import (
     IN_ALL_REDUCE,
     IN_LOAD,
@@ -26,7 +26,7 @@ from tests.unit.host_samples import (
     traceback_of,
 )
 
-SEGFAULT = CoreLook(
+SEGFAULT = CoreDump(
     3,
     4001,
     11,
@@ -96,7 +96,7 @@ def test_a_part_comes_back_as_it_was() -> None:
     assert back.abandoned == (1,)
     assert back.hang == evidence.hang
     assert back.outputs[0].last_lines == evidence.outputs[0].last_lines
-    assert back.capture.looks == evidence.capture.looks
+    assert back.capture.processes == evidence.capture.processes
     assert back.capture.stacks == evidence.capture.stacks
     assert [(one.rank, one.groups[0].enqueued) for one in back.capture.collectives] == [(2, 7), (3, 7)]
     assert back.cores[0].threads[0].frames == SEGFAULT.threads[0].frames
@@ -136,7 +136,7 @@ def test_a_hang_of_eight_ranks_finds_room_in_two_kibibytes() -> None:
     assert back is not None
     assert [dump.threads[0].frames for dump in back.capture.stacks] == [IN_ALL_REDUCE] * 8
     assert [one.groups[0].enqueued for one in back.capture.collectives] == [7] * 8
-    assert len(back.capture.looks) >= 2
+    assert len(back.capture.processes) >= 2
 
 
 def test_equal_stacks_of_a_host_travel_once() -> None:
@@ -222,7 +222,7 @@ def test_no_change_of_a_part_is_an_exception(path: list[int], value: object) -> 
     if back is not None:
         merged = merge_parts([HostPart(1, 0, "node2", 0.0, back)], world_size=4, peers=peers_of(2))
         assert all(end.rank in {2, 3} for end in merged.ends)
-        assert all(look.rank in {2, 3} for look in merged.capture.looks)
+        assert all(look.rank in {2, 3} for look in merged.capture.processes)
 
 
 # ------------------------------------------------------------------------------------------------------------- merging
@@ -239,7 +239,7 @@ def test_a_host_speaks_of_its_own_ranks_only() -> None:
     )
     merged = job({0: host_evidence(0), 1: liar}, hosts=2)
     assert [end.rank for end in merged.ends] == [2]
-    assert not merged.capture.looks
+    assert not merged.capture.processes
     assert not merged.capture.stacks
     assert [one.rank for one in merged.capture.collectives] == [3]
     assert [core.rank for core in merged.cores] == [3]
@@ -310,11 +310,11 @@ def test_what_is_one_hosts_stays_with_it() -> None:
     first, second, third, fourth = merged.hosts
     assert first.oom is None
     assert second.oom == oom._replace(host="node2")
-    assert second.unkilled == (3,)
+    assert second.abandoned_ranks == (3,)
     assert second.addresses == ("10.0.0.2", "192.168.0.2")
     assert merged.kernel_lines == ("node2: Out of memory: Killed process 4001",)
-    assert (third.has_part, third.why) == (False, "")
-    assert (fourth.why, fourth.lost_words, fourth.ranks) == ("gone", "its saferun is gone", (6, 7))
+    assert (third.has_evidence, third.lost_reason) == (False, "")
+    assert (fourth.lost_reason, fourth.lost_message, fourth.ranks) == ("gone", "its saferun is gone", (6, 7))
     assert merged.ranks == tuple(range(8))
 
 
@@ -325,7 +325,7 @@ def test_tasks_of_one_host_are_one_host() -> None:
         evidence = host_evidence(1, 4, capture=captured(1, 4))
         rank = 4 + local_rank
         capture = evidence.capture._replace(
-            looks=evidence.capture.looks[local_rank : local_rank + 1],
+            processes=evidence.capture.processes[local_rank : local_rank + 1],
             stacks=evidence.capture.stacks[local_rank : local_rank + 1],
             collectives=(),
         )
@@ -347,9 +347,9 @@ def test_tasks_of_one_host_are_one_host() -> None:
 
 def test_what_was_not_ready_names_its_hosts() -> None:
     """On many hosts the same thing was not ready: that is one line."""
-    late = Capture(unfinished=("gpu_nvidia", "py_spy of rank 3"))
+    late = Capture(timed_out=("gpu_nvidia", "py_spy of rank 3"))
     merged = job({host: host_evidence(host, capture=late) for host in range(6)}, hosts=6)
-    assert merged.capture.unfinished == ("gpu_nvidia on node1, node2, node3, node4 and 2 more", "py_spy of rank 3")
+    assert merged.capture.timed_out == ("gpu_nvidia on node1, node2, node3, node4 and 2 more", "py_spy of rank 3")
 
 
 def test_the_later_part_of_a_process_counts() -> None:
@@ -378,7 +378,7 @@ def test_many_hosts_are_laid_together_in_seconds() -> None:
         shift = 8 * (host - 1)
         capture = sent.capture._replace(
             stacks=tuple(dump._replace(rank=dump.rank + shift) for dump in sent.capture.stacks),
-            looks=tuple(look._replace(rank=look.rank + shift) for look in sent.capture.looks),
+            processes=tuple(look._replace(rank=look.rank + shift) for look in sent.capture.processes),
         )
         parts.append(HostPart(host, 0, f"node{host + 1}", 0.0, sent._replace(capture=capture)))
     merged = merge_parts(parts, world_size=2400, peers=peers_of(300, 8))

@@ -19,7 +19,7 @@ from saferun.diagnosis import diagnose
 from saferun.diagnosis.start import StoreStage, read_store_stage, stage_by_time, start_stage
 from saferun.evidence import (
     Capture,
-    CoreLook,
+    CoreDump,
     Evidence,
     Frame,
     GroupProgress,
@@ -102,7 +102,7 @@ def test_words_of_an_error_that_was_got_over_do_not_count() -> None:
 def test_a_crash_in_it_is_one_in_it() -> None:
     """A core, or what faulthandler has said."""
     thread = ThreadStack("crashed", 100, is_main=True, active=True, owns_gil=True, frames=(WAIT, INIT, SCRIPT))
-    core = CoreLook(0, 100, 11, "/run/core", 1, False, "pystack", (thread,))
+    core = CoreDump(0, 100, 11, "/run/core", 1, False, "pystack", (thread,))
     assert start_stage(evidence((), cores=(core,))) == "inside"
     assert start_stage(evidence((), cores=(core._replace(pid=7),))) == ""
     fatal = (

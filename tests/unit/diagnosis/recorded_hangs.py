@@ -18,7 +18,7 @@ from saferun.evidence import (
     Frame,
     GroupProgress,
     HangVerdict,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     StackDump,
     ThreadStack,
@@ -38,7 +38,7 @@ def capture_of(name: str, *, native: bool = True, recorder: bool = True) -> Capt
     content = _load(name)
     dumps = (_dump(raw) for raw in content["stacks"])
     return Capture(
-        looks=tuple(ProcessLook(*raw) for raw in content["looks"]),
+        processes=tuple(ProcessSnapshot(*raw) for raw in content["looks"]),
         stacks=tuple(dump for dump in dumps if native or "native" not in dump.tool),
         collectives=tuple(_collectives(raw) for raw in content["collectives"]) if recorder else (),
     )
@@ -91,10 +91,10 @@ def dump_of(
     return StackDump(rank, own, not pid, name, tool, (thread,))
 
 
-def look_of(rank: int, **fields: Any) -> ProcessLook:
+def look_of(rank: int, **fields: Any) -> ProcessSnapshot:
     """A rank that sleeps in a futex, but for the fields that are given; with ``pid`` a descendant of it."""
     own = fields.pop("pid", 0)
-    look = ProcessLook(
+    look = ProcessSnapshot(
         rank=rank,
         pid=own or 100 + rank,
         ppid=100 + rank if own else 1,

@@ -10,7 +10,7 @@ import pytest
 
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.causes import RULES, Rule, Standing, cause_of, read_failure, standing
-from saferun.evidence import Cause, CoreLook, Diagnosis, Evidence, Frame, OomKill, RankOutput, ThreadStack
+from saferun.evidence import Cause, CoreDump, Diagnosis, Evidence, Frame, OomKill, RankOutput, ThreadStack
 from saferun.model import ExitStatus, RankEnd
 
 RECORDED = Path(__file__).parent / "recorded_failures"
@@ -46,7 +46,7 @@ def evidence_of(
     status: ExitStatus,
     lines: tuple[str, ...] = (),
     *,
-    core: CoreLook | None = None,
+    core: CoreDump | None = None,
     oom: OomKill | None = None,
     kernel_lines: tuple[str, ...] = (),
     stdout: tuple[str, ...] = (),
@@ -78,11 +78,11 @@ def diagnosed(evidence: Evidence) -> Diagnosis:
     return diagnose(evidence)
 
 
-def core_of(*frames: Frame, signum: int = 11, sender_pid: int = 0, other: tuple[Frame, ...] = ()) -> CoreLook:
+def core_of(*frames: Frame, signum: int = 11, sender_pid: int = 0, other: tuple[Frame, ...] = ()) -> CoreDump:
     threads = [ThreadStack("crashed", 7, is_main=not other, active=True, owns_gil=False, frames=frames)]
     if other:
         threads.append(ThreadStack("MainThread", PID, is_main=True, active=False, owns_gil=True, frames=other))
-    return CoreLook(1, PID, signum, "/run/core.4001", 1 << 20, True, "pystack", tuple(threads), sender_pid)
+    return CoreDump(1, PID, signum, "/run/core.4001", 1 << 20, True, "pystack", tuple(threads), sender_pid)
 
 
 def native(function: str, file: str = "/opt/venv/lib/python3.11/site-packages/torch/lib/libtorch_cpu.so") -> Frame:
@@ -107,10 +107,10 @@ def test_what_real_programs_said_is_understood(name: str) -> None:
     sample = recorded(name)
     cause = found_in(evidence_of(sample.status, sample.lines, kernel_lines=sample.kernel_lines))
     assert cause.class_name == sample.class_name
-    assert sample.words in cause.words
-    assert cause.place == sample.place
+    assert sample.words in cause.message
+    assert cause.location == sample.place
     assert cause.advice
-    assert "\n" not in cause.words + cause.proof + cause.advice
+    assert "\n" not in cause.message + cause.proof + cause.advice
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECORDED.glob("*.txt")))
@@ -140,7 +140,8 @@ def test_the_coloured_and_prefixed_words_are_the_same_words() -> None:
     sample = recorded("cuda_out_of_memory")
     painted = tuple(f"\x1b[31m{line}\x1b[0m" for line in sample.lines)
     assert (
-        found_in(evidence_of(sample.status, painted)).words == found_in(evidence_of(sample.status, sample.lines)).words
+        found_in(evidence_of(sample.status, painted)).message
+        == found_in(evidence_of(sample.status, sample.lines)).message
     )
 
 
@@ -149,7 +150,7 @@ def test_what_an_error_file_says_counts_where_stderr_says_nothing() -> None:
     cause = found_in(evidence_of(ExitStatus(1, None), error_message="RuntimeError: CUDA error: invalid device ordinal"))
     assert cause.class_name == "missing_gpu"
     cause = found_in(evidence_of(ExitStatus(1, None), error_message="KeyError: 'labels'"))
-    assert (cause.class_name, cause.words) == ("python_exception", "KeyError: 'labels'")
+    assert (cause.class_name, cause.message) == ("python_exception", "KeyError: 'labels'")
 
 
 def test_several_calls_of_torchs_detail_mode_name_both_ranks() -> None:
@@ -193,7 +194,7 @@ def test_a_name_is_told_where_the_message_has_it() -> None:
         "NameResolutionError(\"Failed to resolve 'data.example' ([Errno -3] Temporary failure in name resolution)\"))"
     )
     cause = found_in(evidence_of(ExitStatus(1, None), error_message=message))
-    assert (cause.class_name, cause.words) == ("name_resolution", "the name service did not answer: data.example")
+    assert (cause.class_name, cause.message) == ("name_resolution", "the name service did not answer: data.example")
 
 
 # -------------------------------------------------------------------------------------------------------------- cores
@@ -206,8 +207,8 @@ def test_a_core_names_the_native_call_and_the_line_that_called_it() -> None:
     )
     found = diagnosed(evidence_of(ExitStatus(None, 11, core_dumped=True), core=core))
     assert found.cause is not None
-    assert found.cause.words == "segmentation fault in at::native::add_kernel (libtorch_cpu.so)"
-    assert found.cause.place == "train.py:52 in step"
+    assert found.cause.message == "segmentation fault in at::native::add_kernel (libtorch_cpu.so)"
+    assert found.cause.location == "train.py:52 in step"
     assert found.core is core
     assert found.headline == (
         "rank 1 (node1, local rank 1, pid 4001) failed first, 10.0 s after the start: segmentation fault in "
@@ -221,15 +222,15 @@ def test_the_machinery_of_an_abort_is_not_where_it_happened() -> None:
     frames = [native(name, libc) for name in ("__pthread_kill_implementation", "raise", "abort")]
     frames += [native("std::terminate()", "/lib/libstdc++.so.6"), native("image_decode", "/opt/libdecode.so"), USER]
     cause = found_in(evidence_of(ExitStatus(None, 6), core=core_of(*frames, signum=6)))
-    assert cause.words == "abort in image_decode (libdecode.so)"
+    assert cause.message == "abort in image_decode (libdecode.so)"
 
 
 def test_a_core_of_c_calls_alone_is_completed_by_faulthandler() -> None:
     """The debugger knows the native calls, Python's own report the line."""
     lines = recorded("segmentation_fault").lines
     cause = found_in(evidence_of(SEGV, lines, core=core_of(native("string_at_impl", "/usr/lib/_ctypes.so"))))
-    assert cause.words == "segmentation fault in string_at_impl (_ctypes.so)"
-    assert cause.place == "train.py:40 in step"
+    assert cause.message == "segmentation fault in string_at_impl (_ctypes.so)"
+    assert cause.location == "train.py:40 in step"
 
 
 def test_a_crash_in_a_thread_without_python_tells_where_the_main_thread_was() -> None:
@@ -244,10 +245,10 @@ def test_a_copy_to_a_bad_address_names_who_made_it() -> None:
     """The C library's copy is where most crashes end, and nobody's fault."""
     libc = "/lib/x86_64-linux-gnu/libc.so.6"
     core = core_of(native("__memmove_avx_unaligned_erms", libc), native("at::native::copy_impl(at::Tensor&)"), USER)
-    words = found_in(evidence_of(SEGV, core=core)).words
+    words = found_in(evidence_of(SEGV, core=core)).message
     assert words == "segmentation fault in memmove, called by at::native::copy_impl (libtorch_cpu.so)"
     alone = core_of(native("__strlen_evex", libc), USER)
-    assert found_in(evidence_of(SEGV, core=alone)).words == "segmentation fault in strlen"
+    assert found_in(evidence_of(SEGV, core=alone)).message == "segmentation fault in strlen"
 
 
 def test_an_abort_that_python_was_asked_for_is_not_in_the_interpreter() -> None:
@@ -255,13 +256,13 @@ def test_an_abort_that_python_was_asked_for_is_not_in_the_interpreter() -> None:
     libc = "/lib/x86_64-linux-gnu/libc.so.6"
     frames = (native("raise", libc), native("abort", libc), native("cfunction_vectorcall", "/usr/lib/libpython3.11.so"))
     cause = found_in(evidence_of(ExitStatus(None, 6), core=core_of(*frames, USER, signum=6)))
-    assert cause.words == "abort"
+    assert cause.message == "abort"
 
 
 def test_a_core_without_names_says_nothing_wrong() -> None:
     """Stripped libraries give addresses."""
     cause = found_in(evidence_of(SEGV, core=core_of(native("0x00007f5be77fe6c0"), native("??"))))
-    assert cause.words == "segmentation fault"
+    assert cause.message == "segmentation fault"
 
 
 def test_a_core_of_another_process_is_not_the_ranks() -> None:
@@ -270,7 +271,7 @@ def test_a_core_of_another_process_is_not_the_ranks() -> None:
     found = diagnosed(evidence_of(SEGV, core=core))
     assert found.core is None
     assert found.cause is not None
-    assert found.cause.words == "segmentation fault"
+    assert found.cause.message == "segmentation fault"
 
 
 @pytest.mark.parametrize(("sender", "who"), [(1234, "pid 1234"), (4000, "rank 0 (pid 4000)")])
@@ -281,7 +282,7 @@ def test_a_crash_signal_that_another_process_sent_is_no_crash(sender: int, who: 
         ends=(*evidence.ends, RankEnd(0, 0, 4000, ExitStatus(0, None), 101.0, 1.7e9, stopped_by_us=False))
     )
     cause = found_in(evidence)
-    assert (cause.class_name, cause.words) == ("killed_from_outside", f"SIGABRT sent by {who}")
+    assert (cause.class_name, cause.message) == ("killed_from_outside", f"SIGABRT sent by {who}")
 
 
 @pytest.mark.parametrize("sender", [0, PID, 77])
@@ -301,7 +302,7 @@ def test_the_oom_killer_is_named_with_its_limit() -> None:
     oom = OomKill("cgroup", 64 * GIB, 61 * GIB, (PID,), 1, "/sys/fs/cgroup/job/memory.events")
     cause = found_in(evidence_of(ExitStatus(None, 9), oom=oom))
     assert cause.class_name == "host_oom_kill"
-    assert cause.words == "killed by the kernel's OOM killer (cgroup limit 64 GiB, it used 61 GiB)"
+    assert cause.message == "killed by the kernel's OOM killer (cgroup limit 64 GiB, it used 61 GiB)"
     assert cause.proof == "/sys/fs/cgroup/job/memory.events"
 
 
@@ -333,7 +334,7 @@ def test_a_loader_worker_that_the_oom_killer_took_is_told_as_such() -> None:
     oom = OomKill("host", 0, 0, (17847,), 1, "dmesg")
     cause = found_in(evidence_of(sample.status, sample.lines, oom=oom))
     assert cause.class_name == "host_oom_kill"
-    assert "its data-loader worker 17847 was killed by the kernel's OOM killer" in cause.words
+    assert "its data-loader worker 17847 was killed by the kernel's OOM killer" in cause.message
 
 
 # -------------------------------------------------------------------------------------------------------- other signals
@@ -356,7 +357,7 @@ def test_signals_without_a_word(signum: int, class_name: str) -> None:
     """What the signal itself says."""
     cause = found_in(evidence_of(ExitStatus(None, int(signum))))
     assert cause.class_name == class_name
-    assert cause.words
+    assert cause.message
 
 
 def test_no_output_at_all_is_no_obstacle() -> None:

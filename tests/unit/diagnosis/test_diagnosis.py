@@ -15,7 +15,7 @@ from saferun.diagnosis.causes import Standing, cause_of, read_failure, standing
 from saferun.evidence import (
     Capture,
     CollectiveCall,
-    CoreLook,
+    CoreDump,
     Diagnosis,
     Evidence,
     Frame,
@@ -70,7 +70,7 @@ def said(rank: int, name: str) -> RankOutput:
 
 
 def first_rank(found: Diagnosis) -> int | None:
-    return found.first.rank if found.first is not None else None
+    return found.first_failure.rank if found.first_failure is not None else None
 
 
 def class_of(found: Diagnosis) -> str:
@@ -158,7 +158,7 @@ def test_a_trouble_of_saferuns_own_is_the_headline() -> None:
     found = diagnose(evidence(end_of(0, signum=15, stopped=True), trouble="the store's process ended"))
     assert found.headline == "the store's process ended"
     assert found.hint == "look there"
-    assert found.first is None
+    assert found.first_failure is None
     assert found.cause is None
 
 
@@ -167,7 +167,7 @@ def test_a_launch_that_was_asked_to_stop_says_so(signum: int) -> None:
     """It did not fail."""
     found = diagnose(evidence(end_of(0, code=0, stopped=True), stop_signum=signum))
     assert found.headline == f"stopped by {signal_name(signum)}"
-    assert found.first is None
+    assert found.first_failure is None
     assert found.cause is None
 
 
@@ -182,7 +182,7 @@ def test_a_launch_that_the_scheduler_stopped_says_why() -> None:
 def test_no_rank_that_failed_is_an_honest_answer() -> None:
     """Better than a wrong one."""
     found = diagnose(evidence(end_of(0, code=0), abandoned=(1,)))
-    assert found.first is None
+    assert found.first_failure is None
     assert found.output is None
     assert found.cause is None
     assert "no rank" in found.headline
@@ -395,17 +395,17 @@ def test_collectives_that_do_not_end_are_no_news_after_a_crash() -> None:
     ends = (end_of(1, signum=11, at=100.0), end_of(0, signum=15, at=102.0, stopped=True))
     found = diagnose(evidence(*ends, outputs=(said(1, "segmentation_fault"),))._replace(capture=capture))
     assert class_of(found) == "segmentation_fault"
-    assert found.lines == ()
+    assert found.findings == ()
 
 
 def test_the_stacks_of_the_living_are_part_of_the_picture() -> None:
     """Where the others were when one failed."""
-    capture = Capture(stacks=(dump_of(0, REDUCES), dump_of(2, REDUCES)), unfinished=("gpu",))
+    capture = Capture(stacks=(dump_of(0, REDUCES), dump_of(2, REDUCES)), timed_out=("gpu",))
     ends = (end_of(1, signum=9, at=100.0), *(end_of(rank, signum=15, at=102.0, stopped=True) for rank in (0, 2)))
     found = diagnose(evidence(*ends)._replace(capture=capture))
     assert [(group.kind, group.ranks) for group in found.groups] == [("collective", (0, 2)), ("dead", (1,))]
     assert [node.ranks for node in found.tree] == [(0, 2)]
-    assert found.lines == ("captures timed out: gpu",)
+    assert found.findings == ("captures timed out: gpu",)
 
 
 def test_what_the_kernel_says_of_gpus_is_told() -> None:
@@ -416,7 +416,7 @@ def test_what_the_kernel_says_of_gpus_is_told() -> None:
         evidence(end_of(1, code=1), outputs=(said(1, "cuda_launch_failure"),))._replace(kernel_lines=lines)
     )
     assert class_of(found) == "cuda_error"
-    assert found.lines == (xid,)
+    assert found.findings == (xid,)
 
 
 # ------------------------------------------------------------------------------------------------------------- hangs
@@ -511,7 +511,7 @@ ANY_THREAD = st.builds(
     st.lists(ANY_FRAME, max_size=4).map(tuple),
 )
 ANY_CORE = st.builds(
-    CoreLook,
+    CoreDump,
     st.integers(0, 7),
     st.integers(4000, 4008),
     st.integers(0, 64),
@@ -556,15 +556,15 @@ def test_a_root_is_never_a_victim_while_there_is_a_better_one(case: Evidence) ->
     failed = [end for end in case.ends if not end.status.ok and not end.stopped_by_us]
     outputs = case.outputs_by_rank
     standings = {end.rank: standing(cause_of(read_failure(case, end, outputs.get(end.rank)))) for end in failed}
-    told = [end for end in (found.first, *found.also_failed) if end is not None]
+    told = [end for end in (found.first_failure, *found.also_failed) if end is not None]
     assert {end.rank for end in told} == set(standings)
     assert len(told) == len(standings)
     assert set(found.stopped) == {end.rank for end in case.ends if end.stopped_by_us}
     assert set(found.victims) <= set(standings)
-    if found.first is not None:
-        assert standings[found.first.rank] == min(standings.values())
+    if found.first_failure is not None:
+        assert standings[found.first_failure.rank] == min(standings.values())
         if min(standings.values()) is Standing.CULPRIT:
-            assert found.first.rank not in found.victims
+            assert found.first_failure.rank not in found.victims
     assert "\n" not in found.headline
     assert len(found.tracebacks) <= 3
 
@@ -576,8 +576,8 @@ def test_among_equals_the_kernels_order_counts(ends: list[RankEnd]) -> None:
     found = diagnose(evidence(*ends))
     failed = [end for end in ends if not end.status.ok and not end.stopped_by_us]
     if failed:
-        assert found.first is not None
-        assert found.first.time == min(end.time for end in failed)
+        assert found.first_failure is not None
+        assert found.first_failure.time == min(end.time for end in failed)
 
 
 @pytest.mark.parametrize(
@@ -592,6 +592,6 @@ def test_among_equals_the_kernels_order_counts(ends: list[RankEnd]) -> None:
 )
 def test_a_status_in_words(status: ExitStatus, words: str, returncode: int) -> None:
     """A person reads SIGSEGV, not -11."""
-    assert status.words == words
+    assert status.description == words
     assert status.returncode == returncode
     assert status.ok == (returncode == 0)

@@ -16,7 +16,7 @@ from saferun.evidence import (
     Frame,
     GroupProgress,
     HangVerdict,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     RankOutput,
     StackDump,
@@ -56,8 +56,8 @@ def job(
     ended = {end.rank for end in ends}
     living = [rank for rank in range(len(stacks)) if rank not in ended]
     dumps = tuple(dump_of(rank, *stacks[rank]) for rank in living if stacks[rank])
-    seen: tuple[ProcessLook, ...] = tuple(look_of(rank, **(looks or {}).get(rank, {})) for rank in living)
-    whole = Capture(looks=seen, stacks=dumps, collectives=recorders)
+    seen: tuple[ProcessSnapshot, ...] = tuple(look_of(rank, **(looks or {}).get(rank, {})) for rank in living)
+    whole = Capture(processes=seen, stacks=dumps, collectives=recorders)
     return evidence(whole._replace(**capture), verdict, ends=ends, ranks=tuple(range(len(stacks))))
 
 
@@ -112,10 +112,10 @@ def test_the_right_rank_and_the_right_class(
     """Whatever of the evidence is missing."""
     diagnosis = diagnose_hang(evidence_of(name, native=native_calls, recorder=recorded_collectives))
     assert diagnosis.cause is not None
-    assert (diagnosis.cause.class_name, diagnosis.cause.ranks, diagnosis.cause.place) == (class_name, ranks, place)
+    assert (diagnosis.cause.class_name, diagnosis.cause.ranks, diagnosis.cause.location) == (class_name, ranks, place)
     assert diagnosis.headline.startswith("the job hangs: ")
     assert len(diagnosis.headline) < 250
-    assert diagnosis.cause.words
+    assert diagnosis.cause.message
     assert diagnosis.cause.advice
 
 
@@ -130,7 +130,7 @@ def test_a_rank_that_spins() -> None:
     verdict = HangVerdict("spinning", (1,), 300.0, certain=False)
     cause = diagnose_hang(evidence_of("spin", verdict)).cause
     assert cause is not None
-    assert (cause.class_name, cause.ranks, cause.place) == ("hang_spinning", (1,), "train.py:60 in bad_spin")
+    assert (cause.class_name, cause.ranks, cause.location) == ("hang_spinning", (1,), "train.py:60 in bad_spin")
 
 
 def test_a_rank_that_waits_in_the_store_has_not_come_to_the_collective() -> None:
@@ -146,7 +146,7 @@ def test_a_rank_that_waits_in_the_store_has_not_come_to_the_collective() -> None
 def test_the_thread_that_the_main_thread_waits_for_is_the_place(name: str, line: str) -> None:
     cause = diagnose_hang(evidence_of(name)).cause
     assert cause is not None
-    assert (cause.class_name, cause.ranks, cause.place) == ("hang_sleep", (1,), f"train.py:{line}")
+    assert (cause.class_name, cause.ranks, cause.location) == ("hang_sleep", (1,), f"train.py:{line}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
@@ -207,7 +207,7 @@ def test_the_picture_comes_with_it() -> None:
     diagnosis = diagnose_hang(evidence_of("sleep"))
     assert [group.ranks for group in diagnosis.groups] == [(0, 2), (1,)]
     assert diagnosis.tree[0].ranks == (0, 1, 2)
-    assert diagnosis.first is None
+    assert diagnosis.first_failure is None
 
 
 def test_the_proof_is_the_flight_recorder_s_or_the_kernel_s() -> None:
@@ -229,7 +229,7 @@ def test_a_stopped_rank_comes_before_everything() -> None:
     found = diagnose_hang(job(IN_STEP, IN_STEP, IN_STEP, looks={1: {"state": "T"}}, recorders=recorders))
     assert found.cause is not None
     assert (found.cause.class_name, found.cause.ranks) == ("hang_stopped", (1,))
-    assert any("broadcast" in line for line in found.lines)
+    assert any("broadcast" in line for line in found.findings)
 
 
 def test_a_mismatch_comes_before_a_rank_that_does_something_else() -> None:
@@ -244,7 +244,7 @@ def test_a_mismatch_comes_before_a_rank_that_does_something_else() -> None:
     found = diagnose_hang(job(IN_STEP, broadcast, IN_STEP, (LOAD,), looks={3: SLEEPS}, recorders=recorders))
     assert found.cause is not None
     assert (found.cause.class_name, found.cause.ranks) == ("hang_mismatched_collectives", (1,))
-    assert found.cause.place == "data.py:47 in load_batch"
+    assert found.cause.location == "data.py:47 in load_batch"
 
 
 def test_who_has_not_called_comes_before_who_looks_odd() -> None:
@@ -309,7 +309,7 @@ def test_of_several_odd_ones_the_surest_is_named_and_the_others_told() -> None:
     found = diagnose_hang(job(IN_STEP, (STEP,), (LOAD,), looks={1: computes, 2: {}}))
     assert found.cause is not None
     assert (found.cause.class_name, found.cause.ranks) == ("hang_lock", (2,))
-    assert "rank 1 (node1) computes at train.py:52 in step" in found.lines
+    assert "rank 1 (node1) computes at train.py:52 in step" in found.findings
 
 
 def test_most_ranks_in_one_line_of_the_user_s_probably_wait_for_the_one_that_is_elsewhere() -> None:
@@ -392,9 +392,9 @@ def test_ranks_without_stacks_are_told_with_the_reason() -> None:
     """The user can do something about most of them."""
     denied = tuple(StackDump(rank, 100 + rank, True, "python", "", (), "ptrace is denied (Yama)") for rank in (0, 1))
     looks: dict[int, dict[str, Any]] = {rank: {"syscall": "", "wchan": ""} for rank in range(2)}
-    found = diagnose_hang(job((), (), stacks=denied, looks=looks, unfinished=("gpu_nvidia",)))
-    assert "no stacks of ranks 0-1: ptrace is denied (Yama)" in found.lines
-    assert "captures timed out: gpu_nvidia" in found.lines
+    found = diagnose_hang(job((), (), stacks=denied, looks=looks, timed_out=("gpu_nvidia",)))
+    assert "no stacks of ranks 0-1: ptrace is denied (Yama)" in found.findings
+    assert "captures timed out: gpu_nvidia" in found.findings
     assert found.cause is not None
     assert found.cause.class_name == "hang_unknown"
 
@@ -419,8 +419,8 @@ def test_a_silent_flight_recorder_is_told_where_it_would_have_helped() -> None:
     """And only there."""
     silent = tuple(RankCollectives(rank, (), "torch has no worker server") for rank in (0, 1))
     line = "no Flight Recorder of ranks 0-1: torch has no worker server"
-    assert line in diagnose_hang(job(IN_STEP, (LOAD,), looks={1: SLEEPS}, recorders=silent)).lines
-    assert line not in diagnose_hang(job((LOAD,), (LOAD,), looks={0: SLEEPS, 1: SLEEPS}, recorders=silent)).lines
+    assert line in diagnose_hang(job(IN_STEP, (LOAD,), looks={1: SLEEPS}, recorders=silent)).findings
+    assert line not in diagnose_hang(job((LOAD,), (LOAD,), looks={0: SLEEPS, 1: SLEEPS}, recorders=silent)).findings
 
 
 def test_a_hang_of_which_nothing_is_known_is_still_told() -> None:
@@ -478,7 +478,7 @@ def test_whatever_is_seen_there_is_an_answer(
     assert found.cause is not None
     assert set(found.cause.ranks) <= set(everybody)
     assert found.cause.class_name.startswith("hang_")
-    for text in (found.headline, found.cause.words, found.cause.advice, *found.lines):
+    for text in (found.headline, found.cause.message, found.cause.advice, *found.findings):
         assert text
         assert "  " not in text
         assert "{" not in text
@@ -499,4 +499,4 @@ def test_a_rank_that_cannot_complete_its_traceback_is_named(stderr: tuple[str, .
         outputs=(RankOutput(0, (), "", "", 0.0), RankOutput(1, stderr, "", "", 0.0)),
     )
     told = "rank 1 has raised an exception, and its traceback is not complete: Python reads the source"
-    assert (told in diagnose_hang(seen).lines) is raises
+    assert (told in diagnose_hang(seen).findings) is raises

@@ -11,17 +11,17 @@ from saferun.cluster.evidence import HostPart, LostHost, merge_parts
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence import (
+    AbortReason,
     Capture,
     Cause,
-    CoreLook,
+    CoreDump,
     Diagnosis,
     Evidence,
     HangVerdict,
-    HostSight,
+    HostView,
     OomKill,
     StuckLink,
     ThreadStack,
-    ToldTrouble,
 )
 from tests.unit.host_samples import (
     IN_LOAD,
@@ -75,7 +75,7 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_not() -> None:
     killed = host_evidence(2, ends=[ended(4, 2, after_s=31.5, signum=9), ended(5, 2, signum=15, stopped=True)])
     evidence = job(
         {0: lost_peer(0, 2, 31.3), 1: lost_peer(1, 2), 2: killed, 3: lost_peer(3, 2)},
-        trouble=ToldTrouble("failure", "node1", "exit code 1", 0),
+        trouble=AbortReason("failure", "node1", "exit code 1", 0),
     )
     found = diagnose(evidence)
     assert found.headline.startswith(
@@ -85,8 +85,8 @@ def test_a_killed_rank_is_the_cause_and_its_peers_are_not() -> None:
     assert cause_of(found).class_name == "killed_from_outside"
     assert found.victims == (0, 1, 2, 3, 6, 7)
     assert found.stopped == (5,)
-    assert found.first is not None
-    assert found.first.rank == 4
+    assert found.first_failure is not None
+    assert found.first_failure.rank == 4
 
 
 def test_an_exception_on_another_host_is_shown_with_its_output() -> None:
@@ -94,7 +94,7 @@ def test_an_exception_on_another_host_is_shown_with_its_output() -> None:
     bad = host_evidence(2, ends=[ended(5, 2, code=1)], said={5: traceback_of("ValueError: bad batch", 47)})
     evidence = job({0: lost_peer(0, 2), 1: stopped(1), 2: bad, 3: stopped(3)})
     found = diagnose(evidence)
-    assert cause_of(found).words == "ValueError: bad batch"
+    assert cause_of(found).message == "ValueError: bad batch"
     assert found.output is not None
     assert found.output.stderr_path == "node3:saferun_runs/7/node3/attempt_0/rank_5/stderr.log"
     assert found.tracebacks[0].ranks == (5,)
@@ -122,9 +122,9 @@ def test_who_told_first_decides_where_clocks_cannot() -> None:
     """Two hosts' clocks differ by milliseconds; the job's log has an order."""
     one = host_evidence(1, ends=[ended(2, 2, after_s=31.40, code=1)], said={2: traceback_of("ValueError: follows")})
     two = host_evidence(2, ends=[ended(4, 2, after_s=31.45, code=1)], said={4: traceback_of("KeyError: 'first'", 47)})
-    evidence = job({0: stopped(0), 1: one, 2: two, 3: stopped(3)}, trouble=ToldTrouble("failure", "node3", "", 4))
+    evidence = job({0: stopped(0), 1: one, 2: two, 3: stopped(3)}, trouble=AbortReason("failure", "node3", "", 4))
     assert diagnose(evidence).headline.startswith("rank 4 (node3")
-    assert diagnose(evidence._replace(job_trouble=None)).headline.startswith("rank 2 (node2")
+    assert diagnose(evidence._replace(abort_reason=None)).headline.startswith("rank 2 (node2")
 
 
 def test_process_numbers_and_the_oom_killer_are_a_hosts_own() -> None:
@@ -144,7 +144,7 @@ def test_a_core_belongs_to_the_rank_and_not_to_its_process_number() -> None:
     """Two hosts have a process of the same number, and both crashed."""
     calls = ThreadStack("MainThread", 4000, True, True, True, IN_LOAD)
     cores = {
-        host: (CoreLook(2 * host, 4000, 11, f"/cores/{host}", 5, kept=True, tool="pystack", threads=(calls,)),)
+        host: (CoreDump(2 * host, 4000, 11, f"/cores/{host}", 5, kept=True, tool="pystack", threads=(calls,)),)
         for host in (1, 2)
     }
     parts = {
@@ -177,12 +177,12 @@ def test_the_other_end_of_a_lost_connection_is_named() -> None:
 
 def test_what_another_host_told_counts_where_its_evidence_does_not_come() -> None:
     """The part was too large, or too late; that a rank failed there is known."""
-    trouble = ToldTrouble("failure", "node3", "exit code 1", 5)
+    trouble = AbortReason("failure", "node3", "exit code 1", 5)
     found = diagnose(job({0: lost_peer(0, 2), 1: stopped(1), 3: stopped(3)}, trouble=trouble))
     assert found.headline == "rank 5 (node3): exit code 1"
     assert cause_of(found).ranks == (5,)
     assert found.victims == (0, 1)
-    assert "nothing has come from node3 (ranks 4-5)" in found.lines
+    assert "nothing has come from node3 (ranks 4-5)" in found.findings
 
 
 # --------------------------------------------------------------------------------------------------------------- hosts
@@ -205,10 +205,10 @@ def test_a_lost_host_is_named_and_beats_lost_connections(why: str, class_name: s
     evidence = job({0: lost_peer(0, 2), 1: lost_peer(1, 2), 3: stopped(3)}, lost=lost)
     for trouble in (
         None,
-        ToldTrouble("lost", "node1", "node3 is lost"),
-        ToldTrouble("failure", "node1", "exit code 1", 0),
+        AbortReason("lost", "node1", "node3 is lost"),
+        AbortReason("failure", "node1", "exit code 1", 0),
     ):
-        found = diagnose(evidence._replace(job_trouble=trouble))
+        found = diagnose(evidence._replace(abort_reason=trouble))
         assert found.headline.startswith("node3 is lost (ranks 4-5): ")
         assert word in found.headline
         assert cause_of(found).class_name == class_name
@@ -223,10 +223,10 @@ def test_a_rank_that_failed_before_a_host_was_lost_is_the_cause() -> None:
     """The host went away while the job was being stopped."""
     bad = host_evidence(1, ends=[ended(2, 2, code=1)], said={2: traceback_of("ValueError: bad")})
     lost = [LostHost(2, "node3", "gone", "refuses connections", (4, 5))]
-    evidence = job({0: stopped(0), 1: bad, 3: stopped(3)}, lost=lost, trouble=ToldTrouble("failure", "node2", "", 2))
+    evidence = job({0: stopped(0), 1: bad, 3: stopped(3)}, lost=lost, trouble=AbortReason("failure", "node2", "", 2))
     found = diagnose(evidence)
     assert found.headline.startswith("rank 2 (node2")
-    assert found.lines[0] == "lost: node3: refuses connections"
+    assert found.findings[0] == "lost: node3: refuses connections"
 
 
 def test_several_lost_hosts_are_counted() -> None:
@@ -251,7 +251,7 @@ def test_a_host_that_reaches_nobody_is_itself_cut_off() -> None:
 def test_the_hosts_that_are_left_say_that_the_stores_is_lost(why: str, class_name: str) -> None:
     """Nobody collects their evidence then: each tells by itself."""
     evidence = lost_peer(1, 0)._replace(
-        trouble="node1 does not answer", job_trouble=ToldTrouble("store_lost", "node1", "no answer for 30 s", None, why)
+        error="node1 does not answer", abort_reason=AbortReason("store_lost", "node1", "no answer for 30 s", None, why)
     )
     found = diagnose(evidence)
     assert found.headline.startswith("node1, which had the job's store, is lost: ")
@@ -261,8 +261,8 @@ def test_the_hosts_that_are_left_say_that_the_stores_is_lost(why: str, class_nam
 
 def test_a_host_whose_own_interface_is_cut_names_itself() -> None:
     """Not the first host, which is well."""
-    told = ToldTrouble("store_lost", "node1", "eth0 has no carrier", None, "nic")
-    evidence = lost_peer(1, 0)._replace(trouble="eth0 has no carrier", job_trouble=told)
+    told = AbortReason("store_lost", "node1", "eth0 has no carrier", None, "nic")
+    evidence = lost_peer(1, 0)._replace(error="eth0 has no carrier", abort_reason=told)
     found = diagnose(evidence)
     own = f"{evidence.host}: eth0 has no carrier: it does not reach node1, which has the job's store, any more"
     assert found.headline == own
@@ -272,7 +272,7 @@ def test_a_host_whose_own_interface_is_cut_names_itself() -> None:
 
 def test_a_host_that_is_stopped_by_a_signal_is_named() -> None:
     """A scheduler sends its signal to one host first."""
-    found = diagnose(job({host: stopped(host) for host in range(4)}, trouble=ToldTrouble("signal", "node2", "SIGTERM")))
+    found = diagnose(job({host: stopped(host) for host in range(4)}, trouble=AbortReason("signal", "node2", "SIGTERM")))
     assert found.headline == "stopped by SIGTERM on node2"
     assert cause_of(found).class_name == "stopped_by_signal"
     own = job({host: stopped(host) for host in range(4)})._replace(stop_signum=15)
@@ -283,30 +283,30 @@ def test_a_time_limit_in_another_hosts_output_is_found() -> None:
     """The scheduler says why on one host only."""
     words = "slurmstepd: error: *** STEP 7.0 ON node3 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***"
     hosts = {host: stopped(host, said={4: (words,)} if host == 2 else {}) for host in range(4)}
-    found = diagnose(job(hosts, trouble=ToldTrouble("signal", "node3", "SIGTERM"))._replace(stop_signum=15))
+    found = diagnose(job(hosts, trouble=AbortReason("signal", "node3", "SIGTERM"))._replace(stop_signum=15))
     assert cause_of(found).class_name == "scheduler_timeout"
 
 
 @pytest.mark.parametrize(
     ("trouble", "class_name", "headline"),
     [
-        (ToldTrouble("parent", "node3", "srun"), "parent_gone", "saferun's parent process on node3 exited (srun)"),
-        (ToldTrouble("parent", "node3"), "parent_gone", "saferun's parent process on node3 exited"),
+        (AbortReason("parent", "node3", "srun"), "parent_gone", "saferun's parent process on node3 exited (srun)"),
+        (AbortReason("parent", "node3"), "parent_gone", "saferun's parent process on node3 exited"),
         (
-            ToldTrouble("start", "node3", "train.py: No such file or directory"),
+            AbortReason("start", "node3", "train.py: No such file or directory"),
             "start_failed",
             "node3 could not start its ranks: train.py: No such file or directory",
         ),
         (
-            ToldTrouble("task_lost", "node3", "task 1 was killed"),
+            AbortReason("task_lost", "node3", "task 1 was killed"),
             "host_lost",
             "a saferun process of node3 is gone: task 1 was killed",
         ),
-        (ToldTrouble("membership", "node1", "node5 waits to join"), "membership", "node5 waits to join"),
-        (ToldTrouble("leave", "node4", "it leaves the job"), "membership", "node4: it leaves the job"),
+        (AbortReason("membership", "node1", "node5 waits to join"), "membership", "node5 waits to join"),
+        (AbortReason("leave", "node4", "it leaves the job"), "membership", "node4: it leaves the job"),
     ],
 )
-def test_what_one_host_told_is_the_cause_on_all(trouble: ToldTrouble, class_name: str, headline: str) -> None:
+def test_what_one_host_told_is_the_cause_on_all(trouble: AbortReason, class_name: str, headline: str) -> None:
     """No rank failed, and yet the job ended; each host says the same of it."""
     found = diagnose(job({host: stopped(host) for host in range(4)}, trouble=trouble))
     assert found.headline == headline
@@ -315,8 +315,8 @@ def test_what_one_host_told_is_the_cause_on_all(trouble: ToldTrouble, class_name
 
 def test_trouble_of_the_judging_host_stays_in_its_own_words() -> None:
     """It could not start its ranks itself."""
-    evidence = job({host: stopped(host) for host in range(4)}, trouble=ToldTrouble("start", "node1", "no such file"))
-    found = diagnose(evidence._replace(trouble="cannot start rank 0: no such file", trouble_hint="check the path"))
+    evidence = job({host: stopped(host) for host in range(4)}, trouble=AbortReason("start", "node1", "no such file"))
+    found = diagnose(evidence._replace(error="cannot start rank 0: no such file", error_hint="check the path"))
     assert found.headline == "node1: cannot start rank 0: no such file"
     assert cause_of(found).advice == "check the path"
 
@@ -326,7 +326,7 @@ def test_ranks_that_could_not_be_killed_are_named_by_rank() -> None:
     parts = {host: stopped(host, abandoned=(1,) if host == 2 else ()) for host in range(4)}
     found = diagnose(job(parts))
     assert found.abandoned == ()
-    assert found.unkilled == (5,)
+    assert found.abandoned_ranks == (5,)
 
 
 # ------------------------------------------------------------------------------------------------------------- network
@@ -529,14 +529,14 @@ def test_an_address_that_a_rank_waits_for_is_named_by_its_host() -> None:
     capture = captured(2)
     waiting = look_of(4, 2, waits_on="a connection to 10.0.0.2:8080 (ESTABLISHED)", syscall="recvfrom")
     capture = capture._replace(
-        looks=(waiting, capture.looks[1]), stacks=(dump_of(4, 2, IN_LOAD), capture.stacks[1]),
+        processes=(waiting, capture.processes[1]), stacks=(dump_of(4, 2, IN_LOAD), capture.stacks[1]),
         collectives=(recorder_of(4, 6), recorder_of(5)),
     )  # fmt: skip
     parts = {host: host_evidence(host, capture=captured(host)) for host in (0, 1, 3)}
     found = diagnose_hang(job({**parts, 2: host_evidence(2, capture=capture)}, hang=QUIET))
     group = next(group for group in found.groups if group.ranks == (4,))
     assert group.kind == "network"
-    assert "10.0.0.2:8080 [node2]" in group.what
+    assert "10.0.0.2:8080 [node2]" in group.detail
 
 
 # ---------------------------------------------------------------------------------------------------------------- size
@@ -546,7 +546,7 @@ def _judge(hosts: int) -> tuple[int, int]:
     """A crash and a hang of as many hosts; how much work each was, in calls."""
     nproc = 8
     peers = peers_of(hosts, nproc)
-    sights = tuple(HostSight(peer.host, peer.label, peer.ranks, peer.addresses, has_part=True) for peer in peers)
+    sights = tuple(HostView(peer.host, peer.label, peer.ranks, peer.addresses, has_evidence=True) for peer in peers)
     world = range(hosts * nproc)
     lines = traceback_of(RESET.format(host=3))
     base = host_evidence(0, hosts * nproc)
@@ -566,7 +566,7 @@ def _judge(hosts: int) -> tuple[int, int]:
             stacks=tuple(
                 dump_of(rank, nproc, IN_LOAD if rank == 377 else dump_of(0, 1).threads[0].frames) for rank in world
             ),
-            looks=tuple(look_of(rank, nproc) for rank in world),
+            processes=tuple(look_of(rank, nproc) for rank in world),
             collectives=tuple(recorder_of(rank, 6 if rank == 377 else 7) for rank in world),
         ),
     )

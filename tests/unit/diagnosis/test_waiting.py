@@ -15,7 +15,7 @@ from saferun.evidence import (
     Frame,
     GroupProgress,
     HangVerdict,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     StackDump,
     ThreadStack,
@@ -50,15 +50,15 @@ TORCH_CPU = f"{SITE}/torch/lib/libtorch_cpu.so"
 
 
 def groups_of(name: str, **how: bool) -> list[tuple[str, str, tuple[int, ...], str]]:
-    dead = {end.rank: end.status.words for end in ends_of(name)}
+    dead = {end.rank: end.status.description for end in ends_of(name)}
     groups = wait_groups(capture_of(name, **how), ranks=RANKS, dead=dead, script=SCRIPT, cwd=CWD)
-    return [(group.kind, group.what, group.ranks, group.place) for group in groups]
+    return [(group.kind, group.detail, group.ranks, group.location) for group in groups]
 
 
 def one(
     *frames: Frame,
-    look: ProcessLook | None = None,
-    looks: tuple[ProcessLook, ...] = (),
+    look: ProcessSnapshot | None = None,
+    looks: tuple[ProcessSnapshot, ...] = (),
     dumps: tuple[StackDump, ...] = (),
     collectives: tuple[RankCollectives, ...] = (),
     active: bool = False,
@@ -67,7 +67,7 @@ def one(
 ) -> WaitGroup:
     """What rank 0 waits in: frames innermost first."""
     capture = Capture(
-        looks=((look,) if look is not None else ()) + looks,
+        processes=((look,) if look is not None else ()) + looks,
         stacks=((dump_of(0, *frames, active=active),) if frames else ()) + dumps,
         collectives=collectives,
     )
@@ -222,12 +222,12 @@ def test_a_rank_without_python_code_on_its_stack_is_starting_or_ending() -> None
 
 def test_a_connection_to_the_store_is_known_by_its_port() -> None:
     """Without native frames Python's stack ends at the user's line."""
-    look = ProcessLook(0, 7, 1, True, "python", "", "S", "", "poll", 1, 0, False, 0, "", 0.0)
+    look = ProcessSnapshot(0, 7, 1, True, "python", "", "S", "", "poll", 1, 0, False, 0, "", 0.0)
     asks = look._replace(waits_on="a connection to 10.0.0.2:29500 (ESTABLISHED)")
     frames = (Frame("evaluate", SCRIPT, 95),)
     thread = ThreadStack("MainThread", 7, is_main=True, active=False, owns_gil=False, frames=frames)
     dump = StackDump(0, 7, is_rank=True, name="python", tool="py-spy", threads=(thread,))
-    capture = Capture(looks=(asks,), stacks=(dump,))
+    capture = Capture(processes=(asks,), stacks=(dump,))
     user = UserCode(SCRIPT, CWD)
     findings = compare((), [0])
     for port, of_peers in ((29500, True), (2950, False), (0, False)):
@@ -255,7 +255,7 @@ def test_a_connection_to_the_store_is_known_by_its_port() -> None:
 def test_the_state_of_the_process_comes_before_what_it_calls(look: dict[str, Any], kind: str, what: str) -> None:
     """A rank that is stopped inside a collective does not wait for others: they wait for it."""
     found = one(Frame("all_reduce", C10D, 3), STEP, look=look_of(0, **look))
-    assert (found.kind, found.what) == (kind, what)
+    assert (found.kind, found.detail) == (kind, what)
 
 
 def test_a_busy_rank_in_state_d_reads_a_disk() -> None:
@@ -267,7 +267,7 @@ def test_a_busy_rank_in_state_d_reads_a_disk() -> None:
 
 def test_a_rank_that_dumps_its_core_is_dead() -> None:
     found = one(look=look_of(0, core_dumping=True))
-    assert (found.kind, found.what) == ("dead", "the kernel writes its core")
+    assert (found.kind, found.detail) == ("dead", "the kernel writes its core")
 
 
 @pytest.mark.parametrize("state", ["Z", "X", "?"])
@@ -280,7 +280,7 @@ def test_a_rank_of_which_nothing_is_known_does_not_answer() -> None:
     assert one() == WaitGroup("unanswering", "no stacks of it", (0,), "")
     failed = StackDump(0, 100, True, "python", "", (), "ptrace is denied by Yama (scope 2)")
     look = look_of(0, syscall="", wchan="")
-    assert one(look=look, dumps=(failed,)).what == "ptrace is denied by Yama (scope 2)"
+    assert one(look=look, dumps=(failed,)).detail == "ptrace is denied by Yama (scope 2)"
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_without_stacks_the_system_call_tells(look: dict[str, Any], kind: str) -
 def test_without_stacks_a_pending_collective_tells_more_than_a_futex() -> None:
     """The Flight Recorder needs no ptrace."""
     found = one(look=look_of(0), collectives=(recorded(0, 3, 2), recorded(1, 2, 2)))
-    assert (found.kind, found.what) == ("collective", "all_reduce")
+    assert (found.kind, found.detail) == ("collective", "all_reduce")
 
 
 def test_of_two_looks_at_a_process_the_later_counts() -> None:
@@ -313,7 +313,7 @@ def test_of_two_looks_at_a_process_the_later_counts() -> None:
         look_of(0, syscall="read", wchan="pipe_read"),
         look_of(0, syscall="read", wchan="pipe_read", waits_on="the FIFO /x"),
     )
-    assert one(STEP, looks=looks).what == "the FIFO /x"
+    assert one(STEP, looks=looks).detail == "the FIFO /x"
 
 
 # --------------------------------------------------------------------------------------------------------- single calls
@@ -370,7 +370,7 @@ def test_of_two_looks_at_a_process_the_later_counts() -> None:
 )  # fmt: skip
 def test_a_call_tells_what_is_waited_for(frames: list[Frame], kind: str, what: str) -> None:
     found = one(*frames, STEP, look=look_of(0, syscall="", wchan=""))
-    assert (found.kind, found.what, found.place) == (kind, what, AT_STEP)
+    assert (found.kind, found.detail, found.location) == (kind, what, AT_STEP)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_call_tells_what_is_waited_for(frames: list[Frame], kind: str, what: s
 def test_where_the_user_s_line_blocks_the_kernel_tells_in_what(look: dict[str, Any], kind: str, what: str) -> None:
     """A Python stack ends at the line that called into C."""
     found = one(STEP, look=look_of(0, **{"wchan": "", **look}))
-    assert (found.kind, found.what, found.place) == (kind, what, AT_STEP)
+    assert (found.kind, found.detail, found.location) == (kind, what, AT_STEP)
 
 
 @pytest.mark.parametrize("compiler", ["nvcc", "ptxas", "cc1plus", "ninja"])
@@ -404,7 +404,7 @@ def test_a_compiler_below_a_rank_says_that_it_compiles(compiler: str) -> None:
     """The rank itself may stand anywhere in the compiler's driver."""
     child = look_of(0, pid=300, name=compiler)
     found = one(Frame("Popen.wait", f"{LIB}/subprocess.py", 9), STEP, look=look_of(0, syscall="wait4"), looks=(child,))
-    assert (found.kind, found.what) == ("compile", compiler)
+    assert (found.kind, found.detail) == ("compile", compiler)
 
 
 def test_a_collective_that_waits_is_not_taken_for_what_it_is_made_of() -> None:
@@ -420,7 +420,7 @@ def test_a_gpu_that_waits_for_others_is_in_their_collective() -> None:
     wait = native("cudaStreamSynchronize", "libcudart.so")
     ahead, behind = recorded(0, 3, 2), recorded(1, 2, 2)
     look = look_of(0, state="R", syscall="", wchan="")
-    assert one(wait, STEP, look=look, collectives=(ahead, behind), ranks=(0, 1)).what == "all_reduce"
+    assert one(wait, STEP, look=look, collectives=(ahead, behind), ranks=(0, 1)).detail == "all_reduce"
     without = one(wait, STEP, look=look, collectives=(recorded(0, 2, 2), recorded(1, 3, 2)), ranks=(0, 1))
     assert without.kind == "gpu"
 
@@ -431,7 +431,7 @@ def test_a_stuck_collective_explains_a_line_that_burns() -> None:
     recorders = (recorded(0, 3, 2), recorded(1, 2, 2))
     look = look_of(0, state="R", syscall="", wchan="")
     found = one(STEP, look=look, active=True, collectives=recorders, hang=verdict, ranks=(0, 1))
-    assert (found.kind, found.what) == ("collective", "all_reduce")
+    assert (found.kind, found.detail) == ("collective", "all_reduce")
 
 
 def test_a_pending_collective_of_another_group_does_not_explain_a_lock() -> None:
@@ -443,9 +443,9 @@ def test_a_pending_collective_of_another_group_does_not_explain_a_lock() -> None
         return RankCollectives(rank, (default, other._replace(group="1", description="tensor_parallel")))
 
     behind = one(STEP, look=look_of(0), collectives=(both(0, 2), both(1, 3)), ranks=(0, 1))
-    assert (behind.kind, behind.what) == ("lock", "a lock")
+    assert (behind.kind, behind.detail) == ("lock", "a lock")
     level = one(STEP, look=look_of(0), collectives=(both(0, 2), both(1, 2)), ranks=(0, 1))
-    assert (level.kind, level.what) == ("collective", "broadcast")
+    assert (level.kind, level.detail) == ("collective", "broadcast")
 
 
 def test_only_the_verdict_can_call_a_running_rank_spinning() -> None:
@@ -466,7 +466,7 @@ def test_a_dataset_in_the_rank_itself_is_data_loading_unless_more_is_known() -> 
     ]
     assert one(*inside, STEP, look=look_of(0, state="R", syscall="", wchan="")).kind == "data_loading"
     asleep = one(*inside, STEP, look=look_of(0, syscall="clock_nanosleep"))
-    assert (asleep.kind, asleep.place) == ("sleep", "data.py:7 in __getitem__")
+    assert (asleep.kind, asleep.location) == ("sleep", "data.py:7 in __getitem__")
 
 
 # ---------------------------------------------------------------------------------------------------- threads, children
@@ -495,7 +495,7 @@ def test_the_system_call_of_the_main_thread_says_nothing_of_another() -> None:
     """The main thread's futex is the join."""
     works = thread("a", Frame("evaluate", "/job/eval.py", 3), active=True)
     found = one(look=look_of(0), dumps=(threads_of(JOIN, works),))
-    assert (found.kind, found.what, found.place) == ("user_code", "in another thread", "eval.py:3 in evaluate")
+    assert (found.kind, found.detail, found.location) == ("user_code", "in another thread", "eval.py:3 in evaluate")
 
 
 def test_a_thread_in_the_background_is_not_what_the_main_thread_waits_for() -> None:
@@ -524,20 +524,20 @@ def test_a_worker_without_work_is_not_stuck() -> None:
     stuck = worker_dump(301, Frame("Images.__getitem__", "/job/data.py", 7))
     looks = (look_of(0, pid=300, name="pt_data_worker"), look_of(0, pid=301, name="pt_data_worker"))
     found = one(*WAITS_FOR_WORKERS, look=look_of(0), looks=looks, dumps=(idle, stuck))
-    assert found.what == "a lock at data.py:7 in a worker"
-    assert one(*WAITS_FOR_WORKERS, look=look_of(0), looks=looks[:1], dumps=(idle,)).what == "its workers"
+    assert found.detail == "a lock at data.py:7 in a worker"
+    assert one(*WAITS_FOR_WORKERS, look=look_of(0), looks=looks[:1], dumps=(idle,)).detail == "its workers"
 
 
 def test_a_worker_that_is_stopped_is_stuck_wherever_it_stands() -> None:
     looks = (look_of(0, pid=300, name="pt_data_worker", state="T"),)
     found = one(*WAITS_FOR_WORKERS, look=look_of(0), looks=looks)
-    assert found.what == "state T in a worker"
+    assert found.detail == "state T in a worker"
 
 
 def test_workers_that_are_gone_are_missed() -> None:
     """Killed by the OOM killer, for one."""
     looks = (look_of(0, pid=400, name="resource_tracker"),)
-    assert one(*WAITS_FOR_WORKERS, look=look_of(0), looks=looks).what == "no worker of its data loader is left"
+    assert one(*WAITS_FOR_WORKERS, look=look_of(0), looks=looks).detail == "no worker of its data loader is left"
 
 
 def test_the_child_that_is_waited_for_is_named_without_its_number() -> None:
@@ -548,7 +548,7 @@ def test_the_child_that_is_waited_for_is_named_without_its_number() -> None:
         look_of(0, pid=301, name="sh", command="/bin/sh -c prepare"),
         look_of(0, pid=302, name="tail"),
     )
-    assert one(STEP, looks=looks).what == "sh -c prepare"
+    assert one(STEP, looks=looks).detail == "sh -c prepare"
 
 
 # --------------------------------------------------------------------------------------------------------------- groups

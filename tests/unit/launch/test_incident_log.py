@@ -60,8 +60,8 @@ def fail(launch: Launch) -> None:
         evidence_of(),
         EXCEPTION_EVERYWHERE,
         attempt=0,
-        followed="restarted",
-        said=["saferun: it failed"],
+        outcome="restarted",
+        console_lines=["saferun: it failed"],
         directory="",
     )
 

@@ -129,4 +129,4 @@ def told(preflight: Preflight) -> list[CheckResult]:
 
 def lines(preflight: Preflight) -> list[str]:
     """The same in words: ``fail node3: eth1 …``."""
-    return [f"{r.verdict} {r.host + ': ' if r.host else ''}{r.words}" for r in told(preflight)]
+    return [f"{r.verdict} {r.host + ': ' if r.host else ''}{r.message}" for r in told(preflight)]

@@ -136,7 +136,7 @@ def test_without_a_device_node_nobody_is_asked(tmp_path: Path, monkeypatch: pyte
 
 def test_healthy_gpus_are_counted_and_named(root: Root) -> None:
     result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu()))
-    assert (result.verdict, result.words) == ("ok", "2 GPUs (NVIDIA H200)")
+    assert (result.verdict, result.message) == ("ok", "2 GPUs (NVIDIA H200)")
     assert dict(result.facts)["driver"] == "580.95.05"
     assert dict(result.facts)["visible"] == "2"
 
@@ -162,11 +162,11 @@ def test_somebody_else_s_job_on_a_gpu_is_told_and_waited_for_where_no_other_is_f
     busy = Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)])
     for nvml, nproc in ((Nvml(Gpu(), busy), 2), (Nvml(busy, Gpu(), Gpu()), 1)):
         result = check_gpus(launch(root, nproc=nproc), nvml=nvml)
-        assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", False)
+        assert (result.verdict, result.class_name, result.transient) == ("warn", "gpu_busy", False)
     result = check_gpus(launch(root), nvml=Nvml(Gpu(), busy))
-    assert check_gpus(launch(root, nproc=1), nvml=Nvml(busy)).passing
-    assert result.words.startswith(f"GPU 1 is in use: pid {OTHER} (")
-    assert result.words.endswith(") holds 60 GiB of its 140 GiB")
+    assert check_gpus(launch(root, nproc=1), nvml=Nvml(busy)).transient
+    assert result.message.startswith(f"GPU 1 is in use: pid {OTHER} (")
+    assert result.message.endswith(") holds 60 GiB of its 140 GiB")
 
 
 def test_only_the_gpus_of_the_launch_matter(root: Root) -> None:
@@ -180,9 +180,9 @@ def test_only_the_gpus_of_the_launch_matter(root: Root) -> None:
 def test_with_no_memory_left_anywhere_there_is_nothing_to_start_on(root: Root) -> None:
     full = [Gpu(used=140 * GIB - 100 * MIB, processes=[(OTHER, 139 * GIB)]) for _ in range(2)]
     result = check_gpus(launch(root), nvml=Nvml(*full))
-    assert (result.verdict, result.passing) == ("warn", True), "the script may do without any"
+    assert (result.verdict, result.transient) == ("warn", True), "the script may do without any"
     half = [full[0], Gpu()]
-    assert not check_gpus(launch(root), nvml=Nvml(*half)).passing
+    assert not check_gpus(launch(root), nvml=Nvml(*half)).transient
 
 
 def test_a_torch_that_cannot_use_these_gpus_is_not_stopped_by_them(root: Root) -> None:
@@ -199,13 +199,13 @@ def test_an_exclusive_gpu_is_taken_by_whoever_has_it(root: Root) -> None:
     """CUDA says "all CUDA-capable devices are busy or unavailable", however little memory is in use."""
     taken = Gpu(mode=3, processes=[(OTHER, 300 * MIB)])
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(taken))
-    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", True)
-    assert "one process at a time" in result.words
+    assert (result.verdict, result.class_name, result.transient) == ("warn", "gpu_busy", True)
+    assert "one process at a time" in result.message
 
 
 def test_a_gpu_that_takes_no_computing_is_told_and_not_waited_for(root: Root) -> None:
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(Gpu(mode=2)))
-    assert (result.verdict, result.passing) == ("warn", False)
+    assert (result.verdict, result.transient) == ("warn", False)
     assert "-c 0" in result.hint
 
 
@@ -213,12 +213,12 @@ def test_memory_of_the_attempt_before_is_waited_for(root: Root) -> None:
     """The driver gives a dead rank's memory back a moment later, or its process hangs in the driver."""
     dying = Gpu(used=61 * GIB, processes=[(4_100_000, 60 * GIB)])
     result = check_gpus(launch(root, nproc=1, attempt=1, old_pids=(4_100_000,)), nvml=Nvml(dying))
-    assert (result.class_name, result.passing) == ("gpu_busy", True)
-    assert "a rank of the previous attempt" in result.words
+    assert (result.class_name, result.transient) == ("gpu_busy", True)
+    assert "a rank of the previous attempt" in result.message
     unowned = Gpu(used=61 * GIB)
     result = check_gpus(launch(root, nproc=1, attempt=1, old_pids=(4_100_000,)), nvml=Nvml(unowned))
-    assert (result.class_name, result.passing) == ("gpu_busy", True)
-    assert result.words == "61 GiB of GPU 0's 140 GiB have not been given back yet"
+    assert (result.class_name, result.transient) == ("gpu_busy", True)
+    assert result.message == "61 GiB of GPU 0's 140 GiB have not been given back yet"
     assert check_gpus(launch(root, nproc=1), nvml=Nvml(unowned)).verdict == "ok", "nothing of ours was there before"
 
 
@@ -226,7 +226,7 @@ def test_a_process_out_of_sight_is_told_as_such(root: Root) -> None:
     """In a container the driver names pids of the host."""
     busy = Gpu(used=61 * GIB, processes=[(4_100_001, 60 * GIB)])
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(busy))
-    assert "a process that cannot be seen from here holds 60 GiB" in result.words
+    assert "a process that cannot be seen from here holds 60 GiB" in result.message
 
 
 def test_sizes_that_the_driver_does_not_tell_are_none(root: Root) -> None:
@@ -247,25 +247,25 @@ def test_sizes_that_the_driver_does_not_tell_are_none(root: Root) -> None:
 )
 def test_memory_that_is_failing_is_told(root: Root, facts: dict[str, Any], words: str) -> None:
     result = check_gpus(launch(root, nproc=1), nvml=Nvml(Gpu(**facts)))
-    assert (result.verdict, result.words, result.class_name) == ("warn", words, "gpu_hardware_error")
+    assert (result.verdict, result.message, result.class_name) == ("warn", words, "gpu_hardware_error")
     assert result.hint
-    assert not result.passing
+    assert not result.transient
 
 
 def test_a_gpu_that_fell_off_the_bus_is_told(root: Root) -> None:
     """CUDA does not start with it; ranks that hide it, or use none, do."""
     result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(lost=True)))
-    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_hardware_error", False)
-    assert "GPU 1 fell off the bus" in result.words
+    assert (result.verdict, result.class_name, result.transient) == ("warn", "gpu_hardware_error", False)
+    assert "GPU 1 fell off the bus" in result.message
 
 
 def test_the_worst_of_several_faults_comes_first(root: Root) -> None:
     busy = Gpu(used=61 * GIB, processes=[(OTHER, 60 * GIB)])
     result = check_gpus(launch(root), nvml=Nvml(busy, Gpu(lost=True)))
     assert result.verdict == "warn"
-    assert result.words.startswith("GPU 1 fell off the bus")
-    assert "GPU 0 is in use" in result.words
-    assert not result.passing, "what is broken does not go away by itself"
+    assert result.message.startswith("GPU 1 fell off the bus")
+    assert "GPU 0 is in use" in result.message
+    assert not result.transient, "what is broken does not go away by itself"
 
 
 # --------------------------------------------------------------------------------------------------- number and driver
@@ -275,7 +275,7 @@ def test_more_ranks_than_gpus_are_told(root: Root) -> None:
     """NCCL refuses: "Duplicate GPU detected"."""
     result = check_gpus(launch(root, nproc=8), nvml=Nvml(Gpu(), Gpu()))
     assert (result.verdict, result.class_name) == ("warn", "missing_gpu")
-    assert result.words == "8 ranks have 2 GPUs between them"
+    assert result.message == "8 ranks have 2 GPUs between them"
     masked = check_gpus(launch(root, {"CUDA_VISIBLE_DEVICES": "0"}), nvml=Nvml(Gpu(), Gpu()))
     assert "--nproc-per-node 1, or look at CUDA_VISIBLE_DEVICES" in masked.hint
 
@@ -293,7 +293,7 @@ def test_a_task_for_each_rank_sees_its_own_gpu_only(root: Root, environ: dict[st
 def test_a_driver_that_is_too_old_for_torch_is_told(root: Root) -> None:
     result = check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(), cuda=12040))
     assert (result.verdict, result.class_name) == ("warn", "missing_gpu")
-    assert result.words == "the driver serves CUDA 12.4, and torch is built for CUDA 13.0: it will see no GPU"
+    assert result.message == "the driver serves CUDA 12.4, and torch is built for CUDA 13.0: it will see no GPU"
     assert check_gpus(launch(root), nvml=Nvml(Gpu(), Gpu(), cuda=13010)).verdict == "ok"
 
 
@@ -306,7 +306,7 @@ def test_a_newer_driver_library_that_is_brought_along_serves_torch(root: Root) -
 def test_a_driver_that_was_updated_without_a_reboot_is_told(root: Root) -> None:
     result = check_gpus(launch(root), nvml=Nvml(start=MISMATCH))
     assert (result.verdict, result.class_name) == ("warn", "missing_gpu")
-    assert "different versions" in result.words
+    assert "different versions" in result.message
 
 
 def test_a_container_with_the_node_and_without_the_library_is_passed_over(root: Root) -> None:
@@ -320,7 +320,7 @@ def test_a_driver_that_does_not_answer_is_named_with_the_call_that_hangs(
     monkeypatch.setattr(gpus, "_ask_nvidia", lambda nvml: {"gpus": [], "stuck_in": "nvmlInit", "nvml": nvml})
     result = check_gpus(launch(root))
     assert result.verdict == "warn"
-    assert result.words == "the GPUs' driver does not answer (nvmlInit)"
+    assert result.message == "the GPUs' driver does not answer (nvmlInit)"
 
 
 # --------------------------------------------------------------------------------------------------------- asked apart
@@ -397,11 +397,11 @@ def _placed(root: Root) -> None:
 def test_amd_s_gpus_are_read_from_the_kernel_s_files(amd: Root) -> None:
     """No tool is run for it."""
     _placed(amd)
-    assert check_gpus(launch(amd, vendor="amd")).words == "2 GPUs"
+    assert check_gpus(launch(amd, vendor="amd")).message == "2 GPUs"
     amd.write(f"sys/class/kfd/kfd/proc/{OTHER}/vram_52", str(100 * GIB))
     result = check_gpus(launch(amd, vendor="amd"))
-    assert (result.verdict, result.class_name, result.passing) == ("warn", "gpu_busy", False)
-    assert f"GPU 1 is in use: pid {OTHER}" in result.words
+    assert (result.verdict, result.class_name, result.transient) == ("warn", "gpu_busy", False)
+    assert f"GPU 1 is in use: pid {OTHER}" in result.message
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_the_environment_chooses_among_amd_s_gpus(amd: Root, environ: dict[str, 
 def test_amd_s_pages_that_wait_for_a_reset_are_told(amd: Root) -> None:
     amd.write("sys/class/drm/card0/device/ras/gpu_vram_bad_pages", "0x01 : 0x1000 : R\n0x02 : 0x1000 : P\n")
     result = check_gpus(launch(amd, vendor="amd"))
-    assert (result.verdict, result.words) == ("warn", "GPU 0 has memory pages to be retired at the next reset")
+    assert (result.verdict, result.message) == ("warn", "GPU 0 has memory pages to be retired at the next reset")
 
 
 def test_gpus_that_a_container_was_not_granted_are_others(amd: Root) -> None:
@@ -435,6 +435,6 @@ def test_gpus_that_a_container_was_not_granted_are_others(amd: Root) -> None:
         amd.write(f"sys/bus/pci/devices/0000:{card + 3:02x}:00.0/drm/renderD{128 + card}/dev")
     amd.write("dev/dri/renderD128")
     result = check_gpus(launch(amd, vendor="amd", nproc=1))
-    assert (result.verdict, result.words) == ("ok", "1 GPU")
+    assert (result.verdict, result.message) == ("ok", "1 GPU")
     (amd.path / "dev/kfd").unlink()
-    assert check_gpus(launch(amd)).words == "there is no GPU that torch could use"
+    assert check_gpus(launch(amd)).message == "there is no GPU that torch could use"

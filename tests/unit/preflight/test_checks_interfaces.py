@@ -301,7 +301,7 @@ def test_a_laptop_without_network_is_told_nothing(monkeypatch: pytest.MonkeyPatc
 def test_a_misspelt_name_is_told_with_the_one_that_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "eht0"})
     assert (result.verdict, result.class_name) == ("fail", "network_interface")
-    assert result.words == "GLOO_SOCKET_IFNAME names eht0, which this host does not have"
+    assert result.message == "GLOO_SOCKET_IFNAME names eht0, which this host does not have"
     assert result.hint == "did you mean eth0? this host has eth0 and ib0"
 
 
@@ -313,15 +313,15 @@ def test_gloo_is_told_that_its_names_are_exact(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_blank_in_a_name_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "eth0 "})
-    assert result.words == 'GLOO_SOCKET_IFNAME names "eth0 ", which this host does not have'
+    assert result.message == 'GLOO_SOCKET_IFNAME names "eth0 ", which this host does not have'
     assert result.hint.startswith("did you mean eth0?")
 
 
 def test_an_interface_that_is_down_is_told_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one host its address works all the same."""
     result = check(monkeypatch, WORKSTATION, {"GLOO_SOCKET_IFNAME": "eth1"})
-    assert (result.verdict, result.passing) == ("fail", False)
-    assert result.words == "GLOO_SOCKET_IFNAME names eth1, which is down on this host"
+    assert (result.verdict, result.transient) == ("fail", False)
+    assert result.message == "GLOO_SOCKET_IFNAME names eth1, which is down on this host"
     assert "this host has eth0; eth1 is down" in result.hint
     assert check(monkeypatch, WORKSTATION, {"GLOO_SOCKET_IFNAME": "eth1"}, together=False).verdict == "ok"
 
@@ -353,7 +353,7 @@ def test_a_value_that_leaves_nccl_nothing_is_told(
 ) -> None:
     for vendor in ("nvidia", "amd"):
         result = check(monkeypatch, WORKSTATION, {"NCCL_SOCKET_IFNAME": value}, vendor=vendor)
-        assert (result.verdict, result.words) == ("warn", words)
+        assert (result.verdict, result.message) == ("warn", words)
         assert hint in result.hint
 
 
@@ -365,7 +365,7 @@ def test_without_gpus_nobody_reads_nccls_variables(monkeypatch: pytest.MonkeyPat
 def test_a_family_without_addresses_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"NCCL_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_FAMILY": "AF_INET6"}
     result = check(monkeypatch, CLUSTER, environ, vendor="nvidia")
-    assert result.words == "NCCL_SOCKET_IFNAME=ib0 fits no interface with an address of NCCL_SOCKET_FAMILY=AF_INET6"
+    assert result.message == "NCCL_SOCKET_IFNAME=ib0 fits no interface with an address of NCCL_SOCKET_FAMILY=AF_INET6"
 
 
 def test_one_name_of_a_list_is_enough_for_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +375,7 @@ def test_one_name_of_a_list_is_enough_for_nccl(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_option_names_interfaces_that_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check(monkeypatch, WORKSTATION, nics=("hsn0",), backend="")
-    assert (result.verdict, result.words) == ("fail", "--nic names hsn0, which this host does not have")
+    assert (result.verdict, result.message) == ("fail", "--nic names hsn0, which this host does not have")
     assert check(monkeypatch, WORKSTATION, nics=("eth1",), backend="").verdict == "warn", "it is there, and down"
     assert check(monkeypatch, WORKSTATION, nics=("eth0",)).verdict == "ok"
     assert check(monkeypatch, WORKSTATION, nics=("auto",)).verdict == "ok"
@@ -384,7 +384,7 @@ def test_the_option_names_interfaces_that_must_be_there(monkeypatch: pytest.Monk
 def test_a_decoy_that_gloo_would_take_is_told_where_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check(monkeypatch, CLUSTER, own=("172.17.0.1",))
     assert result.verdict == "warn"
-    assert result.words.startswith("gloo would use docker0 (its own name resolves to 172.17.0.1), which belongs to")
+    assert result.message.startswith("gloo would use docker0 (its own name resolves to 172.17.0.1), which belongs to")
     assert result.hint == "run with --nic eth0"
     assert check(monkeypatch, CLUSTER, own=("172.17.0.1",), elsewhere=False).verdict == "ok"
     assert check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "docker0"}).verdict == "warn"
@@ -392,7 +392,7 @@ def test_a_decoy_that_gloo_would_take_is_told_where_there_are_others(monkeypatch
 
 def test_loopback_that_a_variable_names_leads_to_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "lo"})
-    assert (result.verdict, result.words) == ("fail", "GLOO_SOCKET_IFNAME names lo, which leads to no other host")
+    assert (result.verdict, result.message) == ("fail", "GLOO_SOCKET_IFNAME names lo, which leads to no other host")
     assert check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "lo"}, elsewhere=False).verdict == "ok"
 
 
@@ -400,7 +400,7 @@ def test_the_networks_of_containers_are_told_where_nccl_would_send_over_them(mon
     """With RDMA it only starts over the first interface."""
     result = check(monkeypatch, WORKSTATION, vendor="nvidia")
     assert result.verdict == "warn"
-    assert result.words.startswith("NCCL would use br-0123456789ab (by its own rules), which belongs to containers")
+    assert result.message.startswith("NCCL would use br-0123456789ab (by its own rules), which belongs to containers")
     rdma = (LO, ETH0._replace(rdma=("mlx5_0:1",)), NETWORK)
     assert check(monkeypatch, rdma, vendor="nvidia").verdict == "ok"
 
@@ -420,8 +420,8 @@ def test_what_nccls_own_file_says_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_what_a_variable_holds_cannot_write_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     result = check(monkeypatch, CLUSTER, {"GLOO_SOCKET_IFNAME": "e\x1b[31m\n" + "x" * 500})
-    assert result.words.isprintable()
-    assert len(result.words) < 200
+    assert result.message.isprintable()
+    assert len(result.message) < 200
 
 
 # ------------------------------------------------------------------------------------------------------- between hosts

@@ -39,7 +39,7 @@ def test_a_low_limit_on_open_files_is_told_with_the_way_to_raise_it(root: Root) 
     root.limits(open_files="200 524288")
     result = check_open_files(root.context(nproc=4))
     assert result.verdict == "warn"
-    assert result.words == "a process may open 200 files, and 4 ranks may need more"
+    assert result.message == "a process may open 200 files, and 4 ranks may need more"
     assert "ulimit -n 65536" in result.hint
     root.limits(open_files="200 200")
     assert "docker" in check_open_files(root.context(nproc=4)).hint
@@ -83,7 +83,7 @@ def test_the_user_s_threads_count_against_the_limit_on_processes(root: Root) -> 
     _process(root, 11, 1000)
     result = check_processes(root.context(nproc=8))
     assert result.verdict == "warn"
-    assert result.words.startswith("this user may start 96 more processes and threads")
+    assert result.message.startswith("this user may start 96 more processes and threads")
     _process(root, 12, 96)
     assert check_processes(root.context(nproc=8)).verdict == "fail"
 
@@ -127,7 +127,7 @@ def test_rdma_between_gpus_needs_locked_memory(root: Root) -> None:
     _with_rdma(root)
     result = check_locked_memory(root.context(together=True, vendor="nvidia"))
     assert result.verdict == "warn"
-    assert result.words == "a process may lock 8 MiB of memory, and RDMA over mlx5_0 needs more"
+    assert result.message == "a process may lock 8 MiB of memory, and RDMA over mlx5_0 needs more"
     assert "memlock=-1" in result.hint
 
 
@@ -161,5 +161,5 @@ def test_the_machine_itself_is_in_order() -> None:
     for check in (check_open_files, check_processes, check_locked_memory, check_cores):
         result = check(CheckContext(nproc=2, environ=dict(os.environ)))
         assert result.verdict == "ok"
-        assert result.words
+        assert result.message
         assert dict(result.facts)["hard"] != "unknown"

@@ -71,7 +71,7 @@ def names_check(
 
 def test_names_that_lead_where_they_should_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     result = names_check(monkeypatch, ("10.1.0.3",))
-    assert (result.verdict, result.words) == ("ok", "node3 is 10.1.0.3, node0 is 10.1.0.1")
+    assert (result.verdict, result.message) == ("ok", "node3 is 10.1.0.3, node0 is 10.1.0.1")
     assert names_of(result) == (("node3", "10.1.0.3"), ("node0", "10.1.0.1"))
 
 
@@ -100,7 +100,7 @@ def test_an_own_name_that_leads_gloo_to_loopback_is_a_failure(
     """Debian's installer gives a host's name 127.0.1.1."""
     result = names_check(monkeypatch, own)
     assert (result.verdict, result.class_name) == ("fail", "network_interface")
-    assert result.words.startswith(says)
+    assert result.message.startswith(says)
     assert result.hint == "give the host's name its address in /etc/hosts, or run with --nic eth0"
 
 
@@ -122,7 +122,7 @@ def test_with_an_interface_that_is_named_the_own_name_does_not_matter(
 def test_where_all_may_be_on_one_machine_loopback_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several saferuns on a laptop."""
     result = names_check(monkeypatch, ("127.0.0.1",), master="127.0.0.1", hosts=())
-    assert (result.verdict, result.words) == (
+    assert (result.verdict, result.message) == (
         "ok",
         "its own name node3 resolves to 127.0.0.1, which does no harm on one machine",
     )
@@ -140,15 +140,15 @@ def test_a_master_whose_name_does_not_resolve_yet_is_told(
 ) -> None:
     """A pod's name comes when the pod does, a container's with the container: the hosts wait for each other."""
     result = names_check(monkeypatch, ("10.1.0.3",), leader)
-    assert (result.verdict, result.words) == ("warn", says)
-    assert (result.class_name, result.passing) == ("name_resolution", True)
+    assert (result.verdict, result.message) == ("warn", says)
+    assert (result.class_name, result.transient) == ("name_resolution", True)
 
 
 def test_a_masters_name_that_leads_to_this_host_itself_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copied /etc/hosts."""
     result = names_check(monkeypatch, ("10.1.0.3",), ("127.0.1.1",))
     assert result.verdict == "fail"
-    assert result.words == "the master's name node0 resolves to 127.0.1.1 on this host, which is this host itself"
+    assert result.message == "the master's name node0 resolves to 127.0.1.1 on this host, which is this host itself"
     assert names_check(monkeypatch, ("10.1.0.3",), ("127.0.1.1",), serves=True).verdict == "ok"
     assert names_check(monkeypatch, ("10.1.0.3",), ("127.0.1.1",), backend="").verdict == "warn"
 
@@ -205,8 +205,8 @@ def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(names, "look_up", lambda _names: late)
     monkeypatch.setattr("saferun.linux.nics.read_nics", lambda _root: (LO, ETH0))
     result = check_names(CheckContext(together=True, serves=False, master="node0"))
-    assert (result.verdict, result.passing) == ("warn", True)
-    assert result.words == "the master's name node0 takes longer than 2 s to resolve on this host"
+    assert (result.verdict, result.transient) == ("warn", True)
+    assert result.message == "the master's name node0 takes longer than 2 s to resolve on this host"
 
 
 def test_a_name_of_any_kind_is_looked_up_without_breaking() -> None:
@@ -229,8 +229,8 @@ def taken() -> Iterator[int]:
 
 def test_a_port_in_use_is_told_with_its_holder(taken: int) -> None:
     result = check_ports(CheckContext(ports=(taken,)))
-    assert (result.verdict, result.class_name, result.passing) == ("fail", "port_in_use", True)
-    assert result.words.startswith(f"port {taken} is in use by pid {os.getpid()} (")
+    assert (result.verdict, result.class_name, result.transient) == ("fail", "port_in_use", True)
+    assert result.message.startswith(f"port {taken} is in use by pid {os.getpid()} (")
     assert "--master-port" in result.hint
 
 
@@ -238,14 +238,14 @@ def test_one_free_port_of_several_is_enough(taken: int) -> None:
     """The first free one is taken."""
     port = free_port()
     result = check_ports(CheckContext(ports=(taken, port)))
-    assert (result.verdict, result.words) == ("ok", f"port {port} is free")
+    assert (result.verdict, result.message) == ("ok", f"port {port} is free")
     result = check_ports(CheckContext(ports=(taken, taken)))
-    assert result.words.startswith(f"none of the 2 ports that the job may use is free: port {taken} is in use by pid")
+    assert result.message.startswith(f"none of the 2 ports that the job may use is free: port {taken} is in use by pid")
 
 
 def test_a_port_that_saferun_holds_is_not_asked_for_again(taken: int) -> None:
     result = check_ports(CheckContext(ports=(taken,), bound=(taken,)))
-    assert (result.verdict, result.words) == ("ok", f"port {taken} is held for the store")
+    assert (result.verdict, result.message) == ("ok", f"port {taken} is held for the store")
 
 
 @pytest.mark.parametrize("context", [CheckContext(), CheckContext(ports=(0,)), CheckContext(serves=False, ports=(1,))])
@@ -269,9 +269,9 @@ def test_a_port_that_users_may_not_have_is_told(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(socket, "socket", Socket)
     result = check_ports(CheckContext(ports=(80,)))
-    assert (result.verdict, result.words) == ("fail", "port 80 may not be used by this user")
+    assert (result.verdict, result.message) == ("fail", "port 80 may not be used by this user")
     assert result.hint == "pass a --master-port above 1023"
-    assert not result.passing
+    assert not result.transient
 
 
 def sysctl(root: Path, **values: str) -> str:
@@ -302,7 +302,7 @@ def test_a_port_that_outgoing_connections_may_take_is_a_warning(
     result = check_ports(context)
     assert result.verdict == verdict
     if verdict == "warn":
-        assert result.words.startswith("port 45000 may be taken by any outgoing connection of this host")
+        assert result.message.startswith("port 45000 may be taken by any outgoing connection of this host")
         assert "ip_local_reserved_ports" in result.hint
     # Alone, or on one machine, the launch that holds it is all that counts.
     assert check_ports(context._replace(together=False)).verdict == "ok"
@@ -358,13 +358,13 @@ WAY = "eth0 through 10.1.0.254 leads to 10.1.0.1 (MTU 1500)"
 def test_what_the_masters_port_says(monkeypatch: pytest.MonkeyPatch, answer: str, verdict: str, words: str) -> None:
     """While hosts come up, silence and refusal are no failures."""
     result = master_check(monkeypatch, answer)
-    assert (result.verdict, result.words) == (verdict, words)
-    assert result.passing is (verdict == "warn")
+    assert (result.verdict, result.message) == (verdict, words)
+    assert result.transient is (verdict == "warn")
 
 
 def test_without_a_way_what_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     result = master_check(monkeypatch, "silent", Route(error=errno.ENETUNREACH))
-    assert result.words == "no network of this host leads to the master node0 (10.1.0.1)"
+    assert result.message == "no network of this host leads to the master node0 (10.1.0.1)"
     assert result.hint == "look at `ip route get 10.1.0.1`, and at --master-addr; hsn0 is down"
 
 
@@ -417,7 +417,7 @@ def fabric_check(
 
 
 def test_a_host_without_rdma_is_fine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert fabric_check(monkeypatch, tmp_path).words == "no RDMA devices"
+    assert fabric_check(monkeypatch, tmp_path).message == "no RDMA devices"
 
 
 def test_healthy_ports_are_told_as_facts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_healthy_ports_are_told_as_facts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     device(tmp_path, "mlx5_bond_0", rate="100 Gb/sec (2X HDR)", layer="Ethernet", board="other")
     result = fabric_check(monkeypatch, tmp_path)
     words = "5 of 5 RDMA ports ACTIVE: InfiniBand 400 Gbit/s, RoCE 100 Gbit/s"
-    assert (result.verdict, result.words) == ("ok", words)
+    assert (result.verdict, result.message) == ("ok", words)
     assert ("mlx5_0:1", "ACTIVE 400 Gbit/s InfiniBand") in result.facts
 
 
@@ -438,7 +438,7 @@ def test_a_port_that_is_down_beside_others_of_its_make_is_a_warning(
     device(tmp_path, "mlx5_3", **DOWN)
     result = fabric_check(monkeypatch, tmp_path)
     assert result.verdict == "warn"
-    assert result.words == "mlx5_3:1 is DOWN, and mlx5_0:1, mlx5_1:1 and mlx5_2:1 are ACTIVE"
+    assert result.message == "mlx5_3:1 is DOWN, and mlx5_0:1, mlx5_1:1 and mlx5_2:1 are ACTIVE"
     assert "NCCL_IB_HCA=^=mlx5_3" in result.hint
     assert fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": "^=mlx5_3"}).verdict == "ok"
     assert fabric_check(monkeypatch, tmp_path, vendor="none").verdict == "ok"
@@ -464,14 +464,14 @@ def test_a_port_slower_than_its_siblings_is_a_warning(monkeypatch: pytest.Monkey
     device(tmp_path, "mlx5_7", rate="100 Gb/sec (1X NDR)")
     result = fabric_check(monkeypatch, tmp_path)
     assert result.verdict == "warn"
-    assert result.words == "mlx5_7:1 runs at 100 Gbit/s, and the 7 others of its make at 400"
+    assert result.message == "mlx5_7:1 runs at 100 Gbit/s, and the 7 others of its make at 400"
 
 
 def test_a_port_that_no_subnet_manager_has_set_up_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     device(tmp_path, "mlx5_0", state="2: INIT")
     result = fabric_check(monkeypatch, tmp_path)
     assert result.verdict == "warn"
-    assert "no subnet manager" in result.words
+    assert "no subnet manager" in result.message
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_a_list_that_leaves_nccl_no_device_is_a_warning(
     result = fabric_check(monkeypatch, tmp_path, environ={"NCCL_IB_HCA": value})
     assert result.verdict == verdict
     if verdict == "warn":
-        assert result.words == f"NCCL_IB_HCA={value} fits no RDMA device of this host, so that NCCL would use TCP"
+        assert result.message == f"NCCL_IB_HCA={value} fits no RDMA device of this host, so that NCCL would use TCP"
     environ = {"NCCL_IB_HCA": value, "NCCL_IB_DISABLE": "1"}
     assert fabric_check(monkeypatch, tmp_path, environ=environ).verdict == "ok"
 
@@ -496,8 +496,8 @@ def test_a_slingshot_interface_that_is_down_beside_others_is_a_warning(
 ) -> None:
     nics = (LO, *(Nic(f"hsn{number}", is_up=number != 2) for number in range(4)))
     result = fabric_check(monkeypatch, tmp_path, nics)
-    assert (result.verdict, result.words) == ("warn", "hsn2 is down, and 3 other Slingshot interfaces are up")
-    assert fabric_check(monkeypatch, tmp_path, nics[:3]).words == "2 Slingshot interfaces"
+    assert (result.verdict, result.message) == ("warn", "hsn2 is down, and 3 other Slingshot interfaces are up")
+    assert fabric_check(monkeypatch, tmp_path, nics[:3]).message == "2 Slingshot interfaces"
 
 
 def test_efa_is_known_by_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -505,7 +505,7 @@ def test_efa_is_known_by_its_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     driver = tmp_path / "sys/class/infiniband/rdmap16s27/device"
     driver.mkdir()
     (driver / "driver").symlink_to("../../../bus/pci/drivers/efa")
-    assert fabric_check(monkeypatch, tmp_path).words == "1 of 1 RDMA ports ACTIVE: EFA 100 Gbit/s"
+    assert fabric_check(monkeypatch, tmp_path).message == "1 of 1 RDMA ports ACTIVE: EFA 100 Gbit/s"
 
 
 def test_files_that_cannot_be_read_or_hold_anything_break_nothing(tmp_path: Path) -> None:

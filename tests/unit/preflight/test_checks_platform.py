@@ -52,7 +52,7 @@ def translate(root: Root) -> None:
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_gpus_that_are_passed_through_talk_to_each_other(root: Root, vendor: str) -> None:
     result = check_platform(root.context(vendor=vendor))
-    assert (result.verdict, result.words, result.hint) == ("ok", "nothing stands between the 2 GPUs", "")
+    assert (result.verdict, result.message, result.hint) == ("ok", "nothing stands between the 2 GPUs", "")
 
 
 def test_amd_s_gpus_behind_a_translating_iommu_are_told(root: Root) -> None:
@@ -60,7 +60,7 @@ def test_amd_s_gpus_behind_a_translating_iommu_are_told(root: Root) -> None:
     translate(root)
     result = check_platform(root.context(vendor="amd"))
     assert result.verdict == "warn"
-    assert result.words.startswith("the IOMMU translates the addresses of 2 of 2 GPUs")
+    assert result.message.startswith("the IOMMU translates the addresses of 2 of 2 GPUs")
     assert "iommu=pt" in result.hint
 
 
@@ -84,7 +84,7 @@ def test_bridges_that_redirect_are_named(root: Root) -> None:
     root.write("sys/devices/pci0000:17/0000:17:02.0/config", config(0x1D))
     result = check_platform(root.context(vendor="nvidia"))
     assert result.verdict == "ok"
-    assert "ACS redirects PCI" in result.words
+    assert "ACS redirects PCI" in result.message
     assert dict(result.facts)["acs_redirect"] == "0000:17:02.0"
 
 

@@ -31,7 +31,7 @@ def test_a_healthy_machine_gives_no_warning() -> None:
     run_checks(RESOURCE_CHECKS, context, found.append)
     assert {result.name for result in found} == {check.name for check in RESOURCE_CHECKS}
     assert not [result for result in found if SEVERITY[result.verdict] > SEVERITY["skipped"]]
-    assert all(result.words and not result.words.endswith(".") for result in found)
+    assert all(result.message and not result.message.endswith(".") for result in found)
 
 
 def test_the_checks_load_nothing_heavy() -> None:

@@ -51,7 +51,7 @@ def test_a_host_s_shared_memory_is_in_order(root: Root, shm: Path, monkeypatch: 
     assert shm.is_dir()
     _file_system(monkeypatch, 64 * GIB, 63 * GIB)
     result = check_shared_memory(root.context(nproc=8, vendor="nvidia"))
-    assert (result.verdict, result.words) == ("ok", "/dev/shm has 64 GiB, 63 GiB of it free")
+    assert (result.verdict, result.message) == ("ok", "/dev/shm has 64 GiB, 63 GiB of it free")
     assert dict(result.facts)["mount"] == "tmpfs"
 
 
@@ -65,7 +65,7 @@ def test_docker_s_default_is_enough_for_processors_and_too_little_for_gpus(
     assert check_shared_memory(root.context(nproc=1, vendor="nvidia")).verdict == "ok"
     result = check_shared_memory(root.context(nproc=8, vendor="nvidia"))
     assert (result.verdict, result.class_name) == ("warn", "shared_memory_exhausted")
-    assert result.words.startswith("/dev/shm has only 64 MiB")
+    assert result.message.startswith("/dev/shm has only 64 MiB")
     assert "--shm-size" in result.hint
 
 
@@ -77,20 +77,20 @@ def test_full_shared_memory_is_told_with_the_largest_file(
     (shm / "nccl-Xa81bQ").write_bytes(b"x" * 100_000)
     _file_system(monkeypatch, 8 * GIB, 2 * MIB)
     result = check_shared_memory(root.context())
-    assert (result.verdict, result.words) == ("warn", "/dev/shm is full: 2 MiB of 8 GiB free")
+    assert (result.verdict, result.message) == ("warn", "/dev/shm is full: 2 MiB of 8 GiB free")
     assert "nccl-Xa81bQ" in result.hint
 
 
 def test_shared_memory_without_inodes_is_full(root: Root, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shm.is_dir()
     _file_system(monkeypatch, 8 * GIB, 8 * GIB, free_files=0)
-    assert check_shared_memory(root.context()).words.startswith("/dev/shm takes no more files")
+    assert check_shared_memory(root.context()).message.startswith("/dev/shm takes no more files")
 
 
 def test_a_host_without_shared_memory_is_told(root: Root) -> None:
     result = check_shared_memory(root.context())
     assert result.verdict == "warn"
-    assert "no /dev/shm" in result.words
+    assert "no /dev/shm" in result.message
 
 
 def test_a_directory_in_place_of_a_mount_is_no_fault(root: Root, shm: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_directory_in_place_of_a_mount_is_no_fault(root: Root, shm: Path) -> N
     root.write("proc/self/mountinfo", "27 1 254:0 / / rw - ext4 /dev/vda rw\n")
     result = check_shared_memory(root.context())
     assert result.verdict == "ok"
-    assert "no file system of its own" in result.words
+    assert "no file system of its own" in result.message
 
 
 # ---------------------------------------------------------------------------------------------------------------- disk
@@ -110,13 +110,13 @@ def test_a_full_disk_is_told_once_for_each_file_system(root: Root, monkeypatch: 
     _file_system(monkeypatch, 100 * GIB, 3 * MIB)
     result = check_disk(root.context(run_dir="/home/me/runs/x"))
     assert (result.verdict, result.class_name) == ("warn", "disk_full")
-    assert result.words == "/home/me/runs/x (run directory) has 3 MiB free"
+    assert result.message == "/home/me/runs/x (run directory) has 3 MiB free"
 
 
 def test_a_disk_without_inodes_is_full(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     (root.path / "tmp").mkdir()
     _file_system(monkeypatch, 100 * GIB, 50 * GIB, free_files=3)
-    assert "no free inodes" in check_disk(root.context()).words
+    assert "no free inodes" in check_disk(root.context()).message
 
 
 def test_a_file_system_without_a_number_of_inodes_is_not_judged_by_it(
@@ -151,7 +151,7 @@ def test_memory_for_the_ranks_to_import_torch_is_asked_for_and_no_more(root: Roo
     _meminfo(root, 1 * GIB)
     result = check_memory(context)
     assert (result.verdict, result.class_name) == ("warn", "host_out_of_memory")
-    assert result.words == "the host has 1 GiB of memory, and 8 ranks that import torch need 1.8 GiB"
+    assert result.message == "the host has 1 GiB of memory, and 8 ranks that import torch need 1.8 GiB"
     assert check_memory(context._replace(python="")).verdict == "ok", "ranks that are no Python may be small"
     _meminfo(root, 1 * GIB, swap=4 * GIB)
     assert check_memory(context).verdict == "ok", "swap keeps a job alive"
@@ -162,7 +162,7 @@ def test_the_control_group_s_limit_is_what_counts_in_a_container(root: Root) -> 
     root.cgroup(memory_max=str(4 * GIB), memory_current=str(4 * GIB - 100 * MIB), memory_stat="anon 1\ninactive_file 0")
     result = check_memory(root.context(nproc=4, python="python3"))
     assert result.verdict == "warn"
-    assert result.words.startswith("the control group's limit leaves 100 MiB")
+    assert result.message.startswith("the control group's limit leaves 100 MiB")
     assert "--mem" in result.hint
 
 
@@ -216,7 +216,7 @@ def test_a_forgotten_option_of_the_scheduler_is_told(root: Root) -> None:
     root.status(cpus="5")
     result = check_cpus(root.context({"SLURM_JOB_ID": "7"}, nproc=8))
     assert result.verdict == "warn"
-    assert result.words == "8 ranks may use 1 processor of this host's 64"
+    assert result.message == "8 ranks may use 1 processor of this host's 64"
     assert "--cpus-per-task=8" in result.hint
     assert check_cpus(root.context(nproc=8, vendor="nvidia")).verdict == "warn"
 
@@ -242,7 +242,7 @@ def test_a_quota_below_the_number_of_gpu_ranks_is_told(root: Root) -> None:
     root.cgroup(cpu_max="200000 100000")
     result = check_cpus(root.context(nproc=8, vendor="nvidia"))
     assert result.verdict == "warn"
-    assert "the time of 2 of this host's 64 processors" in result.words
+    assert "the time of 2 of this host's 64 processors" in result.message
 
 
 def test_unknown_processors_are_no_fault(root: Root) -> None:
@@ -256,7 +256,7 @@ def test_a_clock_that_was_never_set_is_told(root: Root, monkeypatch: pytest.Monk
     assert check_clock(root.context()).verdict == "ok"
     monkeypatch.setattr(time, "time", lambda: 86400.0)
     result = check_clock(root.context())
-    assert (result.verdict, result.words) == ("warn", "the clock says 1970-01-02 00:00:00 UTC, which cannot be")
+    assert (result.verdict, result.message) == ("warn", "the clock says 1970-01-02 00:00:00 UTC, which cannot be")
 
 
 # -------------------------------------------------------------------------------------------------------------- reading

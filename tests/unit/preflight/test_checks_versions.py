@@ -225,7 +225,7 @@ def test_combinations_that_are_known_to_hang_are_told(
     result = check_versions(install(root, torch, nccl=nccl)._replace(environ=environ))
     assert result.verdict == verdict
     if verdict == "warn":
-        assert nccl in result.words
+        assert nccl in result.message
         assert result.hint
         assert "https://" in dict(result.facts)["known_hang"]
 

@@ -69,8 +69,8 @@ def test_one_direction_of_one_pair_is_told_as_such(hosts: int) -> None:
     (result,) = told(
         judged(cards_of(hosts), probes_of(hosts, NICS, where(source=0, target=1, nic="eth0", kind="timeout")))
     )
-    assert result.words.startswith("node0 does not reach node1 over eth0 (timeout)")
-    assert ("the other way round works" in result.words) == (hosts < 4)
+    assert result.message.startswith("node0 does not reach node1 over eth0 (timeout)")
+    assert ("the other way round works" in result.message) == (hosts < 4)
     assert "node1 (incoming)" in result.hint
     assert "node0 (outgoing)" in result.hint
     assert not result.host
@@ -81,8 +81,8 @@ def test_a_black_hole_is_told_apart_from_silence(hosts: int) -> None:
     change = where(touching=1, nic="eth0", kind="black_hole")
     (result,) = told(judged(cards_of(hosts), probes_of(hosts, NICS, change)))
     assert result.host == "node1"
-    assert "lets small messages from" in result.words
-    assert "no large ones" in result.words
+    assert "lets small messages from" in result.message
+    assert "no large ones" in result.message
     assert "MTU" in result.hint
 
 
@@ -97,7 +97,7 @@ def test_a_black_hole_names_the_mtus_that_differ() -> None:
 def test_a_stranger_is_told_with_the_address_at_which_it_answers(hosts: int) -> None:
     (result,) = told(judged(cards_of(hosts), probes_of(hosts, NICS, where(target=2, nic="eth0", kind="stranger"))))
     assert result.host == "node2"
-    assert result.words.startswith("another machine or program answers at 10.0.0.3, the address of its eth0, to ")
+    assert result.message.startswith("another machine or program answers at 10.0.0.3, the address of its eth0, to ")
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 16])
@@ -107,15 +107,15 @@ def test_a_bridge_with_the_same_address_everywhere_matters_only_where_it_is_used
     assert told(judged(cards_of(hosts, nics, gloo="eth0"), probes)) == []
     (result,) = told(judged(cards_of(hosts, nics, gloo="docker0"), probes))
     assert result.verdict == "fail"
-    assert "docker0" in result.words
-    assert "172.17.0.1" in result.words
+    assert "docker0" in result.message
+    assert "172.17.0.1" in result.message
     assert "--nic eth0" in result.hint
 
 
 def test_a_bridge_that_would_be_used_and_was_not_tried_is_told_from_what_the_hosts_say() -> None:
     (result,) = told(judged(cards_of(4, gloo="docker0"), probes_of(4)))
     assert result.verdict == "fail"
-    assert result.words.startswith("docker0 has the same address (172.17.0.1) on node0, node1, … (4 hosts)")
+    assert result.message.startswith("docker0 has the same address (172.17.0.1) on node0, node1, … (4 hosts)")
 
 
 def test_several_hosts_of_a_job_may_be_one_machine() -> None:
@@ -139,8 +139,8 @@ def test_groups_of_hosts_that_are_cut_off_from_each_other_are_named() -> None:
         return probe._replace(kind="timeout") if crosses and probe.nic == "eth0" else probe
 
     (result,) = told(judged(cards_of(8), probes_of(8, NICS, cut)))
-    assert "some groups of hosts do not reach each other over eth0 (timeout)" in result.words
-    assert "node0, node1 and node2" in result.words
+    assert "some groups of hosts do not reach each other over eth0 (timeout)" in result.message
+    assert "node0, node1 and node2" in result.message
 
 
 def test_two_hosts_with_two_faults_are_told_one_by_one() -> None:
@@ -202,7 +202,7 @@ def test_a_host_that_says_nothing_and_that_nobody_reaches_is_told_once() -> None
     verdict = judged(cards_of(4), probes, missing={3: "it did not say what it found"})
     assert all(result.host == "node3" for result in told(verdict))
     assert verdict.verdict == "fail"
-    assert sum(result.words.startswith("it reported nothing") for result in told(verdict)) <= 1
+    assert sum(result.message.startswith("it reported nothing") for result in told(verdict)) <= 1
 
 
 def test_a_host_whose_checks_ended_early_refuses_and_that_is_no_firewall() -> None:
@@ -210,7 +210,7 @@ def test_a_host_whose_checks_ended_early_refuses_and_that_is_no_firewall() -> No
     probes = [p for p in probes_of(4, NICS, where(target=3, kind="refused")) if p.source != 3]
     (result,) = told(judged(cards_of(4), probes, missing={3: "it did not say what it found"}))
     assert (result.verdict, result.host) == ("warn", "node3")
-    assert "it did not say what it found" in result.words
+    assert "it did not say what it found" in result.message
 
 
 def test_a_host_without_checks_is_left_out() -> None:
@@ -229,8 +229,8 @@ def test_the_matrix_has_a_row_for_each_host_and_a_cell_for_each_interface() -> N
     verdict = judged(cards_of(4), probes_of(4, NICS, where(touching=3, nic="eth1", kind="timeout")))
     assert [row.host for row in verdict.matrix] == ["node0", "node1", "node2", "node3"]
     cells = {(row.host, cell.nic): cell for row in verdict.matrix for cell in row.cells}
-    assert (cells["node3", "eth1"].state, cells["node3", "eth1"].ok, cells["node3", "eth1"].of) == ("timeout", 0, 2)
-    assert (cells["node1", "eth0"].state, cells["node1", "eth0"].ok, cells["node1", "eth0"].of) == ("ok", 2, 2)
+    assert (cells["node3", "eth1"].state, cells["node3", "eth1"].ok, cells["node3", "eth1"].total) == ("timeout", 0, 2)
+    assert (cells["node1", "eth0"].state, cells["node1", "eth0"].ok, cells["node1", "eth0"].total) == ("ok", 2, 2)
     assert cells["node1", "eth0"].latency_s > 0
     assert cells["node1", "eth0"].bytes_s > 0
 

@@ -44,7 +44,7 @@ def test_the_slow_host_is_found_and_not_the_pairs(hosts: int, change: Change, wo
     verdict = judged(cards_of(hosts), twice(hosts, change))
     (result,) = told(verdict)
     assert (result.verdict, result.host) == ("warn", "node2")
-    assert words in result.words
+    assert words in result.message
     cells = {(row.host, cell.nic): cell.state for row in verdict.matrix for cell in row.cells}
     assert cells["node2", "eth1"] in {"slow", "lossy"}
     assert cells["node1", "eth1"] == "ok"
@@ -115,7 +115,7 @@ def test_connections_that_fail_where_packets_get_lost_are_no_second_fault(hosts:
 
     (result,) = told(judged(cards_of(hosts), twice(hosts, lossy)))
     assert (result.verdict, result.host) == ("warn", "node2")
-    assert result.words.startswith("eth0 loses packets with ")
+    assert result.message.startswith("eth0 loses packets with ")
 
 
 def test_thousands_of_hosts_are_judged_by_as_much_work_as_there_are_probes() -> None:

@@ -270,4 +270,4 @@ def test_a_decision_is_one_line_with_its_reason() -> None:
         "attempt 1 (import_error): not started again: the same failure twice in a row (import_error, rank 3, "
         "train.py:12)"
     )
-    assert "\n" not in decision_line(RETRY._replace(words="a\nb"))
+    assert "\n" not in decision_line(RETRY._replace(message="a\nb"))

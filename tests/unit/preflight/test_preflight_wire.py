@@ -49,12 +49,12 @@ RESULT = st.builds(
     CheckResult,
     name=TEXT,
     verdict=st.sampled_from(["ok", "warn", "fail", "odd"]),
-    words=TEXT,
+    message=TEXT,
     hint=st.just(""),
     facts=st.just(()),
     duration_s=st.just(0.0),
     class_name=st.sampled_from(["", "network_interface"]),
-    passing=st.booleans(),
+    transient=st.booleans(),
     host=TEXT,
 )
 CARD = st.builds(
@@ -92,7 +92,7 @@ PROBE = st.builds(
 def test_a_card_arrives_as_it_was() -> None:
     card = cards_of(1)[0]._replace(
         environ=(("NCCL_ALGO", "Ring"),),
-        results=(CheckResult("limits", "warn", "few", "more", (("soft", "1024"),), 0.25, "", passing=True),),
+        results=(CheckResult("limits", "warn", "few", "more", (("soft", "1024"),), 0.25, "", transient=True),),
     )
     assert decode_card(encode_card(card)) == card
 

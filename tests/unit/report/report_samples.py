@@ -9,13 +9,13 @@ from saferun.evidence import (
     CaptureNote,
     Cause,
     CollectiveCall,
-    CoreLook,
+    CoreDump,
     Diagnosis,
     Evidence,
     Frame,
     GroupProgress,
     HangVerdict,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     RankOutput,
     StackDump,
@@ -83,7 +83,7 @@ def sleeping(count: int) -> Diagnosis:
             WaitGroup("sleep", "time.sleep", (3,), "train.py:47 in load_batch"),
         ),
         tree=merged({rank: IN_LOAD if rank == 3 else IN_ALL_REDUCE for rank in range(count)}),
-        lines=("all_reduce 5 of group 0: rank 3 has enqueued 4, the others 5",),
+        findings=("all_reduce 5 of group 0: rank 3 has enqueued 4, the others 5",),
     )
 
 
@@ -111,7 +111,7 @@ MISMATCH = diagnosis_of(
     ),
 )
 
-CORE = CoreLook(
+CORE = CoreDump(
     2,
     4002,
     11,
@@ -151,7 +151,7 @@ CORE = CoreLook(
 SEGFAULT = diagnosis_of(
     "rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: segmentation fault in "
     "at::native::embedding_lookup",
-    first=dead(2, signum=11),
+    first_failure=dead(2, signum=11),
     output=RankOutput(
         2,
         (
@@ -200,7 +200,7 @@ TRACEBACK = (
 
 EXCEPTION_EVERYWHERE = diagnosis_of(
     "ranks 0-7 (node1) all raised KeyError: 'labels' at train.py:52 in step, 2.0 s after the start",
-    first=dead(5, code=1),
+    first_failure=dead(5, code=1),
     output=RankOutput(5, TRACEBACK, ERR_LOG, "", 0.0),
     also_failed=tuple(dead(rank, code=1) for rank in without(5, 8)),
     cause=Cause(
@@ -218,7 +218,7 @@ EXCEPTION_EVERYWHERE = diagnosis_of(
 OUT_OF_MEMORY = diagnosis_of(
     "rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: killed by the kernel's "
     "OOM killer (cgroup limit 64 GiB, rank used 61 GiB)",
-    first=dead(2, signum=9),
+    first_failure=dead(2, signum=9),
     output=RankOutput(2, ("step 99  loss 2.31",), ERR_LOG, "", 0.0),
     stopped=(0, 1, 3),
     cause=Cause(
@@ -245,7 +245,7 @@ def thread_of(frames: Iterable[Frame]) -> ThreadStack:
 def evidence_of(count: int = 8) -> Evidence:
     """What led to ``sleeping(count)``."""
     looks = tuple(
-        ProcessLook(
+        ProcessSnapshot(
             rank,
             4000 + rank,
             4999,
@@ -278,7 +278,7 @@ def evidence_of(count: int = 8) -> Evidence:
         stop_signum=None,
         ranks=tuple(range(count)),
         capture=Capture(
-            looks=looks,
+            processes=looks,
             stacks=(*stacks, StackDump(4, 4100, False, "pt_data_worker", "py-spy", (), "ptrace was denied")),
             collectives=(
                 RankCollectives(0, (GroupProgress("0", "default", tuple(range(count)), 5, -1, 4, (call,)),)),
@@ -289,7 +289,7 @@ def evidence_of(count: int = 8) -> Evidence:
                 CaptureNote("py_spy", 0, 4000, "saferun_runs/7/node1/attempt_0/hang_1/rank_0.py_spy.json", 0.03),
                 CaptureNote("gpu", -1, 0, "", 0.2, "no NVIDIA driver"),
             ),
-            unfinished=("strace of rank 5",),
+            timed_out=("strace of rank 5",),
             elapsed_s=0.4,
         ),
         hang=QUIET,

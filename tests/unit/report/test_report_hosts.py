@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from saferun.cluster.evidence import LostHost
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
-from saferun.evidence import Capture, Cause, Evidence, HangVerdict, OomKill, StuckLink, ToldTrouble
+from saferun.evidence import AbortReason, Capture, Cause, Evidence, HangVerdict, OomKill, StuckLink
 from saferun.report import report_json
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
@@ -46,7 +46,7 @@ def failed() -> Evidence:
         )
         for host in (0, 1, 3)
     }
-    return job({**parts, 2: bad}, trouble=ToldTrouble("failure", "node3", "exit code 1", 5))
+    return job({**parts, 2: bad}, trouble=AbortReason("failure", "node3", "exit code 1", 5))
 
 
 def text_of(evidence: Evidence) -> str:
@@ -173,21 +173,21 @@ def test_the_report_lists_the_hosts() -> None:
         0: host_evidence(0, capture=Capture(links=links)),
         1: host_evidence(1, abandoned=(1,), oom=OomKill("host", 0, 0, (), 1, "kernel log")),
     }
-    evidence = job(parts, lost=lost, trouble=ToldTrouble("lost", "node1", "node4 is lost"))
+    evidence = job(parts, lost=lost, trouble=AbortReason("lost", "node1", "node4 is lost"))
     report = build_report(RUN, [incident_of(evidence)])
     jsonschema.Draft202012Validator(SCHEMA).validate(report)
     (incident,) = report["incidents"]
-    assert [(host["label"], host["has_part"], host["lost"]) for host in incident["hosts"]] == [
+    assert [(host["name"], host["has_evidence"], host["lost_reason"]) for host in incident["hosts"]] == [
         ("node3", False, ""),
         ("node4", False, "gone"),
         ("node1", True, ""),
         ("node2", True, ""),
     ]
-    assert incident["hosts"][1]["lost_words"] == "refuses connections"
+    assert incident["hosts"][1]["lost_message"] == "refuses connections"
     assert incident["hosts"][3]["oom"]["host"] == "node2"
-    assert incident["unkilled"] == [3]
-    assert incident["trouble"]["reason"] == "lost"
-    assert incident["links"][0]["remote"] == "10.0.0.4:5000"
+    assert incident["abandoned_ranks"] == [3]
+    assert incident["abort_reason"]["reason"] == "lost"
+    assert incident["stuck_connections"][0]["remote"] == "10.0.0.4:5000"
     text = build_report_text(RUN, [incident_of(evidence)])
     assert "1. failure in attempt 0 on 4 hosts" in text
     assert "node4 (10.0.0.4, 192.168.0.4): ranks 6-7 (2), lost (gone): refuses connections, nothing has come" in text
@@ -200,7 +200,7 @@ def test_the_report_of_one_host_has_no_hosts() -> None:
     evidence = host_evidence(0, ends=[ended(0, 2, code=1)], capture=captured(0))
     (incident,) = build_report(RUN, [incident_of(evidence)])["incidents"]
     assert incident["hosts"] == []
-    assert incident["trouble"] is None
+    assert incident["abort_reason"] is None
     assert incident["host"] == "node1"
 
 
@@ -215,8 +215,8 @@ def test_the_report_of_ten_thousand_hosts_is_bounded_and_has_the_silent_ones() -
     report = build_report(RUN, [incident_of(evidence)])
     assert len(json.dumps(report, indent=1)) <= report_json.LIMIT_BYTES
     (incident,) = report["incidents"]
-    assert incident["hosts"][0]["label"] == "node9999"
-    assert "hosts" in incident["cut"]
+    assert incident["hosts"][0]["name"] == "node9999"
+    assert "hosts" in incident["truncated"]
 
 
 @pytest.mark.parametrize("line", ["report: node1:/scratch/saferun_runs/7/report.txt", "rank 5 (node3, local rank 1"])

@@ -12,33 +12,33 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saferun.evidence import (
+    AbortReason,
     Capture,
     CaptureNote,
     Cause,
     CollectiveCall,
-    CoreLook,
+    CoreDump,
     Diagnosis,
     Evidence,
     Frame,
     GroupProgress,
     HangVerdict,
-    HostSight,
+    HostView,
     OomKill,
-    ProcessLook,
+    ProcessSnapshot,
     RankCollectives,
     RankOutput,
     StackDump,
     StackNode,
     StuckLink,
     ThreadStack,
-    ToldTrouble,
     Traceback,
     WaitGroup,
 )
 from saferun.model import ExitStatus, RankEnd
 from saferun.preflight.text import decision_line, result_lines, table_lines
 from saferun.report import report_text
-from saferun.report.report_json import Incident, Run, build_report, followed_by
+from saferun.report.report_json import Incident, Run, build_report, outcome_of
 from saferun.report.report_text import build_report_text
 from saferun.report.text import failure_text, hang_text
 from saferun.text.page import redacted_line
@@ -113,20 +113,20 @@ def test_a_report_says_what_is_known_of_a_hang() -> None:
     assert incident["verdict"] == {
         "kind": "quiescent",
         "ranks": [0, 1, 2, 3, 4, 5, 6, 7],
-        "quiet_s": 300.4,
+        "stalled_s": 300.4,
         "certain": True,
-        "busy": [],
+        "busy_ranks": [],
     }
     assert incident["cause"]["class"] == "hang_sleep"
     assert incident["cause"]["ranks"] == [3]
-    assert incident["first"] is None
-    assert incident["followed"] == "recovered"
+    assert incident["first_failure"] is None
+    assert incident["outcome"] == "recovered"
     assert incident["recovered_after_s"] == 312.4
-    assert incident["unfinished"] == ["strace of rank 5"]
+    assert incident["timed_out"] == ["strace of rank 5"]
     assert [note["failure"] for note in incident["captures"]] == ["", "no NVIDIA driver"]
     assert [(note["rank"], note["pid"]) for note in incident["captures"]] == [(0, 4000), (None, None)]
     assert incident["collectives"][0]["groups"][0]["last_call"]["op"] == "all_reduce"
-    assert incident["cut"] == []
+    assert incident["truncated"] == []
 
 
 def test_the_tree_is_a_list_whose_entries_name_the_one_above() -> None:
@@ -146,8 +146,8 @@ def test_the_tree_is_a_list_whose_entries_name_the_one_above() -> None:
 def test_a_report_says_what_is_known_of_a_crash() -> None:
     report = checked(build_report(RUN, [HANG, CRASH]))
     incident = report["incidents"][1]
-    assert incident["first"]["signal"] == "SIGSEGV"
-    assert incident["first"]["exit_code"] is None
+    assert incident["first_failure"]["signal"] == "SIGSEGV"
+    assert incident["first_failure"]["exit_code"] is None
     assert incident["victims"] == [3]
     assert [core["rank"] for core in incident["cores"]] == [2, 7]
     assert incident["cores"][0]["crashing_thread"][0]["native"] is True
@@ -169,19 +169,19 @@ def test_a_launch_that_goes_well_has_a_report_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("followed", "word"),
+    ("outcome", "word"),
     [("stopped", "stopped"), ("recovered after 312 s", "recovered"), ("", "continued"), ("no such", "continued")],
 )
-def test_what_followed_is_one_of_few_words(followed: str, word: str) -> None:
-    assert followed_by(HANG._replace(followed=followed)) == word  # type: ignore[arg-type]
+def test_what_followed_is_one_of_few_words(outcome: str, word: str) -> None:
+    assert outcome_of(HANG._replace(outcome=outcome)) == word  # type: ignore[arg-type]
 
 
 def test_a_report_says_how_far_the_start_had_come() -> None:
     """A retry of the start or a restart: that is what decides."""
-    for start, known in (("inside", "inside"), ("somewhere", "")):
+    for start, known in (("inside", "during"), ("somewhere", "")):
         incident = CRASH._replace(diagnosis=SEGFAULT._replace(start=start))
         (entry,) = checked(build_report(RUN, [incident]))["incidents"]
-        assert entry["start"] == known
+        assert entry["start_stage"] == known
     assert "not all ranks had got through init_process_group" in build_report_text(
         RUN, [CRASH._replace(diagnosis=SEGFAULT._replace(start="inside"))]
     )
@@ -196,7 +196,7 @@ def test_secrets_reach_neither_report() -> None:
     diagnosis = sleeping(8)._replace(
         headline=leak,
         hint=leak,
-        lines=(leak,),
+        findings=(leak,),
         output=RankOutput(3, (leak,), leak, leak, 0.0, (leak,)),
         tracebacks=(Traceback((3,), (leak,)),),
         cause=Cause("unknown", leak, (3,), leak, leak, leak),
@@ -209,12 +209,12 @@ def test_secrets_reach_neither_report() -> None:
         outputs=(RankOutput(3, (leak,), leak, leak, 0.0, (leak,)),),
         capture=evidence.capture._replace(
             host_lines=(leak,),
-            unfinished=(leak,),
+            timed_out=(leak,),
             notes=(CaptureNote("py_spy", 0, 1, leak, 0.0, leak),),
-            looks=tuple(look._replace(waits_on=leak) for look in evidence.capture.looks),
+            processes=tuple(look._replace(waits_on=leak) for look in evidence.capture.processes),
         ),
     )
-    incident = HANG._replace(diagnosis=diagnosis, evidence=evidence, said=(leak,), directory=leak)
+    incident = HANG._replace(diagnosis=diagnosis, evidence=evidence, console_lines=(leak,), directory=leak)
     assert "abc123" not in json.dumps(build_report(RUN, [incident]))
     text = build_report_text(RUN, [incident])
     assert "abc123" not in text
@@ -231,7 +231,7 @@ def test_a_secret_across_the_limit_of_a_line_is_redacted_all_the_same() -> None:
 def test_a_line_made_to_exhaust_the_redaction_costs_itself() -> None:
     """A name in a name in a name, a thousand times: the report is written all the same."""
     assert len(redacted_line("key=" * 5000)) <= 1000
-    hostile = sleeping(8)._replace(lines=("key=" * 5000,))
+    hostile = sleeping(8)._replace(findings=("key=" * 5000,))
     checked(build_report(RUN._replace(command=("key=" * 5000,)), [HANG._replace(diagnosis=hostile)]))
 
 
@@ -240,11 +240,11 @@ def test_a_report_that_would_be_too_large_says_what_is_cut() -> None:
     noise = tuple("\U0001f525" * 1000 for _ in range(500))
     evidence = evidence_of(8)
     evidence = evidence._replace(kernel_lines=noise, capture=evidence.capture._replace(host_lines=noise))
-    diagnosis = sleeping(8)._replace(lines=noise, tracebacks=tuple(Traceback((rank,), noise) for rank in range(200)))
+    diagnosis = sleeping(8)._replace(findings=noise, tracebacks=tuple(Traceback((rank,), noise) for rank in range(200)))
     report = checked(build_report(RUN, [HANG._replace(evidence=evidence, diagnosis=diagnosis)]))
-    assert {"findings", "host_lines", "kernel_lines", "tracebacks"} <= set(report["incidents"][0]["cut"])
+    assert {"findings", "host_status", "kernel_log", "tracebacks"} <= set(report["incidents"][0]["truncated"])
     assert report["incidents"][0]["cause"]["class"] == "hang_sleep"
-    assert report["incidents_left_out"] == 0
+    assert report["incidents_omitted"] == 0
 
 
 def test_a_job_that_fails_ten_thousand_times_keeps_its_first_and_last_incidents() -> None:
@@ -253,7 +253,7 @@ def test_a_job_that_fails_ten_thousand_times_keeps_its_first_and_last_incidents(
     report = checked(build_report(RUN, incidents))
     attempts = [incident["attempt"] for incident in report["incidents"]]
     assert attempts == [*range(10), *range(9960, 10_000)]
-    assert report["incidents_left_out"] == 9950
+    assert report["incidents_omitted"] == 9950
     text = build_report_text(RUN, incidents)
     assert "incidents: 10000, of which the first and the last are shown, 50 in all" in text
 
@@ -278,15 +278,15 @@ def test_many_incidents_that_all_say_too_much_stay_within_the_limit() -> None:
         stopped=wide,
         groups=(WaitGroup(fire, fire, wide, fire),) * 500,
         tracebacks=(Traceback(wide, noise),) * 99,
-        lines=noise,
+        findings=noise,
         cause=Cause(fire, fire, wide, fire, fire, fire),
     )
     incident = HANG._replace(diagnosis=diagnosis)
     report = checked(build_report(RUN, [incident] * 50))
-    assert len(report["incidents"]) + report["incidents_left_out"] == 50
+    assert len(report["incidents"]) + report["incidents_omitted"] == 50
     assert len(report["incidents"]) > 25
     report = checked(build_report(RUN, [incident]))
-    assert {"groups", "tracebacks", "findings", "output"} <= set(report["incidents"][0]["cut"])
+    assert {"wait_groups", "tracebacks", "findings", "output"} <= set(report["incidents"][0]["truncated"])
 
 
 # ------------------------------------------------------------------------------------------------------------ the text
@@ -336,7 +336,7 @@ def test_every_distinct_stack_is_told_once() -> None:
 def test_a_text_that_would_be_too_large_is_cut_and_says_so() -> None:
     """Each incident has its share: the last one is told, however much the first has to say."""
     flood = tuple("\U0001f525" * 900 for _ in range(5000))
-    first = HANG._replace(diagnosis=sleeping(8)._replace(lines=flood))
+    first = HANG._replace(diagnosis=sleeping(8)._replace(findings=flood))
     text = build_report_text(RUN, [first, CRASH])
     assert len(text.encode()) <= report_text.LIMIT_BYTES
     assert "… cut here: this is as long as it may be" in text
@@ -412,7 +412,7 @@ ENDS = st.builds(
 )
 OUTPUTS = st.builds(RankOutput, ANY_INTEGER, tuples(ANY_TEXT), ANY_TEXT, ANY_TEXT, ANY_NUMBER, tuples(ANY_TEXT))
 CORES = st.builds(
-    CoreLook,
+    CoreDump,
     ANY_INTEGER,
     ANY_INTEGER,
     st.integers(-1, 200),
@@ -432,7 +432,7 @@ CAPTURES = st.builds(
     Capture,
     tuples(
         st.builds(
-            ProcessLook,
+            ProcessSnapshot,
             *[ANY_INTEGER] * 3,
             st.booleans(),
             *[ANY_TEXT] * 5,
@@ -475,7 +475,7 @@ OOM_KILLS = st.none() | st.builds(
     OomKill, ANY_TEXT, ANY_INTEGER, ANY_INTEGER, ANY_RANKS, ANY_INTEGER, ANY_TEXT, ANY_TEXT
 )
 HOSTS = st.builds(
-    HostSight,
+    HostView,
     ANY_INTEGER,
     ANY_TEXT,
     ANY_RANKS,
@@ -504,7 +504,7 @@ EVIDENCE = st.builds(
     oom=OOM_KILLS,
     kernel_lines=tuples(ANY_TEXT),
     hosts=tuples(HOSTS),
-    job_trouble=st.none() | st.builds(ToldTrouble, ANY_TEXT, ANY_TEXT, ANY_TEXT, st.none() | ANY_INTEGER, ANY_TEXT),
+    abort_reason=st.none() | st.builds(AbortReason, ANY_TEXT, ANY_TEXT, ANY_TEXT, st.none() | ANY_INTEGER, ANY_TEXT),
 )
 NODES = st.recursive(
     st.builds(StackNode, FRAMES, ANY_RANKS, st.just(())),
@@ -587,14 +587,14 @@ def test_deep_stacks_are_no_danger() -> None:
         node = StackNode(STEP, tuple(range(depth % 3 + 1)), (node,))
     incident = HANG._replace(diagnosis=sleeping(8)._replace(tree=(node,)))
     report = checked(build_report(RUN, [incident]))
-    assert "tree" in report["incidents"][0]["cut"]
+    assert "tree" in report["incidents"][0]["truncated"]
     assert len(build_report_text(RUN, [incident]).encode()) <= report_text.LIMIT_BYTES
 
 
 def test_numbers_that_json_does_not_know_are_null() -> None:
-    incident = HANG._replace(at=math.nan, recovered_after_s=math.inf)
+    incident = HANG._replace(time=math.nan, recovered_after_s=math.inf)
     (entry,) = checked(build_report(RUN, [incident]))["incidents"]
-    assert entry["at"] is None
+    assert entry["time"] is None
     assert entry["recovered_after_s"] is None
 
 
@@ -606,6 +606,6 @@ def test_a_stack_without_end_keeps_both_its_ends() -> None:
         node = StackNode(frame, (0,), (node,))
     (entry,) = checked(build_report(RUN, [HANG._replace(diagnosis=sleeping(8)._replace(tree=(node,)))]))["incidents"]
     (branch,) = entry["tree"]
-    assert branch["frames_left_out"] == len(frames) - len(branch["frames"])
+    assert branch["frames_omitted"] == len(frames) - len(branch["frames"])
     assert branch["frames"][0]["function"] == "<module>"
     assert branch["frames"][-1]["function"] == "all_reduce"

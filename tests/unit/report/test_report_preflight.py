@@ -33,9 +33,9 @@ def test_a_report_has_the_decisions_in_their_order() -> None:
     report = checked(build_report(RUN._replace(outcome="succeeded", exit_code=0), [], decisions=[RETRY, FINISH]))
     assert report["decisions"][0] == {
         "attempt": 0,
-        "at": 1.7e9 + 30,
+        "time": 1.7e9 + 30,
         "next_step": "retry",
-        "words": "starting again in 1.2 s (retry 1 of 3): port 29500 is in use",
+        "message": "starting again in 1.2 s (retry 1 of 3): port 29500 is in use",
         "wait_s": 1.21,
         "class": "port_in_use",
         "host": "node1",
@@ -47,11 +47,11 @@ def test_a_report_has_the_decisions_in_their_order() -> None:
 
 def test_of_many_decisions_the_first_and_the_last_are_told() -> None:
     """Restarts may be without number."""
-    rows = [RETRY._replace(attempt=number, words="x" * 5000) for number in range(10_000)]
+    rows = [RETRY._replace(attempt=number, message="x" * 5000) for number in range(10_000)]
     report = checked(build_report(RUN, [], decisions=rows))
     attempts = [row["attempt"] for row in report["decisions"]]
     assert attempts == [*range(10), *range(9960, 10_000)]
-    assert report["decisions_left_out"] == 9950
+    assert report["decisions_omitted"] == 9950
     assert "of 10000 decisions, the first and the last are shown, 50 in all" in build_report_text(
         RUN, [], decisions=rows
     )
@@ -61,7 +61,7 @@ def test_a_launch_that_the_checks_ended_has_a_report() -> None:
     """Nothing was started, so there is no incident; what was found is all there is."""
     report = checked(build_report(RUN, [], preflight=found()))
     checks = report["preflight"]
-    assert (checks["verdict"], checks["duration_s"], checks["cut"]) == ("fail", 0.431, [])
+    assert (checks["verdict"], checks["duration_s"], checks["truncated"]) == ("fail", 0.431, [])
     assert [result["verdict"] for result in checks["results"]][:4] == ["fail", "warn", "warn", "skipped"]
     assert checks["results"][0]["host"] == "node3"
     assert checks["results"][0]["class"] == "nic_unreachable"
@@ -69,8 +69,8 @@ def test_a_launch_that_the_checks_ended_has_a_report() -> None:
     assert checks["matrix"][0] == {
         "host": "node3",
         "interfaces": [
-            {"nic": "eth0", "state": "ok", "ok": 3, "of": 3, "latency_s": 8e-05, "bytes_s": 1.1e9},
-            {"nic": "hsn0", "state": "timeout", "ok": 0, "of": 3, "latency_s": None, "bytes_s": None},
+            {"nic": "eth0", "state": "ok", "ok": 3, "total": 3, "latency_s": 8e-05, "bytes_per_s": 1.1e9},
+            {"nic": "hsn0", "state": "timeout", "ok": 0, "total": 3, "latency_s": None, "bytes_per_s": None},
         ],
     }
     text = build_report_text(RUN, [], preflight=found(), cards=cards_of())
@@ -83,9 +83,9 @@ def test_preflight_json_has_every_result_and_what_the_hosts_are_like() -> None:
     content = checked_preflight(preflight_json(found(), cards_of()))
     assert content["schema"] == PREFLIGHT_SCHEMA["properties"]["schema"]["const"]
     assert [result["verdict"] for result in content["results"]].count("ok") == 6
-    assert content["cut"] == []
+    assert content["truncated"] == []
     host = content["hosts"][2]
-    assert (host["host"], host["label"], host["gloo"]) == (2, "node3", ["eth0"])
+    assert (host["index"], host["name"], host["gloo"]) == (2, "node3", ["eth0"])
     assert host["names"] == [{"name": "node1", "addresses": ["10.0.0.1"]}]
     assert host["interfaces"][1]["networks"] == ["10.0.0.1/24"]
     assert {"name": "torch", "value": "2.13.0"} in host["versions"]
@@ -104,8 +104,8 @@ def test_checks_of_ten_thousand_hosts_stay_within_the_limits() -> None:
     preflight = found(10_000)
     preflight = preflight._replace(results=(*preflight.results, *[dead_nic(host) for host in hosts_of(100)]))
     content = checked_preflight(preflight_json(preflight, cards_of(10_000)))
-    assert {"hosts", "matrix", "results"} >= set(content["cut"])
-    assert content["cut"]
+    assert {"hosts", "matrix", "results"} >= set(content["truncated"])
+    assert content["truncated"]
     for checks in (content, checked(build_report(RUN, [], preflight=preflight))["preflight"]):
         assert [result["verdict"] for result in checks["results"]].count("fail") == 101
         assert checks["matrix"][0]["host"] == "node3"

@@ -467,9 +467,9 @@ def test_no_diagnosis_fills_more_than_a_terminal(
         abandoned=(1,),
         groups=tuple(groups),
         tree=tuple(tree),
-        lines=tuple(lines),
+        findings=tuple(lines),
         tracebacks=tuple(tracebacks),
-        cause=cause._replace(words=hostile, proof=hostile, advice=hostile, place=hostile),
+        cause=cause._replace(message=hostile, proof=hostile, advice=hostile, location=hostile),
     )
     failure = text_of(diagnosis, restarting=restarting)
     hang = hang_text_of(diagnosis, QUIET._replace(kind=hostile))

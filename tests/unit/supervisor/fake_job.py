@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 
-from saferun.model import ExitStatus, Placement, RankPlace
+from saferun.model import ExitStatus, Placement, RankAssignment
 from saferun.supervisor.events import (
     Action,
     BroadcastAbort,
@@ -213,7 +213,7 @@ class Job:
         restarts = max(host.arrived.restarts for host in wanted if host.arrived)
         self.done_hosts = set()
         for i, host in enumerate(wanted):
-            places = tuple(RankPlace(rank, 2 * i + rank, 2 * i + rank) for rank in range(2))
+            places = tuple(RankAssignment(rank, 2 * i + rank, 2 * i + rank) for rank in range(2))
             placement = Placement(i, len(wanted), 2 * len(wanted), 2 * len(wanted), places, "a", 1, "job")
             placement = placement._replace(restarts=restarts)
             expected = host.arrived.attempt if host.arrived else 0

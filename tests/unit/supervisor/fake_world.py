@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from saferun.evidence import Diagnosis, HangVerdict
-from saferun.model import ExitStatus, Placement, RankPlace
+from saferun.model import ExitStatus, Placement, RankAssignment
 from saferun.supervisor.events import (
     Action,
     CaptureEvidence,
@@ -53,7 +53,7 @@ WITHOUT_DEADLINE = {State.NEW, State.RUNNING, State.DONE}
 
 
 def placement_of(ranks: int) -> Placement:
-    places = tuple(RankPlace(i, i, i) for i in range(ranks))
+    places = tuple(RankAssignment(i, i, i) for i in range(ranks))
     return Placement(0, 1, ranks, ranks, places, "127.0.0.1", 29500, "job")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from saferun.evidence import Capture, Cause, Diagnosis, Evidence, GroupProgress, HostSight, RankCollectives, Traceback
+from saferun.evidence import Capture, Cause, Diagnosis, Evidence, GroupProgress, HostView, RankCollectives, Traceback
 from saferun.model import ExitStatus, RankEnd
 from saferun.supervisor.policy import AttemptPolicy, Decision, FailureFacts, Fingerprint
 from saferun.supervisor.policy.attempts import INCOMPARABLE, PERMANENT, SETTLED, TRANSIENT, Life
@@ -488,9 +488,9 @@ def test_what_saferun_could_not_do_has_the_class_that_it_is_given() -> None:
 
 def test_a_host_is_blamed_only_if_it_is_one_of_several_and_the_only_one() -> None:
     """Ranks of two hosts that fail alike are no host's fault."""
-    hosts = (HostSight(0, "node1", (0, 1)), HostSight(1, "node2", (2, 3)))
+    hosts = (HostView(0, "node1", (0, 1)), HostView(1, "node2", (2, 3)))
     facts = facts_from(diagnosis(hosts=hosts))
     assert (facts.host, facts.host_label) == (1, "node2")
     assert facts_from(diagnosis(ranks=(1, 3), hosts=hosts)).host is None
-    assert facts_from(diagnosis(hosts=(HostSight(0, "node1", (0, 1, 2, 3)),))).host is None
+    assert facts_from(diagnosis(hosts=(HostView(0, "node1", (0, 1, 2, 3)),))).host is None
     assert facts_from(diagnosis(ranks=(), hosts=hosts)).host is None

@@ -6,7 +6,7 @@ import pytest
 
 from saferun.config import RendezvousConfig
 from saferun.errors import UsageError
-from saferun.model import RankPlace
+from saferun.model import RankAssignment
 from saferun.supervisor.topology import rank_environ, single_host, substitute_local_rank
 from tests.unit.samples import CONFIG, second_host
 
@@ -14,7 +14,7 @@ from tests.unit.samples import CONFIG, second_host
 def test_on_one_host_all_ranks_are_the_same_number() -> None:
     """Local rank, rank and role rank."""
     placement = single_host(3, "127.0.0.1", 29500, "job7")
-    assert placement.ranks == (RankPlace(0, 0, 0), RankPlace(1, 1, 1), RankPlace(2, 2, 2))
+    assert placement.ranks == (RankAssignment(0, 0, 0), RankAssignment(1, 1, 1), RankAssignment(2, 2, 2))
     assert (placement.world_size, placement.role_world_size) == (3, 3)
     assert (placement.group_rank, placement.group_world_size) == (0, 1)
     assert (placement.master_addr, placement.master_port, placement.run_id) == ("127.0.0.1", 29500, "job7")
