@@ -35,6 +35,11 @@ class Control:
         poller: the loop's.
         host_timeout_s: for how long a host may be silent.
         hang_timeout_s: for how long nothing may move; 0: nobody looks.
+        label: this host's name.
+        leader: the leader's name.
+        addresses: of other hosts, in numbers.
+        leads: whether this host decides.
+        speaks: whether this process tells the user; others of the host do not.
         ranks: tells the ranks of this host that run.
         say: takes a line for the user.
         on_lost: told a host that is lost: its number, why, and in which words.
@@ -53,6 +58,11 @@ class Control:
         *,
         host_timeout_s: float,
         hang_timeout_s: float,
+        label: str,
+        leader: str,
+        addresses: Iterable[str],
+        leads: bool,
+        speaks: bool,
         ranks: Callable[[], Sequence[WatchedRank]],
         say: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
@@ -75,18 +85,6 @@ class Control:
         self._has_ended = has_ended
         self._is_done = is_done
         self._watch = ProgressWatch(host_timeout_s / 2, poller)
-        self.begin("", "", (), leads=False, speaks=False)
-
-    def begin(self, label: str, leader: str, addresses: Iterable[str], *, leads: bool, speaks: bool) -> None:
-        """The hosts have met.
-
-        Args:
-            label: this host's name.
-            leader: the name of the one that decides.
-            addresses: of other hosts, in numbers.
-            leads: whether this host decides.
-            speaks: whether this process tells the user; others of the host do not.
-        """
         self._label = label
         self._leader = leader
         self._leads = leads
@@ -103,7 +101,6 @@ class Control:
         self._report_at: float | None = None
         ways = {_nic_to(address) for address in dict.fromkeys(addresses)}
         self._nics = [name for name in working_nics() if name in ways] if ways else []
-        self._watch.end()
 
     @property
     def deadline(self) -> float | None:
@@ -123,11 +120,6 @@ class Control:
         """The attempt ends: nothing is to be decided any more by who is heard."""
         self._watch.end()
         self._flush_at = None
-
-    def forget(self) -> None:
-        """Another attempt begins."""
-        self.end()
-        self._unheard.clear()
 
     @property
     def missing(self) -> set[int]:

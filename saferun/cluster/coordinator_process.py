@@ -86,7 +86,6 @@ class CoordinatorLink:
             os.close(null)
         os.set_blocking(error_read, False)
         self.whole_torch = whole_torch
-        self.serving: int | None = None  # the attempt whose store is served
         self.stderr_fd = error_read
         self.last_words = b""
         self.lines = JsonLines(ours, poller)

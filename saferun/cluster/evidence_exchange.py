@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.evidence import HostPart, HostPeer, LostHost, decode_part, encode_part, merge_parts
-from saferun.cluster.job import Job, Piece
+from saferun.cluster.job import Job
+from saferun.cluster.job_values import EvidenceChunk
 from saferun.evidence import AbortReason, Evidence, HangVerdict
 from saferun.watchdog.job import packed
 from saferun.watchdog.job_detector import JobWatch
@@ -50,6 +51,7 @@ class EvidenceExchange:
         self._peers_s = peers_s
         self._on_recovery = on_recovery
         self._guarded = guarded
+        job.subscribe(self.states_changed)
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
@@ -83,7 +85,9 @@ class EvidenceExchange:
         if self._hang_timeout_s <= 0:
             return
         if self._watch is None:
-            self._watch = JobWatch(self._hang_timeout_s, on_hang=self._job.tell_hang, on_recovery=self._on_recovery)
+            self._watch = JobWatch(
+                self._hang_timeout_s, on_hang=self._job.broadcast_hang, on_recovery=self._on_recovery
+            )
         self._guarded("watch the job", self._watch.feed, states, time.monotonic())
 
     def hang_captured(self, now: float) -> None:
@@ -108,11 +112,11 @@ class EvidenceExchange:
         """
         name = f"hang-{self.hang_number}"
         if not self._job.leads:
-            self._job.share(name, encode_part(evidence, self._job.part_limit_bytes), moved=moved)
+            self._job.share(name, encode_part(evidence, self._job.chunk_limit_bytes), moved=moved)
             on_done(evidence, moved)
             return
 
-        def on_pieces(pieces: list[Piece]) -> None:
+        def on_pieces(pieces: list[EvidenceChunk]) -> None:
             merged = self._merge(evidence, label, pieces)
             on_done(merged, moved or any(piece.moved for piece in pieces))
 
@@ -134,24 +138,24 @@ class EvidenceExchange:
         """
         if not self._job.leads:
             if evidence is not None:
-                self._job.share("end", encode_part(evidence, self._job.part_limit_bytes), stopped=stopped)
+                self._job.share("end", encode_part(evidence, self._job.chunk_limit_bytes), stopped=stopped)
             on_done(evidence, stopped)
             return
 
-        def on_pieces(pieces: list[Piece]) -> None:
+        def on_pieces(pieces: list[EvidenceChunk]) -> None:
             merged = self._merge(evidence, label, pieces) if evidence is not None else None
             on_done(merged, any(piece.stopped for piece in pieces))
 
         self._job.collect("end", self._peers_s, on_pieces)
 
-    def _merge(self, own: Evidence, label: str, pieces: Sequence[Piece]) -> Evidence:
+    def _merge(self, own: Evidence, label: str, pieces: Sequence[EvidenceChunk]) -> Evidence:
         """What all hosts have seen; what this one has where they do not fit together."""
         merged: Evidence | None = self._guarded(
             "put together what the hosts have seen", self._merged, own, label, pieces
         )
         return merged if merged is not None else own
 
-    def _merged(self, own: Evidence, label: str, pieces: Sequence[Piece]) -> Evidence:
+    def _merged(self, own: Evidence, label: str, pieces: Sequence[EvidenceChunk]) -> Evidence:
         job = self._job
         parts = [HostPart(job.host, self._task, label, 0.0, own)]
         for piece in pieces:
@@ -169,7 +173,7 @@ class EvidenceExchange:
 
     def told_trouble(self) -> AbortReason | None:
         """What made all hosts stop."""
-        trouble = self._job.trouble
+        trouble = self._job.abort_reason
         if trouble is None or trouble.reason in {"membership", "leave"}:
             return None  # whoever leaves knows why, and the others have nothing to diagnose
         return AbortReason(*trouble)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from saferun.coordinator.heartbeats import Beats, Monitor, stall_words, stuck_processes, waiting_places
+from saferun.coordinator.heartbeats import Beats, Monitor
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.knock import CUT, GONE, MAY_WORK, REACHED, UNKNOWN, UNREACHABLE, Finding, knock
+from saferun.coordinator.knock import CUT, REACHED, Finding
 from saferun.coordinator.line import Line
+from saferun.coordinator.liveness import Liveness, OwnSupervisor
 from saferun.coordinator.meeting import Meeting, Met
 from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
 from saferun.coordinator.places import HostRecord
@@ -21,10 +21,6 @@ from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.tasks import Tasks
 
 _BEATS_PER_TIMEOUT = 6
-# For how long a host that answers is given to beat again.
-_BEATS_AGAIN_S = 3.0
-# For how many intervals the next beat of a host is waited for that is said to be gone.
-_BEATS_TO_WAIT = 1.5
 _ACKS_S = 10.0
 _MOST_UNREAD_BYTES = 8 << 20
 
@@ -77,23 +73,28 @@ class Attempt:
             on_moved=self._on_line_moved,
         )
         self._on_moved = on_moved
-        self._has_one_port = issubclass(met.client.store_class, SharedStore)
         self.log = JobLog(self._line, self.prefix, place.host, self._on_told)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
         interval_s = meeting.host_timeout_s / _BEATS_PER_TIMEOUT
         self._beats = Beats(self._line, self.prefix, place.host, interval_s, pids)
         self._monitor: Monitor | None = None
         self._reader: PartReader | None = None
-        self._supervisors = pids
-        self._seen_in_d: set[int] = set()
-        self._own_waiting_s = 0.0
-        self._interval_s = interval_s
-        self._since_look_s = 0.0
+        self._own_supervisor = OwnSupervisor(place.leader_name, pids, interval_s, self._host_timeout_s)
+        self._liveness: Liveness | None = None
+        if self.is_leader:
+            self._liveness = Liveness(
+                met.records,
+                self._labels,
+                own.addresses,
+                interval_s,
+                has_one_port=issubclass(met.client.store_class, SharedStore),
+                report=self._report,
+            )
 
     def announce(self) -> None:
         """Tell the leader of its own host's tasks, before any of them says something itself."""
         if self.is_leader:
-            self._on_states({f"0/{task}": {"s": "run"} for task in range(len(self._own.tasks))})
+            self._send_head("states", changed={f"0/{task}": {"s": "run"} for task in range(len(self._own.tasks))})
 
     def open(self) -> None:
         """Begin to watch, to beat and, on the leader, to look at the others."""
@@ -103,6 +104,7 @@ class Attempt:
         self._line.open()
 
     def _open_leader(self) -> None:
+        assert self._liveness is not None  # noqa: S101 - this is the leader
         try:
             self._reader = PartReader(
                 self.client.another(), self.prefix, self.place.part_limit_bytes, self._deliver_part, self._is_head_busy
@@ -112,13 +114,14 @@ class Attempt:
                 self.prefix,
                 [len(record.tasks) for record in self._records],
                 self._host_timeout_s,
-                on_states=self._on_states,
+                on_states=lambda changed: self._send_head("states", changed=changed),
                 on_part=self._reader.announce,
-                on_silent=self._on_silent,
+                on_silent=self._liveness.find_out,
                 on_doubt=self._on_doubt,
-                on_heard=self._on_heard,
-                on_waiting=self._on_waiting,
+                on_heard=lambda host: self._send_head("heard", host=host),
+                on_waiting=self._liveness.on_waiting,
             )
+            self._liveness.monitor = self._monitor
         except StoreBrokenError:
             return
         self._reader.start()
@@ -143,7 +146,7 @@ class Attempt:
         if not isinstance(state, dict):
             return
         if self.is_leader:
-            self._on_states({f"0/{task}": state})
+            self._send_head("states", changed={f"0/{task}": state})
         else:
             self._beats.set_state(task, state)
 
@@ -176,41 +179,9 @@ class Attempt:
         return set(range(len(self._own.tasks))) <= self._acked | self._gone
 
     def probe(self, hosts: list[int], *, patient: bool = False) -> None:
-        """Knock at hosts, and tell the head what was found.
-
-        Args:
-            hosts: their numbers.
-            patient: whether one that seems to be gone is given the time of a beat to show that it is not.
-        """
-        for host in hosts:
-            if 0 < host < len(self._records):
-                threading.Thread(target=self._probe, args=(host, patient), daemon=True).start()
-
-    def _probe(self, host: int, patient: bool) -> None:  # noqa: FBT001 - a thread's argument
-        monitor = self._monitor
-        beat = monitor.beats_of(host) if monitor is not None else b""
-        finding = self._knock(host)
-        waits = patient or self._has_one_port
-        if monitor is None:
-            beats_on = finding.why == CUT  # it is too early for beats
-        else:
-            beats_on = self._beats_on(monitor, host, beat, finding.why, waits=waits)
-        if beats_on:
-            # It is there, whatever stands before it: a firewall may refuse every port but one.
-            finding = Finding(REACHED, f"{self._labels[host]} answers")
-        if finding.why in {GONE, UNREACHABLE} and monitor is not None:
-            # Nobody waits for its answer to the decision either.
-            monitor.lose(host)
-        self._send_head("probed", host=host, why=finding.why, words=finding.words)
-
-    def _beats_on(self, monitor: Monitor, host: int, beat: bytes, why: str, *, waits: bool) -> bool:
-        """Whether a host lives by its beats, where a knock says something else."""
-        if why in {CUT, UNREACHABLE}:
-            return monitor.silent_s(host) < 2 * self._interval_s
-        give_up_at = time.monotonic() + (_BEATS_TO_WAIT * self._interval_s if waits and why == GONE else 0.0)
-        while monitor.beats_of(host) == beat and time.monotonic() < give_up_at:
-            time.sleep(0.02)
-        return why == GONE and monitor.beats_of(host) != beat
+        """Probe hosts, and tell the head what was found; see ``Liveness.probe``."""
+        if self._liveness is not None:
+            self._liveness.probe(hosts, patient=patient)
 
     # ------------------------------------------------------------------------------------------------------ from others
 
@@ -223,9 +194,6 @@ class Attempt:
         told = {"op": "told", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         self._tasks.send_all(told)
 
-    def _on_states(self, changed: dict[str, Any]) -> None:
-        self._send_head("states", changed=changed)
-
     def _deliver_part(self, host: int, task: int, name: str, text: str) -> None:
         self._send_head("parts", name=name, host=host, task=task, text=text)
 
@@ -233,52 +201,13 @@ class Attempt:
         if not self._closed:
             self._tasks.head.send({"op": op, "attempt": self.number, **fields})
 
+    def _report(self, op: str, fields: dict[str, object]) -> None:
+        """What is found out about a host; once there is a decision, no host is missed any more."""
+        if op not in {"lost", "unheard"} or not self.log.has("decision"):
+            self._send_head(op, **fields)
+
     def _is_head_busy(self) -> bool:
         return self._tasks.head.unsent_bytes > _MOST_UNREAD_BYTES and not self._closed
-
-    def _knock(self, host: int) -> Finding:
-        record = self._records[host]
-        addresses = [a for a in record.addresses if a not in self._own.addresses] or list(record.addresses)
-        return knock(self._labels[host], addresses, record.port, way=None)
-
-    def _on_waiting(self, host: int, task: int, place: str) -> None:
-        tasks = self._records[host].tasks
-        pid = tasks[task].pid if task < len(tasks) else tasks[0].pid
-        self._send_head("warn", words=stall_words(self._labels[host], pid, place))
-
-    def _on_silent(self, host: int) -> None:
-        threading.Thread(target=self._find_out, args=(host,), daemon=True).start()
-
-    def _find_out(self, host: int) -> None:
-        monitor = self._monitor
-        if monitor is None:
-            return
-        label = self._labels[host]
-        beat = monitor.beats_of(host)
-        finding = self._knock(host)
-        if finding.why == CUT:
-            # It answers: it may have been held up, and its next beat is on its way then.
-            give_up_at = time.monotonic() + min(_BEATS_AGAIN_S, 2 * self._interval_s)
-            while monitor.beats_of(host) == beat and time.monotonic() < give_up_at:
-                time.sleep(0.02)
-        if monitor.beats_of(host) != beat:
-            monitor.reset(host)
-            return
-        if finding.why == GONE and self._has_one_port:
-            # Something before that host may refuse every port but one.
-            finding = Finding(UNKNOWN, finding.words)
-        if finding.why in MAY_WORK or monitor.is_missed(host):
-            # Whether the job goes on is for those to say who see its ranks.
-            monitor.miss(host)
-            op = "unheard"
-        else:
-            monitor.lose(host)
-            op = "lost"
-        if not self.log.has("decision"):
-            self._send_head(op, host=host, label=label, why=finding.why, words=finding.words)
-
-    def _on_heard(self, host: int) -> None:
-        self._send_head("heard", host=host)
 
     def _on_doubt(self) -> None:
         """Somebody has been silent for a while: how the ranks do from now on may decide what is made of that."""
@@ -296,11 +225,9 @@ class Attempt:
 
     def _on_line_lost(self, finding: Finding, may_come_again: bool) -> None:  # noqa: FBT001 - by the line
         if not self._closed and not self.log.has("decision"):
-            self._tell_store_lost(finding, may_come_again=may_come_again)
-
-    def _tell_store_lost(self, finding: Finding, *, may_come_again: bool = False) -> None:
-        told = {"why": CUT if finding.why == REACHED else finding.why, "words": finding.words, "again": may_come_again}
-        self._tasks.send_all({"op": "store_lost", "attempt": self.number, **told})
+            why = CUT if finding.why == REACHED else finding.why
+            told = {"why": why, "words": finding.words, "again": may_come_again}
+            self._tasks.send_all({"op": "store_lost", "attempt": self.number, **told})
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
@@ -309,22 +236,10 @@ class Attempt:
         if not self.is_leader:
             self._line.tick(seconds)
             return
-        self._since_look_s += seconds
-        if self._since_look_s < self._interval_s:
-            return
-        self._look_at_own_supervisor()
-
-    def _look_at_own_supervisor(self) -> None:
-        """Nobody looks at the leader's beats: that its supervisor does not run it says itself."""
-        stuck = stuck_processes({0: self._supervisors[0]}, self._seen_in_d) if 0 in self._supervisors else {}
-        waiting_s = self._own_waiting_s
-        self._own_waiting_s = waiting_s + self._since_look_s if stuck else 0.0
-        self._since_look_s = 0.0
-        name = self.place.leader_name
-        if waiting_s < self._host_timeout_s / 2 <= self._own_waiting_s:
+        stalled = self._own_supervisor.tick(seconds)
+        if stalled:
             # It cannot say so; one of the others does, and all wait for it where a decision is due, within bounds.
-            place = waiting_places(stuck, self._supervisors).get("0", "")
-            self.log.tell({"kind": "notice", "words": stall_words(name, self._supervisors[0], place)})
+            self.log.tell({"kind": "notice", "words": stalled})
 
     def wait_acked(self) -> None:
         """Where a decision has been told: wait until it has been taken in, here and, on the leader, everywhere."""

@@ -474,11 +474,6 @@ class Investigation:
             return 0.0
         return self._guarded("see whether the ranks work", self._watch.quiet_s, time.monotonic()) or 0.0
 
-    def states_changed(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """How the ranks of all hosts do, on the host that decides."""
-        if self._exchange is not None:
-            self._exchange.states_changed(states)
-
     def job_hangs(self, verdict: HangVerdict, number: int) -> None:
         """All hosts are to capture a hang of the job."""
         if self._exchange is not None:
@@ -690,7 +685,7 @@ class Investigation:
             self._exchange is not None
             and self._exchange.hang_number == 1
             and self._job is not None
-            and self._job.line.is_head
+            and self._job.is_head
         ):
             self._say(printable(line))
         if self._diagnosis is not None:
@@ -977,7 +972,7 @@ class Investigation:
         lines = list(action.messages) or [
             f"saferun: the job has failed; {self._job.leader if self._job else ''} knows why"
         ]
-        if self._job is None or self._job.line.is_head:
+        if self._job is None or self._job.is_head:
             self._say("\n".join(lines))
         if self._diagnosis is not None:
             followed = "restarted" if action.restarting else "ended"

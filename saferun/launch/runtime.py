@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.captures.client import Examiner
+from saferun.cluster.solo_job import SoloJob
 from saferun.config import LaunchConfig
 from saferun.console.intake import Intake
 from saferun.console.screen import Screen
@@ -29,7 +30,6 @@ from saferun.launch.passed_signals import PassedSignals
 from saferun.launch.rank_start import RankStart
 from saferun.launch.ranks import AttemptPlan, Rank, RankGroup, plan_environs
 from saferun.launch.shared_memory import Segments
-from saferun.launch.store import StoreService
 from saferun.launch.torchelastic_error import Handover
 from saferun.linux.children import reap
 from saferun.linux.poller import Poller
@@ -37,7 +37,6 @@ from saferun.linux.procfs import is_core_dumping
 from saferun.linux.reaper import Reaper
 from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment, signal_name
-from saferun.supervisor import topology
 from saferun.supervisor.events import (
     BroadcastAbort,
     BroadcastDecision,
@@ -81,7 +80,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.cluster.job import Job, Place
+    from saferun.cluster.job import Job
+    from saferun.cluster.job_values import Assignment
     from saferun.cluster.secret import JobSecret
     from saferun.evidence import Diagnosis, HangVerdict
     from saferun.files.writer import Writer
@@ -173,7 +173,7 @@ class Runtime:
         self._finish: Finish | None = None
         self._number = 0  # the job's number of the attempt
         self._placement: Placement | None = None
-        self._place: Place | None = None
+        self._place: Assignment | None = None
         self._plan: AttemptPlan | None = None
         self._group: RankGroup | None = None
         self._finished: list[Rank] = []
@@ -194,7 +194,7 @@ class Runtime:
         self._store = self._open_store(own_environ)
         self._investigation = self._open_investigation()
         self._logs = LogDirectory(config.logs, run_dir)
-        self._handover = Handover(config, self._job or self._store)
+        self._handover = Handover(config, (self._job or self._store).client)
         self._checks = self._open_checks(checks)
         self._segments = Segments()
         self._leftovers = self._open_leftovers(older_children)
@@ -232,16 +232,19 @@ class Runtime:
             outbox=(lambda: writer.outbox) if writer is not None else None,
         )
 
-    def _open_store(self, environ: Mapping[str, str]) -> StoreService:
-        return StoreService(
+    def _open_store(self, environ: Mapping[str, str]) -> SoloJob:
+        return SoloJob(
             self._config,
             environ,
             self._poller,
             post=self._events.append,
             attempt=lambda: self._supervisor.attempt,
-            on_ready=self._on_prepared,
+            on_assigned=self._on_assigned,
+            on_prepared=self._on_prepared,
+            on_hang=self._on_job_hang,
+            on_preflight=self._on_preflight,
             on_torch=self._write_run_json,
-            on_words=self._screen.err.say,
+            on_stderr=self._screen.err.say,
         )
 
     def _open_investigation(self) -> Investigation:
@@ -518,7 +521,7 @@ class Runtime:
     def _run_checks(self, action: RunChecks) -> None:
         if self._job is not None and not self._is_bound:
             # A name server may have to say whose the endpoint's name is.
-            self._job.line.find_endpoint(lambda: self._check_host(action))
+            self._job.find_endpoint(lambda: self._check_host(action))
         else:
             self._check_host(action)
 
@@ -532,8 +535,6 @@ class Runtime:
         except SaferunError as error:
             self._start_failed(action.attempt, error)
             return
-        if self._job is not None:
-            self._job.line.open()  # it has torch to import meanwhile
         if self._checks is None:
             self._events.append(ChecksPassed(time.monotonic(), action.attempt))
             return
@@ -559,7 +560,7 @@ class Runtime:
             bound=self._bound_ports(),
             attempt=attempt,
             old_pids=old_pids,
-            is_endpoint_here=self._job is not None and self._job.line.is_endpoint_here,
+            is_endpoint_here=self._job is not None and self._job.is_endpoint_here,
         )
 
     def _check_beside(self, plan: AttemptPlan) -> None:
@@ -584,23 +585,10 @@ class Runtime:
         Raises:
             SaferunError: one cannot be had.
         """
-        rendezvous = self._config.rendezvous
-        if self._job is not None:
-            self._job.bind()
-            return
-        port = self._store.bind()
-        self._placement = topology.single_host(
-            self._config.nproc_per_node,
-            rendezvous.master_addr or rendezvous.local_addr or "localhost",
-            port,
-            rendezvous.run_id,
-        )
+        (self._job or self._store).bind()
 
     def _bound_ports(self) -> list[int]:
-        port = self._placement.master_port if self._placement is not None else 0
-        if self._job is not None:
-            port = self._job.line.port
-        return [port] if port else []
+        return (self._job or self._store).bound_ports()
 
     def _on_checked(self, attempt: int, outcome: Outcome) -> None:
         """This host by itself is checked. Of several hosts the one that leads decides, so that all learn of it."""
@@ -675,9 +663,7 @@ class Runtime:
             self._job.join(action, card, door)
             self._imports.import_now(BEFORE_SEVERAL_HOSTS)  # the other hosts take longer
         else:
-            assert self._placement is not None  # noqa: S101 - CHECKING has set it
-            self._placement = self._placement._replace(restarts=action.restarts)
-            self._store.prepare(self._preparation())
+            self._store.join(action)
 
     def _preparation(self) -> JsonObject:
         """What only torch can answer about an attempt."""
@@ -916,20 +902,18 @@ class Runtime:
             run_dir=self._run_dir,
             post=self._take_from_job,
             attempt=lambda: self._supervisor.attempt,
-            on_place=self._on_place,
+            on_assigned=self._on_assigned,
             on_prepared=self._on_prepared,
             on_hang=self._on_job_hang,
-            on_states=lambda states: self._investigation.states_changed(states),  # noqa: PLW0108 - made after this
             on_preflight=self._on_preflight,
             say=self._screen.say,
-            on_words=self._screen.err.say,
-            ranks=lambda: self._investigation.watched_ranks(),  # noqa: PLW0108 - the same
+            on_stderr=self._screen.err.say,
+            ranks=lambda: self._investigation.watched_ranks(),  # noqa: PLW0108 - made after this
             secret=self._secret,
         )
 
-    def _on_place(self, place: Place) -> None:
+    def _on_assigned(self, place: Assignment) -> None:
         """The hosts have met."""
-        assert self._job is not None  # noqa: S101 - it says so
         self._placement = place.placement
         self._place = place
         self._is_probed = False
@@ -943,7 +927,7 @@ class Runtime:
             task=task.local_rank if task is not None else 0,
         )
         self._investigation.joined(self._host)
-        self._job.prepare(self._preparation())
+        (self._job or self._store).prepare(self._preparation())
 
     def _on_job_hang(self, verdict: HangVerdict, number: int) -> None:
         self._investigation.job_hangs(verdict, number)
@@ -956,7 +940,7 @@ class Runtime:
             first = next((rank for rank in self._ended_badly()), None)
             words = words or (f"rank {first.place.rank}: {first.end.status.description}" if first and first.end else "")
             ranks = (first.place.rank,) if first is not None else ()
-        self._job.tell_trouble(action.reason, words or action.reason, ranks=ranks, signum=action.signum)
+        self._job.abort_attempt(action.reason, words or action.reason, ranks=ranks, signum=action.signum)
 
     def _ended_badly(self) -> list[Rank]:
         ranks = self._group.ranks if self._group is not None else []
@@ -975,7 +959,7 @@ class Runtime:
                 words = self._investigation.decision_words(
                     action.diagnosis, restarting=restarting, decision=action.decision
                 )
-            self._job.tell_decision(action, words)
+            self._job.broadcast_decision(action, words)
 
     def _report_decision(self, action: ReportDecision) -> None:
         self._investigation.report_decision(action)
@@ -1015,7 +999,7 @@ class Runtime:
         self._leftovers.end()
         self._rank_start.close()
         self._investigation.attempt_ended()
-        self._store.deadline = None
+        self._store.attempt_ended()
         self._lint.cancel()
         group = self._group
         if group is None or group.is_closed:
@@ -1113,7 +1097,7 @@ class Runtime:
 
     def _on_finish(self, action: Finish) -> None:
         # By a signal to this host, or to another one of the job.
-        told = self._job.trouble if self._job is not None else None
+        told = self._job.abort_reason if self._job is not None else None
         stopped = self._stop_signum is not None or (told is not None and told.reason in {"signal", "parent"})
         if action.reraise is None:
             self._handover.end(self._finished, self._plan, self._supervisor.attempt, stopped=stopped)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     class _Receiver(Protocol):
         """Whoever has the line to torch."""
 
-        hands_on_events: bool
+        @property
+        def forwards_events(self) -> bool:
+            """Whether the user named one of torch's event handlers."""
 
-        def hand_on(self, event: JsonObject) -> None:
+        def forward_event(self, event: JsonObject) -> None:
             """Take an event."""
 
 
@@ -39,14 +41,14 @@ class Handover:
 
     def hand_on(self, rank: Rank, plan: AttemptPlan | None, state: str, restarts: int) -> None:
         """What has happened to a rank, in torchrun's word for it."""
-        if not self._receiver.hands_on_events or plan is None:
+        if not self._receiver.forwards_events or plan is None:
             return
         failed = rank.end if state == "FAILED" else None
         error = None
         if failed is not None:
             content = rank.recorded["content"] if rank.recorded is not None else missing_error(failed.status.returncode)
             error = json.dumps(content)
-        self._receiver.hand_on(
+        self._receiver.forward_event(
             rank_event(state, self._fields(restarts), plan.placement, rank.place, rank.child.pid, failed, error)
         )
 
@@ -54,8 +56,8 @@ class Handover:
         self, state: str, restarts: int, placement: Placement | None, duration_ms: float | None = None
     ) -> None:
         """What has happened to the launcher itself."""
-        if self._receiver.hands_on_events:
-            self._receiver.hand_on(agent_event(state, self._fields(restarts), placement, duration_ms))
+        if self._receiver.forwards_events:
+            self._receiver.forward_event(agent_event(state, self._fields(restarts), placement, duration_ms))
 
     def end(self, ranks: list[Rank], plan: AttemptPlan | None, restarts: int, *, stopped: bool) -> None:
         """The launch is over: what became of its last ranks, and of the launcher."""

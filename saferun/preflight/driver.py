@@ -19,7 +19,8 @@ from saferun.preflight.client import CheckProcess, CheckRun
 from saferun.preflight.results import SEVERITY, CheckResult, HostCard, Preflight, Probe
 
 if TYPE_CHECKING:
-    from saferun.cluster.job import Job, Piece, Place
+    from saferun.cluster.job import Job
+    from saferun.cluster.job_values import Assignment, EvidenceChunk
     from saferun.preflight.bisect.driver import TrialSearch
 
 # How long the hosts may try each other, and how much longer the one that leads waits for what came of it.
@@ -90,7 +91,7 @@ class PreflightRun:
         self._on_checked: Callable[[Outcome], None] | None = None
         self._on_over: Callable[[Outcome], None] | None = None
         self._round = 0
-        self._place: Place | None = None
+        self._place: Assignment | None = None
         self._cards: dict[int, HostCard] = {}
         self._probes: list[Probe] = []
         self._missing: dict[int, str] = {}
@@ -279,7 +280,7 @@ class PreflightRun:
     # ----------------------------------------------------------------------------------------------------------------
     # Between hosts
 
-    def probe(self, place: Place, on_over: Callable[[Outcome], None]) -> None:
+    def probe(self, place: Assignment, on_over: Callable[[Outcome], None]) -> None:
         """Try the other hosts, hand in what came of it, and wait for the verdict; ``on_over`` follows.
 
         Its outcome has everything on the host that leads; on the others it says no more than whether to go on, and they
@@ -292,17 +293,17 @@ class PreflightRun:
             self._end()
             return
         job = self._job
-        if job is None or not job.line.is_head:
+        if job is None or not job.is_head:
             return
         if place.leads:
             self._read_cards(place)
-        self._next_round([(host, label, door) for host, label, door in place.doors], hosts=None)
+        self._next_round([(host, label, door) for host, label, door in place.probe_endpoints], hosts=None)
 
-    def _read_cards(self, place: Place) -> None:
+    def _read_cards(self, place: Assignment) -> None:
         assert self._job is not None  # noqa: S101 - it leads
         from saferun.preflight.wire import decode_card
 
-        for host, (card, _) in enumerate(place.cards):
+        for host, (card, _) in enumerate(place.host_infos):
             peer = self._job.peers.get(host)
             label = peer.label if peer is not None else f"host {host}"
             found = decode_card(card) if card else None
@@ -327,7 +328,7 @@ class PreflightRun:
             self._waits_for_others = True
             others = [host for host in self._cards if host not in self._missing] if hosts is None else hosts
 
-            def on_pieces(pieces: list[Piece]) -> None:
+            def on_pieces(pieces: list[EvidenceChunk]) -> None:
                 self._others_probed(others, pieces)
 
             self._job.collect(name, _PROBE_S + _OTHERS_S, on_pieces, hosts=others)
@@ -356,7 +357,7 @@ class PreflightRun:
 
             self._probes += decode_probes(text, host)
 
-    def _others_probed(self, expected: Sequence[int], pieces: Sequence[Piece]) -> None:
+    def _others_probed(self, expected: Sequence[int], pieces: Sequence[EvidenceChunk]) -> None:
         assert self._job is not None  # noqa: S101 - there are others
         self._waits_for_others = False
         heard = {self._job.host}
@@ -399,7 +400,7 @@ class PreflightRun:
         if not only:
             self._tell(self._shown(preflight.results))
         if ok and not only:
-            self._job.tell_preflight({"ok": True, "nic": list(outcome.nics)})
+            self._job.broadcast_preflight({"ok": True, "nic": list(outcome.nics)})
             return  # which this host hears like the others
         if self._on_over is not None:
             self.close()
@@ -425,11 +426,11 @@ class PreflightRun:
         assert self._place is not None  # noqa: S101 - they have met
         assert self._job is not None  # noqa: S101 - there are others
         pairs = [
-            (source, target, self._cards[target].label, self._place.cards[target][1])
+            (source, target, self._cards[target].label, self._place.host_infos[target][1])
             for source, target in again
-            if target < len(self._place.cards) and target in self._cards
+            if target < len(self._place.host_infos) and target in self._cards
         ]
-        self._job.tell_preflight({"again": pairs})
+        self._job.broadcast_preflight({"again": pairs})
 
     # ----------------------------------------------------------------------------------------------------------------
     # The verdict
@@ -535,7 +536,7 @@ def context_of(
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
     serves = not hosts.together or hosts.node_rank == 0
     if hosts.together and rendezvous.backend != "static":
-        from saferun.cluster.coordinator_client import split_endpoint
+        from saferun.cluster.job_channel import split_endpoint
 
         master = split_endpoint(rendezvous.endpoint)[0]
         serves = is_endpoint_here

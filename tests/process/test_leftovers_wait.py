@@ -331,7 +331,7 @@ sys.exit(main())
         "saferun.launch.runtime:Runtime._end_attempt",
         "saferun.launch.runtime:Runtime._drain_console",
         "saferun.launch.investigation:Investigation.close",
-        "saferun.launch.store:StoreService.close",
+        "saferun.cluster.solo_job:SoloJob.close",
         "saferun.launch.shared_memory:Segments.close",
         "saferun.launch.orphans:Leftovers.close",
         "saferun.linux.poller:Poller.close",

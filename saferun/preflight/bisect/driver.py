@@ -19,7 +19,8 @@ from saferun.preflight.bisect.client import IMPORT_S, MARGIN_S, TrialPlace, Tria
 from saferun.text.decoding import MALFORMED, loads, measure, number, words
 
 if TYPE_CHECKING:
-    from saferun.cluster.job import Job, Piece
+    from saferun.cluster.job import Job
+    from saferun.cluster.job_values import EvidenceChunk
     from saferun.model import JsonObject
     from saferun.preflight.results import CheckResult
 
@@ -139,11 +140,11 @@ class TrialSearch:
         self._waits_for_own = True
         self._waits_for_others = self._job is not None
         if self._job is not None:
-            self._job.tell_preflight({"trial": {}})
+            self._job.broadcast_preflight({"trial": {}})
             self._job.collect(_PREPARED, IMPORT_S + _COLLECT_S, self._others_prepared, hosts=hosts)
         self._run.prepare(time.monotonic())
 
-    def _others_prepared(self, _pieces: list[Piece]) -> None:
+    def _others_prepared(self, _pieces: list[EvidenceChunk]) -> None:
         self._waits_for_others = False
         self._begin_trials()
 
@@ -163,10 +164,10 @@ class TrialSearch:
         self._waits_for_own = True
         self._waits_for_others = self._job is not None
         if self._job is not None:
-            self._job.tell_preflight({"trial": encode_trial(trial)})
+            self._job.broadcast_preflight({"trial": encode_trial(trial)})
             timeout_s = trial.deadline_s + MARGIN_S + IMPORT_S + _COLLECT_S
 
-            def on_pieces(pieces: list[Piece]) -> None:
+            def on_pieces(pieces: list[EvidenceChunk]) -> None:
                 for piece in pieces:
                     self._outcomes += decode_outcomes(piece.evidence, piece.host)
                 self._waits_for_others = False

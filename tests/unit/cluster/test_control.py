@@ -61,6 +61,11 @@ class World:
             Poller(),
             host_timeout_s=TIMEOUT_S,
             hang_timeout_s=0.0,
+            label="node3",
+            leader="node1",
+            addresses=["10.77.0.1", "10.78.0.1"],
+            leads=leads,
+            speaks=True,
             ranks=lambda: [] if self.ended else [object()],  # type: ignore[list-item]
             say=self.said.append,
             on_lost=lambda *lost: self.lost.append(lost),
@@ -69,7 +74,6 @@ class World:
             ask_others=lambda: self.others,
             has_ended=lambda: self.ended,
         )
-        self.control.begin("node3", "node1", ["10.77.0.1", "10.78.0.1"], leads=leads, speaks=True)
 
     @property
     def ranks(self) -> Ranks:

@@ -1,18 +1,19 @@
-"""What this host hears from others, and what it makes of it. The line is a list."""
+"""What this host hears from others, and what it makes of it. The channel is a list."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.cluster import job as job_module
-from saferun.cluster.job import Job, Piece, Place
+from saferun.cluster.job import Job
+from saferun.cluster.job_values import Assignment, EvidenceChunk
 from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig
 from saferun.files.run_dir import RunDirectory
@@ -34,10 +35,11 @@ from tests.torch.coordinating import TROUBLE
 from tests.unit.samples import CONFIG
 
 
-class Line:
-    """Stands in for the line to the coordinator."""
+class Channel:
+    """Stands in for the channel to the coordinator."""
 
-    def __init__(self, *_: Any, on_message: Any, **__: Any) -> None:
+    def __init__(self, on_message: Any) -> None:
+        self.client = SimpleNamespace(asks_torch=False, is_preparing=False)
         self.deadline: float | None = None
         self.port = 29500
         self.control_port = 40000
@@ -58,10 +60,9 @@ class Line:
 class Listening:
     """A job with its surroundings."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(job_module, "JobLine", Line)
+    def __init__(self) -> None:
         self.events: list[Event] = []
-        self.places: list[Place] = []
+        self.places: list[Assignment] = []
         self.said: list[str] = []
         self.states: list[dict[str, Any]] = []
         self.hangs: list[int] = []
@@ -74,17 +75,22 @@ class Listening:
             run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append),
             post=self.events.append,
             attempt=lambda: 0,
-            on_place=self.places.append,
+            on_assigned=self.places.append,
             on_prepared=lambda _: None,
             on_hang=lambda _, number: self.hangs.append(number),
-            on_states=lambda states: self.states.append(dict(states)),
             on_preflight=self.told.append,
             say=self.said.append,
-            on_words=lambda _: None,
+            on_stderr=lambda _: None,
+            open_channel=self._open_channel,
         )
+        self.job.subscribe(lambda states: self.states.append(dict(states)))
+
+    def _open_channel(self, *_: Any, on_message: Any, **__: Any) -> Any:
+        self.channel = Channel(on_message)
+        return self.channel
 
     def hear(self, **message: Any) -> None:
-        self.job.line.say(message)  # type: ignore[attr-defined]
+        self.channel.say(message)
 
     def join(self) -> None:
         self.job.join(JoinHosts(0))
@@ -128,8 +134,8 @@ DECISION: dict[str, Any] = {
 
 
 @pytest.fixture
-def listening(monkeypatch: pytest.MonkeyPatch) -> Listening:
-    return Listening(monkeypatch)
+def listening() -> Listening:
+    return Listening()
 
 
 def piece(text: str = "evidence", at: float | None = None) -> str:
@@ -148,7 +154,7 @@ def test_the_hosts_agreement_becomes_a_placement(listening: Listening) -> None:
 def test_pieces_are_waited_for_until_all_are_there(listening: Listening) -> None:
     """And those of a host that is lost are waited for no more."""
     listening.join()
-    got: list[list[Piece]] = []
+    got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     assert got == []
     listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece())
@@ -162,11 +168,11 @@ def test_pieces_are_waited_for_until_all_are_there(listening: Listening) -> None
 def test_a_host_that_hands_in_nothing_is_knocked_at_and_not_waited_for_for_ever(listening: Listening) -> None:
     """Its saferun may have been killed a moment ago."""
     listening.join()
-    got: list[list[Piece]] = []
+    got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     assert listening.job.deadline is not None
     listening.job.tick(time.monotonic() + 2.0)
-    assert listening.job.line.sent[-1]["op"] == "probe"  # type: ignore[attr-defined]
+    assert listening.channel.sent[-1]["op"] == "probe"
     listening.hear(op="probed", host=1, why="reached", words="it answers")
     assert got == []
     listening.job.tick(time.monotonic() + 61.0)
@@ -176,14 +182,14 @@ def test_a_host_that_hands_in_nothing_is_knocked_at_and_not_waited_for_for_ever(
 def test_a_piece_of_the_largest_size_that_is_allowed_fits_with_its_wrapping(listening: Listening) -> None:
     """The coordinator drops what is larger than the host that decides wants to read."""
     listening.join()
-    listening.job.share("end", "x" * listening.job.part_limit_bytes, moved=False, stopped=False)
-    assert len(listening.job.line.sent[-1]["text"]) <= JOINED["part_limit_bytes"]  # type: ignore[attr-defined]
+    listening.job.share("end", "x" * listening.job.chunk_limit_bytes, moved=False, stopped=False)
+    assert len(listening.channel.sent[-1]["text"]) <= JOINED["part_limit_bytes"]
 
 
 def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
     """A host whose clock is an hour behind did not fail an hour before the others."""
     listening.join()
-    got: list[list[Piece]] = []
+    got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece(at=time.time() - 3600))
     assert got[0][0].offset_s == pytest.approx(3600, abs=5)
@@ -201,9 +207,9 @@ def test_what_a_host_tells_others_holds_no_secret(
     if is_missing:
         monkeypatch.setitem(sys.modules, "saferun.text.redaction", None)
     said = f"rank 3: RuntimeError: push to https://me:{SECRET}@example.org failed, token {SECRET}"
-    listening.job.tell_trouble("failure", said, ranks=(3,))
-    listening.job.tell_decision(BroadcastDecision(0, "finish", 1), [f"saferun: {said}", "hint: look"])
-    trouble, decision = (sent["message"] for sent in listening.job.line.sent[-2:])  # type: ignore[attr-defined]
+    listening.job.abort_attempt("failure", said, ranks=(3,))
+    listening.job.broadcast_decision(BroadcastDecision(0, "finish", 1), [f"saferun: {said}", "hint: look"])
+    trouble, decision = (sent["message"] for sent in listening.channel.sent[-2:])
     assert SECRET not in json.dumps([trouble, decision])
     assert (trouble["ranks"], decision["exit_code"]) == ([3], 1)
     assert trouble["words"].startswith("rank 3: RuntimeError: push to") is not is_missing
@@ -221,7 +227,7 @@ def test_what_the_log_tells_becomes_events(listening: Listening) -> None:
     assert (first.reason, first.host, first.ours) == ("failure", "node1", False)
     assert isinstance(second, JobDecided)
     assert (second.next_step, second.messages) == ("restart", ("why",))
-    assert listening.job.line.sent[-1]["op"] == "ack"  # type: ignore[attr-defined]
+    assert listening.channel.sent[-1]["op"] == "ack"
 
 
 def test_the_job_is_done_when_every_task_of_every_host_is(listening: Listening) -> None:
@@ -237,7 +243,7 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     """Neither for its ranks' end nor for its evidence; whether the job hangs is for the others to say."""
     listening.join()
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "run"}, "1/0": {"s": "run"}})
-    watch = listening.job.control._watch
+    watch = listening.job.current.control._watch
     watch.begin(time.monotonic() - 1.0)
     watch._moved = time.monotonic()
     listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
@@ -249,7 +255,7 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     assert isinstance(unheard, HostsUnreachable)
     assert unheard.message == "nothing has been heard of node1"
     assert listening.states[-1] == {"0/0": {"s": "done"}, "1/0": {"s": "done"}}
-    got: list[list[Piece]] = []
+    got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     assert got == [[]]
 
@@ -265,7 +271,7 @@ def test_a_host_whose_ranks_have_ended_well_ends_no_job_by_its_silence(listening
     (warning,) = listening.said
     assert "node1 says nothing" in warning
     assert warning.endswith("have ended well, so the job goes on")
-    got: list[list[Piece]] = []
+    got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     assert got == [[]]
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}})
@@ -300,9 +306,9 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     running = {"1/0": {"s": "run"}, "2/0": {"s": "run"}}
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "done"}, **running})
     listening.hear(op="doubt", attempt=0)
-    sent = listening.job.line.sent  # type: ignore[attr-defined]
+    sent = listening.channel.sent
     assert [sent[-1]["message"][name] for name in ("kind", "hosts")] == ["watch", [1, 2]]
-    control = listening.job.control
+    control = listening.job.current.control
     control._others_at = (time.monotonic() - 20.0,) * 3
     control._watch._began = control._watch._moved = control._watch._active = time.monotonic() - 20.0
     for told in ([1, 1], "nonsense", [1]):
@@ -320,13 +326,13 @@ def test_a_host_that_is_asked_reports_that_its_ranks_move(
     """In its state, and only for a while."""
     listening.join()
     listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [1]})
-    control = listening.job.control
+    control = listening.job.current.control
     assert control.deadline is None
     listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [0, 1]})
     moving = Progress(runs=True, watched_s=9.0, still_s=0.0, quiet_s=0.0)
     monkeypatch.setattr(control._watch, "progress", lambda _now, **_more: moving)
     control.tick(time.monotonic())
-    sent = listening.job.line.sent  # type: ignore[attr-defined]
+    sent = listening.channel.sent
     assert sent[-1]["state"] == {"s": "run", "progress": [1, 1]}
     control.tick(time.monotonic() + 1000.0)
     assert control.deadline is None
@@ -339,7 +345,7 @@ def test_what_cannot_be_judged_ends_nothing(listening: Listening, monkeypatch: p
     def fail(_message: object) -> None:
         raise RuntimeError("no idea")
 
-    monkeypatch.setattr(listening.job.control, "hear", fail)
+    monkeypatch.setattr(listening.job.current.control, "hear", fail)
     listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
     assert listening.events == []
     assert listening.said == ["saferun: warning: cannot judge whether other hosts are there: RuntimeError: no idea"]
@@ -417,7 +423,7 @@ def test_a_trouble_that_makes_no_sense_ends_nothing(listening: Listening, field:
 def test_a_piece_of_evidence_that_makes_no_sense_ends_nothing(listening: Listening, text: str) -> None:
     """Nor does it shift times by an infinity."""
     listening.join()
-    got: list[list[Piece]] = []
+    got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=text)
     assert (got, listening.job.ignored.count) == ([], 1)
@@ -434,7 +440,7 @@ def test_whatever_fails_because_of_a_message_is_ignored_and_counted(
     def fail(_message: object) -> None:
         raise RecursionError("so deep \x1b[2J")
 
-    monkeypatch.setattr(listening.job, "_on_changed", fail)
+    monkeypatch.setattr(listening.job.current, "_on_changed", fail)
     for _ in range(100):
         listening.hear(op="states", attempt=0, changed={})
     assert listening.job.ignored.count == 100
@@ -460,7 +466,7 @@ def test_only_the_host_that_leads_decides(listening: Listening) -> None:
             listening.hear(op="told", attempt=0, k=0, message={**fields, "kind": kind, "host": host})
     assert (listening.events, listening.hangs, listening.told) == ([], [], [])
     assert listening.job.ignored.count == 20
-    assert listening.job.control.deadline is None
+    assert listening.job.current.control.deadline is None
 
 
 def test_words_of_another_host_hold_nothing_that_a_terminal_obeys(listening: Listening) -> None:
@@ -490,9 +496,9 @@ def test_a_peer_fills_no_more_than_its_share_of_the_memory_of_the_host_that_lead
         listening.hear(op="parts", attempt=0, name="end", host=1, task=1 + i, text=piece())
         listening.hear(op="parts", attempt=0, name="end", host=2 + i, task=0, text=piece())
         listening.hear(op="states", attempt=0, changed={f"1/{1 + i}": {"s": "run"}, f"{2 + i}/0": {"s": "gone"}})
-    assert [name for name, _, _ in listening.job._pieces] == ["hang-996", "hang-997", "hang-998", "hang-999"]
-    assert listening.job._states == {}
-    assert listening.job._lost_tasks == set()
+    assert listening.job.current.chunks.names == ["hang-996", "hang-997", "hang-998", "hang-999"]
+    assert listening.job.current.states.by_task == {}
+    assert listening.job.current._lost_tasks == set()
 
 
 OPS = st.sampled_from(
@@ -513,20 +519,19 @@ KNOWN = st.sampled_from(
 @given(op=OPS, fields=st.dictionaries(KNOWN, JSON, max_size=6), inner=st.dictionaries(KNOWN, JSON, max_size=6))
 def test_nothing_that_another_host_says_can_break_this_one(op: str, fields: JsonObject, inner: JsonObject) -> None:
     """It may be another version, or an enemy."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        listening = Listening(monkeypatch)
-        listening.join()
-        listening.job.collect("end", 60.0, lambda _: None)
-        kinds = ("trouble", "hang", "decision", "notice", "watch")
-        for message in (
-            {**fields, "op": op},
-            *({"op": "told", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),
-        ):
-            listening.hear(**message)
-        listening.hear(**{**JOINED, **fields, "op": "joined"})
+    listening = Listening()
+    listening.join()
+    listening.job.collect("end", 60.0, lambda _: None)
+    kinds = ("trouble", "hang", "decision", "notice", "watch")
+    for message in (
+        {**fields, "op": op},
+        *({"op": "told", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),
+    ):
+        listening.hear(**message)
+    listening.hear(**{**JOINED, **fields, "op": "joined"})
 
 
-@pytest.mark.parametrize("field", ["way", "words"])
+@pytest.mark.parametrize("field", ["route", "words"])
 def test_a_host_does_not_fill_the_console_of_the_one_that_leads(
     listening: Listening, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
@@ -544,7 +549,7 @@ def test_a_host_does_not_fill_the_console_of_the_one_that_leads(
 def test_what_the_hosts_share_a_secret_by_goes_to_the_coordinator(listening: Listening) -> None:
     """Without files there is no directory to share it in."""
     listening.join()
-    (join,) = [message for message in listening.job.line.sent if message["op"] == "join"]  # type: ignore[attr-defined]
+    (join,) = [message for message in listening.channel.sent if message["op"] == "join"]
     assert join["sharing"] == {"base": "", "required": False}
 
 
@@ -592,5 +597,5 @@ def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in(listening: Listening, 
     (event,) = listening.events
     assert isinstance(event, JobAborted)
     assert event.reason == "failure"
-    assert listening.job.trouble is not None
-    assert (listening.job.trouble.reason, listening.job.trouble.words) == ("failure", "wants to join")
+    assert listening.job.abort_reason is not None
+    assert (listening.job.abort_reason.reason, listening.job.abort_reason.words) == ("failure", "wants to join")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from saferun.coordinator import attempt
-from saferun.coordinator.attempt import Attempt
 from saferun.coordinator.knock import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, Finding
+from saferun.coordinator.liveness import Liveness
+from saferun.coordinator.places import HostRecord, TaskRecord
 
 INTERVAL_S = 0.1
 
@@ -43,51 +42,44 @@ class Silent:
         return self.is_known
 
 
-def find_out(monkeypatch: pytest.MonkeyPatch, monitor: Silent, why: str) -> list[dict[str, Any]]:
+def find_out(monitor: Silent, why: str) -> list[dict[str, Any]]:
     """What the leader's supervisor is told of host 1."""
     told: list[dict[str, Any]] = []
-    leader = Attempt.__new__(Attempt)
-    record = SimpleNamespace(addresses=("10.0.0.2",), port=1, tasks=())
-    stand_ins: dict[str, Any] = {
-        "_monitor": monitor,
-        "_labels": ["node1", "node2"],
-        "_records": [None, record],
-        "_own": SimpleNamespace(addresses=("10.0.0.1",)),
-        "_interval_s": INTERVAL_S,
-        "_closed": False,
-        "_has_one_port": False,
-        "_tasks": SimpleNamespace(head=SimpleNamespace(send=told.append)),
-        "log": SimpleNamespace(has=lambda _kind: False),
-        "number": 0,
-    }
-    for name, value in stand_ins.items():
-        setattr(leader, name, value)
-    monkeypatch.setattr(attempt, "knock", lambda *_arguments, **_more: Finding(why, "in words"))
-    leader._find_out(1)
+    record = HostRecord("node2", (TaskRecord(1, "default", 1),), ("10.0.0.2",), 1)
+    liveness = Liveness(
+        [record, record],
+        ["node1", "node2"],
+        ("10.0.0.1",),
+        INTERVAL_S,
+        has_one_port=False,
+        report=lambda op, fields: told.append({"op": op, **fields}),
+        probe=lambda *_arguments, **_more: Finding(why, "in words"),
+    )
+    stand_in: Any = monitor
+    liveness.monitor = stand_in
+    liveness._find_out(1)
     return told
 
 
-def test_a_host_that_answers_and_beats_again_a_moment_later_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_answers_and_beats_again_a_moment_later_is_not_lost() -> None:
     """It stood still, and goes on while it is knocked at: its answer is there before its beat is."""
     monitor = Silent(beats_again_after=3)
-    assert find_out(monkeypatch, monitor, CUT) == []
+    assert find_out(monitor, CUT) == []
     assert (monitor.was_reset, monitor.was_lost) == (True, False)
 
 
-def test_a_host_whose_saferun_is_gone_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_whose_saferun_is_gone_is_lost() -> None:
     """Its ranks ended with it."""
     monitor = Silent(beats_again_after=None)
-    assert [(told["op"], told["host"], told["why"]) for told in find_out(monkeypatch, monitor, GONE)] == [
-        ("lost", 1, GONE)
-    ]
+    assert [(told["op"], told["host"], told["why"]) for told in find_out(monitor, GONE)] == [("lost", 1, GONE)]
     assert (monitor.was_reset, monitor.was_lost) == (False, True)
 
 
 @pytest.mark.parametrize("why", [CUT, UNREACHABLE, UNKNOWN, FROZEN])
-def test_a_host_whose_ranks_may_be_at_work_is_not_given_up(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+def test_a_host_whose_ranks_may_be_at_work_is_not_given_up(why: str) -> None:
     """The way to it may be cut, or its saferun stopped; once it is missed, nothing found later proves its death."""
     monitor = Silent(beats_again_after=None)
     for found in (why, GONE):
-        told = find_out(monkeypatch, monitor, found)
+        told = find_out(monitor, found)
         assert [(message["op"], message["host"], message["why"]) for message in told] == [("unheard", 1, found)]
     assert not monitor.was_lost

@@ -22,7 +22,7 @@ BEFORE_THE_RANKS = {
     "saferun.linux.nics": "--nic, and what the checks chose",
     "saferun.linux.starters": "when the loop begins",
     "saferun.cluster.job": "when the loop is made",
-    "saferun.cluster.coordinator_client": "with the job",
+    "saferun.cluster.job_channel": "with the job",
     "saferun.cluster.secret": "--secret-file",
     "saferun.launch.nic": "--nic, and what the checks chose",
     "saferun.launch.dry_run": "--dry-run",

@@ -1,0 +1,123 @@
+"""The chunks of evidence that the tasks of a job hand in, as the leader collects them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from saferun.cluster.job_values import EvidenceChunk
+from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS, piece_from
+from saferun.cluster.roster import Roster
+from saferun.model import JsonObject
+from saferun.text.decoding import number, text
+
+_LONGEST_NAME = 255
+# Of a task, which is asked for one at a time: older ones are dropped. A peer can fill no more of the leader's memory.
+_MOST_CHUNKS = 4
+# A host that has handed in nothing by then is probed; again at longer intervals.
+_PROBE_AFTER_S = 1.5
+_PROBE_AGAIN_S = 5.0
+# Hosts' clocks are compared by when a message was sent and came, which may take a second.
+_SKEW_S = 1.5
+
+
+class _Wanted:
+    """Chunks of one name that are waited for."""
+
+    def __init__(
+        self, name: str, tasks: set[tuple[int, int]], timeout_s: float, on_done: Callable[[list[EvidenceChunk]], None]
+    ) -> None:
+        now = time.monotonic()
+        self.name = name
+        self.tasks = tasks
+        self.on_done = on_done
+        self.give_up_at = now + timeout_s
+        self.probe_at = now + _PROBE_AFTER_S
+
+
+class EvidenceCollection:
+    """The chunks of one attempt.
+
+    Args:
+        roster: who may hand in any.
+        is_awaited: whether a host's task may still hand in something.
+        probe: has hosts probed; takes their numbers, and whether nothing is known to be amiss yet.
+    """
+
+    def __init__(
+        self, roster: Roster, is_awaited: Callable[[int, int], bool], probe: Callable[[list[int], bool], None]
+    ) -> None:
+        self._roster = roster
+        self._is_awaited = is_awaited
+        self._probe = probe
+        self._chunks: dict[tuple[str, int, int], EvidenceChunk] = {}
+        self._wanted: _Wanted | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the chunks that are there."""
+        return [name for name, _, _ in self._chunks]
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return min(self._wanted.give_up_at, self._wanted.probe_at) if self._wanted is not None else None
+
+    def tick(self, now: float) -> None:
+        """Give up waiting, or have those probed that have handed in nothing."""
+        wanted = self._wanted
+        if wanted is None:
+            return
+        if wanted.give_up_at <= now:
+            self._end()
+        elif wanted.probe_at <= now:
+            wanted.probe_at = now + _PROBE_AGAIN_S
+            # Before the ranks are started nothing is known to be amiss.
+            self._probe(sorted({host for host, _ in self._missing(wanted)}), wanted.name.startswith("probes-"))
+
+    def collect(
+        self, name: str, timeout_s: float, on_done: Callable[[list[EvidenceChunk]], None], hosts: Collection[int] | None
+    ) -> None:
+        """Wait for the chunks of this name; see ``JobPort.collect``."""
+        self._wanted = _Wanted(name, self._roster.others(hosts), timeout_s, on_done)
+        self.review()
+
+    def add(self, message: JsonObject) -> None:
+        """A task has handed in a chunk.
+
+        Raises:
+            One of ``MALFORMED``: it is none.
+        """
+        host, task = number(message["host"], 0, MOST_HOSTS), number(message["task"], 0, MOST_TASKS)
+        name = text(message["name"], _LONGEST_NAME)
+        peer = self._roster.peer_of(host, task)
+        if peer is None:
+            raise ValueError("there is no such host or task")
+        chunk = piece_from(message["text"])
+        skew_s = time.time() - chunk.time
+        older = [key for key in self._chunks if key[1:] == (host, task) and key[0] != name]
+        for key in older[: max(0, len(older) + 1 - _MOST_CHUNKS)]:
+            del self._chunks[key]
+        self._chunks[name, host, task] = EvidenceChunk(
+            host,
+            task,
+            peer.label,
+            skew_s if abs(skew_s) > _SKEW_S else 0.0,
+            moved=chunk.moved,
+            stopped=chunk.stopped,
+            evidence=chunk.evidence,
+        )
+        self.review()
+
+    def review(self) -> None:
+        """End the wait where nothing more can come."""
+        if self._wanted is not None and not self._missing(self._wanted):
+            self._end()
+
+    def _missing(self, wanted: _Wanted) -> set[tuple[int, int]]:
+        return {task for task in wanted.tasks if (wanted.name, *task) not in self._chunks and self._is_awaited(*task)}
+
+    def _end(self) -> None:
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            wanted.on_done([chunk for (name, _, _), chunk in sorted(self._chunks.items()) if name == wanted.name])

@@ -1,0 +1,433 @@
+"""One attempt of the job, as this host sees it: what the other hosts report, and what follows from that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from saferun.cluster.control import Control
+from saferun.cluster.evidence_collection import EvidenceCollection
+from saferun.cluster.job_sender import JobSender, StateReport
+from saferun.cluster.job_values import AbortReason, LostPeer
+from saferun.cluster.messages import (
+    LONGEST_WORDS,
+    MOST_HOSTS,
+    MOST_LINES,
+    MOST_TASKS,
+    decision_from,
+    is_leaders,
+    task_of,
+    trouble_from,
+)
+from saferun.cluster.task_states import TaskStates
+from saferun.config import LaunchConfig
+from saferun.errors import printable
+from saferun.linux.poller import Poller
+from saferun.model import JsonObject
+from saferun.supervisor.events import Event, HostsDone, HostsReachable, HostsUnreachable, JobAborted, JobDecided
+from saferun.text.decoding import number, words
+
+if TYPE_CHECKING:
+    from saferun.cluster.progress import WatchedRank
+    from saferun.evidence import HangVerdict
+
+_LONGEST_LEFTOVERS = 300
+_LONGEST_NAME = 255
+_MOST_HANGS = 1 << 31
+_MOST_RANKS = 100_000
+_GONE = ("gone", "unreachable")
+_REGROUPS = ("membership", "leave")
+# So many hosts are asked how their ranks do, where another one is silent.
+_MOST_ASKED = 8
+_HINT = "look at that host: the last messages of saferun there, and dmesg"
+# Of --host-timeout, how long a host is silent before it is probed; that takes the rest, at most six seconds.
+SILENT_SHARE = 0.8
+
+
+class JobContext:
+    """What all attempts of a job have in common; for the callbacks see ``Job``."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        poller: Poller,
+        *,
+        sender: JobSender,
+        post: Callable[[Event], None],
+        attempt: Callable[[], int],
+        on_hang: Callable[[HangVerdict, int], None],
+        on_preflight: Callable[[JsonObject], None],
+        on_channel_lost: Callable[[str, str, str], None],
+        say: Callable[[str], None],
+        warn: Callable[[object], None],
+        ranks: Callable[[], Sequence[WatchedRank]],
+    ) -> None:
+        self.config = config
+        self.poller = poller
+        self.sender = sender
+        self.post = post
+        self.attempt = attempt
+        self.on_hang = on_hang
+        self.on_preflight = on_preflight
+        self.on_channel_lost = on_channel_lost
+        self.say = say
+        self.warn = warn
+        self.ranks = ranks
+        self.on_states: list[Callable[[Mapping[str, JsonObject]], None]] = []
+
+
+class _LinesOfOthers:
+    """What has been printed in the name of others: no host fills the console of another one."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._last: dict[str, str] = {}
+
+    def may_print(self, who: str, about: str = "", said: str = "") -> bool:
+        """Whether there may be another line in somebody's name; what was said last is not said again."""
+        if about and self._last.get(about) == said[:LONGEST_WORDS]:
+            return False
+        self._counts[who] = self._counts.get(who, 0) + 1
+        if self._counts[who] > MOST_LINES:
+            return False
+        self._last[about] = said[:LONGEST_WORDS]
+        return True
+
+
+class JobAttempt:
+    """An attempt, from the hosts' agreement to the next one. Before the first agreement it has the number -1.
+
+    Args:
+        context: what all attempts have in common.
+        number: the job's number of the attempt.
+        label: this host's name in the job.
+        leader: the name of the leader.
+        leads: whether this process is the leader.
+        addresses: of other hosts, to look up the interfaces that lead there.
+        local_ranks: the local rank of each rank of this process.
+        speaks: whether this process tells the user; others of the host do not.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        number: int = -1,
+        *,
+        label: str = "",
+        leader: str = "",
+        leads: bool = False,
+        addresses: Sequence[str] = (),
+        local_ranks: Mapping[int, int] | None = None,
+        speaks: bool = False,
+    ) -> None:
+        self._context = context
+        self._sender = context.sender
+        self._roster = roster = context.sender.roster
+        self._local_ranks = local_ranks or {}
+        self.number = number
+        self.leader = leader
+        self.leads = leads
+        self.lost: dict[int, LostPeer] = {}
+        self.abort_reason: AbortReason | None = None
+        self.start_stage: JsonObject | None = None
+        self.blamed: tuple[int, ...] = ()
+        self.report = StateReport(self._sender)
+        self.states = TaskStates(roster)
+        self.chunks = EvidenceCollection(roster, self._is_awaited, self._sender.probe)
+        self._is_ending = False
+        self._left: set[int] = set()  # hosts that are gone, and whose ranks had ended well
+        self._lost_tasks: set[tuple[int, int]] = set()
+        self._lines = _LinesOfOthers()
+        self._waits_for_unheard = False
+        self.control = Control(
+            context.poller,
+            host_timeout_s=context.config.hosts.host_timeout_s * SILENT_SHARE,
+            hang_timeout_s=context.config.watch.hang_timeout_s,
+            label=label,
+            leader=leader,
+            addresses=addresses,
+            leads=roster.host == 0 and number >= 0,
+            speaks=speaks,
+            ranks=context.ranks,
+            say=context.say,
+            on_lost=self._on_silent,
+            on_notice=self.report.set_route,
+            on_unheard=self._on_unheard,
+            ask_others=self._ask_others,
+            on_progress=self.report.set_progress,
+            has_ended=lambda: self.report.has_ended,
+            is_done=self.states.is_done,
+        )
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        moments = (self.control.deadline, self.chunks.deadline)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.control.deadline is not None and self.control.deadline <= now:
+            self._guarded(self.control.tick, now)
+            if self.leads:
+                self._look_for_missing()
+        self.chunks.tick(now)
+
+    def take(self, message: JsonObject) -> None:
+        """Take in what the coordinator reports.
+
+        Raises:
+            One of ``MALFORMED``: it makes no sense.
+        """
+        handler = self._BY_OP.get(str(message.get("op")))
+        if handler is None:
+            return
+        method, is_for_leader, is_of_attempt = handler
+        if (self.leads or not is_for_leader) and (not is_of_attempt or message["attempt"] == self.number):
+            method(self, message)
+
+    def _guarded(self, call: Callable[[Any], None], argument: object) -> None:
+        """Where nothing can be made of silence, the job goes on."""
+        try:
+            call(argument)
+        except Exception as error:
+            self.control.end()
+            self._context.warn(f"cannot judge whether other hosts are there: {type(error).__name__}: {error}")
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The log, which all hosts read
+
+    def _on_entry(self, message: JsonObject) -> None:
+        attempt, entry = number(message["attempt"]), message["message"]
+        kind = entry["kind"]
+        if is_leaders(kind) and entry["host"] != 0:
+            raise ValueError("a message of the leader from another host")
+        if (method := self._BY_KIND.get(str(kind))) is not None:
+            method(self, attempt, entry)
+
+    def _on_abort(self, attempt: int, entry: JsonObject) -> None:
+        heard = trouble_from(entry)
+        hosts = self._context.config.hosts
+        if heard.reason in _REGROUPS and hosts.least == hosts.most:
+            # No host comes or goes in this job, whatever it says: it ends as one that has failed.
+            heard = heard._replace(reason="failure")
+        if heard.lost_task is not None and heard.host in self._roster.peers:
+            self._lost_tasks.add((heard.host, heard.lost_task))
+        if attempt == self._context.attempt():
+            self._is_ending = True
+            self.control.end()
+            rank = heard.ranks[0] if heard.ranks else None
+            self.abort_reason = AbortReason(heard.reason, heard.about, heard.words, rank, "")
+            if self.leads and self.start_stage is None:
+                self.start_stage = {}
+                self._sender.request_start_stage()
+        self._context.post(
+            JobAborted(
+                time.monotonic(),
+                attempt,
+                heard.reason,
+                heard.words,
+                heard.label,
+                ours=(heard.host, heard.task) == (self._roster.host, self._roster.task),
+                signum=heard.signum,
+                culprits=tuple(sorted(local for rank, local in self._local_ranks.items() if rank in heard.ranks)),
+            )
+        )
+
+    def _on_decision(self, attempt: int, entry: JsonObject) -> None:
+        found = decision_from(entry)
+        self._context.post(
+            JobDecided(
+                time.monotonic(),
+                attempt,
+                "restart" if found.restarts_job else "finish",
+                found.exit_code,
+                found.wait_s,
+                found.restarts,
+                found.words,
+                excluded=found.excluded,
+            )
+        )
+        self._sender.acknowledge()
+
+    def _on_hang(self, attempt: int, entry: JsonObject) -> None:
+        from saferun.watchdog.job import verdict_from
+
+        verdict = verdict_from(entry["verdict"])
+        if verdict is not None and attempt == self._context.attempt():
+            self._context.on_hang(verdict, number(entry["n"], 0, _MOST_HANGS))
+
+    def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
+        if attempt == self.number:
+            self._context.on_preflight(entry)
+
+    def _on_notice(self, attempt: int, entry: JsonObject) -> None:
+        # The leader cannot say it itself, and one of the others is enough.
+        if attempt == self.number and self._roster.host == 1 and self._lines.may_print("notice"):
+            self._context.warn(entry["words"])
+
+    def _on_progress_wanted(self, attempt: int, entry: JsonObject) -> None:
+        if attempt == self._context.attempt() and self._roster.host in entry["hosts"]:
+            self.control.watch()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The states of all ranks
+
+    def _on_states(self, message: JsonObject) -> None:
+        if message["attempt"] == self._context.attempt():
+            self._on_changed(message["changed"])
+
+    def _on_changed(self, changed: Mapping[str, object]) -> None:
+        for key, state in changed.items():
+            host, task = task_of(key)
+            peer = self._roster.peer_of(host, task)
+            if peer is None or not isinstance(state, dict):
+                continue
+            self.states.add(key, state)
+            moved, active = self.states.progress(key, state.get("progress"))
+            if moved or active:
+                self.control.hear_progress(moved=moved)
+            if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
+                self.control.note(peer.label, route)
+            if state.get("s") == "leftovers" and host != self._roster.host and isinstance(state.get("words"), str):
+                # Another host waits for what its ranks left behind, and so does the job.
+                said = words(state["words"], _LONGEST_LEFTOVERS)
+                if self._lines.may_print(key, f"{key} leftovers", said):
+                    self._context.say(f"saferun: {printable(peer.label)}: {printable(said)}")
+            if state.get("s") == "gone":
+                self._lost_tasks.add((host, task))
+        self.chunks.review()
+        # Whether the job hangs is for those to say that can be heard.
+        heard = self.states.of_heard(self.control.missing)
+        for on_states in self._context.on_states:
+            on_states(heard)
+        self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        """Whether every rank of the job has ended well, or every one that is heard of."""
+        if self.states.are_all_done():
+            self._context.post(HostsDone(time.monotonic(), self._context.attempt()))
+        else:
+            self._look_for_missing()
+
+    def _look_for_missing(self) -> None:
+        living = self.states.living()
+        waits = bool(living) and living <= self.control.missing
+        if waits != self._waits_for_unheard:
+            self._waits_for_unheard = waits
+            self._on_unheard(self.control.missing_words() if waits else "")
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Hosts that are silent, or lost
+
+    def _is_awaited(self, host: int, task: int) -> bool:
+        is_there = host not in self.lost and host not in self._left and host not in self.control.missing
+        return is_there and (host, task) not in self._lost_tasks
+
+    def _ask_others(self) -> bool:
+        """Ask some other hosts whether their ranks make progress. Returns whether there are any with ranks."""
+        asked = sorted(self.states.running() - {self._roster.host} - self.control.unheard)[:_MOST_ASKED]
+        if asked:
+            self._sender.ask_for_progress(asked)
+        return bool(asked)
+
+    def _on_liveness(self, message: JsonObject) -> None:
+        if not self._is_ending:
+            self._guarded(self.control.hear, message)
+            if self.leads:
+                self._look_for_end()
+
+    def _on_silent(self, host: int, why: str, said: str) -> None:
+        """A silent host is given up: the ranks stand still, or it is certain that it is gone."""
+        if self.leads:
+            self._on_lost({"host": host, "why": why, "words": said})
+        elif not self._is_ending:
+            self._lose_store(said, why)
+
+    def _on_unheard(self, said: str) -> None:
+        """The leader is not heard of, and the job goes on; empty: it is heard again."""
+        now, attempt = time.monotonic(), self._context.attempt()
+        self._context.post(HostsUnreachable(now, attempt, said) if said else HostsReachable(now, attempt))
+
+    def _on_lost(self, message: JsonObject) -> None:
+        if message.get("op") == "probed" and message.get("why") not in _GONE:
+            return
+        host = number(message["host"], 0, MOST_HOSTS)
+        peer = self._roster.peers.get(host)
+        if peer is None or host in self.lost or host in self._left or host == self._roster.host:
+            return
+        said = words(message.get("words") or "it does not answer", LONGEST_WORDS)
+        if self.states.is_done(host) and not self._is_ending:
+            # It is not needed any more. Were another rendezvous to wait for it, that would find out.
+            self._left.add(host)
+            self._context.warn(f"{said}; the ranks of {peer.label} have ended well, so the job goes on")
+        else:
+            ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
+            self.lost[host] = LostPeer(host, peer.label, _why(message), said, ranks)
+            if not self._is_ending:
+                self._sender.abort_attempt("lost", f"{peer.label}: {said}")
+        self.chunks.review()
+
+    def _on_store_lost(self, message: JsonObject) -> None:
+        # Where somebody there holds the port, it is its saferun, which can serve another store.
+        may_come_again = message.get("again") is True
+        self._lose_store(words(message["words"], LONGEST_WORDS), _why(message), "store_lost" if may_come_again else "")
+
+    def _lose_store(self, said: str, why: str, class_name: str = "") -> None:
+        self.abort_reason = AbortReason("store_lost", self.leader, said, None, why)
+        self._context.on_channel_lost(said, _HINT, class_name)
+
+    def _on_task_lost(self, message: JsonObject) -> None:
+        task = number(message["task"], 0, MOST_TASKS)
+        self._lost_tasks.add((self._roster.host, task))
+        self._sender.abort_attempt("task_lost", f"saferun of local rank {task} is gone", lost_task=task)
+        self.chunks.review()
+
+    def _on_membership(self, message: JsonObject) -> None:
+        if not self._is_ending:
+            said = words(message.get("words") or "a host wants to join", LONGEST_WORDS)
+            self._sender.abort_attempt("membership", said)
+
+    def _on_malformed(self, message: JsonObject) -> None:
+        raise ValueError(f"an entry of the job's log: {message.get('words') or 'it cannot be read'}")
+
+    def _on_start_stage(self, message: JsonObject) -> None:
+        self.start_stage = message
+
+    def _on_chunk(self, message: JsonObject) -> None:
+        self.chunks.add(message)
+
+    def _on_warning(self, message: JsonObject) -> None:
+        self._context.warn(message["words"])
+
+    # Each with whether it is for the leader alone, and whether it is ignored in another attempt. ``store_lost`` of the
+    # previous attempt would end the next one: the hosts never end theirs at the same moment.
+    _BY_OP: ClassVar[dict[str, tuple[Callable[[JobAttempt, JsonObject], None], bool, bool]]] = {
+        "told": (_on_entry, False, False),
+        "states": (_on_states, True, False),
+        "parts": (_on_chunk, True, True),
+        "probed": (_on_lost, True, True),
+        "lost": (_on_lost, True, True),
+        "store_lost": (_on_store_lost, False, True),
+        "doubt": (_on_liveness, False, True),
+        "unheard": (_on_liveness, False, True),
+        "heard": (_on_liveness, False, True),
+        "malformed": (_on_malformed, False, True),
+        "start_stage": (_on_start_stage, False, True),
+        "task_lost": (_on_task_lost, False, False),
+        "membership": (_on_membership, True, False),
+        "warn": (_on_warning, False, True),
+    }
+    _BY_KIND: ClassVar[dict[str, Callable[[JobAttempt, int, JsonObject], None]]] = {
+        "trouble": _on_abort,
+        "decision": _on_decision,
+        "hang": _on_hang,
+        "preflight": _on_preflight,
+        "notice": _on_notice,
+        "watch": _on_progress_wanted,
+    }
+
+
+def _why(message: JsonObject) -> str:
+    return words(message.get("why") or "unknown", _LONGEST_NAME)

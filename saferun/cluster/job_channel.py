@@ -1,0 +1,299 @@
+"""The channel to the other hosts of a job: this host's listening sockets, and the coordinator that gets them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from saferun.cluster.coordinator_client import CoordinatorClient
+from saferun.cluster.coordinator_process import connect_to_task
+from saferun.config import LaunchConfig
+from saferun.errors import SaferunError, printable
+from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
+from saferun.linux.net import hold_port
+from saferun.linux.poller import Poller
+from saferun.linux.task_sockets import TaskSockets
+from saferun.model import ExitStatus, JsonObject
+from saferun.supervisor.events import Event
+
+_FIRST_RETRY_S = 0.02
+_LAST_RETRY_S = 0.5
+_NAME_HINT = "look at --rdzv-endpoint, and at /etc/hosts and the name servers of this host"
+# How often it is repeated that a name is still waited for.
+_REPEAT_S = 30.0
+_IS_TRUE = frozenset({"1", "true", "t", "yes", "y"})
+# The coordinator waits for the last messages of the other hosts; it does so for ten seconds at most.
+_GOODBYE_S = 12.0
+
+
+class JobChannel:
+    """Messages to and from the coordinator of this host.
+
+    The head of a host (its only process, or the one with local rank 0) has a coordinator of its own; the other tasks of
+    the host talk to that one over a Unix socket.
+
+    Args:
+        config: the launch.
+        environ: the coordinator's environment.
+        poller: the loop's.
+        post: takes events.
+        attempt: tells the attempt that is current.
+        on_message: takes each message.
+        on_prepared: takes what only torch can tell of an attempt.
+        on_lost: told, once, that the channel is gone, and why.
+        on_stderr: takes whole lines that torch's event handlers write to stderr.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        post: Callable[[Event], None],
+        attempt: Callable[[], int],
+        on_message: Callable[[JsonObject], None],
+        on_prepared: Callable[[JsonObject], None],
+        on_lost: Callable[[str, str], None],
+        on_stderr: Callable[[bytes], None],
+    ) -> None:
+        self._retry_at: float | None = None  # when the head of this host is looked for again
+        self.is_endpoint_here = False  # whether the endpoint of torch's rendezvous is this host, as far as is known
+        self.port = 0  # of the ranks' store
+        self.control_port = 0  # of liveness probes
+        self._config = config
+        sharing = config.sign_messages if config.shares_secret else "off"
+        self.client = CoordinatorClient(
+            config,
+            {**environ, "SAFERUN_SIGN_MESSAGES": sharing},
+            poller,
+            post=post,
+            attempt=attempt,
+            on_message=on_message,
+            on_prepared=on_prepared,
+            on_lost=on_lost,
+            on_stderr=on_stderr,
+            whole_torch=config.rendezvous.backend != "static",
+        )
+        self._poller = poller
+        self._on_message = on_message
+        self._on_stderr = on_stderr
+        task = config.hosts.task
+        self.is_head = task is None or task.local_rank == 0
+        self._listeners: dict[str, socket.socket] = {}
+        self._task_sockets: TaskSockets | None = None
+        self._task_path = ""
+        self._retry_s = _FIRST_RETRY_S
+        self._name: OwnName | None = None  # the question whether the endpoint's name is this host's
+        self._on_found: Callable[[], None] | None = None
+        self._needs_name = False  # the coordinator cannot be started before it is known who serves the endpoint
+        self._is_wanted = False  # it is to be started then
+        self._repeat_at: float | None = None
+        self._join_s = 0.0  # how long the hosts are waited for where there is no coordinator yet
+        self._give_up_at: float | None = None
+        self._is_closed = False
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def bind(self) -> None:
+        """Bind and listen on every port of this host, before anything else starts; they stay bound to the end.
+
+        Raises:
+            SaferunError: one cannot be had.
+        """
+        task, rendezvous = self._config.hosts.task, self._config.rendezvous
+        if task is not None:
+            self._task_sockets = TaskSockets(task.key)
+        if not self.is_head:
+            return
+        if rendezvous.backend == "static" and self._config.hosts.node_rank == 0:
+            self._listeners["store"] = _first_free(rendezvous.ports or (rendezvous.master_port or 0,))
+        elif rendezvous.backend != "static":
+            self._listeners["store"] = hold_port(None)
+            self._bind_endpoint()
+        self._listeners["control"] = self._hold_control_port(rendezvous.control)
+        if self._task_sockets is not None:
+            self._listeners["tasks"], self._task_path = self._task_sockets.listen()
+            for words in self._task_sockets.squatted:
+                self._on_stderr(f"saferun: {printable(words)}\n".encode(errors="backslashreplace"))
+        if "store" in self._listeners:
+            self.port = self._listeners["store"].getsockname()[1]
+        self.control_port = self._listeners["control"].getsockname()[1]
+
+    def _hold_control_port(self, wanted: str) -> socket.socket:
+        """The port for the job's own messages, which others look for where the first host is; elsewhere any will do."""
+        if not wanted.isdigit():
+            return hold_port(None)
+        try:
+            return hold_port(int(wanted))
+        except SaferunError as error:
+            if self._config.hosts.node_rank == 0:
+                raise SaferunError(error.what, "stop that process, or pass another --control-port") from None
+            return hold_port(None)
+
+    def find_endpoint(self, on_found: Callable[[], None]) -> None:
+        """Find out whether the endpoint of torch's rendezvous is this host; ``bind`` may be called after that.
+
+        Args:
+            on_found: called soon: where the name service has nothing to say, without an answer, which is waited for
+                before the coordinator is started. Until it knows the name, no host can be met there.
+        """
+        rendezvous = self._config.rendezvous
+        host, conf = split_endpoint(rendezvous.endpoint)[0], dict(rendezvous.conf)
+        wanted = conf.get("is_host", "").lower()
+        known: bool | None = False
+        if self.is_head and rendezvous.backend != "static" and conf.get("store_type", "tcp") == "tcp":
+            known = wanted in _IS_TRUE if wanted else known_at_once(host)
+        if known is not None:
+            self.is_endpoint_here = known
+            on_found()
+            return
+        self._on_found = on_found
+        self._needs_name = rendezvous.backend == "c10d"
+        self._name = OwnName(host, self._poller, self._on_name, self._on_doubt)
+
+    def _on_doubt(self) -> None:
+        """There is no answer yet."""
+        if self._needs_name and self._name is not None:
+            self._repeat_at = self._name.began_at + DEADLINE_S
+        self._go_on()
+
+    def _go_on(self) -> None:
+        on_found, self._on_found = self._on_found, None
+        if on_found is not None:
+            on_found()
+
+    def _on_name(self, is_here: bool) -> None:  # noqa: FBT001 - by the question
+        self.is_endpoint_here = is_here
+        self._needs_name = False
+        self._repeat_at = self._give_up_at = None
+        if self._on_found is not None:
+            self._go_on()
+            return
+        if not self._is_closed:
+            self._bind_endpoint()
+            if self._is_wanted:
+                self.open()
+
+    def _bind_endpoint(self) -> None:
+        """Serve torch's rendezvous store where the endpoint is this host, and nobody else of the job does so here."""
+        rendezvous = self._config.rendezvous
+        if rendezvous.backend != "c10d" or not self.is_endpoint_here:
+            return
+        try:
+            self._listeners["endpoint"] = hold_port(split_endpoint(rendezvous.endpoint)[1])
+        except SaferunError:
+            if dict(rendezvous.conf).get("is_host"):
+                raise
+            # Perhaps another saferun of this job on this host was quicker; whoever it is, the meeting finds out.
+
+    def send(self, message: JsonObject) -> None:
+        """Send a message; before there is a channel it is kept."""
+        joins = message["op"] == "join"
+        if joins and self._needs_name:
+            self._join_s = message["connect_s"] or message["timeout_s"]
+            self._give_up_at = time.monotonic() + self._join_s
+        self.client.send(message, answers=("joined", "join_failed") if joins else ())
+
+    def open(self) -> None:
+        """Make the channel, if there is none."""
+        self._is_wanted = True
+        if self._needs_name or self.client.is_open:
+            return
+        if self.is_head:
+            self.client.start({name: listener.fileno() for name, listener in self._listeners.items()})
+        else:
+            self.tick(time.monotonic())
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        name = self._name.deadline if self._name is not None else None
+        moments = (self._retry_at, name, self._repeat_at, self._give_up_at)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Look again whether the head of this host is there, and whether the endpoint's name is known."""
+        if self._name is not None:
+            self._name.tick(now)
+        if self._needs_name:
+            self._wait_for_name(now)
+        if self.is_head or self.client.is_open or self._is_closed:
+            self._retry_at = None
+            return
+        paths = self._task_sockets.paths() if self._task_sockets is not None else ()
+        found = (connect_to_task(path, self._poller) for path in paths)
+        lines = next((lines for lines in found if lines is not None), None)
+        if lines is None:
+            self._retry_at = now + self._retry_s
+            self._retry_s = min(self._retry_s * 1.5, _LAST_RETRY_S)
+            return
+        self._retry_at = None
+        self.client.attach(lines)
+
+    def _wait_for_name(self, now: float) -> None:
+        """Say what is waited for, as the coordinator would; give up after the time that it would wait."""
+        assert self._name is not None  # noqa: S101 - it is needed
+        if self._give_up_at is not None and self._give_up_at <= now:
+            self.client.unanswered = self._repeat_at = self._give_up_at = None
+            what = f"{self._name.words}, for {self._join_s:.0f} s" if self._name.is_unknown else self._name.words
+            self._on_message({"op": "join_failed", "what": what, "hint": _NAME_HINT})
+        elif self._repeat_at is not None and self._repeat_at <= now:
+            self._repeat_at = now + _REPEAT_S
+            seconds = f" ({now - self._name.began_at:.0f} s)" if self._name.is_unknown else ""
+            self._on_message({"op": "waiting", "words": f"{self._name.words}{seconds}"})
+
+    @property
+    def pids(self) -> set[int]:
+        """The coordinator, and the process that asks for the endpoint's name."""
+        return self.client.pids | (self._name.pids if self._name is not None else set())
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was one of these."""
+        return self.client.on_exit(pid, status) or (self._name is not None and self._name.on_exit(pid, status))
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say goodbye, wait until that has been heard, and give the ports back."""
+        self._is_closed = True
+        self._retry_at = self._repeat_at = self._give_up_at = None
+        self._needs_name = False
+        if self._name is not None:
+            self._name.close()
+        self.client.close(_GOODBYE_S)
+        for listener in self._listeners.values():
+            listener.close()
+        if "tasks" in self._listeners:
+            with suppress(OSError, ValueError):  # an abstract name is no file
+                os.unlink(self._task_path)
+        self._listeners.clear()
+
+
+def _first_free(ports: tuple[int, ...]) -> socket.socket:
+    """A listening socket on the first of these ports that can be had.
+
+    Raises:
+        SaferunError: none can; it tells of the first.
+    """
+    first: SaferunError | None = None
+    for port in ports:
+        try:
+            return hold_port(port)
+        except SaferunError as error:
+            first = first or error
+    assert first is not None  # noqa: S101 - there is a port
+    raise first
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """``HOST[:PORT]`` as torch's c10d rendezvous reads it: 29400 where there is no port."""
+    if endpoint.startswith("[") and endpoint.endswith("]"):
+        return endpoint[1:-1], 29400
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not port.isdigit():
+        return endpoint, 29400
+    return (host[1:-1] if host.startswith("[") else host) or "localhost", int(port)

@@ -1,0 +1,174 @@
+"""What the loop knows of the job that its host belongs to: ``Job`` has other hosts, ``SoloJob`` has none.
+
+Loaded by type checkers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from saferun.cluster.coordinator_client import CoordinatorClient
+from saferun.cluster.job import Job
+from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostPeer, Peer
+from saferun.cluster.solo_job import SoloJob
+from saferun.evidence import HangVerdict
+from saferun.model import ExitStatus, JsonObject
+from saferun.supervisor.events import BroadcastDecision, JoinHosts
+
+
+class LoopPart(Protocol):
+    """As ``launch.part``: something that lives beside the loop."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds; None: not by time."""
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+
+    @property
+    def pids(self) -> set[int]:
+        """The coordinator, and whatever else has not been reaped."""
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was one of these."""
+
+    def close(self) -> None:
+        """The launch is over on this host."""
+
+
+class JobPort(LoopPart, Protocol):
+    """The rendezvous, the ranks' store, and what the hosts tell each other.
+
+    Attributes:
+        client: of the coordinator: takes torchrun's events for torch's handlers.
+        is_head: whether this process speaks for its host: it is the only one, or the one with local rank 0.
+        host: this host's number; like what follows known when the hosts have met.
+        leads: whether this process decides for the job.
+        leader: the name of the host that does; empty where there is only this one.
+        peers: all hosts, on the leader of several.
+        chunk_limit_bytes: how large a chunk of evidence may be.
+        leaves: set before ``close``: this host goes, and the job goes on without it.
+        blamed: set by whoever finds out: the ranks of the job that caused the last hang.
+    """
+
+    client: CoordinatorClient
+    is_head: bool
+    host: int
+    leads: bool
+    leader: str
+    peers: Mapping[int, Peer]
+    chunk_limit_bytes: int
+    leaves: bool
+    blamed: tuple[int, ...]
+
+    @property
+    def lost(self) -> Mapping[int, LostPeer]:
+        """The hosts that have been lost in this attempt."""
+
+    @property
+    def abort_reason(self) -> AbortReason | None:
+        """Why the attempt ends on all hosts, if another host or the loss of one ended it."""
+
+    @property
+    def start_stage(self) -> JsonObject | None:
+        """How far the ranks have come, as their store shows it; empty: asked and not answered; None: not asked."""
+
+    @property
+    def is_endpoint_here(self) -> bool:
+        """Whether the endpoint of torch's rendezvous is this host, as far as is known."""
+
+    # Before the ranks.
+
+    def find_endpoint(self, on_found: Callable[[], None]) -> None:
+        """Find out whether the rendezvous endpoint is this host; then ``bind`` may be called, by ``on_found``."""
+
+    def bind(self) -> None:
+        """Bind every port of this host, which stays bound; a coordinator that other hosts need is started then.
+
+        Raises:
+            SaferunError: one cannot be had.
+        """
+
+    def bound_ports(self) -> list[int]:
+        """The port of the ranks' store, where it is bound here."""
+
+    def release(self) -> None:
+        """Give the port back, for another one to be bound; only where rank 0 serves the store itself."""
+
+    def join(self, action: JoinHosts, host_info: str = "", probe_endpoint: str = "") -> None:
+        """Meet the other hosts; ``on_assigned`` or StartFailed follows.
+
+        Args:
+            action: says which attempt it is.
+            host_info: what this host found out about itself.
+            probe_endpoint: how others can probe it.
+        """
+
+    def prepare(self, preparation: JsonObject) -> None:
+        """Make everything ready for the ranks of an attempt; ``on_prepared`` or StartFailed follows.
+
+        Args:
+            preparation: what only torch can answer about the attempt, if anything.
+        """
+
+    # While ranks run.
+
+    def serve_soon(self) -> None:
+        """The ranks have been started: serve their store, unless they are done at once."""
+
+    def attempt_ended(self) -> None:
+        """No rank is left."""
+
+    def ask_start_stage(self, world_size: int) -> None:
+        """A rank of this host has failed: ask once an attempt how far all have come; ``start_stage`` is the answer."""
+
+    def set_state(self, state: JsonObject) -> None:
+        """How the ranks of this process do, for the leader."""
+
+    def subscribe(self, on_states: Callable[[Mapping[str, JsonObject]], None]) -> None:
+        """Have the states of all saferuns passed on to ``on_states``, on the leader of several hosts."""
+
+    # What is broadcast to all hosts, this one included.
+
+    def abort_attempt(
+        self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+    ) -> None:
+        """This attempt is to end on all hosts."""
+
+    def broadcast_decision(self, action: BroadcastDecision, words: Sequence[str]) -> None:
+        """What follows a failed attempt."""
+
+    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
+        """Every host is to capture."""
+
+    def broadcast_preflight(self, message: JsonObject) -> None:
+        """What the preflight checks came to, or whom to probe again."""
+
+    # Evidence.
+
+    def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
+        """Hand a chunk of evidence to the leader."""
+
+    def collect(
+        self,
+        name: str,
+        timeout_s: float,
+        on_done: Callable[[list[EvidenceChunk]], None],
+        *,
+        hosts: Collection[int] | None = None,
+    ) -> None:
+        """Wait for the chunks of this name of all other tasks, and hand over what has come by then.
+
+        Args:
+            name: of the chunks.
+            timeout_s: how long they are waited for.
+            on_done: takes them.
+            hosts: only the heads of these hosts have any; None: every task of the job has one.
+        """
+
+
+def _as_port(job: Job, solo_job: SoloJob) -> tuple[JobPort, ...]:
+    """Both have the interface: a type checker looks."""
+    return job, solo_job

@@ -1,0 +1,146 @@
+"""What this process sends to the other hosts of the job, by way of its coordinator."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from saferun.cluster.job_channel import JobChannel
+from saferun.cluster.messages import LONGEST_WORDS, MOST_LINES
+from saferun.cluster.roster import Roster
+from saferun.model import JsonObject
+from saferun.supervisor.events import BroadcastDecision
+
+if TYPE_CHECKING:
+    from saferun.evidence import HangVerdict
+
+
+class JobSender:
+    """Sends messages, each in the name of the current attempt.
+
+    Args:
+        channel: to the coordinator.
+        attempt: tells the attempt that is current.
+        roster: this host's place among the others.
+    """
+
+    def __init__(self, channel: JobChannel, attempt: Callable[[], int], roster: Roster) -> None:
+        self._channel = channel
+        self._attempt = attempt
+        self.roster = roster
+
+    def abort_attempt(
+        self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+    ) -> None:
+        """This attempt is to end on all hosts."""
+        self._broadcast(
+            "trouble",
+            reason=reason,
+            words=_for_others(words),
+            ranks=list(ranks)[:MOST_LINES],
+            signum=signum,
+            lost_task=lost_task,
+            time=time.time(),
+        )
+
+    def broadcast_decision(self, action: BroadcastDecision, words: Sequence[str]) -> None:
+        """What follows a failed attempt, on all hosts."""
+        self._broadcast(
+            "decision",
+            next=action.next_step,
+            exit_code=action.exit_code,
+            wait_s=action.wait_s,
+            restarts=action.restarts,
+            words=[_for_others(line) for line in list(words)[:MOST_LINES]],
+            excluded=action.excluded,
+        )
+
+    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
+        """Every host is to capture."""
+        from saferun.watchdog.job import packed
+
+        self._broadcast("hang", verdict=packed(verdict), n=number)
+
+    def broadcast_preflight(self, message: JsonObject) -> None:
+        """What the preflight checks came to, or whom to probe again."""
+        self._broadcast("preflight", **message)
+
+    def ask_for_progress(self, hosts: Sequence[int]) -> None:
+        """These hosts are to report whether their ranks make progress."""
+        self._broadcast("watch", hosts=list(hosts))
+
+    def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
+        """Hand a chunk of evidence to the leader."""
+        chunk = {"t": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
+        self._send("part", name=name, text=json.dumps(chunk))
+
+    def send_state(self, state: JsonObject) -> None:
+        """How the ranks of this process do, for the leader."""
+        self._send("state", state=state)
+
+    def acknowledge(self) -> None:
+        """The decision has been taken in."""
+        self._send("ack")
+
+    def probe(self, hosts: list[int], patient: bool) -> None:  # noqa: FBT001 - by the collection
+        """Have hosts probed. ``patient``: nothing is known to be amiss yet."""
+        self._send("probe", hosts=hosts, patient=patient)
+
+    def request_start_stage(self) -> None:
+        """Ask how far the ranks have come, as their store shows it."""
+        self._send("start_stage")
+
+    def _broadcast(self, kind: str, **fields: object) -> None:
+        who = {"host": self.roster.host, "task": self.roster.task, "label": self.roster.label}
+        self._send("tell", message={"kind": kind, **fields, "attempt": self._attempt(), **who})
+
+    def _send(self, op: str, **fields: object) -> None:
+        self._channel.send({"op": op, "attempt": self._attempt(), **fields})
+
+
+class StateReport:
+    """The state of this process's ranks in one attempt, as the leader is to see it.
+
+    Args:
+        sender: sends it.
+    """
+
+    def __init__(self, sender: JobSender) -> None:
+        self._sender = sender
+        self._state: JsonObject = {"s": "run"}
+        self._more: JsonObject = {}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all ranks of this process have ended well."""
+        return self._state.get("s") in {"done", "leftovers"}
+
+    def set(self, state: JsonObject) -> None:
+        """How the ranks do."""
+        if state != self._state:
+            self._state = state
+            self._send()
+
+    def set_route(self, words: str) -> None:
+        """What became of this host's route to the leader, whose user is to know."""
+        self._more["route"] = words
+        self._send()
+
+    def set_progress(self, moved: int, active: int) -> None:
+        """How often the ranks were seen to move, and to be active: the leader has asked."""
+        self._more["progress"] = [moved, active]
+        self._send()
+
+    def _send(self) -> None:
+        self._sender.send_state({**self._state, **self._more})
+
+
+def _for_others(said: str) -> str:
+    """Words as they leave this host: without secrets, for whoever reaches the store can read them."""
+    try:
+        from saferun.text.redaction import redacted_text
+    except ImportError:  # from a file system that does not answer: what follows from the message matters more
+        return ""
+    return redacted_text(said[: 4 * LONGEST_WORDS])[:LONGEST_WORDS]

@@ -1,0 +1,71 @@
+"""What a host knows of its job."""
+
+from __future__ import annotations
+
+from saferun.model import Placement, Value
+
+
+class Peer(Value):
+    """A host of the job, as the leader knows it."""
+
+    host: int
+    label: str
+    addresses: tuple[str, ...]
+    base_rank: int
+    ranks: int
+
+
+class EvidenceChunk(Value):
+    """Evidence that a task handed in. ``offset_s``: to be added to its times."""
+
+    host: int
+    task: int
+    label: str
+    offset_s: float
+    moved: bool
+    stopped: bool
+    evidence: str
+
+
+class LostPeer(Value):
+    """A host that is not heard of any more. ``why``: ``gone``, ``unreachable``, ``cut``, ``frozen``, ``unknown``."""
+
+    host: int
+    label: str
+    why: str
+    words: str
+    ranks: tuple[int, ...]
+
+
+class Assignment(Value):
+    """This process's ranks and role in the job, as the hosts agreed on them.
+
+    Attributes:
+        placement: its ranks.
+        number: the job's number of the attempt.
+        leads: whether this host decides for the job.
+        may_leave: whether the job goes on without this host.
+        files: the name of the run directory on all hosts.
+        checked: whether the hosts probe each other before the ranks are started.
+        probe_endpoints: the hosts that this one is to probe: number, label, probe endpoint.
+        host_infos: what all hosts found out about themselves, with their probe endpoints; for the leader.
+    """
+
+    placement: Placement
+    number: int
+    leads: bool
+    may_leave: bool
+    files: str
+    checked: bool = False
+    probe_endpoints: tuple[tuple[int, str, str], ...] = ()
+    host_infos: tuple[tuple[str, str], ...] = ()
+
+
+class AbortReason(Value):
+    """Why an attempt ends on all hosts, in the terms of ``evidence.ToldTrouble``."""
+
+    reason: str
+    label: str
+    words: str
+    rank: int | None
+    why: str

@@ -1,0 +1,293 @@
+"""A job of one host: there is nobody to meet, and the coordinator serves the ranks' store and what needs torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from saferun.cluster.coordinator_client import CoordinatorClient
+from saferun.cluster.coordinator_process import CoordinatorLink
+from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, LostPeer, Peer
+from saferun.config import LaunchConfig
+from saferun.linux.net import hold_port
+from saferun.linux.poller import Poller
+from saferun.model import ExitStatus, JsonObject
+from saferun.supervisor.events import BroadcastDecision, Event, JoinHosts, StartFailed, StoreServed, StoreUnavailable
+from saferun.supervisor.topology import single_host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+
+    from saferun.evidence import HangVerdict
+
+# The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
+# ranks that are done sooner never wanted one, and then no coordinator is started at all.
+_HEAD_START_S = 0.05
+_GOODBYE_S = 5.0
+
+
+class SoloJob:
+    """The job that this host is alone in, with the interface of ``cluster.job_port.JobPort``.
+
+    Args:
+        config: the launch.
+        environ: the coordinator's environment.
+        poller: the loop's.
+        post: takes events.
+        attempt: tells the attempt that is current.
+        on_assigned: takes this host's ranks.
+        on_prepared: called when an attempt's preparations are done, with what only torch could answer.
+        on_hang: takes the verdict and the number of a hang that is to be captured.
+        on_preflight: takes what the checks come to.
+        on_torch: told torch's version, once an attempt.
+        on_stderr: takes whole lines that torch's event handlers write to stderr.
+        open_link: starts the coordinator.
+    """
+
+    is_endpoint_here = False
+    abort_reason: AbortReason | None = None
+    lost: Mapping[int, LostPeer] = {}
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        post: Callable[[Event], None],
+        attempt: Callable[[], int],
+        on_assigned: Callable[[Assignment], None],
+        on_prepared: Callable[[JsonObject], None],
+        on_hang: Callable[[HangVerdict, int], None],
+        on_preflight: Callable[[JsonObject], None],
+        on_torch: Callable[[str], None],
+        on_stderr: Callable[[bytes], None],
+        open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
+    ) -> None:
+        self.is_head = self.leads = True
+        self.leaves = False
+        self.host = 0
+        self.leader = ""
+        self.peers: Mapping[int, Peer] = {}
+        self.blamed: tuple[int, ...] = ()
+        self.chunk_limit_bytes = 1 << 16
+        self.start_stage: JsonObject | None = None
+        self.deadline: float | None = None  # when the head start of the ranks is over, in monotonic seconds
+        self._config = config
+        self._poller = poller
+        self._post = post
+        self._attempt = attempt
+        self._on_assigned = on_assigned
+        self._on_prepared = on_prepared
+        self._on_hang = on_hang
+        self._on_preflight = on_preflight
+        self._on_torch = on_torch
+        self.client = CoordinatorClient(
+            config,
+            environ,
+            poller,
+            post=post,
+            attempt=attempt,
+            on_message=self._on_message,
+            on_prepared=on_prepared,
+            on_lost=self._on_lost,
+            on_stderr=on_stderr,
+            name="the store's process",
+            open_link=open_link,
+        )
+        self._port: socket.socket | None = None  # bound to the end
+        self._listener: socket.socket | None = None  # the same, where the coordinator serves the store on it
+        self._is_dropping = False  # the store of the previous attempt
+        self._serve_sent = False
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The store
+
+    def bind(self) -> None:
+        """Bind and listen on the store's port, which stays bound to the end of the launch.
+
+        Raises:
+            SaferunError: it cannot be had.
+        """
+        rendezvous = self._config.rendezvous
+        # Without an agent store rank 0 serves the store itself, on a port that is only held for it.
+        self._port = hold_port(rendezvous.master_port, listening=rendezvous.agent_store)
+        self._listener = self._port if rendezvous.agent_store else None
+
+    def release(self) -> None:
+        """Give the port back, for another one to be bound; only where rank 0 serves the store itself."""
+        if self._port is not None and self._listener is None:
+            self._port.close()
+            self._port = None
+
+    def bound_ports(self) -> list[int]:
+        """The port of the ranks' store, once it is bound."""
+        return [self._port.getsockname()[1]] if self._port is not None else []
+
+    @property
+    def pids(self) -> set[int]:
+        """The coordinator, if there is one."""
+        return self.client.pids
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the coordinator."""
+        return self.client.on_exit(pid, status)
+
+    def tick(self, now: float) -> None:
+        """Serve the store when the head start of the ranks is over."""
+        if self.deadline is not None and self.deadline <= now:
+            self.serve()
+
+    def prepare(self, preparation: JsonObject) -> None:
+        """Make everything ready for the ranks of an attempt, then call ``on_prepared``."""
+        client = self.client
+        self.start_stage = None
+        self._ignore_ranks()  # what the previous attempt missed, the next one gets
+        if client.asks_torch:
+            client.is_preparing = True  # also if it cannot be started
+            self._start()
+            if client.is_open:
+                self._drop()
+                client.prepare(preparation)
+        elif client.is_open and self._serve_sent:
+            # Nothing of the previous attempt may be found in the store: keys, or the addresses that gloo left there.
+            # Also where it is not served yet, the order to serve it must be taken back before new ranks connect.
+            self._is_dropping = True
+            self._drop()
+        else:
+            self._on_prepared({})
+
+    def _drop(self) -> None:
+        self._serve_sent = False
+        self.client.unanswered = None
+        self.client.send({"op": "drop"})
+
+    def serve_soon(self) -> None:
+        """The ranks have been started: serve them, unless they are done at once."""
+        if self._listener is not None:
+            self.deadline = time.monotonic() + (0.0 if self.client.is_open else _HEAD_START_S)
+
+    def attempt_ended(self) -> None:
+        """No rank is left that could be served."""
+        self.deadline = None
+
+    def serve(self) -> None:
+        """Have the coordinator serve the store of the current attempt."""
+        self.deadline = None
+        self._ignore_ranks()
+        self._start()
+        if self.client.is_open:
+            self._serve_sent = True
+            self.client.send({"op": "serve", "attempt": self._attempt()}, answers=("serving",))
+
+    def _start(self) -> None:
+        self.client.start({"store": self._listener.fileno()} if self._listener is not None else {})
+
+    def ask_start_stage(self, world_size: int) -> None:
+        """How far have the ranks come? ``start_stage`` has the answer, soon; an attempt is asked about once."""
+        if self.start_stage is not None:
+            return
+        self.start_stage = {}
+        if self.client.is_open and self._serve_sent:
+            self.client.send({"op": "start_stage", "attempt": self._attempt(), "world_size": world_size})
+
+    def _on_message(self, message: JsonObject) -> None:
+        is_current = message.get("attempt") == self._attempt()
+        match message.get("op"):
+            case "serving" if is_current:
+                self._on_torch(str(message.get("torch")))
+                self._post(StoreServed(time.monotonic(), self._attempt()))
+            case "start_stage" if is_current:
+                self.start_stage = message
+            case "dropped" if self._is_dropping:
+                self._is_dropping = False
+                self._on_prepared({})
+
+    def _on_lost(self, what: str, hint: str) -> None:
+        """The store is not served. Ranks that never ask for it go on; one that asks would wait for ever."""
+        self._serve_sent = False
+        if self._is_dropping:
+            # There was an old store to be dropped, and that is gone now. The next one gets a coordinator of its own.
+            self._is_dropping = False
+            self._on_prepared({})
+            return
+        if self.client.is_preparing:
+            self.client.is_preparing = False
+            self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, 1))
+            return
+        listener = self._listener
+        if listener is None or self._poller.is_watched(listener.fileno()):
+            return
+
+        def on_asked() -> None:
+            self._ignore_ranks()
+            self._post(StoreUnavailable(time.monotonic(), self._attempt(), what, hint))
+
+        self._poller.watch(listener.fileno(), on_asked)
+
+    def _ignore_ranks(self) -> None:
+        """Ranks that connect wait for a coordinator that is on its way."""
+        if self._listener is not None:
+            self._poller.unwatch(self._listener.fileno())
+
+    def close(self) -> None:
+        """End the coordinator and give the port back. Events that are on their way are let through first."""
+        has_more = self.client.forwards_events or self.client.serves_timers
+        self.client.close(_GOODBYE_S if has_more else 0.0)
+        if self._port is not None:
+            self._port.close()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The other hosts, which there are none of
+
+    def find_endpoint(self, on_found: Callable[[], None]) -> None:
+        """There is no rendezvous."""
+        on_found()
+
+    def join(self, action: JoinHosts, host_info: str = "", probe_endpoint: str = "") -> None:
+        """All ranks are this host's."""
+        del host_info, probe_endpoint
+        rendezvous = self._config.rendezvous
+        name = rendezvous.master_addr or rendezvous.local_addr or "localhost"
+        (port,) = self.bound_ports()
+        placement = single_host(self._config.nproc_per_node, name, port, rendezvous.run_id)
+        placement = placement._replace(restarts=action.restarts)
+        self._on_assigned(Assignment(placement, action.attempt, leads=True, may_leave=False, files=""))
+
+    def set_state(self, state: JsonObject) -> None:
+        """Nobody else wants to know."""
+
+    def subscribe(self, on_states: Callable[[Mapping[str, JsonObject]], None]) -> None:
+        """Nobody else reports any."""
+
+    def abort_attempt(
+        self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+    ) -> None:
+        """Nobody else runs ranks."""
+
+    def broadcast_decision(self, action: BroadcastDecision, words: Sequence[str]) -> None:
+        """Nobody else waits for it."""
+
+    def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
+        """This host is to capture."""
+        self._on_hang(verdict, number)
+
+    def broadcast_preflight(self, message: JsonObject) -> None:
+        """This host is to act on it."""
+        self._on_preflight(message)
+
+    def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
+        """Nobody else puts evidence together."""
+
+    def collect(
+        self,
+        name: str,
+        timeout_s: float,
+        on_done: Callable[[list[EvidenceChunk]], None],
+        *,
+        hosts: Collection[int] | None = None,
+    ) -> None:
+        """There is nobody to wait for."""
+        del name, timeout_s, hosts
+        on_done([])

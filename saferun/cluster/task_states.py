@@ -1,0 +1,65 @@
+"""How the ranks of all hosts do, as their saferuns report it to the leader."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from saferun.cluster.messages import task_of
+from saferun.cluster.roster import Roster
+from saferun.model import JsonObject
+from saferun.text.decoding import MALFORMED, number
+
+# What a state says of other things than the ranks.
+_APART = ("route", "progress")
+# What it says of them where some run.
+_RUNS = ("run", "quiet")
+
+
+class TaskStates:
+    """The last reported state of each saferun, by its key: ``HOST/TASK``.
+
+    Args:
+        roster: who may report one.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self.by_task: dict[str, JsonObject] = {}
+        self._progress: dict[str, tuple[int, int]] = {}
+
+    def add(self, key: str, state: Mapping[str, Any]) -> None:
+        """A saferun has reported its state."""
+        self.by_task[key] = {name: value for name, value in state.items() if name not in _APART}
+
+    def progress(self, key: str, reported: object) -> tuple[bool, bool]:
+        """Whether the ranks of a saferun have moved, or been active, since its last report."""
+        try:
+            moved, active = map(number, reported)  # type: ignore[call-overload]
+        except MALFORMED:
+            return False, False
+        before = self._progress.get(key, (0, 0))
+        self._progress[key] = (moved, active)
+        return moved > before[0], active > before[1]
+
+    def running(self) -> set[int]:
+        """Hosts with ranks that run."""
+        return {task_of(key)[0] for key, state in self.by_task.items() if state.get("s") in _RUNS}
+
+    def living(self) -> set[int]:
+        """Hosts with ranks that have not ended well, as far as is known."""
+        unknown = set(self._roster.peers) - {task_of(key)[0] for key in self.by_task}
+        return unknown | {task_of(key)[0] for key, state in self.by_task.items() if state.get("s") != "done"}
+
+    def are_all_done(self) -> bool:
+        """Whether all ranks of the job have ended well."""
+        return len(self.by_task) >= self._roster.task_count and not self.living()
+
+    def is_done(self, host: int) -> bool:
+        """Whether all ranks of a host have ended well."""
+        tasks = self._roster.tasks_of(host)
+        return tasks > 0 and all(self.by_task.get(f"{host}/{task}", {}).get("s") == "done" for task in range(tasks))
+
+    def of_heard(self, missing: Collection[int]) -> Mapping[str, JsonObject]:
+        """The states, as if the ranks of hosts that are not heard of were done."""
+        return {key: {"s": "done"} if task_of(key)[0] in missing else state for key, state in self.by_task.items()}

@@ -1,0 +1,304 @@
+"""The store's socket and whoever stands behind it, with a coordinator that does nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from saferun.cluster.job_values import Assignment
+from saferun.cluster.solo_job import SoloJob
+from saferun.linux.children import Child
+from saferun.linux.poller import Poller
+from saferun.model import ExitStatus, JsonObject
+from saferun.supervisor.events import BroadcastDecision, Event, JoinHosts, StartFailed, StoreServed, StoreUnavailable
+from tests.unit.samples import CONFIG
+
+NO_PID = 1 << 22  # one above the largest that Linux gives
+
+
+class SilentLink:
+    """Stands in for a coordinator: it takes every message and answers when it is told to."""
+
+    def __init__(
+        self,
+        listen_fd: int,
+        environ: Mapping[str, str],
+        *,
+        whole_torch: bool,
+        more_fds: Mapping[str, int],
+        poller: Poller,
+    ) -> None:
+        del listen_fd, environ, poller
+        assert not more_fds
+        self.fd, self._other = os.pipe()
+        self.stderr_fd, self._stderr = os.pipe()
+        self.child = Child(NO_PID, -1)
+        self.whole_torch = whole_torch
+        self.sent: list[JsonObject] = []
+        self.said: list[JsonObject] = []
+
+    def send(self, message: JsonObject) -> None:
+        self.sent.append(message)
+
+    def receive(self) -> list[JsonObject] | None:
+        said, self.said = self.said, []
+        return said or None
+
+    def read_stderr(self) -> bytes | None:
+        return None
+
+    def last_line(self) -> str:
+        return ""
+
+    def say(self, **message: Any) -> None:
+        """Have the loop find a message."""
+        self.said.append(message)
+        os.write(self._other, b".")
+
+    def close(self) -> None:
+        for fd in (self.fd, self._other, self.stderr_fd, self._stderr):
+            os.close(fd)
+
+
+class Launch:
+    """A job of one host with its surroundings."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.attempt = 0
+        self.events: list[Event] = []
+        self.ready = 0
+        self.answer: JsonObject = {}
+        self.assigned: list[Assignment] = []
+        self.torch: list[str] = []
+        self.hangs: list[int] = []
+        self.preflight: list[JsonObject] = []
+        self.links: list[SilentLink] = []
+        self.poller = Poller()
+        config = CONFIG._replace(rendezvous=CONFIG.rendezvous._replace(master_port=None), **changes)
+        self.job = SoloJob(
+            config,
+            {},
+            self.poller,
+            post=self.events.append,
+            attempt=lambda: self.attempt,
+            on_assigned=self.assigned.append,
+            on_prepared=self._on_prepared,
+            on_hang=lambda _, number: self.hangs.append(number),
+            on_preflight=self.preflight.append,
+            on_torch=self.torch.append,
+            on_stderr=lambda _: None,
+            open_link=self._open_link,
+        )
+        self.job.bind()
+
+    def _open_link(self, *arguments: Any, **more: Any) -> Any:
+        self.links.append(SilentLink(*arguments, **more))
+        return self.links[-1]
+
+    def _on_prepared(self, answer: JsonObject) -> None:
+        self.answer = answer
+        self.ready += 1
+
+    @property
+    def link(self) -> SilentLink:
+        return self.links[-1]
+
+    def ask(self) -> None:
+        """A rank connects, and the loop has its turn."""
+        (port,) = self.job.bound_ports()
+        with socket.create_connection(("127.0.0.1", port)):
+            self.poller.wait(0.0)
+
+    def hear(self, **message: Any) -> None:
+        """The coordinator says something, and the loop has its turn."""
+        self.link.say(**message)
+        self.poller.wait(0.0)
+        os.read(self.link.fd, 1)
+
+    def is_served(self) -> None:
+        """The coordinator says that it serves the store."""
+        self.hear(op="serving", attempt=self.attempt, torch="2.0")
+        assert isinstance(self.events.pop(), StoreServed)
+
+    def lose(self) -> None:
+        """The coordinator is killed."""
+        assert self.job.on_exit(NO_PID, ExitStatus(None, signal.SIGKILL))
+
+
+@pytest.fixture(name="launch")
+def _launch() -> Iterator[Launch]:
+    launch = Launch()
+    yield launch
+    launch.job.close()
+    launch.poller.close()
+
+
+def test_a_rank_that_asks_for_a_store_that_is_lost_is_noticed(launch: Launch) -> None:
+    """It would wait for ever."""
+    launch.job.serve()
+    launch.is_served()
+    launch.lose()
+    assert launch.events == []  # ranks that never ask go on
+    launch.ask()
+    (missed,) = launch.events
+    assert isinstance(missed, StoreUnavailable)
+    assert "killed by SIGKILL" in missed.what
+
+
+def test_the_first_coordinator_that_fails_is_replaced_by_one_with_all_of_torch(launch: Launch) -> None:
+    """Perhaps only the short cut to the store is to blame; the second failure is final."""
+    launch.job.serve()
+    first = launch.link
+    launch.job.on_exit(NO_PID, ExitStatus(1, None))
+    assert (first.whole_torch, launch.link.whole_torch) == (False, True)
+    assert launch.link.sent == [{"op": "serve", "attempt": 0}]
+    launch.ask()
+    assert launch.events == []
+    launch.job.on_exit(NO_PID, ExitStatus(1, None))
+    launch.ask()
+    assert [type(event) for event in launch.events] == [StoreUnavailable]
+
+
+def test_the_store_of_the_next_attempt_is_not_missed_because_the_one_before_was_lost(launch: Launch) -> None:
+    """Its ranks ask while the new coordinator comes up; that is how it always is, and no reason to stop them."""
+    launch.job.serve()
+    launch.is_served()
+    launch.lose()
+    launch.attempt = 1
+    launch.job.prepare({})
+    assert launch.ready == 1
+    launch.job.serve()
+    launch.ask()
+    assert launch.events == []
+
+
+def test_between_attempts_a_rank_that_asks_is_nobodys_news(launch: Launch) -> None:
+    """Ranks of the new attempt are started before the store is served: they wait in the backlog."""
+    launch.job.serve()
+    launch.is_served()
+    launch.lose()
+    launch.attempt = 1
+    launch.job.prepare({})
+    launch.job.serve_soon()
+    launch.ask()
+    assert launch.events == []
+
+
+def test_an_attempt_that_lost_its_coordinator_while_it_was_prepared_goes_on(launch: Launch) -> None:
+    """The old store is gone, which is what was wanted of it."""
+    launch.job.serve()
+    launch.is_served()
+    launch.attempt = 1
+    launch.job.prepare({})
+    assert launch.link.sent[-1] == {"op": "drop"}
+    assert launch.ready == 0
+    launch.lose()
+    assert launch.ready == 1
+    assert launch.events == []
+
+
+def test_ranks_that_are_done_at_once_never_cost_a_coordinator(launch: Launch) -> None:
+    """It gets going a moment after the ranks."""
+    launch.job.prepare({})
+    launch.job.serve_soon()
+    assert launch.job.deadline is not None
+    assert launch.job.pids == set()
+
+
+def test_a_second_coordinator_that_is_on_its_way_lets_ranks_wait(launch: Launch) -> None:
+    """The first one ended between two attempts, when nobody had asked it for anything."""
+    launch.job.serve()
+    launch.is_served()
+    launch.attempt = 1
+    launch.job.prepare({})
+    launch.hear(op="dropped")
+    launch.lose()
+    launch.job.serve_soon()
+    launch.job.tick(float("inf"))
+    launch.ask()
+    assert launch.events == []
+    assert launch.link.sent == [{"op": "serve", "attempt": 1}]
+
+
+def test_all_ranks_of_a_job_of_one_host_are_its_own(launch: Launch) -> None:
+    """There is nobody to be met."""
+    launch.job.join(JoinHosts(3, restarts=2))
+    (assigned,) = launch.assigned
+    assert (assigned.leads, assigned.number, assigned.checked) == (True, 3, False)
+    placement = assigned.placement
+    assert (placement.world_size, placement.group_world_size, placement.restarts) == (CONFIG.nproc_per_node, 1, 2)
+    assert [placement.master_port] == launch.job.bound_ports()
+
+
+def test_whoever_is_alone_hears_itself_and_waits_for_nobody(launch: Launch) -> None:
+    """So that nothing beside it need know how many hosts there are."""
+    chunks: list[list[Any]] = []
+    found: list[str] = []
+    job = launch.job
+    job.find_endpoint(lambda: found.append("here"))
+    job.collect("end", 60.0, chunks.append)
+    job.broadcast_preflight({"ok": True})
+    job.broadcast_hang(SimpleNamespace(), 7)  # type: ignore[arg-type]
+    job.abort_attempt("failure", "rank 0 failed")
+    job.broadcast_decision(BroadcastDecision(0, "finish", 1), ["why"])
+    job.set_state({"s": "done"})
+    job.share("end", "evidence")
+    assert (chunks, found, launch.preflight, launch.hangs) == ([[]], ["here"], [{"ok": True}], [7])
+    assert (job.leads, job.is_head, job.leader, job.abort_reason, launch.links) == (True, True, "", None, [])
+
+
+@pytest.mark.parametrize("is_usage", [True, False])
+def test_what_only_torch_can_tell_is_asked_before_the_ranks(*, is_usage: bool) -> None:
+    """Of all of torch; where it cannot be told, the start fails, and no event goes to a handler that does not work."""
+    launch = Launch(event_log_handler="console")
+    launch.job.prepare({"nproc": 2})
+    assert launch.link.whole_torch
+    drop, asked = launch.link.sent
+    assert drop == {"op": "drop"}
+    assert (asked["op"], asked["handler"], asked["nproc"]) == ("prepare", "console", 2)
+    launch.hear(op="prepared", numactl=None)
+    assert launch.answer["op"] == "prepared"
+    launch.job.client.forward_event({"source": "AGENT"})
+    assert launch.link.sent[-1] == {"op": "event", "handler": "console", "source": "AGENT"}
+    launch.job.prepare({})
+    launch.hear(op="failed", what="no such handler", usage=is_usage)
+    (failed,) = launch.events
+    assert isinstance(failed, StartFailed)
+    assert (failed.what, failed.exit_code) == ("no such handler", 2 if is_usage else 1)
+    assert not launch.job.client.forwards_events
+    launch.job.close()
+    launch.poller.close()
+
+
+def test_a_coordinator_that_ends_while_torch_is_asked_fails_the_start() -> None:
+    """It had all of torch: a second one would fare no better."""
+    launch = Launch(event_log_handler="console")
+    launch.job.prepare({})
+    launch.lose()
+    (failed,) = launch.events
+    assert isinstance(failed, StartFailed)
+    assert "the store's process ended (killed by SIGKILL)" in failed.what
+    assert len(launch.links) == 1
+    launch.job.close()
+    launch.poller.close()
+
+
+def test_an_attempt_is_asked_once_how_far_it_came(launch: Launch) -> None:
+    """Every rank of it may fail."""
+    launch.job.ask_start_stage(2)
+    assert launch.job.start_stage == {}  # nobody can be asked
+    launch.job.prepare({})
+    launch.job.serve()
+    launch.is_served()
+    launch.job.ask_start_stage(2)
+    launch.job.ask_start_stage(2)
+    assert launch.link.sent[1:] == [{"op": "start_stage", "attempt": 0, "world_size": 2}]
+    launch.hear(op="start_stage", attempt=0, stage="store")
+    assert launch.job.start_stage is not None
+    assert launch.job.start_stage["stage"] == "store"
