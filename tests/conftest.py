@@ -5,6 +5,22 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.running import (
+    pytest_collection_modifyitems,
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+    pytest_xdist_make_scheduler,
+)
+
+__all__ = [
+    "pytest_collection_modifyitems",
+    "pytest_runtest_call",
+    "pytest_runtest_setup",
+    "pytest_runtest_teardown",
+    "pytest_xdist_make_scheduler",
+]
+
 # A shell without job control ignores the first two for what it puts into the background, nohup ignores the third for
 # anything, and children inherit that. The tests send them.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
