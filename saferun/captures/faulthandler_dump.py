@@ -14,6 +14,7 @@ from contextlib import suppress
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process
 from saferun.evidence import Frame, ThreadStack
 from saferun.linux.procfs import read_stat
+from saferun.linux.small_files import list_directory, read_pairs
 
 STACKS_SIGNAL = 63
 """SIGRTMAX-1, as in the hook."""
@@ -97,19 +98,13 @@ def _path_of(process: Process) -> str:
 
 def _catches_signal(pid: int) -> bool:
     # Sent to a process that does not catch it, the signal would kill.
-    return _has_signal(f"/proc/{pid}/status", b"SigCgt:")
+    return _has_signal(f"/proc/{pid}/status", "SigCgt")
 
 
-def _has_signal(path: str, field: bytes) -> bool:
+def _has_signal(path: str, field: str) -> bool:
     """Whether the signal is in a set of signals of a status file."""
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                if line.startswith(field):
-                    return bool(int(line.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
-    except (OSError, ValueError, IndexError):
-        pass
-    return False
+    mask = read_pairs(path).get(field, "")
+    return mask.isalnum() and bool(int(mask, 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
 def _has_open(pid: int, path: str) -> bool:
@@ -143,12 +138,8 @@ def _ask(process: Process) -> _Asked | None:
 
 def _threads_that_block(pid: int) -> set[str]:
     """The threads of a process in which the signal is blocked now. Source: proc_pid_status(5)."""
-    found = set()
-    with suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            if _has_signal(f"/proc/{pid}/task/{task}/status", b"SigBlk:"):
-                found.add(task)
-    return found
+    tasks = list_directory(f"/proc/{pid}/task")
+    return {task for task in tasks if _has_signal(f"/proc/{pid}/task/{task}/status", "SigBlk")}
 
 
 def _size_of(path: str) -> int:

@@ -7,12 +7,12 @@ its kernel acknowledges until the buffers are full, and then answers probes.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 
 from saferun.captures.scene import Process, Scene
 from saferun.evidence import StuckLink
+from saferun.linux.small_files import list_directory, read_link
 from saferun.linux.sockets import TcpState, sending_again
 
 # The fourth attempt comes 1.4 s after the first, with the kernel's shortest timeout.
@@ -48,9 +48,8 @@ def stuck_links(processes: Iterable[Process]) -> list[StuckLink]:
 
 
 def _stuck_of_namespace(pid: int, tables: dict[str, dict[int, TcpState]]) -> dict[int, TcpState]:
-    try:
-        namespace = os.readlink(f"/proc/{pid}/ns/net")
-    except OSError:
+    namespace = read_link(f"/proc/{pid}/ns/net")
+    if not namespace:
         return {}
     if namespace not in tables:
         tables[namespace] = {
@@ -62,15 +61,5 @@ def _stuck_of_namespace(pid: int, tables: dict[str, dict[int, TcpState]]) -> dic
 
 
 def _socket_inodes(pid: int) -> list[int]:
-    inodes = []
-    try:
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
-            except OSError:
-                continue
-            if target.startswith("socket:[") and target[8:-1].isdecimal():
-                inodes.append(int(target[8:-1]))
-    except OSError:
-        pass
-    return inodes
+    targets = (read_link(f"/proc/{pid}/fd/{name}") for name in list_directory(f"/proc/{pid}/fd"))
+    return [int(target[8:-1]) for target in targets if target.startswith("socket:[") and target[8:-1].isdecimal()]

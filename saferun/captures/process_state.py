@@ -5,25 +5,23 @@ Source: proc(5).
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
 from saferun.captures.scene import Scene
 from saferun.captures.waiting import Ends, list_fds
 from saferun.evidence import ProcessSnapshot
-from saferun.linux.procfs import children_of
+from saferun.linux.procfs import children_of, read_stat
+from saferun.linux.small_files import list_directory, read_pairs, read_text
 from saferun.linux.syscalls import SystemCall, before_restart, read_syscall
 from saferun.model import JsonObject
 from saferun.text.redaction import redacted_arguments
 
-_READ_LIMIT_BYTES = 1 << 16
 _THREADS_LIMIT = 256
 _SHOWN_FDS_LIMIT = 128
 _COMMAND_LIMIT = 200
 _DESCENDANTS_LIMIT = 64
 _COMMAND_WAIT_S = 0.25
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _ARGUMENT_LIMIT = 4096
 
 
@@ -36,15 +34,15 @@ def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None =
     The command line is left empty: reading it waits for the lock of the process's address space, which one that hangs
     in the kernel may hold.
     """
-    status = _read_status(pid)
-    wchan = _read(f"/proc/{pid}/wchan")
+    status = read_pairs(f"/proc/{pid}/status")
+    wchan = read_text(f"/proc/{pid}/wchan").rstrip("\n")
     wchan = "" if wchan == "0" else wchan
     call = before_restart(read_syscall(pid), wchan)
-    ppid, cpu_s = _read_parent_and_cpu_s(pid)
+    stat = read_stat(pid)
     return ProcessSnapshot(
         rank=rank,
         pid=pid,
-        ppid=ppid,
+        ppid=stat.ppid if stat is not None else 0,
         is_rank=is_rank,
         name=status.get("Name", ""),
         command="",
@@ -56,23 +54,14 @@ def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None =
         core_dumping=_number(status, "CoreDumping") == 1,
         rss_bytes=_number(status, "VmRSS") * 1024,
         waits_on=(ends or Ends()).quick(pid, call, wchan) if call is not None or wchan else "",
-        cpu_s=cpu_s,
+        cpu_s=stat.cpu_s if stat is not None else 0.0,
     )
 
 
 def read_thread_states(pid: int) -> dict[int, str]:
     """The state of every thread of a process, by thread number; empty where it is gone."""
-    states: dict[int, str] = {}
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return states
-    for tid in tids[:_THREADS_LIMIT]:
-        content = _read(f"/proc/{pid}/task/{tid}/stat")
-        state = content[content.rfind(")") + 2 :][:1]
-        if state:
-            states[int(tid)] = state
-    return states
+    tids = list_directory(f"/proc/{pid}/task")[:_THREADS_LIMIT]
+    return {int(tid): stat.state for tid in tids if (stat := read_stat(f"{pid}/task/{tid}")) is not None}
 
 
 def family_of(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessSnapshot]:
@@ -131,37 +120,33 @@ def _better(first: ProcessSnapshot, second: ProcessSnapshot) -> str:
 
 
 def _picture_of(pid: int, call: SystemCall | None, ends: Ends) -> JsonObject:
-    status = _read_status(pid)
+    status = read_pairs(f"/proc/{pid}/status")
     fds = list_fds(pid)
     return {
         "pid": pid,
         "name": status.get("Name", ""),
         "state": status.get("State", "?"),
-        "wchan": _read(f"/proc/{pid}/wchan"),
+        "wchan": read_text(f"/proc/{pid}/wchan").rstrip("\n"),
         "syscall": {"name": call.name, "arguments": [hex(value) for value in call.arguments]} if call else None,
-        "kernel_stack": _read(f"/proc/{pid}/stack").splitlines(),
-        "oom_score": _read(f"/proc/{pid}/oom_score"),
-        "oom_score_adj": _read(f"/proc/{pid}/oom_score_adj"),
-        "cgroup": _read(f"/proc/{pid}/cgroup").splitlines(),
+        "kernel_stack": read_text(f"/proc/{pid}/stack").rstrip("\n").splitlines(),
+        "oom_score": read_text(f"/proc/{pid}/oom_score").rstrip("\n"),
+        "oom_score_adj": read_text(f"/proc/{pid}/oom_score_adj").rstrip("\n"),
+        "cgroup": read_text(f"/proc/{pid}/cgroup").rstrip("\n").splitlines(),
         "status": status,
-        "io": _read_pairs(f"/proc/{pid}/io"),
-        "limits": _read(f"/proc/{pid}/limits").splitlines(),
+        "io": read_pairs(f"/proc/{pid}/io"),
+        "limits": read_text(f"/proc/{pid}/limits").rstrip("\n").splitlines(),
         "open_files": len(fds),
-        "descriptors": {str(fd): _fd_words(pid, fd, ends) for fd in fds[:_SHOWN_FDS_LIMIT]},
+        "descriptors": {str(fd): ends.words(pid, fd, holders=True) for fd in fds[:_SHOWN_FDS_LIMIT]},
         "threads": [_thread_picture(pid, tid, state) for tid, state in sorted(read_thread_states(pid).items())],
     }
 
 
-def _fd_words(pid: int, fd: int, ends: Ends) -> str:
-    return ends.words(pid, fd, holders=True)
-
-
 def _thread_picture(pid: int, tid: int, state: str) -> JsonObject:
-    wchan = _read(f"/proc/{pid}/task/{tid}/wchan")
+    wchan = read_text(f"/proc/{pid}/task/{tid}/wchan").rstrip("\n")
     call = before_restart(read_syscall(pid, tid), wchan)
     return {
         "tid": tid,
-        "name": _read(f"/proc/{pid}/task/{tid}/comm"),
+        "name": read_text(f"/proc/{pid}/task/{tid}/comm").rstrip("\n"),
         "state": state,
         "wchan": wchan,
         "syscall": call.name if call is not None else "",
@@ -176,7 +161,7 @@ def _read_command(pid: int) -> str:
     found: list[str] = []
 
     def read() -> None:
-        found.append(_read(f"/proc/{pid}/cmdline"))
+        found.append(read_text(f"/proc/{pid}/cmdline").rstrip("\n"))
 
     # A thread that waits in the kernel for somebody else's lock can only be left behind.
     reader = threading.Thread(target=read, daemon=True)
@@ -195,32 +180,6 @@ def command_words(arguments: list[str]) -> str:
 # -------------------------------------------------------------------------------------------------------- reading /proc
 
 
-def _read_parent_and_cpu_s(pid: int) -> tuple[int, float]:
-    content = _read(f"/proc/{pid}/stat")
-    fields = content[content.rfind(")") + 2 :].split()
-    try:
-        return int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
-    except (IndexError, ValueError):
-        return 0, 0.0
-
-
-def _read_status(pid: int) -> dict[str, str]:
-    return _read_pairs(f"/proc/{pid}/status")
-
-
-def _read_pairs(path: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in _read(path).splitlines())
-    return {name: value.strip() for name, _, value in pairs}
-
-
 def _number(pairs: dict[str, str], name: str) -> int:
     words = pairs.get(name, "").split()
     return int(words[0]) if words and words[0].isdigit() else 0
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return (file.read(_READ_LIMIT_BYTES) or b"").decode(errors="replace").rstrip("\n")
-    except OSError:
-        return ""

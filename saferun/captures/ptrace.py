@@ -10,6 +10,7 @@ import signal
 from contextlib import suppress
 
 from saferun.linux.procfs import read_stat
+from saferun.linux.small_files import read_line, read_pairs, read_text
 
 _CAP_SYS_PTRACE = 19
 _YAMA = {
@@ -24,9 +25,9 @@ _NOBODY = 3
 def ptrace_denial(pid: int) -> str:
     """Why this process may not ptrace another, in one line. Ask only when it has been denied."""
     if not os.path.exists(f"/proc/{pid}"):
-        hidden = "hidepid=" in _read("/proc/self/mounts")
+        hidden = "hidepid=" in read_text("/proc/self/mounts")
         return "ptrace is denied: /proc hides the process (mounted with hidepid)" if hidden else "the process is gone"
-    return f"ptrace is denied: {_reason(_status('self'), _status(str(pid)), pid)}"
+    return f"ptrace is denied: {_reason(read_pairs('/proc/self/status'), read_pairs(f'/proc/{pid}/status'), pid)}"
 
 
 def resume_if_stopped(pid: int, *, was_stopped: bool) -> None:
@@ -48,7 +49,7 @@ def _reason(own: dict[str, str], target: dict[str, str], pid: int) -> str:
         return reason
     if scope == 1 and not privileged:
         return _YAMA[1]
-    if _read("/sys/fs/selinux/booleans/deny_ptrace").startswith("1"):
+    if read_text("/sys/fs/selinux/booleans/deny_ptrace").startswith("1"):
         return "SELinux forbids it (deny_ptrace)"
     if own.get("Seccomp", "0") == "2":
         return "a seccomp filter, as of a container, forbids it"
@@ -75,12 +76,12 @@ def _unlike_us(own: dict[str, str], target: dict[str, str], pid: int) -> str:
 
 
 def _is_confined() -> bool:
-    profile = _read("/proc/self/attr/current").strip("\0\n ")
+    profile = read_text("/proc/self/attr/current").strip("\0\n ")
     return profile not in {"", "unconfined"}
 
 
 def _yama_scope() -> int:
-    content = _read("/proc/sys/kernel/yama/ptrace_scope").strip()
+    content = read_line("/proc/sys/kernel/yama/ptrace_scope")
     return int(content) if content.isdigit() else 0
 
 
@@ -89,16 +90,3 @@ def _mask(status: dict[str, str], name: str) -> int:
         return int(status.get(name, "0"), 16)
     except ValueError:
         return 0
-
-
-def _status(name: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in _read(f"/proc/{name}/status").splitlines())
-    return {key: value.strip() for key, _, value in pairs}
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 16).decode(errors="replace")
-    except OSError:
-        return ""

@@ -23,6 +23,7 @@ from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
 from saferun.captures.worker_server import dump_by_worker_server
 from saferun.evidence import StackDump, ThreadStack
 from saferun.linux.memory_limit import TOO_MUCH, limited_memory
+from saferun.linux.small_files import read_link
 from saferun.linux.stuck import mount_of, mounts_of
 
 _AT_ONCE = 4
@@ -103,7 +104,7 @@ class _Stacks:
         """What these processes run, and what runs pystack."""
         programs = dict.fromkeys([sys.executable])
         for process in processes:
-            programs[_program_of(process.pid)] = None
+            programs[read_link(f"/proc/{process.pid}/exe")] = None
         return [path for path in programs if path.startswith("/")][:_PROGRAMS_TRIED]
 
     # ------------------------------------------------------------------------------------------------------- py-spy
@@ -129,7 +130,7 @@ class _Stacks:
                 self._keep("py_spy", process, "py-spy", threads, started_at, end.stdout)
                 return
             if end.is_stuck:
-                self._stuck = _stuck_words(_program_of(process.pid) if end.is_started else program)
+                self._stuck = _stuck_words(read_link(f"/proc/{process.pid}/exe") if end.is_started else program)
             if why := self._why_no_other_try(end, process):
                 failure = why
                 break
@@ -293,12 +294,6 @@ def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
         return (), TOO_MUCH
 
 
-def _program_of(pid: int) -> str:
-    with suppress(OSError):
-        return os.readlink(f"/proc/{pid}/exe")
-    return ""
-
-
 def _libraries(pids: Iterable[int]) -> list[str]:
     """One file of those that processes have mapped for each file system that they are on."""
     mounts = mounts_of(os.getpid())
@@ -317,9 +312,5 @@ def _stuck_words(path: str) -> str:
 
 
 def _looks_like_python(process: Process) -> bool:
-    name = process.look.name
-    try:
-        name = os.path.basename(os.readlink(f"/proc/{process.pid}/exe"))
-    except OSError:
-        pass
+    name = os.path.basename(read_link(f"/proc/{process.pid}/exe")) or process.look.name
     return name.startswith(("python", "pypy", "pt_"))

@@ -10,6 +10,8 @@ import os
 import struct
 from collections.abc import Iterable
 
+from saferun.linux.procfs import read_name
+from saferun.linux.small_files import list_directory, read_bytes, read_link
 from saferun.linux.sockets import SocketTables, socket_words
 from saferun.linux.syscalls import SystemCall, descriptor_of
 
@@ -40,7 +42,7 @@ class Ends:
 
     def words(self, pid: int, fd: int, wchan: str = "", *, holders: bool = False) -> str:
         """What a descriptor of a process is; empty where that cannot be read. ``holders``: who has its other end."""
-        link = _link(pid, fd)
+        link = read_link(f"/proc/{pid}/fd/{fd}")
         kind, _, rest = link.partition(":[")
         inode = int(rest[:-1]) if rest[:-1].isdigit() else 0
         if kind == "socket":
@@ -66,7 +68,7 @@ class Ends:
             self._holders = {}
             for process in self._processes:
                 for fd in list_fds(process[1]):
-                    held = _link(process[1], fd)
+                    held = read_link(f"/proc/{process[1]}/fd/{fd}")
                     if held.startswith(("socket:", "pipe:")) and process not in self._holders.setdefault(held, []):
                         self._holders[held].append(process)
         others = [process for process in self._holders.get(link, ()) if process[1] != pid]
@@ -122,17 +124,7 @@ class Ends:
 
 def list_fds(pid: int) -> list[int]:
     """The descriptors that a process has open; empty where they may not be read."""
-    try:
-        return sorted(map(int, os.listdir(f"/proc/{pid}/fd")))[:_FDS_LIMIT]
-    except (OSError, ValueError):
-        return []
-
-
-def _link(pid: int, fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/{fd}")
-    except OSError:
-        return ""
+    return sorted(map(int, list_directory(f"/proc/{pid}/fd")))[:_FDS_LIMIT]
 
 
 def _awaited_child(call: SystemCall) -> str:
@@ -144,25 +136,14 @@ def _awaited_child(call: SystemCall) -> str:
         pid = second if first == os.P_PID else 0
     if not pid:
         return "one of its children to end"
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return f"process {pid} ({file.read().decode(errors='replace').strip()}) to end"
-    except OSError:
-        return f"process {pid} to end"
+    name = read_name(pid).strip()
+    return f"process {pid} ({name}) to end" if name else f"process {pid} to end"
 
 
 def _epoll_targets(pid: int, epoll_fd: int) -> list[int]:
     """The descriptors that an epoll descriptor watches. Source: proc_pid_fdinfo(5)."""
-    found: list[int] = []
-    try:
-        with open(f"/proc/{pid}/fdinfo/{epoll_fd}", "rb") as file:
-            for line in file.read(1 << 16).splitlines():
-                fields = line.split()
-                if fields[:1] == [b"tfd:"]:
-                    found.append(int(fields[1]))
-    except (OSError, ValueError, IndexError):
-        pass
-    return found[:_POLLED_LIMIT]
+    lines = [line.split() for line in read_bytes(f"/proc/{pid}/fdinfo/{epoll_fd}", 1 << 16).splitlines()]
+    return [int(fields[1]) for fields in lines if fields[:1] == [b"tfd:"]][:_POLLED_LIMIT]
 
 
 def _read_memory(pid: int, address: int, size_bytes: int) -> bytes:

@@ -5,14 +5,15 @@ Sources: proc_pid_stat(5); proc_pid_io(5).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
+
+from saferun.linux.procfs import read_stat
+from saferun.linux.small_files import read_bytes
 
 # Below this a family does what a process that waits does: it wakes up now and then, and looks.
 _WORK_CPU_S = 0.01
 _WORK_BYTES = 4096
 _BYTES = frozenset({b"rchar", b"wchar", b"read_bytes", b"write_bytes"})
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Activity:
@@ -58,18 +59,10 @@ class Activity:
 
 def _read(pid: int) -> tuple[float, int, bool]:
     """CPU seconds, bytes read and written, and whether it is in an uninterruptible sleep; zeros where it is gone."""
-    cpu_s, size_bytes, waits_for_disk = 0.0, 0, False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            content = file.read()
-        # The name stands in parentheses and may itself hold spaces and parentheses.
-        fields = content[content.rfind(b")") + 2 :].split()
-        cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        waits_for_disk = fields[0] == b"D"
-        with open(f"/proc/{pid}/io", "rb") as file:  # another user's may not be read
-            for line in file.read().splitlines():
-                name, _, number = line.partition(b": ")
-                size_bytes += int(number) if name in _BYTES else 0
-    except (OSError, ValueError, IndexError):
-        pass
-    return cpu_s, size_bytes, waits_for_disk
+    stat = read_stat(pid)
+    if stat is None:
+        return 0.0, 0, False
+    # Another user's may not be read.
+    pairs = (line.partition(b": ") for line in read_bytes(f"/proc/{pid}/io").splitlines())
+    size_bytes = sum(int(number) for name, _, number in pairs if name in _BYTES and number.isdigit())
+    return stat.cpu_s, size_bytes, stat.state == "D"

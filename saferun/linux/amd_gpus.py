@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from saferun.linux.gpu_reading import Snapshot, list_directory, owned, read_line
+from saferun.linux.gpu_reading import Snapshot, owned
+from saferun.linux.small_files import list_directory, read_line, read_text
 from saferun.model import JsonObject
 
 _AMD = "0x1002"
@@ -56,12 +57,7 @@ def _read_ras(gpu: JsonObject, device: str) -> None:
     for name in list_directory(f"{device}/ras"):
         if not name.endswith("_err_count"):
             continue
-        try:
-            with open(f"{device}/ras/{name}", encoding="ascii", errors="replace") as file:
-                lines = file.read(4096).splitlines()
-        except OSError:
-            continue
-        for line in lines:
+        for line in read_text(f"{device}/ras/{name}", 4096).splitlines():
             kind, _, count = line.partition(":")
             if kind in counts and count.strip().isdigit():
                 known = True
@@ -72,12 +68,10 @@ def _read_ras(gpu: JsonObject, device: str) -> None:
 
 def _read_bad_pages(gpu: JsonObject, device: str) -> None:
     """Pages that are to be reserved at the next reset: ``0x00000001 : 0x00001000 : P``."""
-    try:
-        with open(f"{device}/ras/gpu_vram_bad_pages", encoding="ascii", errors="replace") as file:
-            flags = [line.rpartition(":")[2].strip() for line in file.read(65536).splitlines()]
-    except OSError:
-        return
-    gpu["retirement_pending"] = "P" in flags
+    path = f"{device}/ras/gpu_vram_bad_pages"
+    if os.access(path, os.R_OK):
+        lines = read_text(path, 65536).splitlines()
+        gpu["retirement_pending"] = any(line.rpartition(":")[2].strip() == "P" for line in lines)
 
 
 def read_kfd_ids(sysfs_root: str) -> dict[str, str]:
@@ -88,14 +82,9 @@ def read_kfd_ids(sysfs_root: str) -> dict[str, str]:
         kfd_id = read_line(f"{nodes}/{node}/gpu_id")
         if kfd_id in {"", "0"}:
             continue  # processors
-        properties: dict[str, int] = {}
-        try:
-            with open(f"{nodes}/{node}/properties", encoding="ascii") as file:
-                for line in file:
-                    key, _, value = line.partition(" ")
-                    if value.strip().isdigit():
-                        properties[key] = int(value)
-        except (OSError, ValueError):
+        lines = [line.split() for line in read_text(f"{nodes}/{node}/properties").splitlines()]
+        properties = {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
+        if not properties:
             continue
         location = properties.get("location_id", 0)
         bus, slot, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7

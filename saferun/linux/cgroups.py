@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from saferun.errors import suppress
+from saferun.linux.small_files import read_bytes
 from saferun.model import Value
 
 TYPE_CHECKING = False
@@ -36,22 +36,14 @@ class MemoryState(Value):
     """How much memory a process's control group may use, and what the OOM killer has done so far.
 
     Attributes:
-        version: of the memory controller: 1 or 2; 0 where there is none to be read.
-        path: the process's control group, as a directory.
         limit_bytes: the least of its limits and those of its ancestors; 0: none.
-        limit_path: the control group that has this limit; empty: none.
-        usage_bytes: what that control group uses (the process's own where there is no limit).
         oom_kills: processes of this control group that were killed so far; None where it cannot be told.
         limit_hits: how often a limit was hit on the way up; it tells only by growing.
         host_oom_kills: processes that were killed on the whole host so far; None where it cannot be told.
         host_bytes: the host's memory.
     """
 
-    version: int
-    path: str
     limit_bytes: int
-    limit_path: str
-    usage_bytes: int
     oom_kills: int | None
     limit_hits: int
     host_oom_kills: int | None
@@ -78,19 +70,15 @@ def read_memory_state(pid: int = 0) -> MemoryState:
         pid: the process; 0: this one.
     """
     version, path, mount_point = _memory_cgroup(pid)
-    limit_bytes, limit_path, hits = 0, "", 0
+    limits: list[int] = []
+    hits = 0
     for directory in _up(path, mount_point):
         limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")  # noqa: PLR2004
         if limit is not None and limit < _NO_LIMIT_BYTES:
-            if not limit_path or limit < limit_bytes:
-                limit_bytes, limit_path = limit, directory
+            limits.append(limit)
             hits += _limit_hits(version, directory)
     return MemoryState(
-        version,
-        path,
-        limit_bytes,
-        limit_path,
-        _usage(version, limit_path or path),
+        min(limits, default=0),
         _oom_kills(version, path),
         hits,
         _keyed("/proc/vmstat").get(b"oom_kill"),
@@ -151,9 +139,9 @@ def cpu_quota(root: str = "/") -> float | None:
     quotas = []
     for directory in directories:
         if version == 1:
-            pair = [_read(f"{directory}/cpu.cfs_quota_us"), _read(f"{directory}/cpu.cfs_period_us")]
+            pair = [read_bytes(f"{directory}/cpu.cfs_quota_us"), read_bytes(f"{directory}/cpu.cfs_period_us")]
         else:
-            pair = _read(f"{directory}/cpu.max").split()
+            pair = read_bytes(f"{directory}/cpu.max").split()
         numbers = [int(word) for word in pair if word.strip().isdigit()]
         if len(numbers) == 2 and numbers[1]:  # noqa: PLR2004 - a quota of -1 or max is none
             quotas.append(numbers[0] / numbers[1])
@@ -286,7 +274,7 @@ def _cgroup_of(controller: str, proc: str, own_proc: str, root: str = "") -> tup
     In a container the path that the process sees may begin at the host's root while only its own part is mounted.
     """
     paths: dict[int, str] = {}
-    for line in _read(f"{proc}/cgroup").splitlines():
+    for line in read_bytes(f"{proc}/cgroup").splitlines():
         number, controllers, path = [*os.fsdecode(line).split(":", 2), "", ""][:3]
         if controller in controllers.split(","):
             paths[1] = path
@@ -312,7 +300,7 @@ def _cgroup_of(controller: str, proc: str, own_proc: str, root: str = "") -> tup
 def _cgroup_mounts(controller: str, own_proc: str) -> dict[int, tuple[str, str]]:
     """Version of a controller -> root within the hierarchy and mount point."""
     mounts: dict[int, tuple[str, str]] = {}
-    for line in _read(f"{own_proc}/mountinfo").splitlines():
+    for line in read_bytes(f"{own_proc}/mountinfo").splitlines():
         if b" - cgroup" not in line:
             continue
         fields, _, rest = line.partition(b" - ")
@@ -362,21 +350,15 @@ def _host_bytes() -> int:
 
 
 def _number(path: str) -> int | None:
-    content = _read(path).strip()
+    content = read_bytes(path).strip()
     return int(content) if content.isdigit() else None
 
 
 def _keyed(path: str) -> dict[bytes, int]:
     """A file of lines of a name and a number."""
     values: dict[bytes, int] = {}
-    for line in _read(path).splitlines():
+    for line in read_bytes(path).splitlines():
         key, _, number = line.partition(b" ")
         if number.strip().isdigit():
             values[key] = int(number)
     return values
-
-
-def _read(path: str) -> bytes:
-    with suppress(OSError), open(path, "rb") as file:
-        return file.read()
-    return b""

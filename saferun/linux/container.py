@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from saferun.linux.small_files import read_link, read_text
+
 _FILES = (".dockerenv", "run/.containerenv")
 _VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_ROOTFS")
 _CGROUP_WORDS = ("docker", "kubepods", "containerd", "libpod", "crio-", "/lxc")
@@ -25,14 +27,7 @@ def in_container(environ: Mapping[str, str], root: str = "/") -> bool:
     """
     if any(environ.get(name) for name in _VARIABLES) or any(os.path.exists(f"{root}{name}") for name in _FILES):
         return True
-    try:
-        if os.readlink(f"{root}proc/self/ns/pid") != INITIAL_PID_NAMESPACE:
-            return True
-    except OSError:
-        pass
-    try:
-        with open(f"{root}proc/self/cgroup", encoding="utf-8", errors="replace") as file:
-            content = file.read()
-    except OSError:
-        return False
+    if read_link(f"{root}proc/self/ns/pid") not in {"", INITIAL_PID_NAMESPACE}:
+        return True
+    content = read_text(f"{root}proc/self/cgroup")
     return any(word in content for word in _CGROUP_WORDS)

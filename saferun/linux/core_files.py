@@ -35,12 +35,11 @@ _NUMBERS = frozenset("pPiIugdstcCF")
 class CoreFile(Value):
     """A core. ``notes`` are those of a search; None where the file is compressed.
 
-    ``modified`` is in seconds since the epoch. ``is_managed``: a handler keeps it, and clears it away when it is time.
+    ``is_managed``: a handler keeps it, and clears it away when it is time.
     """
 
     path: str
     notes: CoreNotes | None
-    modified: float
     inode: tuple[int, int]
     is_managed: bool = False
 
@@ -148,7 +147,7 @@ def _cores_in(directory: str, pattern: CorePattern, since: float) -> Iterator[Co
             fd = open_regular(entry.path)
             try:
                 notes = None if is_compressed else read_core_notes(fd, whole=False)
-                yield CoreFile(entry.path, notes, status.st_mtime, identity(fd), is_managed)
+                yield CoreFile(entry.path, notes, identity(fd), is_managed)
             finally:
                 os.close(fd)
 

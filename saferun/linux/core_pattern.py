@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from saferun.errors import suppress
+from saferun.linux.small_files import read_bytes, read_line
 from saferun.model import Value
 
 RENAMED_PREFIX = "core.saferun."
@@ -70,7 +70,7 @@ class CorePattern(Value):
 
 def read_core_pattern() -> CorePattern:
     """What the kernel does with cores now."""
-    return CorePattern(_read(_PATTERN), _read(_USES_PID) not in {"", "0"})
+    return CorePattern(os.fsdecode(read_bytes(_PATTERN).strip(b"\n")), read_line(_USES_PID) not in {"", "0"})
 
 
 def share_a_name(pattern: CorePattern) -> bool:
@@ -96,9 +96,3 @@ def room_for_core(directory: str, size_bytes: int) -> str:
         return ""
     needed = f", and a core may take {size_bytes / 1e9:.1f} GB" if size_bytes > free_bytes else ""
     return f"{directory} has {free_bytes / 1e9:.1f} GB free{needed}"
-
-
-def _read(path: str) -> str:
-    with suppress(OSError), open(path, "rb") as file:
-        return os.fsdecode(file.read().strip(b"\n"))
-    return ""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from saferun.linux.procfs import descendants_of
+from saferun.linux.procfs import descendants_of, read_name
 from saferun.model import JsonObject
 
 # What is left of the budget for putting into words what has been read by then.
@@ -68,35 +67,10 @@ def owned(processes: Sequence[tuple[int, int | None, str]], ours: frozenset[int]
     """
     found: list[JsonObject] = []
     for pid, memory_bytes, name in processes:
-        seen = _name_of(pid)
+        seen = "".join(char if char.isprintable() else "?" for char in read_name(pid).strip())
         whose = "ours" if pid in ours else "other" if seen else "hidden"
         one: JsonObject = {"pid": pid, "name": seen or name, "whose": whose}
         if memory_bytes is not None:
             one["memory_bytes"] = memory_bytes
         found.append(one)
     return found
-
-
-def _name_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return "".join(char if char.isprintable() else "?" for char in file.read().strip())
-    except OSError:
-        return ""
-
-
-def read_line(path: str) -> str:
-    """The first line of a small file; empty where it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline().strip()
-    except OSError:
-        return ""
-
-
-def list_directory(path: str) -> list[str]:
-    """The names in a directory, sorted; none where it cannot be read."""
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []

@@ -10,6 +10,7 @@ from typing import Literal, NoReturn
 from saferun.errors import SaferunError, UsageError
 from saferun.linux.child_output import collect_output
 from saferun.linux.children import SpawnError, spawn
+from saferun.linux.small_files import read_text
 from saferun.model import ExitStatus, Value
 
 _KINDS = frozenset({"auto", "cpu", "gpu", "xpu"})
@@ -53,7 +54,7 @@ def read_torch_build() -> TorchBuild | None:
     except (ImportError, ValueError, AttributeError):
         return None
     places = spec.submodule_search_locations if spec is not None else None
-    return parse_version_file(_read(f"{places[0]}/version.py")) if places else None
+    return parse_version_file(read_text(f"{places[0]}/version.py")) if places else None
 
 
 def parse_version_file(text: str) -> TorchBuild | None:
@@ -93,7 +94,7 @@ def may_load_backends(environ: Mapping[str, str], path: Sequence[str] | None = N
             continue
         for name in names:
             if name.endswith((".dist-info", ".egg-info")) or name == "EGG-INFO":
-                text = _read(os.path.join(place, name, "entry_points.txt"))
+                text = read_text(os.path.join(place, name, "entry_points.txt"))
                 if any(line.strip() == "[torch.backends]" for line in text.splitlines()):
                     return True
     return False
@@ -170,11 +171,3 @@ def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) 
         f"torch could not be asked what --nproc-per-node {kind} means ({status.description}): {last}",
         f"see whether `{python} -c 'import torch'` works; or {_INSTEAD}",
     )
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

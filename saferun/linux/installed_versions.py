@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from saferun.linux.small_files import list_directory, read_text
+
 _MAX_BYTES = 64 * 1024  # of torch/version.py, which has some ten lines
 
 
@@ -18,8 +20,8 @@ def read_package_versions(places: Sequence[str]) -> dict[str, str]:
         places: the directories where packages are, in the order of import: ``sys.path`` of the ranks' interpreter.
     """
     for place in places:
-        text = _read(os.path.join(place or ".", "torch", "version.py"))
-        if text is not None:
+        text = read_text(os.path.join(place or ".", "torch", "version.py"), _MAX_BYTES)
+        if text:
             versions = _torch_versions(text)
             nccl = _packaged_nccl(place or ".") if "rocm" not in versions else None
             return {**versions, **({"nccl": nccl} if nccl is not None else {})}
@@ -44,21 +46,9 @@ def _torch_versions(text: str) -> dict[str, str]:
 
 
 def _packaged_nccl(place: str) -> str | None:
-    try:
-        names = os.listdir(place)
-    except OSError:
-        return None
-    for name in names:
+    for name in list_directory(place):
         # nvidia_nccl_cu13-2.29.7.dist-info
         package, _, version = name.removesuffix(".dist-info").partition("-")
         if name.endswith(".dist-info") and package.lower().startswith("nvidia_nccl_cu") and version:
             return version
     return None
-
-
-def _read(path: str) -> str | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_MAX_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return None

@@ -6,10 +6,15 @@ import errno
 import socket
 
 from saferun.errors import SaferunError
-from saferun.linux.procfs import listeners_on, read_cmdline, read_stat
+from saferun.linux.procfs import read_cmdline, read_stat
+from saferun.linux.small_files import list_directory, read_link, read_text
 
 _BACKLOG = 4096
 _MOST_ADDRESSES = 16
+_LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
+_INODE_FIELD = 9
+# Loopback and what is valid on one link alone, of both families.
+_LOCAL = ("127.", "169.254.", "::1", "fe8", "fe9", "fea", "feb")
 
 
 def hold_port(port: int | None, *, listening: bool = True) -> socket.socket:
@@ -50,7 +55,7 @@ def _explain(error: OSError, port: int) -> SaferunError:
     host = short_host_name()
     if error.errno == errno.EADDRINUSE:
         return SaferunError(
-            f"port {port} on {host} is in use by {_holder(port)}",
+            f"port {port} on {host} is in use by {port_holder(port)}",
             "stop that process, or pass another --master-port (without one, a free port is chosen)",
             class_name="port_in_use",
         )
@@ -59,14 +64,32 @@ def _explain(error: OSError, port: int) -> SaferunError:
     return SaferunError(f"cannot listen on port {port} of {host}: {error.strerror}", "pass another --master-port")
 
 
-def _holder(port: int) -> str:
+def port_holder(port: int) -> str:
     """Who listens on the port, as ``pid 4711 (train.py)``; the honest unknown where it cannot be seen."""
-    pids = listeners_on(port)
+    pids = _listeners_on(port)
     if not pids:
         return "a process that this user cannot see"
     # A socket may have been inherited; the oldest of its processes is the one that people know.
     oldest = min(pids, key=lambda pid: (stat.start_ticks if (stat := read_stat(pid)) else 0, pid))
     return f"pid {oldest} ({_program(read_cmdline(oldest))})"
+
+
+def _listeners_on(port: int) -> list[int]:
+    """The processes that have a TCP socket listening on a port, as far as this user may see them.
+
+    psutil names one of the processes that have inherited a socket, and not the first.
+
+    Source: proc(5), /proc/net/tcp and /proc/PID/fd.
+    """
+    lines = [line.split() for table in ("tcp", "tcp6") for line in read_text(f"/proc/net/{table}").splitlines()[1:]]
+    listening = (fields for fields in lines if len(fields) > _INODE_FIELD and fields[3] == _LISTENING)
+    sockets = {f"socket:[{one[_INODE_FIELD]}]" for one in listening if int(one[1].rpartition(":")[2], 16) == port}
+    pids = [int(name) for name in list_directory("/proc") if name.isdigit()] if sockets else []
+    return [pid for pid in pids if any(read_link(fd) in sockets for fd in _descriptors(pid))]
+
+
+def _descriptors(pid: int) -> list[str]:
+    return [f"/proc/{pid}/fd/{name}" for name in list_directory(f"/proc/{pid}/fd")]
 
 
 def _program(cmdline: list[str]) -> str:
@@ -91,31 +114,12 @@ def short_host_name() -> str:
 
 def own_addresses() -> list[str]:
     """The addresses of this host's interfaces that others may know it by: not loopback, not link-local."""
-    import array
-    import fcntl
-    import struct
+    from saferun.linux.nics import read_nics
 
-    found: list[str] = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # SIOCGIFCONF, netdevice(7): pairs of a name (16 bytes) and a socket address (24 bytes on 64-bit machines).
-        buffer = array.array("B", bytes(40 * 256))
-        address, _ = buffer.buffer_info()
-        try:
-            answer = fcntl.ioctl(probe, 0x8912, struct.pack("iL", len(buffer), address))
-        except OSError:
-            answer = struct.pack("iL", 0, 0)
-        size = struct.unpack("iL", answer)[0]
-        content = buffer.tobytes()[:size]
-    for start in range(0, len(content), 40):
-        packed = content[start + 20 : start + 24]
-        if packed[:1] != b"\x7f" and packed[:2] != b"\xa9\xfe":
-            found.append(socket.inet_ntop(socket.AF_INET, packed))
     try:
-        with open("/proc/net/if_inet6", encoding="ascii") as file:
-            for line in file:
-                digits, _, _, scope, *_ = line.split()
-                if scope == "00":  # global
-                    found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
-    except (OSError, ValueError):
-        pass
+        nics = read_nics()
+    except OSError:
+        return []
+    found = [address for nic in nics for address in nic.addresses if not address.startswith(_LOCAL)]
+    found.sort(key=lambda address: ":" in address)
     return list(dict.fromkeys(found))[:_MOST_ADDRESSES]

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 
 from saferun.linux.nic import Nic
+from saferun.linux.small_files import list_directory, read_line
 from saferun.model import Value
 
 _ANSWER_TIMEOUT_S = 1.0
@@ -300,27 +301,12 @@ def _read_sysfs(root: str, link: _Link) -> tuple[int, tuple[str, ...]]:
     folder = os.path.join(root, "sys/class/net", link.name)
     if not link.is_up or link.kind not in {"ethernet", "infiniband"}:
         return 0, ()
-    if _read(f"{folder}/ifindex") != str(link.number) or _read(f"{folder}/address") != link.hardware_address:
+    if read_line(f"{folder}/ifindex") != str(link.number) or read_line(f"{folder}/address") != link.hardware_address:
         return 0, ()  # this sysfs is another namespace's
-    speed = _read(f"{folder}/speed")  # in Mbit/s; -1: unknown
+    speed = read_line(f"{folder}/speed")  # in Mbit/s; -1: unknown
     rdma = []
-    for device in _listed(f"{folder}/device/infiniband"):
-        ports = _listed(f"{folder}/device/infiniband/{device}/ports")
-        port = _read(f"{folder}/dev_port") if len(ports) > 1 else "0"
+    for device in list_directory(f"{folder}/device/infiniband"):
+        ports = list_directory(f"{folder}/device/infiniband/{device}/ports")
+        port = read_line(f"{folder}/dev_port") if len(ports) > 1 else "0"
         rdma.append(f"{device}:{int(port) + 1 if port.isdecimal() else 1}")
     return int(speed) * 1_000_000 if speed.isdecimal() else 0, tuple(rdma)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(256).strip()
-    except OSError:
-        return ""
-
-
-def _listed(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import resource
 
+from saferun.linux.small_files import read_bytes
+
 # As many threads as a rank may start, with room to spare; the checks look closer.
 _ROOM_PER_RANK = 64
 _MANY_PROCESSES = 32768
@@ -26,7 +28,7 @@ def may_be_short_of_processes(ranks: int, root: str = "") -> bool:
     if soft != resource.RLIM_INFINITY and soft < _MANY_PROCESSES and os.geteuid() != 0:
         return True
     wanted = ranks * _ROOM_PER_RANK
-    for line in _read(f"{root}/proc/self/cgroup").splitlines():
+    for line in read_bytes(f"{root}/proc/self/cgroup").splitlines():
         _, _, rest = line.partition(b":")
         controllers, _, path = rest.partition(b":")
         if controllers and b"pids" not in controllers.split(b","):
@@ -43,20 +45,12 @@ def _is_short(mount: str, path: str, wanted: int) -> bool:
     if not os.path.isdir(directory):
         directory = mount
     for _ in range(_MOST_LEVELS):
-        maximum = _read(f"{directory}/pids.max").strip()
+        maximum = read_bytes(f"{directory}/pids.max").strip()
         if maximum.isdigit():
-            current = _read(f"{directory}/pids.current").strip()
+            current = read_bytes(f"{directory}/pids.current").strip()
             if int(maximum) - (int(current) if current.isdigit() else 0) < wanted:
                 return True
         if directory == mount or not directory.startswith(mount):
             return False
         directory = os.path.dirname(directory)
     return False
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(65536)
-    except OSError:
-        return b""

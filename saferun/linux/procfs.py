@@ -4,47 +4,54 @@ from __future__ import annotations
 
 import os
 
+from saferun.linux.small_files import read_bytes
 from saferun.model import Value
 
 _RUN_ID = b"SAFERUN_RUN_ID="
 _OUTER_RUNS = b"SAFERUN_OUTER_RUNS="
-_LISTENING = b"0A"  # TCP_LISTEN in include/net/tcp_states.h
-_INODE_FIELD = 9
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Stat(Value):
-    """The fields of /proc/PID/stat that are used here. Source: proc(5)."""
+    """Of /proc/PID/stat: state, parent, CPU time, threads, start time (clock ticks since boot). Source: proc(5)."""
 
     state: str
     ppid: int
+    cpu_s: float
+    threads: int
     start_ticks: int
 
 
-def read_stat(pid: int) -> Stat | None:
-    """State, parent and start time (clock ticks since boot) of a process; None where it is gone."""
-    content = _read(f"/proc/{pid}/stat")
+def read_stat(pid: int | str) -> Stat | None:
+    """What /proc/PID/stat tells; None where the process is gone. ``4711/task/4712``: of a thread."""
+    return parse_stat(read_bytes(f"/proc/{pid}/stat"))
+
+
+def parse_stat(content: bytes) -> Stat | None:
+    """The same of the file's content; None where it is malformed."""
     # The name stands in parentheses and may itself hold spaces and parentheses.
     fields = content[content.rfind(b")") + 2 :].split()
     try:
-        return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+        cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return Stat(fields[0].decode(), int(fields[1]), cpu_s, int(fields[17]), int(fields[19]))
     except (IndexError, ValueError):
         return None
 
 
 def read_name(pid: int) -> str:
     """What a process calls itself; empty where it is gone. Source: proc(5), /proc/PID/comm."""
-    return _read(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
+    return read_bytes(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
 
 
 def main_thread_run_s(pid: int) -> float:
     """How long the main thread of a process has run, in seconds; 0 where it is gone. Source: proc(5), schedstat."""
-    fields = _read(f"/proc/{pid}/task/{pid}/schedstat").split()
+    fields = read_bytes(f"/proc/{pid}/task/{pid}/schedstat").split()
     return int(fields[0]) / 1e9 if fields else 0.0
 
 
 def is_core_dumping(pid: int) -> bool:
     """Whether the kernel is writing a process's core. Source: proc(5), CoreDumping in /proc/PID/status."""
-    return b"\nCoreDumping:\t1" in _read(f"/proc/{pid}/status")
+    return b"\nCoreDumping:\t1" in read_bytes(f"/proc/{pid}/status")
 
 
 def children_of(pid: int) -> list[int]:
@@ -99,13 +106,8 @@ def waits_uninterruptibly(pid: int) -> bool:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
-    contents = (_read(f"/proc/{pid}/task/{task}/stat") for task in tasks)
-    return any(content[content.rfind(b")") + 2 :][:1] == b"D" for content in contents)
-
-
-def processes_of_run(run_id: str) -> list[int]:
-    """Processes anywhere on this host whose environment says that they belong to the run, this one apart."""
-    return [pid for pid in living_processes() if belongs_to_run(pid, run_id)]
+    stats = (read_stat(f"{pid}/task/{task}") for task in tasks)
+    return any(stat is not None and stat.state == "D" for stat in stats)
 
 
 def living_processes() -> list[int]:
@@ -120,7 +122,7 @@ def belongs_to_run(pid: int, run_id: str) -> bool | None:
     """Whether a process's environment says that it belongs to the run; None: it cannot be read now without waiting."""
     if waits_uninterruptibly(pid):
         return None
-    return _belongs(_read(f"/proc/{pid}/environ"), run_id.encode())
+    return _belongs(read_bytes(f"/proc/{pid}/environ"), run_id.encode())
 
 
 def read_environ_entry(pid: int, name: str) -> str:
@@ -131,7 +133,7 @@ def read_environ_entry(pid: int, name: str) -> str:
     if waits_uninterruptibly(pid):
         return ""
     beginning = f"{name}=".encode()
-    for entry in _read(f"/proc/{pid}/environ").split(b"\0"):
+    for entry in read_bytes(f"/proc/{pid}/environ").split(b"\0"):
         if entry.startswith(beginning):
             return entry[len(beginning) :].decode(errors="replace")
     return ""
@@ -152,48 +154,8 @@ def read_cmdline(pid: int) -> list[str]:
     """A process's command line; its name alone where that cannot be read without waiting; empty where it is gone."""
     if waits_uninterruptibly(pid):
         return [read_name(pid)]
-    return [part.decode(errors="replace") for part in _read(f"/proc/{pid}/cmdline").split(b"\0") if part]
-
-
-def listeners_on(port: int) -> list[int]:
-    """The processes that have a TCP socket listening on a port, as far as this user may see them.
-
-    Source: proc(5), /proc/net/tcp and /proc/PID/fd.
-    """
-    sockets = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in _read(table).splitlines()[1:]:
-            fields = line.split()
-            if (
-                len(fields) > _INODE_FIELD
-                and fields[3] == _LISTENING
-                and int(fields[1].rpartition(b":")[2], 16) == port
-            ):
-                sockets.add(f"socket:[{fields[_INODE_FIELD].decode()}]")
-    return [pid for pid in _all_pids() if sockets and _has_open(pid, sockets)]
-
-
-def _has_open(pid: int, targets: set[str]) -> bool:
-    try:
-        fds = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return False
-    for fd in fds:
-        try:
-            if os.readlink(f"/proc/{pid}/fd/{fd}") in targets:
-                return True
-        except OSError:
-            continue
-    return False
+    return [part.decode(errors="replace") for part in read_bytes(f"/proc/{pid}/cmdline").split(b"\0") if part]
 
 
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""

@@ -18,6 +18,9 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 
+from saferun.linux.container import INITIAL_PID_NAMESPACE
+from saferun.linux.small_files import list_directory, read_link
+
 SHM = "/dev/shm"  # noqa: S108 - where the C library puts shared memory
 
 # Beginnings of the names of what lives no longer than the processes that map it.
@@ -37,8 +40,6 @@ _WITH_PID = (
 # The kernel's clock for files is a tick behind: 10 ms at most.
 _CLOCK_S = 0.02
 _DELETED = " (deleted)"
-# The number of the pid namespace that the kernel starts with: include/linux/proc_ns.h, PROC_PID_INIT_INO.
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 
 def segments_of(pids: Iterable[int], *, shm: str = SHM, deadline_s: float = 2.0) -> frozenset[str]:
@@ -83,7 +84,7 @@ def remove_orphans(
     deadline = time.monotonic() + deadline_s
     candidates = {path for path in paths if _is_transient(path, shm)}
     # Containers may share /dev/shm and not their pids: there, a name with a dead rank's pid can be a stranger's.
-    if _is_initial_pid_namespace():
+    if read_link("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE:
         candidates.update(_named_after({pid for pid in dead_pids if not os.path.exists(f"/proc/{pid}")}, shm))
     files = {path: key for path in candidates if (key := _own_file(path, since)) is not None}
     if not files:
@@ -111,11 +112,7 @@ def _is_transient(path: str, shm: str) -> bool:
 
 def _named_after(pids: set[int], shm: str) -> Iterator[str]:
     """The files whose names carry one of the pids."""
-    try:
-        names = os.listdir(shm) if pids else []
-    except OSError:
-        return
-    for name in names:
+    for name in list_directory(shm) if pids else ():
         for beginning, base, end in _WITH_PID:
             digits, found, _ = name.removeprefix(beginning).partition(end)
             if name.startswith(beginning) and found and digits.isalnum():
@@ -187,21 +184,10 @@ def _mapped(pid: int, shm: str) -> Iterator[tuple[str, int]]:
 def _opened(pid: int, shm: str) -> Iterator[tuple[str, int]]:
     """Paths in /dev/shm that a process has open, with the numbers of their files (-1: it is closed by now)."""
     directory = f"/proc/{pid}/fd"
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return
-    for name in names:
+    for name in list_directory(directory):
         try:
             path = os.readlink(f"{directory}/{name}")
             if path.startswith(f"{shm}/") and not path.endswith(_DELETED):
                 yield path, os.stat(f"{directory}/{name}").st_ino
         except OSError:
             continue
-
-
-def _is_initial_pid_namespace() -> bool:
-    try:
-        return os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
-    except OSError:
-        return False

@@ -21,6 +21,8 @@ from __future__ import annotations
 import os
 import signal
 
+from saferun.linux.small_files import read_bytes
+
 SURVIVED = frozenset(
     {
         signal.SIGUSR1,
@@ -75,13 +77,9 @@ def pending_signals(pid: int) -> frozenset[int]:
 
 def _mask_of(pid: int, names: tuple[bytes, ...]) -> frozenset[int]:
     mask = 0
-    try:
-        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-            for line in file.read().split(b"\n"):
-                if line.startswith(names):
-                    mask |= int(line.split()[1], 16)
-    except (OSError, ValueError, IndexError):
-        return frozenset()
+    for line in read_bytes(f"/proc/{pid}/status").split(b"\n"):
+        if line.startswith(names):
+            mask |= int(line.split()[1], 16)
     return frozenset(number + 1 for number in range(64) if mask >> number & 1)
 
 

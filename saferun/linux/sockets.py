@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from saferun.linux.small_files import read_bytes, read_link
 from saferun.model import Value
 
 # include/net/tcp_states.h
@@ -87,11 +86,8 @@ class SocketTables:
         return self._namespace_of(pid).get(inode)
 
     def _namespace_of(self, pid: int) -> dict[int, Socket]:
-        try:
-            namespace = os.readlink(f"/proc/{pid}/ns/net")
-            own = namespace == os.readlink("/proc/self/ns/net")
-        except OSError:
-            namespace, own = f"that of {pid}", False
+        namespace = read_link(f"/proc/{pid}/ns/net") or f"that of {pid}"
+        own = namespace == read_link("/proc/self/ns/net")
         if namespace not in self._by_namespace:
             self._by_namespace[namespace] = _read_tables(pid, own=own)
         return self._by_namespace[namespace]
@@ -100,13 +96,13 @@ class SocketTables:
 def _read_tables(pid: int, *, own: bool) -> dict[int, Socket]:
     sockets: dict[int, Socket] = {}
     for kind in ("tcp", "tcp6", "udp", "udp6"):
-        sockets.update(from_inet_table(_read(f"/proc/{pid}/net/{kind}"), kind[:3]))
+        sockets.update(from_inet_table(read_bytes(f"/proc/{pid}/net/{kind}", _TABLE_LIMIT_BYTES), kind[:3]))
     inodes = {(socket.kind, socket.local, socket.remote): inode for inode, socket in sockets.items()}
     for inode, socket in sockets.items():
         peer = inodes.get((socket.kind, socket.remote, socket.local), 0)
         if peer and socket.state != "LISTEN":
             sockets[inode] = socket._replace(peer_inode=peer)
-    unix = from_unix_table(_read(f"/proc/{pid}/net/unix"))
+    unix = from_unix_table(read_bytes(f"/proc/{pid}/net/unix", _TABLE_LIMIT_BYTES))
     if own and unix:
         for inode, peer in _unix_peers().items():
             if inode in unix:
@@ -141,7 +137,7 @@ def sending_again(pid: int, least_retries: int) -> dict[int, TcpState]:
     """
     found: dict[int, TcpState] = {}
     for name in ("tcp", "tcp6"):
-        found |= from_tcp_table(_read(f"/proc/{pid}/net/{name}"), least_retries)
+        found |= from_tcp_table(read_bytes(f"/proc/{pid}/net/{name}", _TABLE_LIMIT_BYTES), least_retries)
     return found
 
 
@@ -245,11 +241,3 @@ def _add_peers(content: bytes, peers: dict[int, int]) -> bool:
             attributes = attributes[max(4, (size + 3) & ~3) :]
         content = content[(length + 3) & ~3 :]
     return True
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_TABLE_LIMIT_BYTES)
-    except OSError:
-        return b""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from saferun.linux.small_files import read_link, read_text
 from saferun.linux.syscalls import descriptor_of, read_syscall
 
 # How kernel functions begin in which a file system waits for whoever serves it, and what that file system is called
@@ -17,7 +16,6 @@ _WAITS = (
     (("p9_", "v9fs_"), ("9p", "virtiofs")),
     (("cifs_", "smb"), ("cifs", "smb3")),
 )
-_LIMIT_BYTES = 1 << 20
 
 
 def stuck_words(pid: int) -> str:
@@ -35,13 +33,12 @@ def stuck_mount(pid: int) -> str:
     call = read_syscall(pid)
     fd = descriptor_of(call) if call is not None else None
     if fd is not None:
-        try:
-            path = os.readlink(f"/proc/{pid}/fd/{fd}")
-        except OSError:
-            path = ""
+        path = read_link(f"/proc/{pid}/fd/{fd}")
         if path.startswith("/"):
             return mount_of(path, mounts)
-    frames = [_read(f"/proc/{pid}/wchan"), *(line.partition("]")[2].strip() for line in _stack(pid))]
+    # For root only; whoever else asks learns the innermost function alone.
+    stack = read_text(f"/proc/{pid}/stack").splitlines()
+    frames = [read_text(f"/proc/{pid}/wchan"), *(line.partition("]")[2].strip() for line in stack)]
     for starts, kinds in _WAITS:
         if any(frame.startswith(starts) for frame in frames):
             fitting = [point for point, kind in mounts if kind in kinds or kind.partition(".")[0] in kinds]
@@ -61,21 +58,8 @@ def mounts_of(pid: int) -> list[tuple[str, str]]:
     Source: proc_pid_mountinfo(5).
     """
     found = []
-    for line in _read(f"/proc/{pid}/mountinfo").splitlines():
+    for line in read_text(f"/proc/{pid}/mountinfo").splitlines():
         words = line.split(" ")
         if "-" in words and len(words) > words.index("-") + 1:
             found.append((words[4].replace("\\040", " "), words[words.index("-") + 1]))
     return found
-
-
-def _stack(pid: int) -> list[str]:
-    # For root only; whoever else asks learns the innermost function alone.
-    return _read(f"/proc/{pid}/stack").splitlines()
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return (file.read(_LIMIT_BYTES) or b"").decode(errors="replace")
-    except OSError:
-        return ""

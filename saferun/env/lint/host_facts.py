@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from saferun.env.lint.known_names import HostFacts, PathFact
 from saferun.env.lint.rules import paths_to_examine
 from saferun.linux.gpus import gpu_vendor
+from saferun.linux.small_files import read_text
 
 _DRIVER_GPUS = "driver/nvidia/gpus"  # below /proc: one folder for each GPU, those that a job may not use included
 
@@ -74,9 +75,6 @@ def _count_gpus(vendor: str | None, proc_root: str, sysfs_root: str) -> int | No
 
 
 def _has_simd(node: str) -> bool:
-    try:
-        with open(f"{node}/properties", encoding="ascii", errors="replace") as file:
-            words = [line.split() for line in file]
-    except OSError:
-        return True  # one that may not be read may be a GPU: better one too many than a false alarm
-    return any(line[0] == "simd_count" and line[1] != "0" for line in words if len(line) > 1)
+    words = read_text(f"{node}/properties").split()
+    # One that may not be read may be a GPU: better one too many than a false alarm.
+    return not words or dict(zip(words[::2], words[1::2], strict=False)).get("simd_count", "0") != "0"

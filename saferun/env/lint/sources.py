@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from saferun.env.lint.installation import Installation
+from saferun.linux.small_files import list_directory, read_text
 from saferun.model import Value
 
 _MAX_TREE_FILES = 3_000
@@ -78,13 +79,13 @@ def find_sources(installation: Installation) -> Iterator[Source]:
 def _system_libraries(installation: Installation) -> Iterator[str]:
     yield from installation.preloaded
     for directory in installation.library_directories:
-        for name in _listed(directory):
+        for name in list_directory(directory):
             if _SYSTEM_LIBRARY.match(name):
                 yield f"{directory}/{name}"
 
 
 def _distributions(root: str) -> Iterator[Source]:
-    names = _listed(root)
+    names = list_directory(root)
     found = set()
     for entry in names:
         if entry.endswith(".dist-info"):
@@ -104,11 +105,7 @@ def _distributions(root: str) -> Iterator[Source]:
 
 def _editable(path: str) -> str:
     # An installation with `pip install -e` tells here where its code is.
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(65_536)
-    except OSError:
-        return ""
+    text = read_text(path, 65_536)
     found = re.search(r'"url"\s*:\s*"file://(/[^"]+)"', text)
     return found[1] if found and re.search(r'"editable"\s*:\s*true', text) and os.path.isdir(found[1]) else ""
 
@@ -149,13 +146,6 @@ def _walk(root: str) -> Iterator[tuple[str, bool]]:
                         return
         except OSError:
             continue
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
 
 
 def stamp_of(source: Source, libraries: Iterable[str] = ()) -> str:

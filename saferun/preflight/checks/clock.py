@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import read_text
 from saferun.preflight.results import CheckResult
 
 # No host that runs this had an earlier day: the clock was never set, or its battery is empty. Certificates are not

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import count_words, list_of_numbers, read_text
+from saferun.preflight.checks.reading import count_words, list_of_numbers
 from saferun.preflight.results import CheckResult, Pairs
 
 # A job that a scheduler started has the processors that it was granted, and one that forgot to ask has one.

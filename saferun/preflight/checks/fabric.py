@@ -6,16 +6,15 @@ import os
 from collections.abc import Sequence
 
 from saferun.linux.nics import read_nics
+from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import read_text
 from saferun.preflight.interfaces import fits, names_in
 from saferun.preflight.results import CheckResult
 
 _NAME = "fabric"
 _HCA = "NCCL_IB_HCA"
 _MOST_PORTS = 64
-_MOST_BYTES = 256
 _MOST_SHOWN = 4
 _SLINGSHOT = "hsn"
 _EFA_DRIVER = "efa"
@@ -58,22 +57,22 @@ def read_ports(root: str = "/") -> tuple[Port, ...]:
     """
     base = os.path.join(root, "sys/class/infiniband")
     ports = []
-    for device in _listed(base):
+    for device in list_directory(base):
         folder = f"{base}/{device}"
-        board = _read(f"{folder}/board_id") or _read(f"{folder}/hca_type")
-        driver = os.path.basename(_target(f"{folder}/device/driver"))
-        nics = tuple(_listed(f"{folder}/device/net"))
-        for number in _listed(f"{folder}/ports")[:_MOST_PORTS]:
+        board = read_line(f"{folder}/board_id") or read_line(f"{folder}/hca_type")
+        driver = os.path.basename(read_link(f"{folder}/device/driver"))
+        nics = tuple(list_directory(f"{folder}/device/net"))
+        for number in list_directory(f"{folder}/ports")[:_MOST_PORTS]:
             port = f"{folder}/ports/{number}"
-            rate = _read(f"{port}/rate").partition(" ")[0]  # "200 Gb/sec (4X HDR)"
+            rate = read_line(f"{port}/rate").partition(" ")[0]  # "200 Gb/sec (4X HDR)"
             ports.append(
                 Port(
                     f"{device}:{number}",
                     device,
-                    _word(_read(f"{port}/state")),
-                    _word(_read(f"{port}/phys_state")),
+                    _word(read_line(f"{port}/state")),
+                    _word(read_line(f"{port}/phys_state")),
                     float(rate) if rate.replace(".", "", 1).isdecimal() else 0.0,
-                    _read(f"{port}/link_layer"),
+                    read_line(f"{port}/link_layer"),
                     board,
                     driver,
                     nics,
@@ -216,21 +215,3 @@ def _is(names: Sequence[object]) -> str:
 def _word(text: str) -> str:
     """``4: ACTIVE`` -> ``ACTIVE``."""
     return text.partition(":")[2].strip() or text
-
-
-def _read(path: str) -> str:
-    return read_text(path, _MOST_BYTES).strip()
-
-
-def _listed(path: str) -> list[str]:
-    try:
-        return sorted(os.listdir(path))
-    except OSError:
-        return []
-
-
-def _target(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

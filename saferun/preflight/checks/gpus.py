@@ -77,7 +77,8 @@ def _ask_nvidia(nvml: Any) -> JsonObject | None:  # noqa: ANN401
 
 def _ask_amd(sysfs: str, dev: str) -> JsonObject:
     from saferun.linux.amd_gpus import read_amd_sysfs
-    from saferun.linux.gpu_reading import Snapshot, list_directory, read_until
+    from saferun.linux.gpu_reading import Snapshot, read_until
+    from saferun.linux.small_files import list_directory
 
     snapshot = Snapshot()
     done = read_until(time.monotonic() + _SYSFS_TIMEOUT_S, lambda: read_amd_sysfs(snapshot, frozenset(), sysfs))

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import threading
 
+from saferun.linux.procfs import parse_stat
+from saferun.linux.small_files import list_directory, read_bytes, read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, count_words, is_switched_on, read_text, size_words
+from saferun.preflight.checks.reading import MIB, count_words, is_switched_on, size_words
 from saferun.preflight.results import CheckResult, Pairs
 
 _UNLIMITED = -1
@@ -27,7 +29,6 @@ _MANY_PROCESSES = 32768
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 _LITTLE_LOCKED_BYTES = 64 * MIB
 _CAP_SYS_RESOURCE, _CAP_IPC_LOCK = 24, 14
-_STAT_THREADS = 17  # counted from behind the name: proc_pid_stat(5)
 
 
 def check_open_files(context: CheckContext) -> CheckResult:
@@ -92,10 +93,7 @@ def check_locked_memory(context: CheckContext) -> CheckResult:
         words = f"a process may lock {size_words(soft)} of memory"
     if soft is None or soft == _UNLIMITED or soft >= _LITTLE_LOCKED_BYTES:
         return CheckResult("locked_memory", "ok", words, facts=facts)
-    try:
-        devices = sorted(os.listdir(context.path("sys/class/infiniband")))
-    except OSError:
-        devices = []
+    devices = list_directory(context.path("sys/class/infiniband"))
     matters = devices and context.together and context.vendor != "none"
     if not matters or is_switched_on(context.environ, "NCCL_IB_DISABLE") or _has_capability(context, _CAP_IPC_LOCK):
         return CheckResult("locked_memory", "ok", words, facts=facts)
@@ -167,9 +165,8 @@ def _own_threads(context: CheckContext) -> int:
         try:
             if os.stat(f"{proc}/{name}").st_uid != user:
                 continue
-            with open(f"{proc}/{name}/stat", "rb") as file:
-                content = file.read()
-            threads += int(content[content.rfind(b")") + 2 :].split()[_STAT_THREADS])
-        except (OSError, IndexError, ValueError):
+        except OSError:
             continue
+        stat = parse_stat(read_bytes(f"{proc}/{name}/stat"))
+        threads += stat.threads if stat is not None else 0
     return threads

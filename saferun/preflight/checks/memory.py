@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, count_words, read_text, size_words
+from saferun.preflight.checks.reading import MIB, count_words, size_words
 from saferun.preflight.results import CheckResult, Pairs
 
 # What a rank takes that imports torch and joins a process group, before it does anything: about 225 MB with a build for

@@ -35,16 +35,6 @@ class Lookup(Value):
     error: str = ""
 
 
-def resolve(name: str, deadline_s: float = DEADLINE_S) -> list[str]:
-    """The addresses of a name, in the resolver's order; none where it does not resolve in time.
-
-    Args:
-        name: of a host, or an address.
-        deadline_s: how long it may take, in seconds.
-    """
-    return list(look_up((name,), deadline_s)[0].addresses)
-
-
 def look_up(names: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Lookup, ...]:
     """What names resolve to, all looked up at the same time; an answer that comes too late is left alone.
 
@@ -100,13 +90,6 @@ def check_names(context: CheckContext) -> CheckResult:
             return result._replace(facts=facts)
     shown = ", ".join(f"{one.name} is {one.addresses[0]}" for one in dict.fromkeys(lookups) if one.addresses)
     return CheckResult(_NAME, "ok", shown or "no name is needed", facts=facts)
-
-
-def names_of(result: CheckResult) -> tuple[tuple[str, ...], ...]:
-    """What the check's facts say of names: each with its addresses behind it, as other hosts are told."""
-    return tuple(
-        (key.removeprefix("name "), *value.split()) for key, value in result.facts if key.startswith("name ") and value
-    )
 
 
 def is_loopback_name(name: str) -> bool:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import count_words, read_text
+from saferun.preflight.checks.reading import count_words
 from saferun.preflight.results import CheckResult
 
 _CONFIG_BYTES = 4096

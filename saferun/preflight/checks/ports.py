@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import socket
 
+from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import is_loopback_name
-from saferun.preflight.checks.reading import list_of_numbers, read_text
+from saferun.preflight.checks.reading import list_of_numbers
 from saferun.preflight.results import CheckResult
 
 _NAME = "ports"
@@ -65,9 +66,9 @@ def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
     if states[port] != "in use":
         words = f"port {port} cannot be listened on: {states[port]}"
         return CheckResult(_NAME, "fail", words, "pass another --master-port", facts)
-    from saferun.linux.net import _holder
+    from saferun.linux.net import port_holder
 
-    words = f"port {port} is in use by {_holder(port)}"
+    words = f"port {port} is in use by {port_holder(port)}"
     if len(ports) > 1:
         words = f"none of the {len(ports)} ports that the job may use is free: {words}"
     hint = "stop that process, or pass another --master-port (without one, a free port is chosen)"

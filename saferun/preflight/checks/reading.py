@@ -8,16 +8,6 @@ from saferun.preflight.checks.context import CheckContext
 
 GIB = 1 << 30
 MIB = 1 << 20
-_MOST_BYTES = 1 << 20
-
-
-def read_text(path: str, most_bytes: int = _MOST_BYTES) -> str:
-    """The beginning of a file; empty where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(most_bytes).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def own_path(context: CheckContext, path: str) -> str:

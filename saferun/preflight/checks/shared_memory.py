@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 
+from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, read_text, size_words
+from saferun.preflight.checks.reading import MIB, size_words
 from saferun.preflight.results import CheckResult, Pairs
 
 # One connection of NCCL by way of shared memory takes about 9 MiB (its error message: "Error while creating shared

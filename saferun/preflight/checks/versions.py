@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Mapping
 
 from saferun import __version__
+from saferun.linux.small_files import read_text
 from saferun.model import Value
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import is_switched_on, read_text, version_numbers
+from saferun.preflight.checks.reading import is_switched_on, version_numbers
 from saferun.preflight.results import CheckResult, Pairs
 from saferun.text.secret_names import is_secret
 

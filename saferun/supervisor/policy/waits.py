@@ -5,8 +5,7 @@ Loaded by a process beside the supervisor: tenacity brings asyncio with it.
 
 from __future__ import annotations
 
-from tenacity import RetryCallState, Retrying
-from tenacity.wait import wait_exponential_jitter
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential_jitter
 
 from saferun.supervisor.policy.attempts import LONGEST_WAIT_S
 
@@ -24,9 +23,14 @@ def retry_waits_s(first_s: float, count: int) -> list[float]:
         return [0.0] * count
     # In units of the first wait: what sets that has had more than one name.
     wait = wait_exponential_jitter(max=max(1.0, LONGEST_WAIT_S / first_s), jitter=1)
-    waits = []
-    for number in range(1, count + 1):
-        state = RetryCallState(Retrying(), None, (), {})
-        state.attempt_number = number
-        waits.append(first_s * float(wait(state)))
+    waits: list[float] = []
+    # A call that always fails is tried as often as there are retries, and nothing sleeps.
+    retrying = Retrying(
+        wait=wait,
+        stop=stop_after_attempt(count + 1),
+        sleep=lambda wait_s: waits.append(first_s * wait_s),
+        retry=retry_if_result(lambda _: True),
+        retry_error_callback=lambda _: None,
+    )
+    retrying(lambda: None)
     return waits

@@ -114,7 +114,7 @@ def test_any_line_may_be_in_a_log(lines: list[str]) -> None:
 
 
 def _state(**changed: object) -> MemoryState:
-    state = MemoryState(2, "/c", 64 * GIB, "/c", 60 * GIB, 0, 0, 5, 512 * GIB)
+    state = MemoryState(64 * GIB, 0, 0, 5, 512 * GIB)
     return MemoryState(**{**state._asdict(), **changed})
 
 
@@ -142,10 +142,10 @@ def test_other_people_s_kills_are_not_ours() -> None:
 
 def test_without_a_counter_of_the_cgroup_the_host_s_counts() -> None:
     """It is all that there is."""
-    kill = oom_kill_between(_state(version=0, oom_kills=None), _state(version=0, oom_kills=None, host_oom_kills=6))
+    kill = oom_kill_between(_state(oom_kills=None), _state(oom_kills=None, host_oom_kills=6))
     assert kill is not None
     assert (kill.scope, kill.source) == ("host", "/proc/vmstat")
-    nothing = _state(version=0, oom_kills=None, host_oom_kills=None)
+    nothing = _state(oom_kills=None, host_oom_kills=None)
     assert oom_kill_between(nothing, nothing) is None
 
 
@@ -166,7 +166,7 @@ class Host:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
         self._proc: dict[str, bytes] = {"/proc/vmstat": b"nr_free_pages 5\noom_kill 3\n"}
-        monkeypatch.setattr(cgroups, "_read", self._read)
+        monkeypatch.setattr(cgroups, "read_bytes", self._read)
         monkeypatch.setattr(cgroups, "_host_bytes", lambda: 512 * GIB)
 
     def _read(self, path: str) -> bytes:
@@ -197,12 +197,12 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 def test_the_least_limit_on_the_way_up_counts(host: Host) -> None:
     """Schedulers limit the job, not the step that ranks are in."""
     host.group("", memory__stat="anon 1")
-    job = host.group("job_7", memory__max=str(64 * GIB), memory__current="123", memory__events="oom 2\noom_kill 4")
+    host.group("job_7", memory__max=str(64 * GIB), memory__current="123", memory__events="oom 2\noom_kill 4")
     step = host.group("job_7/step_0", memory__max="max", memory__events="low 0\noom 1\noom_kill 1", memory__current="1")
     host.mount("0::/job_7/step_0", f"41 31 0:38 / {host.root} rw - cgroup2 cgroup2 rw")
     state = read_memory_state()
-    assert (state.version, state.path, state.limit_bytes, state.limit_path) == (2, step, 64 * GIB, job)
-    assert (state.usage_bytes, state.oom_kills, state.limit_hits, state.host_oom_kills) == (123, 1, 2, 3)
+    assert cgroups._memory_cgroup(0)[:2] == (2, step)
+    assert (state.limit_bytes, state.oom_kills, state.limit_hits, state.host_oom_kills) == (64 * GIB, 1, 2, 3)
     assert memory_limit_bytes() == 64 * GIB
 
 
@@ -223,22 +223,22 @@ def test_version_1_has_other_files_and_a_number_for_no_limit(host: Host) -> None
         f"41 31 0:38 / {host.root}/unified rw - cgroup2 cgroup2 rw",
     )
     state = read_memory_state()
-    assert (state.version, state.path, state.limit_bytes, state.usage_bytes) == (1, job, 8 * GIB, 77)
-    assert (state.oom_kills, state.limit_hits) == (2, 3)
+    assert cgroups._memory_cgroup(0)[:2] == (1, job)
+    assert (state.limit_bytes, state.oom_kills, state.limit_hits) == (8 * GIB, 2, 3)
 
 
 def test_in_a_container_the_path_is_the_host_s_and_the_mount_is_its_own(host: Host) -> None:
     """Docker without a cgroup namespace."""
     own = host.group("memory", memory__limit_in_bytes=str(GIB), memory__oom_control="oom_kill 0")
     host.mount("4:memory:/docker/abc", f"35 31 0:32 /docker/abc {host.root}/memory ro - cgroup cgroup ro,memory")
-    assert (read_memory_state().path, read_memory_state().limit_bytes) == (own, GIB)
+    assert (cgroups._memory_cgroup(0)[1], read_memory_state().limit_bytes) == (own, GIB)
 
 
 def test_in_a_cgroup_namespace_the_own_group_is_the_root(host: Host) -> None:
     """Kubernetes and Docker with version 2."""
     own = host.group("unified", memory__max=str(GIB), memory__events="oom_kill 0", memory__current="5")
     host.mount("0::/", f"35 31 0:32 / {own} ro - cgroup2 cgroup ro")
-    assert (read_memory_state().path, read_memory_state().limit_bytes) == (own, GIB)
+    assert (cgroups._memory_cgroup(0)[1], read_memory_state().limit_bytes) == (own, GIB)
 
 
 @pytest.mark.parametrize("cgroup", ["", "garbage", "4:memory", "0::/../../etc", "4:memory:/gone"])
@@ -249,7 +249,7 @@ def test_whatever_proc_says_nothing_is_raised(host: Host, cgroup: str, mount: st
     """A reading at the start of a launch may cost its own values and nothing else."""
     host.mount(cgroup, mount)
     state = read_memory_state()
-    assert (state.version, state.limit_bytes, state.oom_kills) == (0, 0, None)
+    assert (state.limit_bytes, state.oom_kills) == (0, None)
     assert memory_limit_bytes() == 512 * GIB
 
 

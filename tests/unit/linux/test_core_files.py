@@ -225,7 +225,7 @@ def test_directories_that_have_changed_are_searched(tmp_path: Path) -> None:
 
 def _core_file(path: Path, *, managed: bool = False) -> CoreFile:
     status = path.stat()
-    return CoreFile(str(path), None, status.st_mtime, (status.st_dev, status.st_ino), managed)
+    return CoreFile(str(path), None, (status.st_dev, status.st_ino), managed)
 
 
 def test_only_the_very_file_that_was_found_is_deleted(tmp_path: Path) -> None:
@@ -258,9 +258,9 @@ def test_a_core_is_never_moved_over_something_else(tmp_path: Path) -> None:
 def test_a_compressed_core_names_its_process() -> None:
     """``core.NAME.USER.BOOT.PID.TIME.zst``: it has to be unpacked before anything better is known."""
     name = "/var/lib/systemd/coredump/core.python.1000.0123456789abcdef.71.1700000000000000"
-    assert names_process(CoreFile(f"{name}.zst", None, 0.0, (0, 0), is_managed=True), 71)
-    assert not names_process(CoreFile(f"{name}.zst", None, 0.0, (0, 0), is_managed=True), 1000)
-    assert not names_process(CoreFile(name, None, 0.0, (0, 0), is_managed=True), 71)
+    assert names_process(CoreFile(f"{name}.zst", None, (0, 0), is_managed=True), 71)
+    assert not names_process(CoreFile(f"{name}.zst", None, (0, 0), is_managed=True), 1000)
+    assert not names_process(CoreFile(name, None, (0, 0), is_managed=True), 71)
 
 
 # --------------------------------------------------------------------------------------------------------------- why

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from saferun.linux import procfs
 from saferun.linux.procfs import (
+    belongs_to_run,
     children_of,
     descendants_of,
-    processes_of_run,
+    living_processes,
     read_stat,
 )
 
@@ -100,7 +101,7 @@ def test_descendants_without_some_and_what_is_below_them() -> None:
     tree = {1: [2, 3], 2: [4, 5], 3: [6], 5: [7]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(procfs, "children_of", lambda pid: tree.get(pid, []))
-        patch.setattr(procfs, "read_stat", lambda pid: procfs.Stat("Z" if pid == 6 else "S", 0, 0))
+        patch.setattr(procfs, "read_stat", lambda pid: procfs.Stat("Z" if pid == 6 else "S", 0, 0.0, 1, 0))
         assert sorted(descendants_of(1)) == [2, 3, 4, 5, 7]
         assert sorted(descendants_of(1, frozenset({5}))) == [2, 3, 4]
         assert sorted(descendants_of(1, frozenset({2}))) == [3]
@@ -111,7 +112,7 @@ def test_a_tree_that_changes_meanwhile_is_walked_once() -> None:
     tree = {1: [2, 2], 2: [1, 3], 3: [2]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(procfs, "children_of", lambda pid: tree.get(pid, []))
-        patch.setattr(procfs, "read_stat", lambda _: procfs.Stat("S", 0, 0))
+        patch.setattr(procfs, "read_stat", lambda _: procfs.Stat("S", 0, 0.0, 1, 0))
         assert sorted(set(descendants_of(1))) in ([1, 2, 3], [2, 3])
 
 
@@ -131,7 +132,7 @@ def test_processes_of_a_run_are_found_by_their_environment() -> None:
         child(environ={"SAFERUN_RUN_ID": "other", "NOTE": run_id}) as stranger,
         child(environ={"SAFERUN_RUN_ID": f"{run_id}0"}) as longer,
     ):
-        found = processes_of_run(run_id)
+        found = [pid for pid in living_processes() if belongs_to_run(pid, run_id)]
         assert {own, inner} <= set(found)
         assert not {stranger, longer, os.getpid()} & set(found)
 

@@ -71,7 +71,7 @@ def test_limits_that_cannot_be_read_are_no_fault(root: Root, content: str) -> No
 
 
 def _process(root: Root, pid: int, threads: int) -> None:
-    fields = ["S", *["0"] * 16, str(threads), "0"]
+    fields = ["S", *["0"] * 16, str(threads), "0", "0"]
     root.write(f"proc/{pid}/stat", f"{pid} (py) thon) {' '.join(fields)}\n")
 
 

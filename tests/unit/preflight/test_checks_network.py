@@ -19,7 +19,7 @@ from saferun.preflight.checks import fabric, master, names, network
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.fabric import check_fabric, read_ports
 from saferun.preflight.checks.master import check_master, knock
-from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, look_up, names_of, resolve
+from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, look_up
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult
 from tests.ports import free_port
@@ -72,7 +72,6 @@ def names_check(
 def test_names_that_lead_where_they_should_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     result = names_check(monkeypatch, ("10.1.0.3",))
     assert (result.verdict, result.message) == ("ok", "node3 is 10.1.0.3, node0 is 10.1.0.1")
-    assert names_of(result) == (("node3", "10.1.0.3"), ("node0", "10.1.0.1"))
 
 
 def test_one_host_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +194,6 @@ def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     assert look_up(("slow", "fast"), 0.05) == (Lookup("slow", error="late"), Lookup("fast", ("10.0.0.1",)))
-    assert resolve("slow", 0.01) == []
     assert not never.is_set(), "nobody has waited for the answer"
     never.set()
 
@@ -210,7 +208,7 @@ def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_name_of_any_kind_is_looked_up_without_breaking() -> None:
-    assert resolve("127.0.0.1") == ["127.0.0.1"]
+    assert look_up(("127.0.0.1",)) == (Lookup("127.0.0.1", ("127.0.0.1",)),)
     assert look_up(("a\0b",))[0].error == "unknown"
     assert look_up(("x" * 300,))[0].error in {"unknown", "unanswered"}
     assert look_up(("\udc80",))[0].error == "unknown"
