@@ -1,18 +1,27 @@
-"""The checks as a part of the loop: those that the ranks wait for, and those that are made beside them."""
+"""The preflight checks beside the loop: those that the ranks wait for, and those that run beside them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 from saferun.config import LaunchConfig
+from saferun.errors import EXIT_USAGE
 from saferun.linux.process_room import may_be_short_of_processes
-from saferun.model import ExitStatus
+from saferun.model import ExitStatus, JsonObject
+from saferun.supervisor.events import ChecksAsked, ChecksOver, ChecksPassed, ProbeHosts, ProbesPassed, StartFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from saferun.preflight.driver import PreflightRun
+    from saferun.launch.launch_context import LaunchContext
+    from saferun.launch.ranks import AttemptPlan
+    from saferun.preflight.checks.context import CheckContext
+    from saferun.preflight.client import CheckProcess
+    from saferun.preflight.driver import Failure, Outcome, PreflightRun
 
+# The checks that no rank waits for leave the ranks the processors until they run.
+_BESIDE_DELAY_S = 0.1
 _GLOO_IFNAME = "GLOO_SOCKET_IFNAME"
 # Where a retry waits for memory that the ranks of the attempt before have not given back yet.
 _GPU_NODES = ("/dev/nvidiactl", "/dev/kfd")
@@ -42,38 +51,180 @@ def ranks_wait(config: LaunchConfig, environ: Mapping[str, str], attempt: int = 
 
 
 class Checks:
-    """The checks of a launch, made when they are needed: what they take to import is not needed at most starts.
+    """The checks of a launch, opened when they are needed: what they take to import is not needed at most starts.
 
     Args:
-        open_run: makes them.
+        context: the launch.
+        process: the check process, where it has been forked already.
     """
 
-    def __init__(self, open_run: Callable[[], PreflightRun]) -> None:
-        self._open_run = open_run
+    def __init__(self, context: LaunchContext, process: CheckProcess | None) -> None:
+        self._context = context
+        self._config = context.config
+        self._process = process
         self._run: PreflightRun | None = None
-        self._begin: Callable[[PreflightRun], None] | None = None
+        self._plan: AttemptPlan | None = None  # of ranks beside which the checks are to be made
         self._begin_at: float | None = None
         self._is_imported = False
+        self._is_awaited = True  # the ranks wait for the checks
+        self._is_probed = False  # the leader has found nothing that keeps the ranks from being started
 
-    def opened(self) -> PreflightRun:
-        """The checks themselves."""
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there are to be checks, and this process is the one of its host that makes them."""
+        return self._config.checks_here
+
+    def _opened(self) -> PreflightRun:
         if self._run is None:
-            self._run = self._open_run()
+            from saferun.preflight.driver import PreflightRun
+
+            context = self._context
+            self._run = PreflightRun(
+                context.config,
+                context.poller,
+                job=context.other_hosts,
+                environ=context.environ,
+                say=context.screen.say,
+                warn=context.warn,
+                process=self._process,
+            )
         return self._run
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Before the ranks
+
+    def check(self, attempt: int, environ: Mapping[str, str]) -> None:
+        """Check this host, where the ranks have to wait for that; ChecksPassed, ChecksOver or StartFailed follows.
+
+        Args:
+            attempt: from 0.
+            environ: the environment of the ranks, but for what differs between them.
+        """
+        self._is_awaited = ranks_wait(self._config, environ, attempt)
+        if not self._is_awaited:
+            self._context.post(ChecksPassed(time.monotonic(), attempt))
+            return
+        context = self._check_context(environ, attempt)
+        self._context.post(ChecksAsked(time.monotonic(), attempt))
+        self._opened().check(context, lambda outcome: self._on_checked(attempt, outcome))
+
+    def _check_context(self, environ: Mapping[str, str], attempt: int) -> CheckContext:
+        from saferun.preflight.driver import context_of
+
+        ended = self._context.ended
+        return context_of(
+            self._config,
+            environ,
+            bound=self._context.job.bound_ports(),
+            attempt=attempt,
+            old_pids=[rank.child.pid for rank in ended.ranks] if ended is not None else [],
+            is_endpoint_here=self._context.job.is_endpoint_here,
+        )
+
+    def _on_checked(self, attempt: int, outcome: Outcome) -> None:
+        """This host by itself is checked. Of several hosts the leader decides, so that all learn of it."""
+        now = time.monotonic()
+        if self._config.hosts.together:
+            self._context.post(ChecksPassed(now, attempt))
+            return
+        self._context.investigation.note_preflight(outcome.preflight, outcome.cards)
+        if self._config.checks.preflight == "only":
+            self._context.post(ChecksOver(now, attempt, self._show(outcome)))
+            return
+        self._opened().tell_own()
+        if outcome.failure is not None:
+            self._context.post(_start_failed(now, attempt, outcome.failure))
+        else:
+            self._context.post(ChecksPassed(now, attempt))
+
+    def host_info(self) -> tuple[str, str]:
+        """What this host tells the others of itself when they meet, and where they can probe it."""
+        return (self._run.card, self._run.door) if self._run is not None else ("", "")
+
+    def probe(self, action: ProbeHosts) -> None:
+        """Have the hosts probe each other; ProbesPassed, ChecksOver or StartFailed follows."""
+        assignment = self._context.current.assignment
+        if self.is_wanted and assignment is not None:
+            self._opened().probe(assignment, lambda outcome: self._on_probed(action.attempt, outcome))
+        elif self._is_probed:
+            self._context.post(ProbesPassed(time.monotonic(), action.attempt))
+
+    def _on_probed(self, attempt: int, outcome: Outcome) -> None:
+        now = time.monotonic()
+        if self._context.job.leads:
+            self._context.investigation.note_preflight(outcome.preflight, outcome.cards)
+        self._use_nics(outcome.nics)
+        if self._config.checks.preflight == "only":
+            self._context.post(ChecksOver(now, attempt, self._show(outcome)))
+        elif outcome.failure is not None:
+            self._context.post(_start_failed(now, attempt, outcome.failure))
+        else:
+            self._context.post(ProbesPassed(now, attempt))
+
+    def _use_nics(self, names: Sequence[str]) -> None:
+        """Set what makes gloo, NCCL and UCX use these interfaces, for the ranks that are started next."""
+        plan = self._context.current.plan
+        if not names or plan is None:
+            return
+        from saferun.launch.nic import chosen_line
+        from saferun.linux.nics import read_nics
+        from saferun.preflight.interfaces import nic_environ
+
+        chosen = nic_environ(names, read_nics(), self._context.environ)
+        for environ in plan.environs:
+            environ.update(chosen)
+        if self._context.job.leads:
+            self._context.report(chosen_line(names, chosen, auto=True))
+
+    def begin_attempt(self) -> None:
+        """The hosts have met: they have not probed each other since."""
+        self._is_probed = False
+
+    def take_message(self, message: JsonObject) -> None:
+        """Take in what the leader says of the checks."""
+        if self.is_wanted:
+            self._opened().hear(message)
+        elif message.get("ok"):
+            self._is_probed = True
+            self._context.post(ProbesPassed(time.monotonic(), self._context.attempt))
+
+    def _show(self, outcome: Outcome) -> int:
+        """Print all that was found, and return the exit code."""
+        from saferun.preflight.text import show
+
+        self._context.screen.answer(show(outcome.preflight, outcome.cards, as_json=self._config.checks.as_json))
+        return EXIT_USAGE if outcome.failure is not None else 0
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Beside the ranks
 
     def imported(self) -> None:
         """What the checks beside the ranks take is imported by now: until then they do not begin."""
         self._is_imported = True
 
-    def begin_at(self, moment: float, begin: Callable[[PreflightRun], None]) -> None:
-        """Make them beside the ranks, from a moment on (monotonic seconds)."""
-        self._begin_at, self._begin = moment, begin
+    def begin_beside(self, plan: AttemptPlan) -> None:
+        """Check this host a moment later, beside these ranks, if they have not waited for that."""
+        if self.is_wanted and not self._is_awaited:
+            self._plan = plan
+            self._begin_at = time.monotonic() + _BESIDE_DELAY_S
+
+    def _check_beside(self, plan: AttemptPlan) -> None:
+        context = self._check_context(plan.environs[0], plan.attempt)
+        self._opened().check(context, self._on_checked_beside, beside=True)
+
+    def _on_checked_beside(self, outcome: Outcome) -> None:
+        self._context.investigation.note_preflight(outcome.preflight, outcome.cards)
+        self._context.investigation.write_preflight()
+        self._opened().tell_own()
 
     def settle(self) -> None:
         """The launch is over: what has been found so far counts."""
         self._begin_at = None
         if self._run is not None:
             self._run.settle()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The loop's side
 
     @property
     def deadline(self) -> float | None:
@@ -86,8 +237,8 @@ class Checks:
         """Do what is due."""
         if self._is_imported and self._begin_at is not None and self._begin_at <= now:
             self._begin_at = None
-            if self._begin is not None:
-                self._begin(self.opened())
+            if self._plan is not None:
+                self._check_beside(self._plan)
         if self._run is not None:
             self._run.tick(now)
 
@@ -97,7 +248,7 @@ class Checks:
         return self._run.pids if self._run is not None else set()
 
     def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Whether it was one of the checks' own."""
+        """A child has been reaped. Returns whether it was one of the checks' own."""
         return self._run is not None and self._run.on_exit(pid, status)
 
     def close(self) -> None:
@@ -105,3 +256,9 @@ class Checks:
         self._begin_at = None
         if self._run is not None:
             self._run.close()
+        elif self._process is not None:
+            self._process.end()
+
+
+def _start_failed(now: float, attempt: int, failure: Failure) -> StartFailed:
+    return StartFailed(now, attempt, failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)

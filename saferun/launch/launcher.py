@@ -147,6 +147,7 @@ def _run(
         say(text)
     # Only now: the processes forked before stay as small as they can be.
     spares = _fork_spares(config, environ)
+    from saferun.launch.launch_context import LaunchContext
     from saferun.launch.runtime import Runtime
 
     if config.settings_file is not None and config.settings["config"].origin == "default":
@@ -157,16 +158,10 @@ def _run(
     gc.freeze()  # all this stays to the end
     gc.enable()
     try:
+        context = LaunchContext(config, environ, supervisor, screen=screen, run_dir=run_dir, host=host, run_id=run_id)
         return Runtime(
-            config,
-            environ,
-            supervisor,
-            screen=screen,
-            run_dir=run_dir,
-            host=host,
-            run_id=run_id,
+            context,
             resolution=resolution,
-            witness=(reaper.pid, reaper.witness_fd),
             older_children=older,
             reaper=reaper,
             peers_s=peers_s,

@@ -1,18 +1,20 @@
-"""The environment lint beside a job: the examiner has a process make it, and its findings become lines of saferun's."""
+"""The environment lint beside a job: the examiner has a process run it, and its findings become messages."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import sys
+import time
 
-from saferun.captures.client import Examiner
-from saferun.config import EnvironConfig
-from saferun.errors import printable
+from saferun.errors import suppress
+from saferun.launch.launch_context import LaunchContext
+from saferun.launch.ranks import AttemptPlan
 from saferun.linux.helper import WithoutHelper
-from saferun.linux.poller import Poller
 
-# The first look at an installation takes a second or so where it is on a disk, and longer where it is far away.
+# It waits until the ranks are on their way; ranks that are done by then had no use for it.
+_DELAY_S = 0.25
+# The first scan of an installation takes a second or so where it is on a disk, and longer where it is far away.
 _BUDGET_S = 60.0
 _LARGEST_BYTES = 4 << 20
 _MOST_LINES = 8
@@ -22,25 +24,21 @@ class Lint(WithoutHelper):
     """The lint of one launch: a while after the ranks have been started, once.
 
     Args:
-        examiner: who has a process make it.
-        poller: the loop's.
-        say: takes lines.
+        context: the launch.
     """
 
-    def __init__(self, examiner: Examiner, poller: Poller, say: Callable[[str], None]) -> None:
+    def __init__(self, context: LaunchContext) -> None:
         self.deadline: float | None = None
-        self._examiner = examiner
-        self._poller = poller
-        self._say = say
-        self._begin: Callable[[], LintRun] | None = None
-        self._run: LintRun | None = None
+        self._context = context
+        self._plan: AttemptPlan | None = None
+        self._answer = b""
+        self._number, self._fd = 0, -1
 
-    def begin_at(self, at: float, environ: Mapping[str, str], python: str, script: str) -> None:
-        """Look at the environment of a rank then, unless the ranks are done before. Arguments: see LintRun."""
-        self.deadline = at
-        self._begin = lambda: LintRun(
-            environ, python, script, examiner=self._examiner, poller=self._poller, say=self._say
-        )
+    def begin_soon(self, plan: AttemptPlan) -> None:
+        """Lint the environment of these ranks, unless they are done before or there is nothing to lint."""
+        if self._context.config.environ.lint and _may_find_something(self._context):
+            self._plan = plan
+            self.deadline = time.monotonic() + _DELAY_S
 
     def cancel(self) -> None:
         """The ranks are done: what has not begun will not."""
@@ -48,58 +46,28 @@ class Lint(WithoutHelper):
 
     def tick(self, now: float) -> None:
         """Begin, where that is due."""
-        if self.deadline is not None and self.deadline <= now and self._begin is not None:
+        if self.deadline is not None and self.deadline <= now and self._plan is not None:
             self.deadline = None
-            self._run = self._begin()
+            self._begin(self._plan)
 
-    def close(self) -> None:
-        """End it."""
-        self.deadline = None
-        if self._run is not None:
-            self._run.close()
-
-
-class LintRun:
-    """One run of the lint. Whatever goes wrong with it is worth no word: the job does not depend on it.
-
-    Args:
-        environ: the environment of a rank.
-        python: the interpreter of the ranks.
-        script: the training script.
-        examiner: who has a process make it.
-        poller: the loop's.
-        say: takes lines.
-    """
-
-    def __init__(
-        self,
-        environ: Mapping[str, str],
-        python: str,
-        script: str,
-        *,
-        examiner: Examiner,
-        poller: Poller,
-        say: Callable[[str], None],
-    ) -> None:
-        self._examiner = examiner
-        self._poller = poller
-        self._say = say
-        self._answer = b""
-        self._fd = -1
-        value = {"environ": dict(environ), "python": python, "script": script}
-        try:
-            self._number, self._fd = examiner.ask("lint", value, _BUDGET_S)
-        except OSError:
-            return
-        poller.watch(self._fd, self._on_readable)
+    def _begin(self, plan: AttemptPlan) -> None:
+        # Without the hook: the lint is no rank, and is not captured.
+        environ = {name: value for name, value in plan.environs[0].items() if name != "SAFERUN_HOOK"}
+        python = self._context.environ.get("PYTHON_EXEC", sys.executable)
+        asked = {"environ": environ, "python": python, "script": str(self._context.config.command.name)}
+        # Whatever goes wrong with it is not reported: the job does not depend on it.
+        with suppress(OSError):
+            self._number, self._fd = self._context.examiner.ask("lint", asked, _BUDGET_S)
+            self._context.poller.watch(self._fd, self._on_readable)
 
     def close(self) -> None:
         """End it, if it has not ended."""
+        self.deadline = None
         if self._fd >= 0:
-            self._poller.unwatch(self._fd)
+            self._context.poller.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
-            self._examiner.end(self._number)
+            self._context.examiner.end(self._number)
 
     def _on_readable(self) -> None:
         try:
@@ -110,9 +78,9 @@ class LintRun:
         if chunk and len(self._answer) <= _LARGEST_BYTES:
             return
         self.close()
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         try:
             from saferun.env.lint.findings import Finding, one_line
 
@@ -121,9 +89,9 @@ class LintRun:
             return
         lines = [one_line(finding) for finding in findings if finding.at_launch]
         for line in lines[:_MOST_LINES]:
-            self._say(f"saferun: {printable(line)}")
+            self._context.report(line)
         if len(lines) > _MOST_LINES:
-            self._say(f"saferun: {len(lines) - _MOST_LINES} more: saferunctl env lint")
+            self._context.report(f"{len(lines) - _MOST_LINES} more: saferunctl env lint")
 
 
 # How names of variables begin that software of ours reads; the lint itself knows more, and more exactly.
@@ -133,6 +101,8 @@ _PREFIXES = (
 )
 
 
-def worth_a_look(environ: Mapping[str, str], config: EnvironConfig) -> bool:
+def _may_find_something(context: LaunchContext) -> bool:
     """Whether the user set anything that looks like a knob. What env profiles set is known to be one."""
-    return any(name.startswith(_PREFIXES) for name in (*environ, *(name for name, _ in config.env)))
+    return any(
+        name.startswith(_PREFIXES) for name in (*context.environ, *(name for name, _ in context.config.environ.env))
+    )

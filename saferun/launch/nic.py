@@ -12,21 +12,21 @@ from saferun.preflight.interfaces import mpirun_words, nic_environ
 
 
 def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with what ``--nic`` sets, which is told once a job.
+    """The environment with what ``--nic`` sets, which is reported once a job.
 
-    Whether there are such interfaces is for the checks to say, so that all hosts hear of it.
+    Whether there are such interfaces is for the checks to find out, so that all hosts learn of it.
     """
     names = config.checks.nics
     chosen = nic_environ(names, read_nics(), environ)
     task = config.hosts.task
     if config.hosts.node_rank in {0, None} and (task is None or task.local_rank == 0) and not config.dry_run:
-        tell(told(names, chosen))
+        tell(f"saferun: {printable(chosen_line(names, chosen))}")
         if config.hosts.detected.startswith("Open MPI"):
             tell(f"saferun: for mpirun itself: {printable(mpirun_words(names))}")
     return {**environ, **chosen}
 
 
-def told(names: Sequence[str], chosen: Mapping[str, str], *, auto: bool = False) -> str:
-    """The line about it."""
+def chosen_line(names: Sequence[str], chosen: Mapping[str, str], *, auto: bool = False) -> str:
+    """The line that reports what was set."""
     variables = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing to change"
-    return printable(f"saferun: --nic {'auto: ' if auto else ''}{','.join(names)}: {variables}")
+    return f"--nic {'auto: ' if auto else ''}{','.join(names)}: {variables}"

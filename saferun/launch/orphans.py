@@ -21,6 +21,7 @@ from saferun.linux.helper import WithoutHelper
 from saferun.linux.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
 from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
 from saferun.linux.sessions import Sessions
+from saferun.model import ExitStatus
 
 _SWEEP_INTERVAL_S = 0.05
 _WAIT_INTERVAL_S = 0.5
@@ -196,6 +197,12 @@ class Leftovers(WithoutHelper):
         """Look again, where that is due."""
         if self.deadline is not None and self.deadline <= now:
             self.sweep(now)
+
+    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
+        """A child has been reaped. It may have been one of these: whether that was the last is found out at once."""
+        if self.deadline is not None:
+            self.deadline = 0.0
+        return False
 
     def close(self) -> None:
         """Whatever the reason for the end: none of them lives on, unless they are to be left."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from saferun.errors import printable, suppress
-from saferun.launch.ranks import Rank
+from saferun.errors import suppress
+from saferun.launch.launch_context import LaunchContext
 from saferun.linux.children import signal_child
 from saferun.linux.helper import WithoutHelper
-from saferun.linux.poller import Poller
 from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive
 from saferun.model import signal_name
 
@@ -31,27 +30,15 @@ class PassedSignals(WithoutHelper):
     """The signals of a launch that do not end it.
 
     Args:
-        poller: the loop's.
+        context: the launch.
         witness_pid: the process that gets what the ranks get.
         witness_fd: the pipe on which it says what it got, as :func:`saferun.linux.signals.witness` does.
-        living: the ranks that run.
-        say: takes one line for the user.
     """
 
-    def __init__(
-        self,
-        poller: Poller,
-        witness_pid: int,
-        witness_fd: int,
-        *,
-        living: Callable[[], Sequence[Rank]],
-        say: Callable[[str], None],
-    ) -> None:
-        self._poller = poller
+    def __init__(self, context: LaunchContext, witness_pid: int, witness_fd: int) -> None:
+        self._context = context
         self._witness_pid = witness_pid
         self._witness_fd = witness_fd
-        self._living = living
-        self._say = say
         self._due: dict[int, float] = {}  # signals that came, and when it is decided who else got them
         self._witnessed: dict[int, float] = {}  # when the witness last got one
         self._said: set[str] = set()
@@ -61,7 +48,7 @@ class PassedSignals(WithoutHelper):
         survive(SURVIVED.difference(handled))
         if self._witness_fd >= 0:
             os.set_blocking(self._witness_fd, False)
-            self._poller.watch(self._witness_fd, self._on_witness)
+            self._context.poller.watch(self._witness_fd, self._on_witness)
 
     def take(self, signum: int, now: float) -> None:
         """This process has got one."""
@@ -91,20 +78,20 @@ class PassedSignals(WithoutHelper):
         return signum in pending_signals(self._witness_pid)
 
     def _pass_on(self, signum: int) -> None:
-        ranks = [rank for rank in self._living() if signum in caught_signals(rank.child.pid)]
+        ranks = [rank for rank in self._context.current.living() if signum in caught_signals(rank.child.pid)]
         for rank in ranks:
             signal_child(rank.child, signum)
         name = signal_name(signum)
         if ranks:
             count = "1 rank that handles it" if len(ranks) == 1 else f"{len(ranks)} ranks that handle it"
-            self._say(f"saferun: {printable(name)}: passed on to {printable(count)}")
+            self._context.report(f"{name}: passed on to {count}")
         else:
             self._say_once(f"{name}: no rank handles it, and the job goes on (--signals-to-handle)")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._say(f"saferun: {printable(text)}")
+            self._context.report(text)
 
     def _on_witness(self) -> None:
         content = b""
@@ -119,6 +106,6 @@ class PassedSignals(WithoutHelper):
     def close(self) -> None:
         """The launch is over, or nobody is there who could tell what the ranks have got."""
         if self._witness_fd >= 0:
-            self._poller.unwatch(self._witness_fd)
+            self._context.poller.unwatch(self._witness_fd)
             os.close(self._witness_fd)
             self._witness_fd = -1

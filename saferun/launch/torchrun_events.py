@@ -1,10 +1,91 @@
-"""torchrun's events, as ``torch.distributed.elastic.events`` handlers expect them. Pure."""
+"""torchrun's events, forwarded to the handler of ``torch.distributed.elastic.events`` that the user named."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
+from collections.abc import Callable
 
+from saferun.config import LaunchConfig
+from saferun.launch.launch_context import HostAttempt
+from saferun.launch.ranks import Rank
 from saferun.model import JsonObject, Placement, RankAssignment, RankEnd
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.cluster.coordinator_client import CoordinatorClient
+
+
+class TorchrunEvents:
+    """Makes torchrun's events of what happens here. Where the user named no handler it does nothing.
+
+    Args:
+        config: the launch.
+        coordinator: has torch, and with it the handler.
+    """
+
+    def __init__(self, config: LaunchConfig, coordinator: CoordinatorClient) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._launched_at = time.monotonic()
+
+    def ranks_started(self, attempt: HostAttempt, restarts: int) -> None:
+        """The ranks of an attempt have been started, as far as they could be."""
+        self._forward(attempt, restarts, lambda _: "START")
+
+    def hosts_joined(self, placement: Placement | None, restarts: int) -> None:
+        """The hosts have met. ``placement``: this host's; None: for the first time."""
+        # What torchrun's two events measure takes no time of its own here.
+        for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS"):
+            self._forward_own(state, restarts, placement, 0.0)
+
+    def launch_ended(self, attempt: HostAttempt | None, restarts: int, *, stopped: bool) -> None:
+        """The launch is over: what became of the ranks that ended last, and of the launcher."""
+        placement = None
+        if attempt is not None:
+            self._forward(attempt, restarts, _state_of)
+            placement = attempt.assignment.placement if attempt.assignment is not None else None
+        self._forward_own("FAILED" if stopped else "SUCCEEDED", restarts, placement)
+
+    def _forward(self, attempt: HostAttempt, restarts: int, state_of: Callable[[Rank], str]) -> None:
+        if not self._coordinator.forwards_events or attempt.assignment is None:
+            return
+        common = self._common_fields(restarts)
+        for rank in attempt.ranks:
+            state, error = state_of(rank), None
+            failed = rank.end if state == "FAILED" else None
+            if failed is not None:
+                recorded = rank.recorded
+                error = json.dumps(
+                    recorded["content"] if recorded is not None else missing_error(failed.status.returncode)
+                )
+            self._coordinator.forward_event(
+                rank_event(state, common, attempt.assignment.placement, rank.place, rank.child.pid, failed, error)
+            )
+
+    def _forward_own(
+        self, state: str, restarts: int, placement: Placement | None, duration_ms: float | None = None
+    ) -> None:
+        if self._coordinator.forwards_events:
+            self._coordinator.forward_event(agent_event(state, self._common_fields(restarts), placement, duration_ms))
+
+    def _common_fields(self, restarts: int) -> JsonObject:
+        return common_fields(
+            run_id=self._config.rendezvous.run_id,
+            role=self._config.role,
+            backend=self._config.rendezvous.backend,
+            restarts=restarts,
+            total_s=time.monotonic() - self._launched_at,
+            entry_point=os.path.basename(self._config.command.argv[0]),
+        )
+
+
+def _state_of(rank: Rank) -> str:
+    """Torchrun's word for how a rank ended."""
+    if rank.end is None or rank.end.stopped_by_us:
+        return "TERMINATED"
+    return "SUCCEEDED" if rank.end.status.ok else "FAILED"
 
 
 def rank_event(

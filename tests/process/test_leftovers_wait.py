@@ -303,7 +303,7 @@ def test_an_overwritten_environment_does_not_pass_for_a_foreign_process_at_the_e
 
 BROKEN = """
 import sys
-import saferun.launch.runtime as runtime
+import saferun.launch.runtime
 from saferun.cli.main import main
 
 name = sys.argv.pop(1)
@@ -328,8 +328,8 @@ sys.exit(main())
 @pytest.mark.parametrize(
     "step",
     [
-        "saferun.launch.runtime:Runtime._end_attempt",
-        "saferun.launch.runtime:Runtime._drain_console",
+        "saferun.launch.running_ranks:RunningRanks.close",
+        "saferun.launch.console_part:ConsolePart.drain",
         "saferun.launch.investigation:Investigation.close",
         "saferun.cluster.solo_job:SoloJob.close",
         "saferun.launch.shared_memory:Segments.close",

@@ -37,7 +37,7 @@ NO_TERMINAL = {
     ),
     *("preflight/checks/serve.py", "watchdog/job_detector.py", "watchdog/__init__.py"),
 }
-# What these say is one line, which whoever made them cleans: Runtime, and the launcher.
+# What these say is one line, which whoever made them cleans: LaunchContext, and the launcher.
 CLEANED_BEHIND = {"files/writer.py", "launch/orphans.py"}
 # The last step before a terminal, with tests of its own.
 LAST_STEPS = {"console/screen.py", "console/stderr.py", "ctl/answer.py"}
@@ -148,7 +148,7 @@ def test_whoever_is_warned_cleans_the_line() -> None:
         if isinstance(node, ast.FunctionDef) and node.name in CLEANERS
     ]
     # The first by ``words``.
-    assert found == [("cluster/job.py", False), ("launch/launcher.py", True), ("launch/runtime.py", True)]
+    assert found == [("cluster/job.py", False), ("launch/launch_context.py", True), ("launch/launcher.py", True)]
 
 
 def test_the_rule_sees_what_it_forbids() -> None:

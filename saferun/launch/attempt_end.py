@@ -1,0 +1,149 @@
+"""The end of an attempt on this host: diagnosis, report, messages to the other hosts, the end of the launch."""
+
+from __future__ import annotations
+
+from saferun.errors import suppress
+from saferun.launch.launch_context import LaunchContext
+from saferun.launch.torchelastic_error import write_error_file
+from saferun.supervisor.events import (
+    BroadcastAbort,
+    BroadcastDecision,
+    Diagnose,
+    Diagnosed,
+    Event,
+    Finish,
+    JobAborted,
+    NotifyDone,
+    ReportDecision,
+    ReportFailure,
+)
+from saferun.supervisor.machine import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.launch.retry_waits import RetryWaits
+
+# Of more retries than that the waits are those of the policy itself.
+_MOST_WAITS = 64
+
+
+class AttemptEnd:
+    """Ends the attempts of a launch on this host, one after the other.
+
+    Args:
+        context: the launch.
+    """
+
+    def __init__(self, context: LaunchContext) -> None:
+        self._context = context
+        self._stop_signum: int | None = None
+        self._waits: RetryWaits | None = None
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Diagnosis and report
+
+    def diagnose(self, action: Diagnose) -> None:
+        """Find the cause; Diagnosed follows."""
+        self._stop_signum = action.stop_signum
+        self._context.ranks.close()
+        group = self._context.current.group
+
+        def diagnose_now() -> None:
+            self._draw_up_waits()
+            self._context.investigation.diagnose(action)
+
+        def diagnose() -> None:
+            if self._context.current.group is group:
+                self._context.ranks.when_imported(State.DIAGNOSING, diagnose_now)
+
+        if group is None:
+            diagnose()
+        else:
+            group.when_read(diagnose)
+
+    def _draw_up_waits(self) -> None:
+        """Something has failed: have the waits before retries drawn up, once a launch."""
+        config = self._context.config
+        wait_s = config.retry.wait_s
+        count = min(config.retry.start_retries + config.max_restarts, _MOST_WAITS)
+        if self._waits is not None or count <= 0 or wait_s <= 0:
+            return
+        with suppress(ImportError):
+            from saferun.launch.retry_waits import RetryWaits
+
+            self._waits = RetryWaits(
+                self._context.poller,
+                lambda budget_s: self._context.examiner.ask("waits", [wait_s, count], budget_s, is_urgent=False)[1],
+                self._context.supervisor.take_waits,
+            )
+            self._context.loop.parts += (self._waits,)
+
+    def post_investigated(self, event: Event) -> None:
+        """Post what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
+        if isinstance(event, Diagnosed) and self._waits is not None:
+            facts = event.facts
+            if facts is not None and facts.started is False and facts.is_transient:
+                self._waits.need(lambda: self._context.post(event))
+                return
+        self._context.post(event)
+
+    def report_failure(self, action: ReportFailure) -> None:
+        """Report why the attempt failed, and what follows."""
+        self._context.investigation.report_failure(action)
+        if action.decision is not None and action.decision.new_port:
+            self._context.setup.release_port()
+        if not action.restarting:
+            write_error_file(self._context, action.diagnosis, self._stop_signum)
+        self._context.ranks.forget()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Other hosts
+
+    def post_from_job(self, event: Event) -> None:
+        """Post what happened on other hosts."""
+        if isinstance(event, JobAborted) and event.signum:
+            event = event._replace(quiet_s=self._context.investigation.quiet_s())
+        self._context.post(event)
+
+    def report_trouble(self, action: BroadcastAbort) -> None:
+        """Have the attempt end on all hosts."""
+        message, ranks = action.message, tuple(self._context.job.blamed)
+        if action.reason == "failure":
+            first = self._context.current.first_failure()
+            ranks = (first.place.rank,) if first is not None else ()
+            if first is not None and first.end is not None:
+                message = message or f"rank {first.place.rank}: {first.end.status.description}"
+        self._context.job.abort_attempt(action.reason, message or action.reason, ranks=ranks, signum=action.signum)
+
+    def report_done(self, _action: NotifyDone) -> None:
+        """Report to the leader that every rank here has ended with exit code 0."""
+        self._context.job.set_state({"s": "done"})
+
+    def send_decision(self, action: BroadcastDecision) -> None:
+        """Tell all hosts what follows."""
+        lines: list[str] = []
+        if action.diagnosis is not None:
+            restarting = action.next_step == "restart"
+            lines = self._context.investigation.decision_words(
+                action.diagnosis, restarting=restarting, decision=action.decision
+            )
+        self._context.job.broadcast_decision(action, lines)
+
+    def report_decision(self, action: ReportDecision) -> None:
+        """Report what the leader has decided."""
+        self._context.investigation.report_decision(action)
+        self._context.ranks.forget()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The end of the launch
+
+    def finish(self, action: Finish) -> None:
+        """The launch is over, but for the end of the run."""
+        # By a signal to this host, or to another one of the job.
+        reason = self._context.job.abort_reason
+        stopped = self._stop_signum is not None or (reason is not None and reason.reason in {"signal", "parent"})
+        if action.reraise is None:
+            self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
+        self._context.job.leaves = action.leaves
+        self._context.checks.settle()
+        self._context.investigation.finish(action.exit_code, stopped=stopped)

@@ -1,0 +1,244 @@
+"""What comes before the ranks of an attempt: checks, the meeting of the hosts, environment, log files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from saferun.env.apply import apply
+from saferun.env.profiles import Resolution
+from saferun.env.profiles.text import launch_lines
+from saferun.errors import SaferunError
+from saferun.files.log_files import LogDirectory
+from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS
+from saferun.launch.launch_context import HostAttempt, LaunchContext
+from saferun.launch.ranks import AttemptPlan, plan_environs
+from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment
+from saferun.supervisor.events import ChecksPassed, HostsJoined, JoinHosts, RunChecks
+from saferun.supervisor.machine import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.cluster.job_values import Assignment
+
+
+class AttemptSetup:
+    """Prepares the attempts of a launch on this host, one after the other.
+
+    Each step leads to the next: ``check`` (names, ports, this host), ``join`` (the other hosts), what only torch can
+    answer, the environment and the files of the ranks. The last posts HostsJoined; any may post StartFailed.
+
+    Args:
+        context: the launch.
+        resolution: what env profiles, --env and --unset come to.
+    """
+
+    def __init__(self, context: LaunchContext, resolution: Resolution) -> None:
+        self._context = context
+        self._config = context.config
+        self._resolution = resolution
+        self._log_files = LogDirectory(self._config.logs, context.run_dir)
+        self._is_bound = False
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Checks
+
+    def check(self, action: RunChecks) -> None:
+        """Bind every port and check this host; ChecksPassed, ChecksOver or StartFailed follows."""
+        if self._is_bound:
+            self._check_host(action.attempt)
+        else:
+            # A name server may have to say whose the endpoint's name is.
+            self._context.job.find_endpoint(lambda: self._check_host(action.attempt))
+
+    def _check_host(self, attempt: int) -> None:
+        if not self._context.is_in(State.CHECKING, attempt):
+            return  # the launch has been ended meanwhile
+        if not self._is_bound:
+            try:
+                self._context.job.bind()
+            except SaferunError as error:
+                self._context.start_failed(attempt, error)
+                return
+            self._is_bound = True
+        if not self._context.checks.is_wanted:
+            self._context.post(ChecksPassed(time.monotonic(), attempt))
+            return
+        # As the ranks will have it, but for what differs between them.
+        environ = dict(self._context.environ)
+        first = RankAssignment(0, 0, 0)
+        apply(self._resolution, environ, first, host=self._context.host, world_size=1, run_dir=None, rank_dir=None)
+        self._context.checks.check(attempt, environ)
+
+    def release_port(self) -> None:
+        """The next attempt is to have another port."""
+        self._context.job.release()
+        self._is_bound = False
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The meeting
+
+    def join(self, action: JoinHosts) -> None:
+        """Meet the other hosts; HostsJoined or StartFailed follows."""
+        context = self._context
+        context.ranks.forget()
+        context.current = HostAttempt(action.attempt)
+        context.job.join(action, *context.checks.host_info())
+        if self._config.hosts.together:
+            context.imports.import_now(BEFORE_SEVERAL_HOSTS)  # the other hosts take longer
+
+    def on_assigned(self, assignment: Assignment) -> None:
+        """The hosts have met: this process knows its ranks."""
+        context, placement, task = self._context, assignment.placement, self._config.hosts.task
+        context.current = HostAttempt(assignment.number, assignment)
+        context.host = placement.host or context.host
+        context.checks.begin_attempt()
+        local_rank = task.local_rank if task is not None else 0
+        context.run_dir.join(assignment.files, host=context.host, is_part=not assignment.leads, task=local_rank)
+        context.investigation.joined(context.host)
+        context.job.prepare(self._preparation(placement))
+
+    def _preparation(self, placement: Placement) -> JsonObject:
+        """What only torch can answer about an attempt."""
+        logs = self._config.logs
+        preparation: JsonObject = {
+            "numa": self._config.numa_binding,
+            "nproc": self._config.nproc_per_node,
+            "run_id": self._config.rendezvous.run_id,
+            "environs": [],
+            "logs": None,
+        }
+        if logs.logs_specs is not None:
+            preparation["environs"] = plan_environs(self._config, placement, {})
+            preparation["logs"] = {
+                "name": logs.logs_specs,
+                "log_dir": logs.log_dir,
+                "redirects": logs.redirects,
+                "tee": logs.tee,
+                "local_ranks_filter": sorted(logs.local_ranks_filter),
+            }
+        return preparation
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Environment and files
+
+    def on_prepared(self, answer: JsonObject) -> None:
+        """All is known that the ranks are started with. ``answer``: what only torch could tell."""
+        current = self._context.current
+        assignment = current.assignment
+        if assignment is None:
+            return
+        placement = assignment.placement
+        try:
+            environs = plan_environs(self._config, placement, self._context.environ)
+        except SaferunError as error:
+            self._context.start_failed(current.number, error)
+            return
+        if "logs" in answer:
+            found, changed = _destinations_from(answer)
+            self._context.investigation.prepare()
+            self._context.run_dir.open(lambda: self._plan(current, assignment, environs, found, answer, changed))
+            return
+
+        def on_ready(found: LogDestinations | OSError) -> None:
+            if self._context.current is not current or self._context.supervisor.state is not State.JOINING:
+                return  # the launch has been ended meanwhile
+            if isinstance(found, OSError):
+                what = f"log files cannot be made: {found.filename or ''}: {found.strerror}"
+                hint = "pass another --log-dir, or make room there"
+                self._context.start_failed(current.number, SaferunError(what, hint))
+            else:
+                self._plan(current, assignment, environs, found, answer, ())
+
+        self._log_files.destinations(placement, current.number, on_ready)
+        # While the directories are made:
+        self._context.investigation.prepare()
+        self._context.log.describe()
+
+    def _plan(
+        self,
+        current: HostAttempt,
+        assignment: Assignment,
+        environs: tuple[dict[str, str], ...],
+        destinations: LogDestinations,
+        answer: JsonObject,
+        changed: Sequence[Mapping[str, str]],
+    ) -> None:
+        """The directories of the attempt are there, as far as they are going to be."""
+        run_dir, placement = self._context.run_dir, assignment.placement
+        if run_dir.refusal is not None:
+            self._context.start_failed(current.number, run_dir.refusal)
+            return
+        # Nothing that is asked for is impossible: from here on the launch leaves files.
+        self._context.log.describe()
+        own = self._own_environ()
+        for environ, error_file in zip(environs, destinations.error_files, strict=True):
+            environ.update(own, TORCHELASTIC_ERROR_FILE=error_file)
+        for environ, more in zip(environs, changed, strict=False):
+            environ.update(more)
+        self._apply_profiles(current.number, placement, environs)
+        for place, environ in zip(placement.ranks, environs, strict=True):
+            environ.update(self._context.investigation.hook_environ(current.number, place.rank, environ))
+            if answer.get("timer_file"):
+                environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
+        numactl = answer.get("numactl")
+        prefixes = tuple(map(tuple, numactl)) if numactl else ((),) * len(placement.ranks)
+        current.plan = AttemptPlan(current.number, placement, destinations, environs, prefixes)
+        self._post_joined(assignment)
+
+    def _apply_profiles(self, attempt: int, placement: Placement, environs: Sequence[dict[str, str]]) -> None:
+        """Env profiles and --env have the last word about the environment of a rank."""
+        run_dir = self._context.run_dir
+        for place, environ in zip(placement.ranks, environs, strict=True):
+            apply(
+                self._resolution,
+                environ,
+                place,
+                host=self._context.host,
+                world_size=placement.world_size,
+                run_dir=run_dir.path,
+                rank_dir=run_dir.rank_path(attempt, place.rank) if run_dir.path is not None else None,
+            )
+        if attempt == 0:
+            for line in launch_lines(self._resolution, has_run_dir=run_dir.path is not None):
+                self._context.report(line)
+
+    def _own_environ(self) -> dict[str, str]:
+        """Saferun's own variables of the ranks. Runs within runs remember all that are around them."""
+        environ = self._context.environ
+        own = {"SAFERUN_RUN_ID": self._context.run_id}
+        outer = [environ.get("SAFERUN_OUTER_RUNS"), environ.get("SAFERUN_RUN_ID")]
+        if any(outer):
+            own["SAFERUN_OUTER_RUNS"] = ":".join(filter(None, outer))
+        if self._context.run_dir.path is not None:
+            own["SAFERUN_RUN_DIR"] = self._context.run_dir.path
+        return own
+
+    def _post_joined(self, assignment: Assignment) -> None:
+        attempt, placement = self._context.attempt, assignment.placement
+        self._context.torchrun_events.hosts_joined(placement if self._context.ended is not None else None, attempt)
+        joined = HostsJoined(
+            time.monotonic(),
+            attempt,
+            placement,
+            number=assignment.number,
+            leads=assignment.leads,
+            may_leave=assignment.may_leave,
+            probes=assignment.checked,
+        )
+        self._context.post(joined)
+
+
+def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[str, str]]]:
+    """What a logs-specs entry point decided, as the coordinator reports it."""
+    logs = message["logs"]
+    destinations = LogDestinations(
+        tuple(logs["stdouts"]),
+        tuple(logs["stderrs"]),
+        frozenset(logs["tee_stdouts"]),
+        frozenset(logs["tee_stderrs"]),
+        tuple(logs["error_files"]),
+        logs["filtered_stdout"],
+        logs["filtered_stderr"],
+    )
+    return destinations, message["environs"]

@@ -1,0 +1,114 @@
+"""The console beside the loop: woken when a full one has room again, and drained at the end of the run."""
+
+from __future__ import annotations
+
+import select
+import time
+
+from saferun.errors import suppress
+from saferun.launch.launch_context import LaunchContext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.launch.wakeup import Wakeup
+
+# At the end a reader of the console that does not read is waited for this long, where files keep everything.
+_DRAIN_S = 60.0
+# How often the end checks whether a file has taken something.
+_CONSOLE_S = 0.1
+
+
+class ConsolePart:
+    """The console of a launch, as the loop knows it.
+
+    Args:
+        context: the launch.
+    """
+
+    def __init__(self, context: LaunchContext) -> None:
+        self._screen = context.screen
+        self._poller = context.poller
+        self._run_dir = context.run_dir
+        self._waiting_for_room = set[int]()
+
+    def flush(self) -> None:
+        """Write what can be written without waiting, and be woken when there is room for more."""
+        self._screen.flush()
+        for pane in self._screen.panes:
+            target = pane.target
+            waiting = target.fd in self._waiting_for_room
+            if waiting and not target.waits_for_room:
+                self._poller.unwatch(target.fd)
+                self._waiting_for_room.discard(target.fd)
+            elif target.waits_for_room and not waiting:
+                with suppress(OSError):  # EPERM: a file that is always ready
+                    self._poller.watch(target.fd, _nothing, select.EPOLLOUT)
+                    self._waiting_for_room.add(target.fd)
+        self._screen.allow_skipping(self._run_dir.keeps_all)
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return self._screen.deadline()
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        self._screen.tick(now)
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The console's own processes."""
+        return self._screen.pids
+
+    def on_exit(self, pid: int) -> bool:
+        """A child has been reaped. Returns whether it was one of the console's."""
+        return self._screen.on_exit(pid)
+
+    def drain(self, wakeup: Wakeup) -> None:
+        """Wait for a slow reader: while it reads, and a while longer where files keep everything.
+
+        A file that takes nothing (its disk is full, its file system hangs) is given that while as well: it may take
+        the verdict yet.
+
+        An order to stop ends the wait.
+        """
+        screen = self._screen
+        screen.release()
+        give_up_at = time.monotonic() + _DRAIN_S
+        unwritten_bytes = 0
+        while True:
+            before, unwritten_bytes = unwritten_bytes, screen.unwritten_bytes
+            if screen.flush() or unwritten_bytes != before:
+                give_up_at = time.monotonic() + _DRAIN_S
+            if screen.is_empty:
+                screen.finish()
+                if screen.is_finished:
+                    break
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0 and (self._run_dir.path is not None or screen.is_stuck):
+                break
+            if wakeup.is_hurried() or (self._wait(wakeup.fd, max(left_s, _CONSOLE_S)) and wakeup.read_stop()):
+                break
+        screen.close()
+
+    def _wait(self, wake_fd: int, timeout_s: float) -> bool:
+        """Wait until the console can be written. Returns whether a signal has come."""
+        poll = select.poll()
+        poll.register(wake_fd, select.POLLIN)
+        waits_for_time = False
+        for pane in self._screen.panes:
+            if pane.target.waits_for_room:
+                poll.register(pane.target.fd, select.POLLOUT)
+            if pane.target.file is not None:
+                waits_for_time = True
+                if pane.target.file.end_fd >= 0:
+                    poll.register(pane.target.file.end_fd, select.POLLIN)
+            if pane.target.retry_at is not None:
+                waits_for_time = True
+                timeout_s = min(timeout_s, max(pane.target.retry_at - time.monotonic(), 0.0))
+        ready = poll.poll((min(timeout_s, _CONSOLE_S) if waits_for_time else timeout_s) * 1000)
+        return any(fd == wake_fd for fd, _ in ready)
+
+
+def _nothing() -> None:
+    """Woken up: the loop writes what it can."""

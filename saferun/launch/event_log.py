@@ -1,0 +1,73 @@
+"""What a launch writes about itself while it runs: its events, one a line, and run.json."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from saferun.launch.launch_context import LaunchContext
+from saferun.linux.scratch import current_directory
+from saferun.model import JsonObject
+from saferun.supervisor.events import Event
+from saferun.supervisor.machine import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class EventLog:
+    """The events of a launch, and run.json.
+
+    Args:
+        context: the launch.
+    """
+
+    def __init__(self, context: LaunchContext) -> None:
+        self._context = context
+        self._is_described = False
+
+    def record(self, event: Event, before: State, after: State) -> None:
+        """Write an event that the supervisor has handled, and the state that it led to, if that is another one."""
+        entry: JsonObject = {"event": type(event).__name__, "time": time.time(), **_as_json(event)}
+        if before is not after:
+            entry["state"] = after.value
+        self._context.run_dir.write_event(entry)
+
+    def note(self, name: str) -> None:
+        """Write an event that no decision follows from."""
+        at = {"time": time.time(), "at": time.monotonic(), "attempt": self._context.attempt}
+        self._context.run_dir.write_event({"event": name, **at})
+
+    def describe(self) -> None:
+        """Write run.json, unless that has been done or there is no run directory."""
+        if not self._is_described and self._context.run_dir.path is not None:
+            self._is_described = True
+            self.write_run_json(None)
+
+    def write_run_json(self, torch_version: str | None) -> None:
+        """Write run.json, if there is one. ``torch_version``: known once the coordinator has imported torch."""
+        if not self._is_described:
+            return
+        from saferun.report.run_json import run_description
+
+        self._context.run_dir.write_json(
+            "run.json",
+            run_description(
+                self._context.config,
+                cwd=current_directory(),
+                run_id=self._context.run_id,
+                python_version=sys.version.split()[0],
+                torch_version=torch_version,
+            ),
+        )
+
+
+def _as_json(value: Any) -> Any:  # noqa: ANN401
+    """Named tuples as objects, all the way down."""
+    if isinstance(value, tuple):
+        fields = getattr(value, "_fields", None)
+        if fields is not None:
+            return {name: _as_json(item) for name, item in zip(fields, value, strict=True)}
+        return [_as_json(item) for item in value]
+    return value

@@ -1,0 +1,154 @@
+"""One launch, as its parts see it: settings, console, files, events, the current attempt, and the other parts."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+from saferun.config import LaunchConfig
+from saferun.console.screen import Screen
+from saferun.errors import SaferunError, printable
+from saferun.files.run_dir import RunDirectory
+from saferun.launch.ranks import AttemptPlan, Rank, RankGroup
+from saferun.linux.poller import Poller
+from saferun.supervisor.events import Event, StartFailed
+from saferun.supervisor.machine import State, Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.captures.client import Examiner
+    from saferun.cluster.job import Job
+    from saferun.cluster.job_port import JobPort
+    from saferun.cluster.job_values import Assignment
+    from saferun.launch.attempt_end import AttemptEnd
+    from saferun.launch.attempt_setup import AttemptSetup
+    from saferun.launch.checks import Checks
+    from saferun.launch.event_log import EventLog
+    from saferun.launch.idle_imports import IdleImports
+    from saferun.launch.investigation import Investigation
+    from saferun.launch.lint import Lint
+    from saferun.launch.loop import Loop
+    from saferun.launch.running_ranks import RunningRanks
+    from saferun.launch.torchrun_events import TorchrunEvents
+
+
+class HostAttempt:
+    """One attempt on this host, from the meeting of the hosts to the report. The next one is a new object.
+
+    Args:
+        number: the job's number of the attempt.
+        assignment: this host's ranks, and its part in the job; None: the hosts have not met.
+    """
+
+    def __init__(self, number: int = 0, assignment: Assignment | None = None) -> None:
+        self.number = number
+        self.assignment = assignment
+        self.plan: AttemptPlan | None = None  # what the ranks are started with, once that is known
+        self.group: RankGroup | None = None  # the ranks, from their start to the report
+        self.started_at = 0.0  # monotonic seconds
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """The ranks that have been started, until they have been reported on."""
+        return self.group.ranks if self.group is not None else []
+
+    @property
+    def by_pid(self) -> dict[int, Rank]:
+        """Those that have not been reaped."""
+        return self.group.by_pid if self.group is not None else {}
+
+    def living(self) -> list[Rank]:
+        """Those that have not ended."""
+        return [rank for rank in self.ranks if rank.end is None]
+
+    def first_failure(self) -> Rank | None:
+        """The rank that ended badly before all others that did."""
+        failed = [rank for rank in self.ranks if rank.end is not None and not rank.end.status.ok]
+        return min(failed, key=lambda rank: rank.end.at if rank.end is not None else 0.0, default=None)
+
+
+class LaunchContext:
+    """What the parts of one launch share, and each other. The parts are made by ``runtime.Runtime``.
+
+    Args:
+        config: the launch.
+        environ: the environment that the ranks inherit.
+        supervisor: decides.
+        screen: the console.
+        run_dir: the files.
+        host: the host's short name.
+        run_id: marks the processes of this run.
+    """
+
+    loop: Loop
+    log: EventLog
+    imports: IdleImports
+    examiner: Examiner
+    job: JobPort
+    investigation: Investigation
+    checks: Checks
+    lint: Lint
+    torchrun_events: TorchrunEvents
+    setup: AttemptSetup
+    ranks: RunningRanks
+    ending: AttemptEnd
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        environ: Mapping[str, str],
+        supervisor: Supervisor,
+        *,
+        screen: Screen,
+        run_dir: RunDirectory,
+        host: str,
+        run_id: str,
+    ) -> None:
+        self.config = config
+        self.environ = environ
+        self.supervisor = supervisor
+        self.screen = screen
+        self.run_dir = run_dir
+        self.host = host  # its name in the job, once the hosts have met
+        self.run_id = run_id
+        self.poller = Poller()
+        self.events: deque[Event] = deque()
+        self.current = HostAttempt()
+        self.ended: HostAttempt | None = None  # the attempt whose ranks ended last
+        self.other_hosts: Job | None = None
+        self._warned = set[str]()
+
+    @property
+    def attempt(self) -> int:
+        """The number of the current attempt, as the supervisor counts."""
+        return self.supervisor.attempt
+
+    def is_in(self, state: State, attempt: int) -> bool:
+        """Whether the launch is still in this state of this attempt."""
+        return (self.supervisor.state, self.supervisor.attempt) == (state, attempt)
+
+    def own_pids(self) -> set[int]:
+        """Processes of saferun's own, and ranks that were given up: they are in an uninterruptible sleep."""
+        own: set[int] = set().union(self.screen.pids, *(part.pids for part in self.loop.parts))
+        return own.union(self.current.by_pid)
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the supervisor, after those that wait."""
+        self.events.append(event)
+
+    def start_failed(self, attempt: int, error: SaferunError, started: tuple[int, ...] = ()) -> None:
+        """Post that the ranks cannot be started. ``started``: local ranks that run, or may come to."""
+        now = time.monotonic()
+        failed = StartFailed(now, attempt, error.what, error.hint, error.exit_code, started)
+        self.post(failed._replace(class_name=error.class_name))
+
+    def report(self, text: str) -> None:
+        """One line for the user."""
+        self.screen.say(f"saferun: {printable(text)}")
+
+    def warn(self, text: str) -> None:
+        """One line about something that could not be written or done; never twice the same."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.screen.say(f"saferun: {printable(text)}")

@@ -1,0 +1,130 @@
+"""The only loop: carries out the supervisor's actions and feeds what happens back as events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from saferun.launch.launch_context import LaunchContext
+from saferun.linux.children import reap
+from saferun.linux.procfs import is_core_dumping
+from saferun.supervisor.events import (
+    CoreDumpSeen,
+    DeadlineExpired,
+    Finish,
+    JobAborted,
+    LoopStalled,
+    SignalRanks,
+    SignalReceived,
+)
+from saferun.supervisor.machine import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from saferun.launch.console_part import ConsolePart
+    from saferun.launch.part import Part
+
+# No busy machine is this late: who wakes up so long after a deadline was stopped, suspended or held up.
+_STALL_S = 1.0
+# The loop pauses for so long where a module is missing.
+_MISSING_S = 0.02
+
+
+class Loop:
+    """Hands events to the supervisor, carries out what it decides, and waits for the next thing to happen.
+
+    Args:
+        context: the launch.
+        console: where lines go.
+        parts: what lives beside the loop, in the order in which it is woken and asked whose child has ended.
+    """
+
+    def __init__(self, context: LaunchContext, console: ConsolePart, parts: tuple[Part, ...]) -> None:
+        self.parts = parts
+        self.is_interrupted = False  # a signal came that is obeyed before all else that is ready
+        self._context = context
+        self._supervisor = context.supervisor
+        self._console = console
+        self._alive_at = 0.0  # the last moment before the deadline at which this loop is known to have run
+        self._finish: Finish | None = None
+
+    def run(self, actions: Mapping[type, Callable[[Any], object]]) -> Finish:
+        """Run until the supervisor finishes the launch. ``actions``: what carries out each kind of action."""
+        while True:
+            self._handle_events(actions)
+            # Before the end too: the user need not wait for what other hosts still have to say.
+            self._console.flush()
+            if self._finish is not None:
+                return self._finish
+            self._wait()
+
+    def _handle_events(self, actions: Mapping[type, Callable[[Any], object]]) -> None:
+        while self._context.events and self._finish is None:
+            event = self._context.events.popleft()
+            before = self._supervisor.state
+            decided = self._supervisor.handle(event)
+            if isinstance(event, SignalReceived | JobAborted):
+                # The ranks of a job that is stopped have the signal before anything else is done about it.
+                for action in decided:
+                    if isinstance(action, SignalRanks):
+                        actions[SignalRanks](action)
+                decided = [action for action in decided if not isinstance(action, SignalRanks)]
+            self._context.log.record(event, before, self._supervisor.state)
+            for action in decided:
+                self._carry_on_without(actions[type(action)], action)
+                if isinstance(action, Finish):
+                    self._finish = action
+
+    def _wait(self) -> None:
+        """Wait for the next thing to happen and take it in."""
+        now = time.monotonic()
+        deadlines = (self._supervisor.deadline, self._console.deadline, *(part.deadline for part in self.parts))
+        due = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        deadline = self._supervisor.deadline
+        alive_at = now if deadline is None or now < deadline else self._alive_at
+        self._carry_on_without(self._context.poller.wait, None if due is None else max(due - now, 0.0))
+        if self.is_interrupted:
+            self.is_interrupted = False
+            self._alive_at = alive_at
+            return
+        now = time.monotonic()
+        self._console.tick(now)
+        for part in self.parts:
+            self._carry_on_without(part.tick, now)
+        self._check_deadline(now, alive_at)
+
+    def _check_deadline(self, now: float, alive_at: float) -> None:
+        """Post that the supervisor's deadline is over, if it is. ``alive_at``: when this loop ran last before it."""
+        deadline, attempt = self._supervisor.deadline, self._context.attempt
+        is_over = deadline is not None and deadline <= now
+        if is_over and self._context.events:
+            self._alive_at = alive_at  # what has happened comes first
+            return
+        self._alive_at = now
+        if deadline is None or not is_over:
+            return
+        if self._supervisor.state is State.STOPPING and any(map(is_core_dumping, self._context.current.by_pid)):
+            self._context.post(CoreDumpSeen(now, attempt))
+        elif now - deadline > _STALL_S and alive_at < deadline:
+            self._context.post(LoopStalled(now, attempt, deadline - alive_at))
+        else:
+            self._context.post(DeadlineExpired(now, attempt))
+
+    def reap(self) -> None:
+        """Take in which children have ended. One that no part knows was a rank's, and came to this process."""
+        for pid, status in reap():
+            if not any(part.on_exit(pid, status) for part in self.parts):
+                self._console.on_exit(pid)
+
+    def _carry_on_without(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call; no module that is missing may end a launch whose ranks run."""
+        try:
+            call(*arguments)
+        except ImportError as error:
+            if not self._context.imports.is_sealed:
+                raise
+            self._context.warn(f"{error}: the launch goes on without it")
+            # What asks for it again at once shall not take a whole processor.
+            time.sleep(_MISSING_S)

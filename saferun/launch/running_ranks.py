@@ -1,0 +1,245 @@
+"""The ranks of this host beside the loop: started, signalled and reaped, and what they leave behind swept away."""
+
+from __future__ import annotations
+
+import time
+
+from saferun.console.intake import Intake
+from saferun.errors import SaferunError
+from saferun.launch.launch_context import HostAttempt, LaunchContext
+from saferun.launch.orphans import Leftovers
+from saferun.launch.rank_start import RankStart
+from saferun.launch.ranks import RankGroup
+from saferun.launch.shared_memory import Segments
+from saferun.linux.helper import WithoutHelper
+from saferun.linux.reaper import Reaper
+from saferun.model import ExitStatus
+from saferun.supervisor.events import (
+    CaptureEvidence,
+    EvidenceCaptured,
+    OrphansGone,
+    RankExited,
+    RanksStarted,
+    ServeStore,
+    SignalRanks,
+    StartRanks,
+    SweepOrphans,
+)
+from saferun.supervisor.machine import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from saferun.linux.spares import Spares
+
+# The examiner is forked when the ranks are on their way, or at once where something is to be captured before.
+_EXAMINER_DELAY_S = 0.1
+# Of a message of this host's, what the leader is sent.
+_LONGEST_STATE = 300
+
+
+class RunningRanks(WithoutHelper):
+    """The ranks of a launch on this host, one attempt after the other.
+
+    Args:
+        context: the launch.
+        older_children: children of this process that have nothing to do with the launch.
+        reaper: ends the ranks if this process cannot.
+        spares: processes that may become ranks.
+    """
+
+    deadline = None  # nothing is done by time
+
+    def __init__(
+        self, context: LaunchContext, older_children: frozenset[int], reaper: Reaper, spares: Spares | None
+    ) -> None:
+        self._context = context
+        self._reaper = reaper
+        self._spares = spares
+        self.intake = Intake(context.poller, time.monotonic)
+        self.rank_start = RankStart(
+            context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
+        )
+        self.shared_memory = Segments()
+        self.orphans = Leftovers(
+            context.run_id,
+            not_ours=older_children | {reaper.pid},
+            exempt=context.own_pids,
+            on_gone=self._on_orphans_gone,
+            say=self._say_of_orphans,
+            warn=context.warn,
+        )
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Start
+
+    def start(self, _action: StartRanks) -> None:
+        """Start every rank; RanksStarted or StartFailed follows."""
+        current = self._context.current
+        if current.plan is None:
+            return
+        current.started_at = time.monotonic()
+        self.orphans.begin_attempt()
+        group = current.group = RankGroup(
+            self._context.config,
+            current.plan,
+            screen=self._context.screen,
+            run_dir=self._context.run_dir,
+            host=self._context.host,
+            warn=self._context.warn,
+            preparation=self._context.investigation.preparation,
+            spares=self._spares,
+            reaper=self._reaper,
+        )
+        forked, failure = group.start()
+        self._context.investigation.ranks_started(group, current.started_at)
+        for rank in group.ranks:
+            self.orphans.note_rank(rank.child.pid, rank.place.rank)
+            if rank.child.pidfd >= 0:
+                self._context.poller.watch(rank.child.pidfd, self._context.loop.reap)
+            for stream in rank.streams:
+                self.intake.add(stream)
+        self._context.imports.seal()
+        self.rank_start.begin(forked, failure)
+        self._context.examiner.begin_at(time.monotonic() + _EXAMINER_DELAY_S)
+
+    def _on_started(self) -> None:
+        """Every rank has become its program."""
+        current, attempt = self._context.current, self._context.attempt
+        self._context.torchrun_events.ranks_started(current, attempt)
+        if current.plan is not None:
+            self._context.checks.begin_beside(current.plan)
+        self._context.post(RanksStarted(time.monotonic(), attempt, tuple(rank.child.pid for rank in current.ranks)))
+        if current.plan is not None and attempt == 0:
+            self._context.lint.begin_soon(current.plan)
+
+    def _on_start_failed(self, error: SaferunError, running: tuple[int, ...]) -> None:
+        """A rank did not become its program; ``running``: local ranks that did, or may come to."""
+        attempt = self._context.attempt
+        self._context.torchrun_events.ranks_started(self._context.current, attempt)
+        self._context.start_failed(attempt, error, running)
+
+    def serve_store(self, _action: ServeStore) -> None:
+        """Have the store of these ranks served."""
+        self._context.job.serve_soon()
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # While they run
+
+    def capture(self, action: CaptureEvidence) -> None:
+        """Have the ranks captured; EvidenceCaptured follows."""
+        if action.verdict is None:
+            self._note_shared_memory()
+        # What has not become its program is still saferun itself: there is nothing to be seen in it.
+        ranks = tuple(rank for rank in action.local_ranks if rank not in self.rank_start.waiting)
+        if not ranks:
+            self._context.post(EvidenceCaptured(time.monotonic(), action.attempt))
+            return
+        action = action._replace(local_ranks=ranks)
+        # CAPTURING, or STOPPING, where ranks do not end: what waits for the imports must still be wanted then.
+        self.when_imported(self._context.supervisor.state, lambda: self._context.investigation.capture(action))
+
+    def when_imported(self, state: State, call: Callable[[], None]) -> None:
+        """Call when what captures take is in memory, unless the launch has left this state by then."""
+        attempt = self._context.attempt
+
+        def call_in_time() -> None:
+            if self._context.is_in(state, attempt):
+                call()
+
+        self._context.imports.need(call_in_time)
+
+    def signal(self, action: SignalRanks) -> None:
+        """Send ranks a signal."""
+        group = self._context.current.group
+        if group is None:
+            return
+        # A rank that handles the signal lives on for a moment, in which its memory map can still be read; one that
+        # does not may be gone at once.
+        handling = group.signal(action.local_ranks, action.signum, only_handled=not self.shared_memory.is_noted)
+        self._note_shared_memory()
+        others = [local_rank for local_rank in action.local_ranks if local_rank not in handling]
+        if others:
+            group.signal(others, action.signum)
+
+    def _note_shared_memory(self) -> None:
+        """The ranks are about to be ended."""
+        current = self._context.current
+        if current.group is not None:
+            since = time.time() - (time.monotonic() - current.started_at)
+            self.shared_memory.note([rank.child.pid for rank in current.living()], since)
+
+    def tick(self, now: float) -> None:
+        """Nothing is done by time."""
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was a rank, or was to become one."""
+        now = time.monotonic()
+        group = self._context.current.group
+        rank = group.by_pid.get(pid) if group is not None else None
+        if group is None or rank is None:
+            return False
+        self._context.poller.unwatch(rank.child.pidfd)
+        if self.rank_start.failed(pid):
+            for stream in rank.streams:
+                self.intake.remove(stream)
+            group.drop(rank)
+            self._reaper.note_ended(pid)
+            return True
+        group.note_exit(rank, status, at=now, time=time.time())
+        self._reaper.note_ended(pid)
+        self._context.investigation.rank_ended(rank)
+        if not status.ok:
+            # Before anything of this attempt is taken out of the store.
+            self._context.job.ask_start_stage(len(group.ranks))
+        self._context.post(RankExited(now, self._context.attempt, rank.place.local_rank, status))
+        return True
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # The end of an attempt
+
+    def sweep(self, action: SweepOrphans) -> None:
+        """End what the ranks left behind, or wait for its end; OrphansGone follows."""
+        if action.leave:
+            self.orphans.leave()
+            return
+        if action.wait_s > 0:
+            # The ranks here are done; nothing of them moves any more, and that is no hang.
+            self._context.job.set_state({"s": "leftovers"})
+        self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
+
+    def _say_of_orphans(self, text: str) -> None:
+        self._context.report(text)
+        if self._context.supervisor.state is State.STOPPING and text.startswith("waiting for "):
+            # The leader says so as well: it waits for this host.
+            self._context.job.set_state({"s": "leftovers", "words": text[:_LONGEST_STATE]})
+
+    def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
+        self.close()
+        self.shared_memory.sweep()
+        self._context.post(OrphansGone(time.monotonic(), self._context.attempt, pids))
+
+    def close(self) -> None:
+        """The ranks are gone: take in what is left in their streams, and close those."""
+        self.orphans.end()
+        self.rank_start.close()
+        self._context.investigation.attempt_ended()
+        self._context.job.attempt_ended()
+        self._context.lint.cancel()
+        current = self._context.current
+        group = current.group
+        if group is None or group.is_closed:
+            return
+        for rank in group.ranks:
+            if rank.end is None:
+                self._context.poller.unwatch(rank.child.pidfd)
+            for stream in rank.streams:
+                self.intake.remove(stream)
+        self._context.ended = current
+        group.close(time.monotonic())
+
+    def forget(self) -> None:
+        """The attempt has been reported on. Ranks that no signal ends are left as they are."""
+        self.orphans.given_up.update(self._context.current.by_pid)
+        self._context.current = HostAttempt()

@@ -1,0 +1,101 @@
+"""Signals: what each of those that this process gets leads to. A pipe wakes the loop, which reads them there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from saferun.launch.launch_context import LaunchContext
+from saferun.launch.passed_signals import PassedSignals
+from saferun.model import signal_name
+from saferun.supervisor.events import SignalReceived
+
+_READ_BYTES = 4096
+
+
+class Wakeup:
+    """The signals of a launch.
+
+    Args:
+        context: the launch.
+        passed: takes those that do not end it.
+    """
+
+    def __init__(self, context: LaunchContext, passed: PassedSignals) -> None:
+        self.fd = -1  # readable when a signal has come
+        self._context = context
+        self._stopping = frozenset(context.config.signals)
+        self._passed = passed
+        self._is_stopped = False
+
+    def open(self) -> None:
+        """Handle signals from now on."""
+        self.fd, write_end = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        self._context.poller.watch_first(self.fd, self._take_in)
+        signal.signal(signal.SIGCHLD, _ignore)
+        if any(pane.target.is_terminal for pane in self._context.screen.panes):
+            signal.signal(signal.SIGWINCH, _ignore)
+        if signal.SIGINT not in self._stopping and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            # As any Python program has it: the ranks are ended on the way out.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for signum in self._context.config.signals:
+            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+                continue  # started under nohup, which means: outlive the terminal
+            try:
+                signal.signal(signum, _ignore)
+            except (OSError, ValueError):
+                self._context.warn(f"{signal_name(signum)} cannot be handled")
+        self._passed.open(self._context.config.signals)
+        if self._context.config.hosts.stop_with_parent:
+            from saferun.linux.starters import Starters
+
+            Starters(self._context.poller, self._on_parent_exit)
+
+    def _take_in(self) -> bool:
+        """Take in the signals that have come. Returns whether nothing else is to be done before they are obeyed."""
+        is_first = False
+        for signum in os.read(self.fd, _READ_BYTES):
+            if signum == signal.SIGCHLD:
+                self._context.loop.reap()
+            elif signum == signal.SIGWINCH:
+                if self._context.current.group is not None:
+                    self._context.current.group.resize()
+            elif signum in self._stopping:
+                is_first = self._stop(signum) or is_first
+            else:
+                self._passed.take(signum, time.monotonic())
+        return is_first
+
+    def _on_parent_exit(self, why: str) -> None:
+        """Ranks that nobody could stop any more would train on for ever."""
+        self._stop(signal.SIGTERM, why)
+
+    def _stop(self, signum: int, why: str = "") -> bool:
+        """Post the order to stop. The first one is obeyed at once: a flood of them holds the loop up no further."""
+        is_first, self._is_stopped = not self._is_stopped, True
+        if is_first:
+            self._context.loop.is_interrupted = True
+        quiet_s = self._context.investigation.quiet_s()
+        self._context.post(SignalReceived(time.monotonic(), self._context.attempt, signum, why, quiet_s))
+        return is_first
+
+    def is_hurried(self) -> bool:
+        """Whether an order to stop has come that was not obeyed: the launch was over."""
+        return any(isinstance(event, SignalReceived) for event in self._context.events)
+
+    def read_stop(self) -> bool:
+        """Read the signals that have come after the loop's end. Returns whether one is an order to stop."""
+        return any(signum in self._stopping for signum in os.read(self.fd, _READ_BYTES))
+
+    @staticmethod
+    def close() -> None:
+        """Hear of no more signals."""
+        signal.set_wakeup_fd(-1)
+
+
+def _ignore(_signum: int, _frame: object) -> None:
+    """The wake-up pipe tells the loop."""
