@@ -48,7 +48,7 @@ class AttemptSetup:
         if self._is_bound:
             self._check_host(action.attempt)
         else:
-            # A name server may have to say whose the endpoint's name is.
+            # A name server may have to be asked whose the endpoint's name is.
             self._context.job.find_endpoint(lambda: self._check_host(action.attempt))
 
     def _check_host(self, attempt: int) -> None:
@@ -123,7 +123,7 @@ class AttemptSetup:
     # Environment and files
 
     def on_prepared(self, answer: JsonObject) -> None:
-        """All is known that the ranks are started with. ``answer``: what only torch could tell."""
+        """All is known that the ranks are started with. ``answer``: what only torch could answer."""
         current = self._context.current
         assignment = current.assignment
         if assignment is None:

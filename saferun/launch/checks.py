@@ -138,7 +138,7 @@ class Checks:
             self._context.post(ChecksPassed(now, attempt))
 
     def host_info(self) -> tuple[str, str]:
-        """What this host tells the others of itself when they meet, and where they can probe it."""
+        """What this host sends the others about itself at the rendezvous, and where they can probe it."""
         return (self._run.card, self._run.door) if self._run is not None else ("", "")
 
     def probe(self, action: ProbeHosts) -> None:
@@ -181,7 +181,7 @@ class Checks:
         self._is_probed = False
 
     def take_message(self, message: JsonObject) -> None:
-        """Take in what the leader says of the checks."""
+        """Take in a message of the leader's about the checks."""
         if self.is_wanted:
             self._opened().hear(message)
         elif message.get("ok"):

@@ -57,10 +57,10 @@ def plan_lines(config: LaunchConfig, resolution: Resolution, environ: Mapping[st
         shown = shlex.join(redacted_arguments(argv))
         lines.append(f"rank {place.rank} ({host}, local rank {place.local_rank}): {shown}")
     # Each, for what it may refuse.
-    told, *_ = [rank_environ(config, placement, place, environ) for place in placement.ranks]
+    first, *_ = [rank_environ(config, placement, place, environ) for place in placement.ranks]
     lines.append(f"environment of rank {placement.ranks[0].rank}, as torchrun has it:")
     fixed = {"MASTER_ADDR": address, "MASTER_PORT": port}
-    lines.extend(f"  {name}={fixed.get(name, value)}" for name, value in sorted(told.items()))
+    lines.extend(f"  {name}={fixed.get(name, value)}" for name, value in sorted(first.items()))
     changes = change_lines(resolution, is_secret=is_secret)
     if changes:
         lines.append(f"changes by env profiles ({', '.join(resolution.profiles)}) and options:")

@@ -1,9 +1,9 @@
 """What the supervisor may need once the ranks run, imported at a quiet moment after their start.
 
 While ranks run the supervisor opens no file of saferun's or Python's: the file system that holds them may be the one
-that hangs, and whoever opens a file there hangs with it. At the start nothing is imported that a launch in good order
-can do without, because every launch would wait for it. So it is done in between: the examiner imports all of it beside
-the ranks, and hands the code on; the supervisor imports that from memory, a moment later and one module at a time.
+that hangs, and the supervisor would hang with it. At the start nothing is imported that a launch in good order can do
+without, because every launch would wait for it. So it is done in between: the examiner imports all of it beside the
+ranks and forwards the code; the supervisor imports that from memory, a moment later and one module at a time.
 
 Who needs the modules earlier (a rank has failed at once) has the examiner hurry, and is called when they are there. If
 they do not come, nothing waits for them: imports fail, and what needs them is absent, with one line.
@@ -35,7 +35,7 @@ MODULES = (
     "saferun.watchdog.job",
     "saferun.linux.stuck",
     "saferun.linux.locked_code",
-    # To have them looked at, and to know what was seen
+    # To capture them, and to read the captures
     "saferun.captures.wire",
     "saferun.captures.gaps",
     "saferun.linux.cgroups",
@@ -53,7 +53,7 @@ MODULES = (
     "saferun.launch.retry_waits",
     # To check this host beside the ranks
     "saferun.preflight.driver",
-    # To tell it
+    # To report it
     "saferun.report.text",
     "saferun.text.redaction",
     "saferun.report.report_json",
@@ -83,7 +83,7 @@ _BUDGET_S = 60.0
 _AGAIN_S = 5.0
 # So long nothing may come before those who wait are called without it.
 _PATIENCE_S = 5.0
-# A module that nobody has thought of is waited for by the loop itself.
+# The loop itself waits for a module that is missing in these lists.
 _FETCH_S = 2.0
 _READ_BYTES = 1 << 16
 
@@ -93,11 +93,11 @@ class IdleImports(WithoutHelper):
 
     Args:
         python_path: the user's PYTHONPATH.
-        on_imported: told, once, when all of them are there.
+        on_imported: called once, when all of them are there.
         poller: the loop's.
         ask: has code read by another process: takes the modules and a time limit, and returns a descriptor to read
-            what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where there is nobody to read
-            now, and NoHelperError where there never was.
+            what :class:`saferun.linux.held_code.Recorder` writes from. Raises OSError where no process can read
+            now, and NoHelperError where none ever could.
         wanted: the modules, in an order in which each depends on those before it, as far as possible.
     """
 
@@ -144,7 +144,7 @@ class IdleImports(WithoutHelper):
     def import_now(self, names: Iterable[str]) -> None:
         """Import modules from their files, unless the ranks have been started."""
         for name in () if self.is_sealed else names:
-            with suppress(Exception):  # who needs it says what is wrong with it
+            with suppress(Exception):  # what needs it reports what is wrong with it
                 __import__(name)
 
     def begin(self, names: Iterable[str]) -> None:
@@ -248,7 +248,7 @@ class IdleImports(WithoutHelper):
             self._waiting.popleft()()
 
     def _fetch(self, name: str) -> bool | None:
-        """Have one module read that nobody has thought of. The loop waits for it, though not for long, nor twice."""
+        """Have one module read that is missing in the lists. The loop waits for it, though not for long, nor twice."""
         assert self._held is not None  # noqa: S101 - it asks
         if self._is_closed or not self._is_patient:
             return False
@@ -285,7 +285,7 @@ class IdleImports(WithoutHelper):
             self._on_imported()
             return
         began = time.monotonic()
-        with suppress(Exception):  # who needs it says what is wrong with it
+        with suppress(Exception):  # what needs it reports what is wrong with it
             __import__(names.popleft())
         ended = time.monotonic()
         self._import_at = ended + min(max((ended - began) * _PAUSE_FACTOR, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)

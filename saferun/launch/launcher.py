@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _BACKSTOP_S = 5.0
 # Every trial of a search for bad parts has a deadline of its own, and their number is bounded.
 _COLLECTIVE_S = 6 * 3600.0
-# A meeting that fails is told by the coordinator; this is for one that says nothing.
+# The coordinator reports a rendezvous that fails; this is for a coordinator that does not answer.
 _JOIN_BACKSTOP_S = 60.0
 # Of --host-timeout: five minutes unless another one is given, as torchrun waits at its exit barrier.
 _UNHEARD_TIMEOUTS = 10
@@ -79,9 +79,9 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
             raise SaferunError(f"standard output: {error.strerror}", "make room there, or write elsewhere") from None
         return 0
     run_id = os.urandom(8).hex()
-    # Children from before (a shell that became saferun by exec may have some) are nobody's leftovers.
+    # Children from before (a shell that became saferun by exec may have some) are no orphans of the ranks.
     older = frozenset(children_of(os.getpid())) - ({checks.pid} if checks is not None else set())
-    # Some daemons start their children with it blocked; where there are no pidfds it alone tells the end of a process.
+    # Some daemons start their children with it blocked; without pidfds it alone reports the end of a process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     become_subreaper()
     keep_freed_memory(_KEPT_BYTES)
@@ -97,7 +97,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
 
 
 def _read_secret(config: LaunchConfig) -> JobSecret | None:
-    """The job's secret. One host has nobody to tell anything, and its file is not even looked at."""
+    """The job's secret. One host sends nothing to others, so the file is not even opened."""
     if not config.secret_file or not config.hosts.together:
         return None
     from saferun.cluster.secret import read_secret
@@ -127,7 +127,7 @@ def _run(
 ) -> Finish:
     host = short_host_name()
 
-    early: list[str] = []  # what is to be said before there is a console
+    early: list[str] = []  # messages from before there is a console
     say: Callable[[str], None] = early.append
 
     def warn(text: str, hint: str = "") -> None:

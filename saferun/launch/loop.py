@@ -54,7 +54,7 @@ class Loop:
         """Run until the supervisor finishes the launch. ``actions``: what carries out each kind of action."""
         while True:
             self._handle_events(actions)
-            # Before the end too: the user need not wait for what other hosts still have to say.
+            # Before the end too: the user need not wait for what other hosts still have to report.
             self._console.flush()
             if self._finish is not None:
                 return self._finish

@@ -1,4 +1,4 @@
-"""What the ranks left behind when they ended, and what becomes of it.
+"""Orphaned processes: what the ranks left behind when they ended, and what becomes of it.
 
 Only what is provably a rank's counts: a process that carries the run's id in its environment, or that lives in a
 session that a rank made. Whatever else was handed to this process (as the first process of a container, or because it
@@ -29,21 +29,21 @@ _LAST_SWEEP_S = 2.0
 # Whose a process is that waits for a disk may be read a moment later; one that waits longer, no signal ends anyway.
 _UNSURE_S = 2.0
 # Helpers of a library that end by themselves when their rank is gone are worth no line.
-_SAY_AFTER_S = 1.0
+_REPORT_AFTER_S = 1.0
 _MOST_NAMED = 4
 _LONGEST_NAME = 60
 
 
-class Leftovers(WithoutHelper):
+class Orphans(WithoutHelper):
     """Processes that came from the ranks, the ranks themselves apart.
 
     Args:
         run_id: marks the processes of this run.
         not_ours: children of this process that have nothing to do with the launch.
-        exempt: tells which processes are saferun's own, or ranks that were given up.
-        on_gone: told, with all that had to be ended, that none is left.
-        say: takes one line for the user.
-        warn: told of those that cannot be ended.
+        exempt: returns the processes that are saferun's own, or ranks that were given up.
+        on_gone: called when none is left, with the pids of all that had to be ended.
+        report: takes one line for the user.
+        warn: takes one line about those that cannot be ended.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Leftovers(WithoutHelper):
         not_ours: frozenset[int],
         exempt: Callable[[], set[int]],
         on_gone: Callable[[tuple[int, ...]], None],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
         self.deadline: float | None = None  # when ``sweep`` is due, in monotonic seconds
@@ -62,7 +62,7 @@ class Leftovers(WithoutHelper):
         self._not_ours = not_ours
         self._exempt = exempt
         self._on_gone = on_gone
-        self._say = say
+        self._report = report
         self._warn = warn
         self._sessions = Sessions()
         self._ranks: dict[int, int] = {}  # pid of a rank -> its rank
@@ -74,7 +74,7 @@ class Leftovers(WithoutHelper):
         self._term_s = 0.0
         self._wait_until = 0.0
         self._idle_s = 0.0
-        self._say_at = 0.0
+        self._report_at = 0.0
         self._activity: Activity | None = None
         self._unsure: dict[int, float] = {}  # pid -> until when it may turn out to be one of them
         self._known: set[tuple[int, int]] = set()  # pids and start times of those that have
@@ -104,7 +104,7 @@ class Leftovers(WithoutHelper):
         self._term_s = term_s
         self._wait_until = now + wait_s
         self._idle_s = idle_s
-        self._say_at = now + _SAY_AFTER_S
+        self._report_at = now + _REPORT_AFTER_S
         self._activity = Activity() if wait_s > 0 else None
         # Who is being ended already does not get more time by that.
         self._swept = {pid: min(kill_at, now + term_s) for pid, kill_at in self._swept.items()}
@@ -117,7 +117,7 @@ class Leftovers(WithoutHelper):
 
     def sweep(self, now: float) -> None:
         """Look what there is, and signal what is to end: SIGTERM once to each process, SIGKILL later."""
-        pids, unsure = self._look()
+        pids, unsure = self._scan()
         # Who waits for a disk is at work.
         is_waiting = self._activity is not None and now < self._wait_until
         if not pids and not any(is_waiting or now < self._unsure.setdefault(pid, now + _UNSURE_S) for pid in unsure):
@@ -134,10 +134,10 @@ class Leftovers(WithoutHelper):
             self._end(idle, now, f", idle for {self._idle_s:g} s")
             if not self._swept:
                 self.deadline = min(now + _WAIT_INTERVAL_S, self._wait_until)
-                if self._say_at <= now:
-                    self._say_at = float("inf")
+                if self._report_at <= now:
+                    self._report_at = float("inf")
                     minutes = _duration(self._wait_until - now)
-                    self._say(f"waiting for {self._words(pids)}, {minutes} at most; Ctrl-C ends it")
+                    self._report(f"waiting for {self._description(pids)}, {minutes} at most; Ctrl-C ends it")
         elif self._activity is not None:
             self._end(pids, now, ", which had not ended in time")
         else:
@@ -160,10 +160,10 @@ class Leftovers(WithoutHelper):
         return idle
 
     def _end(self, pids: Iterable[int], now: float, why: str) -> None:
-        """Signal these; what has not been signalled before is said."""
+        """Signal these; what has not been signalled before is reported."""
         new = [pid for pid in pids if pid not in self._swept]
         if new:
-            self._say(f"ending {self._words(new)}{why}")
+            self._report(f"ending {self._description(new)}{why}")
         for pid in pids:
             more_s = INNER_PATIENCE_S if is_reaper(pid) else 0.0
             killing = now >= self._swept.setdefault(pid, now + self._term_s + more_s)
@@ -180,15 +180,15 @@ class Leftovers(WithoutHelper):
         if self.deadline is None:
             return
         self.deadline = None
-        left, unsure = self._look()
+        left, unsure = self._scan()
         if left:
             self.given_up.update(left)
-            self._warn(f"could not be ended and is left behind: {self._words(left)}")
+            self._warn(f"could not be ended and is left behind: {self._description(left)}")
         self._warn_of(unsure)
 
     def _warn_of(self, unsure: list[int]) -> None:
         if unsure:
-            self._warn(f"may be left behind, asleep in the kernel (state D): {self._words(unsure)}")
+            self._warn(f"may be left behind, asleep in the kernel (state D): {self._description(unsure)}")
 
     # ----------------------------------------------------------------------------------------------------------------
     # The loop's side
@@ -220,9 +220,9 @@ class Leftovers(WithoutHelper):
 
     def remaining(self) -> list[int]:
         """Those that are there now; parents come before their children."""
-        return self._look()[0]
+        return self._scan()[0]
 
-    def _look(self) -> tuple[list[int], list[int]]:
+    def _scan(self) -> tuple[list[int], list[int]]:
         """Those that are there now, and those of which that cannot be known without waiting for them."""
         leave_out = {*self._not_ours, *self._exempt(), *self.given_up}
         found: dict[bool | None, list[int]] = {True: [], None: [], False: []}
@@ -247,7 +247,7 @@ class Leftovers(WithoutHelper):
         rank = read_environ_entry(pid, "RANK")
         return rank if rank.isdigit() else "?"
 
-    def _words(self, pids: list[int]) -> str:
+    def _description(self, pids: list[int]) -> str:
         """``2 processes of rank 0: aws s3 sync … (pid 12), sleep 600 (pid 13)``."""
         by_name: dict[str, list[int]] = {}
         for pid in pids:

@@ -20,7 +20,7 @@ from saferun.linux.helper import WithoutHelper
 from saferun.linux.signals import SURVIVED, caught_signals, pending_signals, survive
 from saferun.model import signal_name
 
-# How long the witness may take to be reached: whoever signals many processes signals one after the other. A witness
+# How long the witness may take to be reached: a sender signals many processes one after the other. A witness
 # that has been reached and does not get a processor is known by what is pending.
 _WITNESS_S = 0.25
 _READ_BYTES = 4096
@@ -32,7 +32,7 @@ class PassedSignals(WithoutHelper):
     Args:
         context: the launch.
         witness_pid: the process that gets what the ranks get.
-        witness_fd: the pipe on which it says what it got, as :func:`saferun.linux.signals.witness` does.
+        witness_fd: the pipe on which it reports what it got, as :func:`saferun.linux.signals.witness` does.
     """
 
     def __init__(self, context: LaunchContext, witness_pid: int, witness_fd: int) -> None:
@@ -41,7 +41,7 @@ class PassedSignals(WithoutHelper):
         self._witness_fd = witness_fd
         self._due: dict[int, float] = {}  # signals that came, and when it is decided who else got them
         self._witnessed: dict[int, float] = {}  # when the witness last got one
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def open(self, handled: Sequence[int]) -> None:
         """Survive the signals from now on. ``handled``: those that stop the job instead."""
@@ -65,10 +65,10 @@ class PassedSignals(WithoutHelper):
         for signum in [signum for signum, due in self._due.items() if due <= now]:
             came_at = self._due.pop(signum) - _WITNESS_S
             if self._witness_fd < 0:
-                # Nobody can tell, and twice is worse than not at all.
-                self._say_once(f"{signal_name(signum)}: the job goes on")
+                # Who else got it is not known, and twice is worse than not at all.
+                self._report_once(f"{signal_name(signum)}: the job goes on")
             elif self._have_all_got(signum, came_at):
-                self._say_once(f"{signal_name(signum)} came to saferun and its ranks alike: the job goes on")
+                self._report_once(f"{signal_name(signum)} came to saferun and its ranks alike: the job goes on")
             else:
                 self._pass_on(signum)
 
@@ -86,11 +86,11 @@ class PassedSignals(WithoutHelper):
             count = "1 rank that handles it" if len(ranks) == 1 else f"{len(ranks)} ranks that handle it"
             self._context.report(f"{name}: passed on to {count}")
         else:
-            self._say_once(f"{name}: no rank handles it, and the job goes on (--signals-to-handle)")
+            self._report_once(f"{name}: no rank handles it, and the job goes on (--signals-to-handle)")
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
             self._context.report(text)
 
     def _on_witness(self) -> None:
@@ -104,7 +104,7 @@ class PassedSignals(WithoutHelper):
         self._witnessed.update(dict.fromkeys(content, now))
 
     def close(self) -> None:
-        """The launch is over, or nobody is there who could tell what the ranks have got."""
+        """The launch is over, or the witness is gone."""
         if self._witness_fd >= 0:
             self._context.poller.unwatch(self._witness_fd)
             os.close(self._witness_fd)

@@ -18,10 +18,10 @@ from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.linux.program_start import Waiting, start_error
 
-# Ranks whose programs are read from a slow file system take their time; it is said after so long, and given up.
+# Ranks whose programs are read from a slow file system take their time: a warning comes after so long, then they fail.
 _WARN_AFTER_S = 5.0
 _PATIENCE_S = 90.0
-# One that failed is told of when the others have answered, or after so long.
+# A failure is reported when the others have answered, or after so long.
 _OTHERS_S = 1.0
 
 
@@ -30,8 +30,8 @@ class RankStart(WithoutHelper):
 
     Args:
         poller: the loop's.
-        on_started: told once, when every rank has been started.
-        on_failed: told once why one could not be started, and the local ranks that run or may come to.
+        on_started: called once, when every rank has been started.
+        on_failed: called once with why one could not be started, and the local ranks that run or may come to.
         warn: takes one line.
     """
 
@@ -53,7 +53,7 @@ class RankStart(WithoutHelper):
         self._never: set[int] = set()  # pids of those that failed and have not been reaped
         self._running: set[int] = set()  # local ranks
         self._give_up_at = 0.0
-        self._is_told = True
+        self._is_reported = True
 
     def begin(self, started: Sequence[Waiting], failure: SaferunError | None) -> None:
         """Take the ranks of a new attempt.
@@ -66,7 +66,7 @@ class RankStart(WithoutHelper):
         now = time.monotonic()
         self._failures = {-1: failure} if failure is not None else {}
         self._running = {one.local_rank for one in started}
-        self._is_told = False
+        self._is_reported = False
         self._give_up_at = now + _PATIENCE_S
         self.deadline = now + (_OTHERS_S if failure is not None else _WARN_AFTER_S)
         for one in started:
@@ -88,7 +88,7 @@ class RankStart(WithoutHelper):
             self._poller.watch(one.report, partial(self._take_in, one))
             return
         del self._waiting[one.pid]
-        if error is not None and not self._is_told:
+        if error is not None and not self._is_reported:
             self._never.add(one.pid)
             self._running.discard(one.local_rank)
             self._failures[one.local_rank] = start_error(error, one.rank, one.argv, one.environ)
@@ -97,12 +97,12 @@ class RankStart(WithoutHelper):
         self._conclude()
 
     def _conclude(self) -> None:
-        """Tell what has become of all, once nothing more is to be found out."""
-        if not self._waiting and not self._is_told:
-            self._tell()
+        """Report what has become of all, once nothing more is to be found out."""
+        if not self._waiting and not self._is_reported:
+            self._report()
 
-    def _tell(self) -> None:
-        self._is_told = True
+    def _report(self) -> None:
+        self._is_reported = True
         self.deadline = None
         if self._failures:
             self._on_failed(self._failures[min(self._failures)], tuple(sorted(self._running)))
@@ -113,24 +113,24 @@ class RankStart(WithoutHelper):
     # The loop's side
 
     def tick(self, now: float) -> None:
-        """Say who is waited for, and give up in the end."""
-        if self.deadline is None or now < self.deadline or self._is_told:
+        """Warn who is waited for, and give up in the end."""
+        if self.deadline is None or now < self.deadline or self._is_reported:
             return
         if self._failures:
-            self._tell()
+            self._report()
             return
         one = next(iter(self._waiting.values()), None)
         if one is None:
             self.deadline = None
         elif now < self._give_up_at:
             self.deadline = self._give_up_at
-            self._warn(f"rank {one.rank} has not been started for {_WARN_AFTER_S:g} s: {_exec_words(one)}")
+            self._warn(f"rank {one.rank} has not been started for {_WARN_AFTER_S:g} s: {_exec_state(one)}")
         else:
             self._failures[-1] = SaferunError(
-                f"rank {one.rank} cannot be started: {_exec_words(one)} for {_PATIENCE_S:g} s",
-                "look at the file system that the program is on",
+                f"rank {one.rank} cannot be started: {_exec_state(one)} for {_PATIENCE_S:g} s",
+                "check the file system that the program is on",
             )
-            self._tell()
+            self._report()
 
     def failed(self, pid: int) -> bool:
         """A child has been reaped. Whether it was a rank that never became its program."""
@@ -149,7 +149,7 @@ class RankStart(WithoutHelper):
     def close(self) -> None:
         """The attempt is over."""
         self.deadline = None
-        self._is_told = True
+        self._is_reported = True
         self._never.clear()
         for one in self._waiting.values():
             self._poller.unwatch(one.report)
@@ -158,7 +158,7 @@ class RankStart(WithoutHelper):
         self._waiting.clear()
 
 
-def _exec_words(one: Waiting) -> str:
+def _exec_state(one: Waiting) -> str:
     stat = read_stat(one.pid)
     state = f", state {stat.state}" if stat is not None else ""
     return f"exec of {one.argv[0]} has not returned (pid {one.pid}{state})"

@@ -69,7 +69,7 @@ class Rank:
         self.stderr_path = stderr_path
         self.signals: set[int] = set()  # that saferun sent to it
         self.end: RankEnd | None = None
-        self.recorded: JsonObject | None = None  # what its error file says: message, time, content
+        self.recorded: JsonObject | None = None  # its error file: message, time, content
 
     def output_bytes(self) -> int:
         """How many bytes it has written to its streams, as far as they come through saferun."""
@@ -85,10 +85,10 @@ class RankGroup:
         screen: where their lines go.
         run_dir: where their bytes go.
         host: the host's name for prefixes.
-        warn: told what could not be written.
+        warn: takes one line about what could not be written.
         preparation: what is done in each rank's process before its program starts.
         spares: processes that may become ranks.
-        reaper: told of each rank's session before its program can make anything of it.
+        reaper: hears of each rank's session before its program can start anything in it.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class RankGroup:
             raise start_error(error, place.rank, argv, environ) from None
         except OSError as error:
             raise SaferunError(
-                f"rank {place.rank} cannot be started: {error}", "look at the limits on open files (ulimit -n)"
+                f"rank {place.rank} cannot be started: {error}", "check the limits on open files (ulimit -n)"
             ) from None
         finally:
             for fd in opened:
@@ -252,7 +252,7 @@ class RankGroup:
             self._warn(_NO_ROOM)
             return None, 2 if is_stderr else 1, ""
         read_end, write_end = self._open_ends(place, on_console=on_console, is_stderr=is_stderr)
-        # torchrun makes the files of --log-dir at once; the others are made when a rank says something.
+        # torchrun makes the files of --log-dir at once; the others are made when a rank writes something.
         at_once = self._config.logs.log_dir is not None
         files = tuple(self._run_dir.files.open(path, FRESH if at_once else LAZY) for path in paths)
         console = self._console_stream(place, is_stderr=is_stderr) if on_console else None
@@ -277,7 +277,7 @@ class RankGroup:
         return open_pipe(2 * len(self.plan.placement.ranks))
 
     def resize(self) -> None:
-        """The terminal has another size: tell the ranks on pseudo-terminals."""
+        """The terminal has another size: resize the ranks' pseudo-terminals."""
         for rank in self.ranks:
             for stream in rank.streams:
                 if os.isatty(stream.fd):
@@ -428,8 +428,10 @@ class RankGroup:
         outputs = []
         for rank in self.ranks:
             out, err = self._last_lines.get(rank.place.rank, ((), ())) if self.is_closed else _all_last_lines(rank)
-            said = rank.recorded or {"message": "", "time": 0.0}
-            outputs.append(RankOutput(rank.place.local_rank, err, rank.stderr_path, said["message"], said["time"], out))
+            recorded = rank.recorded or {"message": "", "time": 0.0}
+            outputs.append(
+                RankOutput(rank.place.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out)
+            )
         return tuple(outputs)
 
 
@@ -438,7 +440,7 @@ def _all_last_lines(rank: Rank) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _modest(child: Child, report: int) -> tuple[Child, int]:
-    """A child without its descriptors where the limit on open files leaves no room: SIGCHLD tells of its end, too."""
+    """A child without its descriptors where the limit on open files leaves no room: SIGCHLD reports its end, too."""
     if has_room_for_files():
         return child, report
     if child.pidfd >= 0:

@@ -16,12 +16,12 @@ _LIMIT_BYTES = 1 << 16
 
 
 class RetryWaits(WithoutHelper):
-    """Asks once for the waits before all retries. Where they do not come, whoever needs them has a rule of its own.
+    """Asks once for the waits before all retries. Where they do not come, the policy has a rule of its own.
 
     Args:
         poller: the loop's.
         ask: asks for the waits, and returns a descriptor to read them from, as a JSON array of seconds. Raises OSError
-            where there is nobody to ask.
+            where no process can be asked.
         on_waits: takes them.
     """
 
@@ -67,7 +67,7 @@ class RetryWaits(WithoutHelper):
         try:
             self._on_waits([float(wait_s) for wait_s in json.loads(self._content)])
         except (ValueError, TypeError):
-            pass  # it ended before it could say
+            pass  # it ended before its answer was whole
         self._end()
 
     def _end(self) -> None:

@@ -7,10 +7,10 @@ import time
 from saferun.console.intake import Intake
 from saferun.errors import SaferunError
 from saferun.launch.launch_context import HostAttempt, LaunchContext
-from saferun.launch.orphans import Leftovers
+from saferun.launch.orphans import Orphans
 from saferun.launch.rank_start import RankStart
 from saferun.launch.ranks import RankGroup
-from saferun.launch.shared_memory import Segments
+from saferun.launch.shared_memory import SharedMemory
 from saferun.linux.helper import WithoutHelper
 from saferun.linux.reaper import Reaper
 from saferun.model import ExitStatus
@@ -61,13 +61,13 @@ class RunningRanks(WithoutHelper):
         self.rank_start = RankStart(
             context.poller, on_started=self._on_started, on_failed=self._on_start_failed, warn=context.warn
         )
-        self.shared_memory = Segments()
-        self.orphans = Leftovers(
+        self.shared_memory = SharedMemory()
+        self.orphans = Orphans(
             context.run_id,
             not_ours=older_children | {reaper.pid},
             exempt=context.own_pids,
             on_gone=self._on_orphans_gone,
-            say=self._say_of_orphans,
+            report=self._report_orphans,
             warn=context.warn,
         )
 
@@ -209,10 +209,10 @@ class RunningRanks(WithoutHelper):
             self._context.job.set_state({"s": "leftovers"})
         self.orphans.begin(time.monotonic(), action.term_s, wait_s=action.wait_s, idle_s=action.idle_s)
 
-    def _say_of_orphans(self, text: str) -> None:
+    def _report_orphans(self, text: str) -> None:
         self._context.report(text)
         if self._context.supervisor.state is State.STOPPING and text.startswith("waiting for "):
-            # The leader says so as well: it waits for this host.
+            # The leader reports it as well: it waits for this host.
             self._context.job.set_state({"s": "leftovers", "words": text[:_LONGEST_STATE]})
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:

@@ -23,7 +23,7 @@ _LAST_S = 2.0
 _LOOK_AGAIN_S = 0.005
 
 
-class Segments:
+class SharedMemory:
     """The shared memory of one launch's attempts."""
 
     def __init__(self) -> None:

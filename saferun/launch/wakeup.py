@@ -71,7 +71,7 @@ class Wakeup:
         return is_first
 
     def _on_parent_exit(self, why: str) -> None:
-        """Ranks that nobody could stop any more would train on for ever."""
+        """Ranks whose launcher is gone would train on for ever: nothing could stop them."""
         self._stop(signal.SIGTERM, why)
 
     def _stop(self, signum: int, why: str = "") -> bool:
@@ -98,4 +98,4 @@ class Wakeup:
 
 
 def _ignore(_signum: int, _frame: object) -> None:
-    """The wake-up pipe tells the loop."""
+    """The wake-up pipe wakes the loop."""

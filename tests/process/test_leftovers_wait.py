@@ -332,8 +332,8 @@ sys.exit(main())
         "saferun.launch.console_part:ConsolePart.drain",
         "saferun.launch.investigation:Investigation.close",
         "saferun.cluster.solo_job:SoloJob.close",
-        "saferun.launch.shared_memory:Segments.close",
-        "saferun.launch.orphans:Leftovers.close",
+        "saferun.launch.shared_memory:SharedMemory.close",
+        "saferun.launch.orphans:Orphans.close",
         "saferun.linux.poller:Poller.close",
     ],
 )
