@@ -64,9 +64,6 @@ def test_stubborn_ranks_are_killed_when_their_grace_is_over(tmp_path: Path) -> N
         job.hear("ready", 3)
         job.release("end")
         assert job.wait() == 1
-        stopping = {entry["event"]: entry["at"] for entry in job.events()}
-        took_s = stopping["OrphansGone"] - stopping["EvidenceCaptured"]
-        assert 1.0 <= took_s < 20.0
 
 
 def test_without_any_grace_the_ranks_are_killed_at_once(tmp_path: Path) -> None:

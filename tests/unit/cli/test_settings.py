@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from saferun.env.profiles import default_search_path
 from saferun.env.profiles.templates import fill
 from saferun.env.profiles.yaml_nodes import MAX_FILE_BYTES
 from saferun.errors import SaferunError, UsageError
+from tests.unit.operations import operations
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 SETTABLE = [option for option in OPTIONS if not option.asks and option.dest != "config"]
@@ -326,12 +326,12 @@ def bomb() -> bytes:
     ],
     ids=["bomb", "binary", "latin", "nul", "huge", "deep", "escape", "escape in name", "long name", "documents"],
 )
-def test_hostile_files_are_refused_in_bounded_time(content: bytes, word: str) -> None:
+def test_hostile_files_are_refused_with_bounded_work(content: bytes, word: str) -> None:
     """It is found in whatever directory the launch happens in."""
     Path("saferun.yaml").write_bytes(content)
-    began = time.process_time()
-    assert word in refusal().what
-    assert time.process_time() - began < 5.0
+    said: list[str] = []
+    assert operations(lambda: said.append(refusal().what)) < 500_000
+    assert word in said[0]
 
 
 def test_a_fifo_is_not_waited_for() -> None:
