@@ -11,17 +11,16 @@ STAMP := $(VENV)/complete
 
 .PHONY: test test-all demo lint bench clean
 
-# Most tests wait most of the time, so three files run at once on two cores. Files, not tests: one file shares fixtures.
-# The hosts of tests/cluster share what a machine has only once (the ARP table, Slurm's ports).
+# Most tests wait most of the time, so several files run at once on two cores. Files, not tests: one file shares fixtures.
+# tests/running.py gives the longest out first, and all of tests/cluster to one worker.
 SIDE_BY_SIDE := -n 3 --dist loadfile
+ALL_TOGETHER := -n 4 --dist loadfile
 WAITING := tests/unit tests/process $(wildcard tests/test_*.py)
 
 # tests/cluster needs Debian packages; what cannot be installed is said in one line, and what cannot run in another.
 test: lint
 	@$(PY) -m tests.cluster install
-	$(PY) -m pytest -m "not slow" $(SIDE_BY_SIDE) $(WAITING)
-	$(PY) -m pytest -m "not slow" $(SIDE_BY_SIDE) tests/torch
-	$(PY) -m pytest -m "not slow" tests/cluster
+	$(PY) -m pytest -m "not slow" $(ALL_TOGETHER) tests/cluster tests/torch $(WAITING)
 
 # Everything: what `make test` leaves out for its time as well; real processes once more on a machine that lacks what old
 # kernels lack; and every release of torch and Python that can be had here.

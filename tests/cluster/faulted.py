@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.cluster.jobs import Job, by_hand, ranks_on
 from tests.cluster.machines.host import command_line
+from tests.cluster.machines.process import DEADLINE_S
 from tests.process.launching import is_coordinator
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 HANG_TIMEOUT_S, HOST_TIMEOUT_S = 4.0, 4.0
 # How long a host may take to find out by connecting that another one is not there: the kernel needs 3.1 s for that.
 KNOCK_S = 6.0
-# Captures, signals, reports, and the exits of all: seconds, where the machine has nothing else to do.
-END_S = 30.0
-_START_S = 60.0
 # That a supervisor was killed is said by what watches over it.
 _SENTENCE = re.compile(r"^saferun: (?!the supervisor was killed)", re.MULTILINE)
 _LOOK_AGAIN_S = 0.02
@@ -138,7 +136,7 @@ class FaultedJob:
 
     def await_steps(self, attempt: int = 0) -> None:
         """Wait until every rank has done some steps."""
-        self.job.hear("steps", len(self.hosts), attempt=attempt, timeout_s=_START_S)
+        self.job.hear("steps", len(self.hosts), attempt=attempt)
 
     def rank(self, host: Host) -> int:
         """Pid of the rank on a host."""
@@ -166,22 +164,20 @@ class FaultedJob:
         lines = self.of[host.name].err[self._seen[host.name] :].splitlines()
         return "\n".join(line for line in lines if not line.startswith("["))
 
-    def wait_said(self, host: Host, pattern: str, within_s: float) -> float:
-        """Wait until a host's saferun says it; returns the seconds since the fault."""
+    def wait_said(self, host: Host, pattern: str) -> None:
+        """Wait until a host's saferun says it; how many seconds after the fault that is, is printed (pytest -rP)."""
+        give_up_at = time.monotonic() + DEADLINE_S
         while not re.search(pattern, self.said(host)):
-            seconds = time.monotonic() - self.fault_at
-            assert seconds < within_s, self.story(f"{host.name} has not said {pattern!r} after {seconds:.1f} s")
+            assert time.monotonic() < give_up_at, self.story(f"{host.name} does not say {pattern!r}")
             time.sleep(_LOOK_AGAIN_S)
-        seconds = time.monotonic() - self.fault_at
-        print(f"{pattern!r} after {seconds:.1f} s")
-        return seconds
+        print(f"{pattern!r} after {time.monotonic() - self.fault_at:.1f} s")
 
-    def end(self, *hosts: Host, within_s: float) -> dict[str, int]:
+    def end(self, *hosts: Host) -> dict[str, int]:
         """Wait until the saferuns of these hosts, by default of all, have ended; returns their exit codes, by host.
 
         How many seconds after the fault the first of them said anything, and all were gone, is printed (pytest -rP).
         """
-        return end_all({"": self}, *hosts, within_s=within_s)[""]
+        return end_all({"": self}, *hosts)[""]
 
     def incident(self, host: Host | None = None) -> dict[str, Any] | None:
         """The last incident of the report: of the whole job, or the one that a host has kept for itself."""
@@ -196,7 +192,7 @@ class FaultedJob:
         incident = self.incident() or {"hosts": []}
         return {host["name"]: host["lost_reason"] for host in incident["hosts"] if host["lost_reason"]}
 
-    def assert_nothing_left(self, timeout_s: float = 40.0) -> None:
+    def assert_nothing_left(self, timeout_s: float = DEADLINE_S) -> None:
         """Neither a process of the job nor a private folder of it is on any host that is on."""
         on = [host for host in self.hosts if host.is_on]
 
@@ -210,8 +206,9 @@ class FaultedJob:
         return self.job.story(what)
 
 
-def end_all(jobs: Mapping[str, FaultedJob], *hosts: Host, within_s: float) -> dict[str, dict[str, int]]:
+def end_all(jobs: Mapping[str, FaultedJob], *hosts: Host) -> dict[str, dict[str, int]]:
     """The same of several jobs that run at once."""
+    give_up_at = time.monotonic() + DEADLINE_S
     first_s: dict[str, float] = {}
     codes: dict[str, dict[str, int]] = {}
     while len(codes) < len(jobs):
@@ -224,7 +221,7 @@ def end_all(jobs: Mapping[str, FaultedJob], *hosts: Host, within_s: float) -> di
             if over and name not in codes:
                 codes[name] = {host.name: job.of[host.name].returncode for host in chosen}
                 print(f"{name}: first word after {first_s.get(name, -1):.1f} s, end after {seconds:.1f} s")
-            assert over or seconds < within_s, job.story(f"{name} has not ended after {seconds:.1f} s")
+            assert over or time.monotonic() < give_up_at, job.story(f"{name} does not end")
         time.sleep(_LOOK_AGAIN_S)
     return codes
 

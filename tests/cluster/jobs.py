@@ -298,7 +298,7 @@ def write(folder: Path, program: str) -> str:
     return str(script)
 
 
-def assert_nothing_left(cluster: Cluster, timeout_s: float = 40.0) -> None:
+def assert_nothing_left(cluster: Cluster, timeout_s: float = DEADLINE_S) -> None:
     """No process of any job is left on any host. A launcher's own daemons take a moment."""
     give_up_at = time.monotonic() + timeout_s
     while strays := cluster.strays():
@@ -311,7 +311,7 @@ def ranks_on(host: Host) -> list[int]:
     return host.pids(r" -u \S*program\.py")
 
 
-def await_no_ranks(*hosts: Host, timeout_s: float = 40.0) -> None:
+def await_no_ranks(*hosts: Host, timeout_s: float = DEADLINE_S) -> None:
     """Wait until no rank lives on these hosts."""
     give_up_at = time.monotonic() + timeout_s
     while living := [host.name for host in hosts if ranks_on(host)]:

@@ -23,8 +23,6 @@ getattr(os, "_exit")(0)
 torch.distributed.init_process_group("gloo")
 """
 ON_DATA_NETWORK = {"GLOO_SOCKET_IFNAME": "eth1"}
-# All processes of all jobs start at once, and what does not answer is waited for, and tried again.
-END_S = 90.0
 
 
 def no_fault(_: Cluster) -> None:
@@ -65,7 +63,7 @@ def play(make_cluster: MakeCluster, folder: Path, scenes: Mapping[str, Scene]) -
         cluster = make_cluster(scene.hosts)
         scene.do(cluster)
         jobs[name] = FaultedJob(cluster, folder / name.replace(" ", "_"), RAN, *scene.options, env=scene.environ)
-    codes = end_all(jobs, within_s=END_S)
+    codes = end_all(jobs)
     for name, scene in scenes.items():
         check(jobs[name], scene, codes[name], name)
     for job in jobs.values():

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
     from tests.cluster.machines.process import Process
 
-# Trials have deadlines of their own; torch is imported on all hosts at once.
-WITHIN_S = 240.0
 TRIAL_S = "8"
 
 
@@ -40,7 +38,7 @@ def start(cluster: Cluster, *options: str, hanging: tuple[int, Path] | None = No
 
 def end(processes: list[Process]) -> list[dict[str, Any]]:
     """What the trials found. All hosts end with 1 where something failed, and with 0 otherwise."""
-    codes = [process.finish(WITHIN_S) for process in processes]
+    codes = [process.finish() for process in processes]
     story = processes[0].story("what the first host says")
     found: list[dict[str, Any]] = json.loads(processes[0].out)["results"]
     failed = any(result["verdict"] == "fail" for result in found)
@@ -76,6 +74,7 @@ if any("trial_server" in word for word in sys.orig_argv):
 """
 
 
+@pytest.mark.slow
 def test_a_host_whose_rank_hangs_is_found(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """It fails alone, over loopback too, and the others work without it."""
     cluster = make_cluster(3)

@@ -16,7 +16,6 @@ import pytest
 from tests.breadth import slow_but
 from tests.cluster import jobs
 from tests.cluster.faulted import (
-    END_S,
     GLOO,
     GLOO_UNTIL_RELEASED,
     HANG_TIMEOUT_S,
@@ -25,6 +24,7 @@ from tests.cluster.faulted import (
     STEPS,
     FaultedJob,
 )
+from tests.cluster.machines.process import DEADLINE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,13 +33,7 @@ if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
     from tests.cluster.machines.faults import Host
 
-# A silent host is missed, knocked at, and everything ended.
-LOST_S = HOST_TIMEOUT_S + KNOCK_S + END_S
-# Nothing moves, and that is captured and told. The sampling of a timeout so short takes as long again.
-HUNG_S = 2 * HANG_TIMEOUT_S + END_S
 ON_DATA_NETWORK = {"GLOO_SOCKET_IFNAME": "eth1"}
-# Retransmissions are up to so far apart where nothing has come through for as long as the tests let it.
-RESENT_S = 30.0
 
 
 def check_named(job: FaultedJob, hosts: list[Host], pattern: str) -> None:
@@ -51,7 +45,7 @@ def check_named(job: FaultedJob, hosts: list[Host], pattern: str) -> None:
 
 def check_cause(job: FaultedJob, class_name: str, ranks: list[int], host: Host | None = None) -> None:
     """What the last incident of the report says, that of the job or a host's own; of a hang it follows the words."""
-    give_up_at = time.monotonic() + END_S
+    give_up_at = time.monotonic() + DEADLINE_S
     while True:
         incident = job.incident(host)
         cause = (incident or {}).get("cause") or {}
@@ -64,6 +58,7 @@ def check_cause(job: FaultedJob, class_name: str, ranks: list[int], host: Host |
 # ------------------------------------------------------------------------------------------------- processes that die
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_everywhere_at_once(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """By its host and the signal; the ranks that lost their connections to it are its victims."""
     cluster = make_cluster(4)
@@ -73,7 +68,7 @@ def test_a_killed_rank_is_named_everywhere_at_once(make_cluster: MakeCluster, tm
     pid = job.rank(node3)
     job.now()
     node3.kill(pid)
-    assert set(job.end(within_s=END_S).values()) == {1}
+    assert set(job.end().values()) == {1}
     check_named(job, cluster.hosts, r"rank 2 \(node3, local rank 0, pid \d+\) failed first.*SIGKILL")
     check_cause(job, "killed_from_outside", [2])
     job.assert_nothing_left()
@@ -93,11 +88,12 @@ def test_a_restart_after_a_killed_rank_works(make_cluster: MakeCluster, tmp_path
     check_named(job, cluster.hosts, r"rank 2 \(node3, .*SIGKILL[^$]*starting again at once \(restart 1 of 1\)")
     job.now()
     node2.kill(job.rank(node2))
-    assert set(job.end(within_s=END_S).values()) == {1}
+    assert set(job.end().values()) == {1}
     check_named(job, cluster.hosts, r"rank 1 \(node2, local rank 0, pid \d+\) failed first.*SIGKILL")
     job.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_killed_saferun_is_named_by_the_others(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Its rank dies with it, and the ranks that lose their connection to that one are not taken for the cause."""
     cluster = make_cluster(4)
@@ -107,7 +103,7 @@ def test_a_killed_saferun_is_named_by_the_others(make_cluster: MakeCluster, tmp_
     job.await_steps()
     job.now()
     node3.kill(job.saferun(node3))
-    assert job.end(within_s=END_S) == {"node1": 1, "node2": 1, "node3": -signal.SIGKILL, "node4": 1}
+    assert job.end() == {"node1": 1, "node2": 1, "node3": -signal.SIGKILL, "node4": 1}
     check_named(job, others, r"node3 is lost \(rank 2\): its saferun was killed \(the host is up\)")
     check_cause(job, "host_lost", [2])
     assert job.lost_hosts() == {"node3": "gone"}
@@ -125,7 +121,7 @@ def test_where_the_saferun_of_the_first_host_is_killed_each_other_host_says_so(
     job.await_steps()
     job.now()
     node1.kill(job.saferun(node1))
-    assert job.end(within_s=END_S) == {"node1": -signal.SIGKILL, "node2": 1, "node3": 1, "node4": 1}
+    assert job.end() == {"node1": -signal.SIGKILL, "node2": 1, "node3": 1, "node4": 1}
     check_named(job, others, r"node1, which had the job's store, is lost: its saferun was killed \(the host is up\)")
     for host in others:
         check_cause(job, "store_host_lost", [], host)
@@ -140,7 +136,7 @@ def test_under_slurm_the_launcher_ends_too(cluster: Cluster, tmp_path: Path, kil
     job.hear("steps", 4)
     # The oldest is the supervisor; what watches over it has the same command line.
     node3.kill(jobs.ranks_on(node3)[0] if killed == "rank" else node3.pids(r"-m saferun ")[0])
-    (code,) = job.finish(END_S)
+    (code,) = job.finish()
     # srun's own is the highest of its tasks'.
     assert code == (1 if killed == "rank" else 128 + signal.SIGKILL)
     named = r"saferun: rank 2 \(node3, .*SIGKILL" if killed == "rank" else r"saferun: node3 is lost \(rank 2\)"
@@ -162,7 +158,7 @@ def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp
     pids = [job.saferun(host), job.coordinator(host)]
     job.now()
     host.freeze(pids)
-    assert set(job.end(*others, within_s=LOST_S).values()) == {1}
+    assert set(job.end(*others).values()) == {1}
     who = "node1, which had the job's store, is lost" if frozen == 0 else r"node3 is lost \(rank 2\)"
     check_named(job, others, f"{who}: its saferun accepts connections but does not respond: it is stopped")
     if frozen == 0:
@@ -173,7 +169,7 @@ def test_a_frozen_saferun_is_told_from_a_dead_one(make_cluster: MakeCluster, tmp
         assert job.lost_hosts() == {"node3": "frozen"}
     job.now()
     host.thaw(pids)
-    assert job.end(host, within_s=LOST_S) == {host.name: 1}
+    assert job.end(host) == {host.name: 1}
     assert "hint: " in job.said(host)
     job.assert_nothing_left()
 
@@ -194,16 +190,16 @@ def test_a_frozen_saferun_ends_no_job_whose_ranks_train_on(
     host.freeze(pids)
     says = others if frozen == 0 else [cluster.hosts[0]]
     for other in says:
-        job.wait_said(other, rf"warning: .*{host.name} .*the ranks make progress, so the job goes on", LOST_S)
+        job.wait_said(other, rf"warning: .*{host.name} .*the ranks make progress, so the job goes on")
     # Were it given up, that would be by now.
     time.sleep(10 + KNOCK_S)
     host.thaw(pids)
     for other in says:
-        job.wait_said(other, f"{host.name} is heard again after", 10 + 2 * KNOCK_S + LOST_S)
+        job.wait_said(other, f"{host.name} is heard again after")
     assert "is lost" not in "".join(job.said(each) for each in cluster.hosts)
     job.now()
     job.job.release("end")
-    assert set(job.end(within_s=END_S).values()) == {0}, job.story("not all ended well")
+    assert set(job.end().values()) == {0}, job.story("not all ended well")
     job.assert_nothing_left()
 
 
@@ -228,13 +224,13 @@ def test_a_first_host_whose_ranks_have_ended_asks_the_others(make_cluster: MakeC
     job.now()
     for nic in ("eth0", "eth1"):
         node3.cut(nic, how="cable")
-    job.wait_said(node1, r"warning: no heartbeat received from node3 \(.*the ranks make progress, so the job", LOST_S)
+    job.wait_said(node1, r"warning: no heartbeat received from node3 \(.*the ranks make progress, so the job")
     for nic in ("eth0", "eth1"):
         node3.heal(nic)
-    job.wait_said(node1, "node3 is heard again after", LOST_S)
+    job.wait_said(node1, "node3 is heard again after")
     job.now()
     job.job.release("end")
-    assert set(job.end(within_s=END_S).values()) == {0}, job.story("not all ended well")
+    assert set(job.end().values()) == {0}, job.story("not all ended well")
     job.assert_nothing_left()
 
 
@@ -250,7 +246,7 @@ def test_a_host_that_is_switched_off_is_named(make_cluster: MakeCluster, tmp_pat
     job.await_steps()
     job.now()
     node3.power_off()
-    assert set(job.end(*others, within_s=LOST_S).values()) == {1}
+    assert set(job.end(*others).values()) == {1}
     check_named(job, others, r"node3 is lost \(rank 2\): none of its addresses answers: it has no power")
     check_cause(job, "host_lost", [2])
     assert job.lost_hosts() == {"node3": "unreachable"}
@@ -266,7 +262,7 @@ def test_where_the_first_host_is_switched_off_the_others_say_so(make_cluster: Ma
     job.await_steps()
     job.now()
     node1.power_off()
-    assert set(job.end(*others, within_s=LOST_S).values()) == {1}
+    assert set(job.end(*others).values()) == {1}
     check_named(job, others, "node1, which had the job's store, is lost: none of its addresses answers")
     for number, host in enumerate(others, 1):
         check_cause(job, "store_host_lost", [], host)
@@ -276,7 +272,8 @@ def test_where_the_first_host_is_switched_off_the_others_say_so(make_cluster: Ma
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("cut", slow_but([0, 2], "0"))
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [0, 2])
 def test_a_lost_control_path_is_no_lost_host(make_cluster: MakeCluster, tmp_path: Path, cut: int) -> None:
     """The ranks train on over the other network; saferun's messages go there too, and one line names the interface."""
     cluster = make_cluster(3)
@@ -286,19 +283,20 @@ def test_a_lost_control_path_is_no_lost_host(make_cluster: MakeCluster, tmp_path
     job.now()
     host.cut("eth0", how="cable")
     node1 = cluster.hosts[0]
-    job.wait_said(node1, f"saferun: warning: {host.name}: eth0 has no carrier; .*the job goes on", LOST_S)
+    job.wait_said(node1, f"saferun: warning: {host.name}: eth0 has no carrier; .*the job goes on")
     # Were anybody given up, that would be by now.
     time.sleep(HOST_TIMEOUT_S + KNOCK_S)
     if cut:
         host.heal("eth0")
     job.job.release("end")
-    assert set(job.end(within_s=END_S).values()) == {0}
+    assert set(job.end().values()) == {0}
     said = [line for each in cluster.hosts for line in job.said(each).splitlines()]
     assert len([line for line in said if "saferun: " in line]) == 1, job.story("more than one line")
     job.assert_nothing_left()
 
 
 @pytest.mark.slow
+@pytest.mark.limit_s(600)
 @pytest.mark.parametrize("heals", [False, True])
 def test_without_any_control_path_a_job_goes_on_while_its_ranks_do(
     make_cluster: MakeCluster, tmp_path: Path, heals: bool
@@ -314,15 +312,15 @@ def test_without_any_control_path_a_job_goes_on_while_its_ranks_do(
     for other in (node1, node2):
         other.firewall(nic="eth1", new_only=True, peer=node3)
     node3.cut("eth0", how="cable")
-    job.wait_said(node3, r"warning: node3: eth0 has no carrier; node1 cannot be reached; .*the job goes on", LOST_S)
-    job.wait_said(node1, r"warning: no heartbeat received from node3 \(.*the ranks make progress, so the job", LOST_S)
+    job.wait_said(node3, r"warning: node3: eth0 has no carrier; node1 cannot be reached; .*the job goes on")
+    job.wait_said(node1, r"warning: no heartbeat received from node3 \(.*the ranks make progress, so the job")
     if heals:
         for each in cluster.hosts:
             each.unfirewall()
-        job.wait_said(node1, "node3 is heard again after", LOST_S)
+        job.wait_said(node1, "node3 is heard again after")
     job.job.release("end")
     # Unheard hosts are waited for, as at torchrun's exit barrier, ten times as long as a host may be silent.
-    assert set(job.end(within_s=LOST_S if heals else LOST_S + 100.0).values()) == {0}
+    assert set(job.end().values()) == {0}
     if not heals:
         assert "nothing has been heard of node3 for" in job.said(node1)
     assert "is lost" not in "".join(job.said(each) for each in cluster.hosts)
@@ -337,10 +335,10 @@ def test_a_cut_that_stops_the_ranks_is_told_as_what_it_is(make_cluster: MakeClus
     job.await_steps()
     job.now()
     node3.cut("eth0")
-    job.wait_said(node1, r"warning: node3: node1 does not answer any more; messages to node1 go over eth1 ", LOST_S)
-    job.wait_said(node1, r"the job hangs: [^$]*job left running", HUNG_S + LOST_S)
+    job.wait_said(node1, r"warning: node3: node1 does not answer any more; messages to node1 go over eth1 ")
+    job.wait_said(node1, r"the job hangs: [^$]*job left running")
     job.of["node1"].terminate()
-    assert set(job.end(within_s=LOST_S).values()) == {1}
+    assert set(job.end().values()) == {1}
     job.assert_nothing_left()
 
 
@@ -355,34 +353,34 @@ def test_what_stands_between_ranks_is_named_while_the_job_goes_on(make_cluster: 
     job.now()
     for nic in ("eth0", "eth1"):
         node3.slow(nic, delay_ms=50, loss=0.03)
-    with pytest.raises(AssertionError, match="has not said"):
-        job.wait_said(node1, ".", HANG_TIMEOUT_S + HOST_TIMEOUT_S)
+    time.sleep(HANG_TIMEOUT_S + HOST_TIMEOUT_S)
+    assert job.said(node1) == ""
     node3.unslow()
 
     job.now()
     node3.freeze([job.rank(node3)])
-    job.wait_said(node1, r"job left running", HUNG_S)
+    job.wait_said(node1, r"job left running")
     assert re.search(r"the job hangs: rank 2 \(node3\) .* is stopped \(state T\)", job.said(node1)), job.said(node1)
     check_cause(job, "hang_stopped", [2])
     node3.thaw([job.rank(node3)])
-    job.wait_said(node1, "job resumed", HUNG_S)
+    job.wait_said(node1, "job resumed")
 
     job.now()
     node3.cut("eth1")
-    job.wait_said(node1, r"job left running", HUNG_S)
+    job.wait_said(node1, r"job left running")
     assert "nothing gets through between node3 and node2, node4: its network is cut (rank 2)" in job.said(node1)
     check_cause(job, "network_cut", [2])
     node3.heal("eth1")
-    job.wait_said(node1, "job resumed", HUNG_S + RESENT_S)
+    job.wait_said(node1, "job resumed")
 
     job.now()
     node2.block_peer(node3)
-    job.wait_said(node1, r"job left running", HUNG_S)
+    job.wait_said(node1, r"job left running")
     assert "the ranks of node2 and node3 do not reach each other" in job.said(node1)
     check_cause(job, "network_between_hosts", [])
     node2.unfirewall()
-    job.wait_said(node1, "job resumed", HUNG_S + RESENT_S)
+    job.wait_said(node1, "job resumed")
     job.now()
     job.of["node1"].terminate()
-    assert set(job.end(within_s=END_S).values()) == {1}
+    assert set(job.end().values()) == {1}
     job.assert_nothing_left()

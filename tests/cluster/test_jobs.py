@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tests.cluster.machines.cluster import Cluster
 
 every_way = pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
-# Nothing is trained by these ranks, and so nothing has to be given up: a second is much, but all share two processors.
-SOON_S = 40.0
 # Long enough for a host that starts later than the others because the machine has other things to do.
 START_TIMEOUT_S = 6
 SOURCES = {
@@ -138,7 +136,7 @@ def test_a_rank_that_dies_ends_the_job_everywhere_and_is_named_on_every_host(
     job.hear("ready", 8)
     job.release("die.5")
     began_at = time.monotonic()
-    assert set(job.finish(SOON_S)) == {1}, job.story("another exit code")
+    assert set(job.finish()) == {1}, job.story("another exit code")
     print(f"{way.name}: the launcher ended after {time.monotonic() - began_at:.2f} s")
     named = job.saferun_said(r"saferun: rank 5 \(node3, local rank 1, pid \d+\) failed first .*SIGKILL")
     assert len(set(named)) == 1, job.story("named differently")
@@ -156,18 +154,19 @@ def test_a_failure_on_the_first_host_is_told_by_all(cluster: Cluster, tmp_path: 
     job = start(cluster, Way("by_hand"), tmp_path, program, nproc=1)
     job.hear("ready", 4)
     job.release("die.0")
-    assert job.finish(SOON_S) == [1, 1, 1, 1]
+    assert job.finish() == [1, 1, 1, 1]
     assert len(job.saferun_said(r"saferun: rank 0 \(node1, .*exit code 3")) == 4, job.story("not named by every host")
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_ranks_that_all_fail_at_once_are_one_failure(cluster: Cluster, tmp_path: Path) -> None:
     """Every host tells of its own; the first one counts on all of them."""
     program = "tell('ready')\nawait_release('die')\nsys.exit(3)\n"
     job = start(cluster, Way("srun"), tmp_path, program)
     job.hear("ready", 8)
     job.release("die")
-    assert job.finish(SOON_S) == [1]
+    assert job.finish() == [1]
     told = job.saferun_said(r"saferun: .*exit code 3")
     assert len(told) == 4, job.story("not told by every host")
     assert len(set(told)) == 1, job.story("told differently")
@@ -198,7 +197,7 @@ def test_a_task_that_slurm_has_started_and_that_does_not_come_is_named(cluster: 
     saferun = " ".join((*SAFERUN, "--start-timeout", str(START_TIMEOUT_S), write(tmp_path, TELL_PLACE)))
     command = ["sh", "-c", f"test $(hostname) = node3 || exec {saferun}"]
     job = Job(tmp_path, [launchers.srun(cluster, command, cwd=tmp_path)])
-    assert job.finish(SOON_S) == [1]
+    assert job.finish() == [1]
     told = job.saferun_said(f"saferun: .*did not come within {START_TIMEOUT_S} s.*node3")
     assert len(told) == 3, job.story("not named")
     assert "node2" not in "".join(job.saferun_said("saferun: .*did not come"))
@@ -206,12 +205,13 @@ def test_a_task_that_slurm_has_started_and_that_does_not_come_is_named(cluster: 
     assert_nothing_left(cluster)
 
 
+@pytest.mark.slow
 def test_hosts_of_a_list_that_do_not_come_are_named(cluster: Cluster, tmp_path: Path) -> None:
     """Pdsh was given another list than saferun."""
     some = [cluster.hosts[0], cluster.hosts[2]]
     command = (*SAFERUN, "--hosts", "node[1-4]", "--start-timeout", str(START_TIMEOUT_S), write(tmp_path, TELL_PLACE))
     job = Job(tmp_path, [launchers.pdsh(cluster, command, hosts=some, cwd=tmp_path)])
-    assert job.finish(SOON_S) == [1]
+    assert job.finish() == [1]
     told = job.saferun_said(f"saferun: .*did not come within {START_TIMEOUT_S} s")
     assert len(told) == 2, job.story("not told by both")
     assert all("2 of 4 hosts" in line and "node2" in line and "node4" in line for line in told), told
@@ -229,7 +229,7 @@ def test_a_first_host_that_does_not_come_is_named(cluster: Cluster, tmp_path: Pa
             for host in cluster.hosts[1:]
         ],
     )
-    assert job.finish(SOON_S) == [1, 1, 1]
+    assert job.finish() == [1, 1, 1]
     assert len(job.saferun_said("saferun: .*node1")) == 3, job.story("not named")
 
 

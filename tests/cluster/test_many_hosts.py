@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import MakeCluster
 
 HOSTS = 64
-# Each host's coordinator loads half a second's worth of torch, and all of them share the processors of one machine.
-DEADLINE_S = 150.0
 
 
 @pytest.mark.slow
@@ -25,10 +23,10 @@ def test_sixty_four_hosts_form_a_job_fail_and_name_the_failing_rank(make_cluster
     cluster = make_cluster(HOSTS, slurm=True)
     began_at = time.monotonic()
     job = start(cluster, Way("srun"), tmp_path, DIE_WHEN_RELEASED, nproc=1)
-    job.hear("ready", HOSTS, timeout_s=DEADLINE_S)
+    job.hear("ready", HOSTS)
     met_at = time.monotonic()
     job.release("die.62")
-    assert job.finish(DEADLINE_S) == [1], job.story("another exit code")
+    assert job.finish() == [1], job.story("another exit code")
     print(f"met after {met_at - began_at:.1f} s, ended after {time.monotonic() - met_at:.1f} s more")
     named = job.saferun_said(r"saferun: rank 62 \(node63, local rank 0, pid \d+\) failed first .*SIGKILL")
     assert len(named) == HOSTS, job.story("not named by every host")

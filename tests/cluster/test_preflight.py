@@ -17,7 +17,6 @@ from tests.cluster.faulted import FaultedJob, end_all
 from tests.cluster.jobs import Way, by_hand, start
 from tests.cluster.machines import launchers
 from tests.cluster.preflighted import (
-    END_S,
     EXIT_CHECKED,
     ON_DATA_NETWORK,
     RAN,
@@ -202,7 +201,7 @@ def test_a_stranger_on_the_port_is_told_from_the_master(make_cluster: MakeCluste
     node2.occupy(29500, answer=answer)
     node3.break_name("node1", node2.management)
     jobs = {name: FaultedJob(cluster, tmp_path / name, RAN, *options) for name, cluster in clusters.items()}
-    for name, codes in end_all(jobs, within_s=END_S).items():
+    for name, codes in end_all(jobs).items():
         assert set(codes.values()) <= {1, EXIT_CHECKED}, jobs[name].story(name)
     advice = "whether saferun runs on node1"
     assert_said(jobs["there"], "node1", r"saferun: port 29500 on node1 is in use by pid \d+ \(python.*", "stop that")
@@ -225,7 +224,7 @@ def test_what_differs_or_is_short_on_a_host_is_a_warning(make_cluster: MakeClust
     node3.shift_clock(-300)
     node4.limit_files(200)
     job = FaultedJob(cluster, tmp_path / "job", RAN)
-    assert set(job.end(within_s=END_S).values()) == {0}, job.story("failed")
+    assert set(job.end().values()) == {0}, job.story("failed")
     assert len(job.job.words) == 4
     for says, hint in (
         (r"node2: torch 2\.4\.1, where the others have torch \S+", "install the same everywhere"),
@@ -272,7 +271,7 @@ def test_preflight_may_warn_only_or_be_all_there_is_or_be_left_out(make_cluster:
     for number, mode in enumerate(("warn", "off", "only")):
         options = ("--preflight", mode, "--master-port", 29500 + number)
         jobs[mode] = FaultedJob(cluster, tmp_path / mode, RAN, *options, env=ON_DATA_NETWORK)
-    codes = {mode: set(found.values()) for mode, found in end_all(jobs, within_s=END_S).items()}
+    codes = {mode: set(found.values()) for mode, found in end_all(jobs).items()}
     assert codes == {"warn": {0}, "off": {0}, "only": {EXIT_CHECKED}}, "\n".join(j.story(m) for m, j in jobs.items())
     assert [len(job.job.words) for job in jobs.values()] == [3, 3, 0]
     assert_said(jobs["warn"], "node1", "saferun: warning: node3: .*eth1, which is down on this host", "eth0")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import MakeCluster
     from tests.cluster.machines.cluster import Cluster
 
-SOON_S = 40.0
 QUICK = ("--retry-wait", "0.2")
 # Else 30 s pass before a job of fewer hosts than it may have gets going.
 ELASTIC = ("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1")
@@ -85,9 +84,9 @@ def test_hosts_wait_until_the_port_is_free(make_cluster: MakeCluster, tmp_path: 
     cluster = make_cluster(3)
     occupant = cluster.hosts[0].occupy(PORT)
     job = FaultedJob(cluster, tmp_path / "job", RAN, *QUICK)
-    job.wait_said(cluster.hosts[0], rf"starting again in .* \(retry 1 of 3\): port {PORT} on node1 is in use", SOON_S)
+    job.wait_said(cluster.hosts[0], rf"starting again in .* \(retry 1 of 3\): port {PORT} on node1 is in use")
     occupant.kill()
-    assert set(job.end(within_s=SOON_S).values()) == {0}, job.story("failed")
+    assert set(job.end().values()) == {0}, job.story("failed")
     assert ran(job.job) == 3
     assert set(decisions(job)) == {"retry"}
     job.assert_nothing_left()
@@ -108,7 +107,7 @@ def test_hosts_wait_for_a_master_that_comes_late(cluster: Cluster, tmp_path: Pat
     for host in (node2, node3):
         _until_asked(job, host.in_network)
     begin(0)
-    assert job.finish(SOON_S) == [0, 0, 0], job.story("failed")
+    assert job.finish() == [0, 0, 0], job.story("failed")
     assert ran(job) == 3
     assert not job.saferun_said("saferun: warning"), job.story("warned")
 
@@ -132,9 +131,9 @@ def test_a_store_that_is_killed_while_ranks_start_is_served_again(make_cluster: 
     job.job.hear("ran", 3)
     job.now()
     node1.kill(job.coordinator(node1))
-    job.job.until(lambda: ran(job.job) == 6, "all ranks are started again", timeout_s=SOON_S)
+    job.job.until(lambda: ran(job.job) == 6, "all ranks are started again")
     job.job.release("go")
-    assert set(job.end(within_s=SOON_S).values()) == {0}, job.story("failed")
+    assert set(job.end().values()) == {0}, job.story("failed")
     assert ran(job.job, "done") == 3
     for host in cluster.hosts:
         assert job.said(host).count("starting again in") == 1, job.story(f"{host.name} does not say so")
@@ -148,7 +147,7 @@ def test_a_rank_that_fails_twice_in_init_process_group_works_the_third_time(
     cluster = make_cluster(3)
     program = fails_at_first(tmp_path / "job", who="RANK == 2", times=2, message=SYSTEM_ERROR)
     job = FaultedJob(cluster, tmp_path / "job", program, *QUICK)
-    assert set(job.end(within_s=SOON_S).values()) == {0}, job.story("failed")
+    assert set(job.end().values()) == {0}, job.story("failed")
     assert ran(job.job) == 9
     for host in cluster.hosts:
         for retry in (1, 2):
@@ -168,14 +167,14 @@ def test_a_failure_that_will_come_again_is_reported_by_all_hosts_after_one_try(
     cluster = make_cluster(3)
     program = "tell('ran')\nif RANK == 1:\n    import no_such_module\nstay()"
     job = FaultedJob(cluster, tmp_path / "once", program, *QUICK)
-    assert set(job.end(within_s=SOON_S).values()) == {1}, job.story("another exit code")
+    assert set(job.end().values()) == {1}, job.story("another exit code")
     assert ran(job.job) == 3
     failed = r"saferun: rank 1 \(node2, .*ModuleNotFoundError: No module named 'no_such_module'"
     assert len(job.job.saferun_said(failed)) == 3, job.story("not named by every host")
     assert not job.job.saferun_said("saferun: starting again"), job.story("tried again")
 
     job = FaultedJob(cluster, tmp_path / "twice", program, *QUICK, "--max-restarts", 3)
-    assert set(job.end(within_s=SOON_S).values()) == {1}, job.story("another exit code")
+    assert set(job.end().values()) == {1}, job.story("another exit code")
     assert ran(job.job) == 6
     ended = r"saferun: not started again: the same failure twice in a row \(import_error, rank 1, program\.py:\d+\)"
     assert len(job.job.saferun_said(ended)) == 3, job.story("not told by every host")
@@ -190,7 +189,7 @@ def test_a_host_that_fails_twice_alike_is_left_out_where_the_others_suffice(clus
     hosts = cluster.hosts[:3]
     options = (*QUICK, *ELASTIC, "--exclude-bad-hosts", "--max-restarts", "3")
     job = by_hand(cluster, tmp_path, program, *options, hosts=hosts, backend="c10d", nnodes="2:3")
-    *others, bad = job.finish(SOON_S)
+    *others, bad = job.finish()
     assert (others, bad) == ([0, 0], 1), job.story("other exit codes")
     line = r"saferun: starting again .*: without node3, which caused the same failure twice \(.*rank \d"
     assert len(job.saferun_said(line)) == 3, job.story("not told by every host")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.torch.coordinating import (
     DECISION,
     TROUBLE,
@@ -460,7 +461,7 @@ def process_state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize("stalled", [0, 1])
+@pytest.mark.parametrize("stalled", slow_but([0, 1], "1"))
 def test_a_supervisor_that_waits_for_a_file_system_is_a_warning(stalled: int) -> None:
     """Its coordinator beats, and its ranks need no supervisor: nobody is lost, however long it takes."""
     with in_state_d() as pid, hosts("node1", "node2") as job:

@@ -37,8 +37,6 @@ CRASH = EXAMPLES / "crash.py"
         ],
         "segv",
         "raise",
-        "early",
-        "loader",
     ),
 )
 def test_the_rank_that_died_first_is_the_cause(tmp_path: Path, how: str, class_name: str, words: str) -> None:
@@ -51,6 +49,7 @@ def test_the_rank_that_died_first_is_the_cause(tmp_path: Path, how: str, class_n
         assert words in told, told
 
 
+@pytest.mark.slow
 def test_too_many_open_files_are_named(tmp_path: Path) -> None:
     """The limit of the test's own, so that it takes no time to reach."""
 
@@ -61,6 +60,7 @@ def test_too_many_open_files_are_named(tmp_path: Path) -> None:
         assert blamed(await_failure(job)) == ("too_many_open_files", [1]), job.err
 
 
+@pytest.mark.slow
 def test_a_full_shared_memory_is_named(tmp_path: Path) -> None:
     """As in a container, where /dev/shm has 64 MiB: the rank gets SIGBUS and no words."""
     mounts = in_mounts(("/dev/shm", "size=16m"), directory=str(tmp_path / "case" / "job"))

@@ -33,9 +33,7 @@ TIMEOUT = ("--hang-timeout", "3")
             ("loader", "hang_data_loading", "load_from_a_worker_that_deadlocks"),
         ],
         "sleep",
-        "mismatch",
         "missing",
-        "loader",
     ),
 )
 def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
@@ -53,6 +51,7 @@ def test_the_rank_that_stays_away_is_named_with_what_it_does_instead(
         assert report_of(job)["run"]["outcome"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_rank_that_spins_is_suspected_and_the_job_goes_on(tmp_path: Path) -> None:
     """Computing for long and spinning look alike from outside: it is told and never acted upon."""
     with watched(
@@ -66,6 +65,7 @@ def test_a_rank_that_spins_is_suspected_and_the_job_goes_on(tmp_path: Path) -> N
         stop(job)
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_told_at_once_and_the_job_goes_on_when_it_is_continued(tmp_path: Path) -> None:
     """SIGSTOP by somebody else: no timeout has to pass, and nothing is lost when SIGCONT comes."""
     with watched(
@@ -95,6 +95,7 @@ def test_the_culprit_of_a_hang_leaves_a_core_where_cores_are_kept(tmp_path: Path
         assert blamed(failure) == ("hang_sleep", [1]), job.err
 
 
+@pytest.mark.slow
 def test_a_hang_is_restarted_where_that_was_asked_for(tmp_path: Path) -> None:
     """All ranks start again, and the report tells of both attempts."""
     options = (*TIMEOUT, "--on-hang", "restart", "--max-restarts", "1")
@@ -123,6 +124,7 @@ def test_the_picture_of_a_hang_is_short(tmp_path: Path) -> None:
 
 
 @NEEDS_A_STUCK_FILE_SYSTEM
+@pytest.mark.slow
 def test_a_rank_in_an_uninterruptible_sleep_is_named(tmp_path: Path) -> None:
     """A dead network file system: no tool may attach to the rank, and none is needed."""
     folder = tmp_path / "fs"

@@ -118,6 +118,7 @@ def stderr_of(folder: Path) -> str:
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
 
+@pytest.mark.slow
 def test_the_rank_that_did_not_call_is_named(tmp_path: Path) -> None:
     code = "for _ in range(4): dist.all_reduce(x)\nif rank == 1: time.sleep(1000)\ndist.all_reduce(x)"
     with ranks(tmp_path, code) as children:
@@ -183,6 +184,7 @@ time.sleep(1000)
     assert {stand.group: len(stand.progress) for stand in found.groups} == {"default_pg": 3, "1": 2, "pair": 2}
 
 
+@pytest.mark.slow
 def test_the_member_of_a_smaller_group_that_waits_is_told(tmp_path: Path) -> None:
     """Rank 1 is no member of the group, and is not blamed."""
     code = """

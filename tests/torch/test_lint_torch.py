@@ -207,7 +207,7 @@ def alarms(names: set[str], known: KnownNames) -> Iterator[Finding]:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(read_by_python, id="python"),
+        pytest.param(read_by_python, id="python", marks=pytest.mark.slow),
         pytest.param(held_by_libraries, id="libraries"),
         pytest.param(named_by_headers, id="headers"),
         pytest.param(torchruns_variables, id="torchrun"),
@@ -223,6 +223,7 @@ def test_nothing_is_said_of_a_variable_that_torch_reads(names: object, known: Kn
     assert list(alarms(found, known)) == []
 
 
+@pytest.mark.slow
 def test_all_of_them_at_once_are_no_alarm_either(known: KnownNames) -> None:
     names = read_by_python() | torchruns_variables() | set(ASKED_AT_RUN_TIME.split())
     environ = {name: "1" if name not in SETTINGS else plausible(name) for name in names}
@@ -241,6 +242,7 @@ def test_the_variables_that_were_asked_for_at_run_time_are_known_and_not_only_do
     assert "OMP_STACKSIZE" in known.mentions
 
 
+@pytest.mark.slow
 def test_the_second_stage_has_next_to_nothing_to_look_for(known: KnownNames) -> None:
     environ = dict.fromkeys(read_by_python(), "1")
     assert not [name for name in names_to_look_for(environ, known) if name in ASKED_AT_RUN_TIME.split()]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.ports import free_port
 from tests.process.launching import END_AS_TOLD, STAY, Job, customized, in_saferun, kill, until
 from tests.process.test_leftovers_wait import UPLOADING
@@ -98,7 +99,7 @@ def test_hosts_on_which_nothing_can_be_imported_once_the_ranks_run_end_as_one(tm
         assert not [line for job in jobs for line in job.err.splitlines() if "Traceback" in line]
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", slow_but([0, 1], "1"))
 def test_a_rank_that_dies_ends_the_job_on_all_hosts(tmp_path: Path, failing: int) -> None:
     """Each console names the first failure and its host; the whole report is on the host that decides."""
     how = ["stay", "stay"]
@@ -182,7 +183,7 @@ def processes_of(job: Job) -> list[int]:
     return [job.process.pid, coordinator]
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("frozen", slow_but([0, 1], "1"))
 def test_a_frozen_saferun_is_a_warning_while_ranks_work(tmp_path: Path, frozen: int) -> None:
     """With its coordinator. Under torchrun they would train on; and when it goes on, it takes part again."""
     with hosts(tmp_path, WORK, "--host-timeout", "6") as jobs:
@@ -247,7 +248,7 @@ def test_a_host_whose_ranks_have_ended_is_not_lost_by_its_silence(tmp_path: Path
         assert "is lost" not in leader.err + other.err
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("signalled", slow_but([0, 1], "1"))
 def test_a_signal_to_one_host_stops_all(tmp_path: Path, signalled: int) -> None:
     """Whoever stops one of them means the job, and no restart is used for it."""
     with hosts(tmp_path, STAY, "--max-restarts", "3") as jobs:
@@ -332,7 +333,7 @@ def test_one_task_a_rank_looks_like_one_saferun_to_the_ranks(tmp_path: Path) -> 
         assert sorted(path.name for path in (host / "attempt_0").glob("rank_*")) == ["rank_0", "rank_1", "rank_2"]
 
 
-@pytest.mark.parametrize("killed", [0, 2])
+@pytest.mark.parametrize("killed", slow_but([0, 2], "2"))
 def test_a_task_that_is_killed_ends_its_host_and_the_job(tmp_path: Path, killed: int) -> None:
     """The first one takes the host's coordinator with it."""
     environs = {"count": 3, "place": False, "nproc": None, "sweeps": False}

@@ -101,7 +101,7 @@ rank.stay()
 @pytest.mark.parametrize(
     ("host_timeout_s", "stalled_s"), [(3.0, 9.0), pytest.param(30.0, 60.0, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("which", [0, 1], ids=["leader", "other"])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["leader", "other"])
 def test_a_host_whose_saferun_was_stopped_is_not_lost(
     tmp_path: Path, which: int, host_timeout_s: float, stalled_s: float
 ) -> None:
