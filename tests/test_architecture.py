@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import subprocess
@@ -195,9 +196,20 @@ def _room(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
+@functools.cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """A source's syntax, which most of the rules below look at."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+
+
+@functools.cache
+def _imports(path: Path) -> tuple[tuple[str, int], ...]:
     """All modules that a source imports, anywhere in it, with the lines."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[str, int]]:
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node.lineno
@@ -269,7 +281,7 @@ def test_what_some_pythons_lack_is_used_in_one_place(name: str) -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}: uses {name}"
         for path in _sources(PACKAGE)
         if path.parent != PACKAGE / "linux"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in _nodes(path)
         if isinstance(node, ast.Attribute) and node.attr == name
     ]
     assert not wrong
@@ -322,7 +334,7 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
 def test_the_pure_layers_touch_neither_clock_nor_system(path: Path) -> None:
     """Events in, actions out: this is what makes them testable without sleeping."""
     wrong = [f"{line}: imports {module}" for module, line in _imports(path) if module.split(".")[0] in IMPURE_MODULES]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Call) and _called(node) in IMPURE_BUILTINS:
             wrong.append(f"{node.lineno}: calls {_called(node)}")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal":
