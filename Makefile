@@ -14,7 +14,7 @@ STAMP := $(VENV)/complete
 # Most tests wait most of the time, so several files run at once on two cores. Files, not tests: one file shares fixtures.
 # tests/running.py gives the longest out first, and all of tests/cluster to one worker.
 SIDE_BY_SIDE := -n 3 --dist loadfile
-ALL_TOGETHER := -n 4 --dist loadfile
+ALL_TOGETHER := -n 5 --dist loadfile
 WAITING := tests/unit tests/process $(wildcard tests/test_*.py)
 
 # tests/cluster needs Debian packages; what cannot be installed is said in one line, and what cannot run in another.

@@ -68,6 +68,7 @@ def test_a_crash_is_told_while_nothing_can_be_read(tmp_path: Path, how: str, tol
             assert words in job.err
 
 
+@pytest.mark.slow
 def test_an_exception_is_told_while_nothing_can_be_read(tmp_path: Path) -> None:
     """Python reads the script for its traceback, and sleeps there: the rank hangs, and is known to have failed."""
     with launched_from(tmp_path, PLACES["all"], CRASH, *OPTIONS, nproc=2, arguments=("exception",)) as (job, frozen):

@@ -139,7 +139,7 @@ def test_a_failure_is_reported_and_the_next_attempt_started(tmp_path: Path, plac
         assert frozen.log(0, attempt=1) == "attempt 1\n"
 
 
-@pytest.mark.parametrize("end", slow_but(["exit", "crash", "stop"], "exit", "stop"))
+@pytest.mark.parametrize("end", slow_but(["exit", "crash", "stop"], "exit"))
 def test_a_file_system_that_dies_while_the_ranks_start_does_not_hang_the_supervisor(tmp_path: Path, end: str) -> None:
     """What it takes to look into a failure has not been read yet: it is absent, and the launch ends all the same."""
     program = """

@@ -139,6 +139,7 @@ def test_a_signal_ends_the_launch(tmp_path: Path, disk: FileSystem, signum: sign
             assert file.read_text().splitlines() == ["first", *LINES]
 
 
+@pytest.mark.slow
 def test_a_failure_is_told(tmp_path: Path, disk: FileSystem) -> None:
     """The verdict stands on the console; report and events follow."""
     with launched(tmp_path, disk, TALK, nproc=2, arguments=["fail"], sweeps=False) as job:

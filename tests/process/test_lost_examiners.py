@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.breadth import slow_but
 from tests.process.launching import customized, in_saferun, kill, running, until
 from tests.process.test_investigation import TOLD, incidents, process_called
 
@@ -32,7 +33,7 @@ SECOND = (
 )
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGKILL, signal.SIGSTOP], "SIGKILL"), ids=["SIGKILL", "SIGSTOP"])
 def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path, signum: int) -> None:
     """The whole of it, within the same budget. One that is stopped does not answer, and is ended."""
     program = "from rank import *\ntell('ready')\nawait_release('hang')\ntime.sleep(1000)\n"
@@ -57,7 +58,7 @@ def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path
         assert hang["timed_out"] == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("signum", slow_but([signal.SIGKILL, signal.SIGSTOP], "SIGKILL"), ids=["SIGKILL", "SIGSTOP"])
 def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum: int) -> None:
     """The hang is told without what it would have seen, long before the budget is over."""
     environ = customized(tmp_path, in_saferun(SECOND.format(signum=int(signum))))

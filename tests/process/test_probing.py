@@ -479,6 +479,7 @@ def test_an_mtu_black_hole_lets_small_messages_through_and_no_large_ones(pair: P
 
 
 @in_namespaces
+@pytest.mark.slow
 def test_lost_packets_are_seen_in_what_was_sent_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly a third of all packets: it takes seconds, and now and then a connection does not come through at all."""
     monkeypatch.setattr(prober, "LARGE_TIMEOUT_S", 1.0)

@@ -122,6 +122,7 @@ open(FOLDER + "/stuck/file")
 
 
 @NEEDS_A_STUCK_FILE_SYSTEM
+@pytest.mark.slow
 def test_a_leftover_that_cannot_be_killed_does_not_disturb_the_next_attempt(tmp_path: Path) -> None:
     """Whatever is left of one attempt: the report of that attempt is whole, and the streams of the next stay open."""
     program = """

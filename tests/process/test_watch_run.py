@@ -388,7 +388,9 @@ def test_a_rank_that_beats_is_alive(watched_together: dict[str, Job]) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [SPINS, SPINS_IN_A_THREAD, SPINS_IN_A_WORKER], ids=["main thread", "thread", "worker"]
+    "program",
+    [SPINS, pytest.param(SPINS_IN_A_THREAD, marks=pytest.mark.slow), SPINS_IN_A_WORKER],
+    ids=["main thread", "thread", "worker"],
 )
 def test_a_rank_that_spins_is_a_suspicion(tmp_path: Path, program: str) -> None:
     """In its main thread, in another, or in a worker."""
@@ -432,7 +434,12 @@ def test_a_heart_that_stops_beating_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [EVALUATES, EVALUATES_IN_A_WORKER, BUSY_SUBPROCESS, COMPILES],
+    [
+        EVALUATES,
+        pytest.param(EVALUATES_IN_A_WORKER, marks=pytest.mark.slow),
+        pytest.param(BUSY_SUBPROCESS, marks=pytest.mark.slow),
+        COMPILES,
+    ],
     ids=["evaluates", "worker", "subprocess", "compiles"],
 )
 def test_one_at_work_keeps_the_job_from_being_called_hung(tmp_path: Path, program: str) -> None:

@@ -506,6 +506,7 @@ def test_the_leaders_end_is_noticed_at_once() -> None:
             assert "node1" in lost["words"]
 
 
+@pytest.mark.slow
 def test_a_frozen_leader_is_noticed_by_its_silence() -> None:
     """Connections stay open, and nothing is answered."""
     with hosts("node1", "node2") as job:

@@ -77,6 +77,7 @@ def test_a_rank_killed_from_outside_is_told_as_such(tmp_path: Path) -> None:
         assert blamed(await_failure(job)) == ("killed_from_outside", [1]), job.err
 
 
+@pytest.mark.slow
 def test_a_traceback_that_all_ranks_print_is_shown_once(tmp_path: Path) -> None:
     """Eight copies of the same lines hide what they say."""
     with watched(tmp_path, CRASH, "--how", "raise", "--rank", "all", nproc=4) as job:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.process.launching import running
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ dist.all_reduce(torch.ones(1))
 )
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_twice_and_then_works_needs_nobody(tmp_path: Path) -> None:
     """Each decision is a line with its reason; no restart is used up."""
     with running(tmp_path, FLAKY, "--retry-wait", "0.1", nproc=2) as job:

@@ -179,6 +179,7 @@ def test_a_member_that_never_joins_is_told_apart_from_those_who_wait_for_it(shar
     assert shared.members() == []
 
 
+@pytest.mark.slow
 def test_a_hung_group_does_not_hurt_another(shared: Host) -> None:
     """Groups are disjoint, and run at the same time."""
     shared.start(trial(group((0, 0), (0, 1)), group((0, 2), (0, 3)), deadline_s=SHORT_S), r3="hangs")
