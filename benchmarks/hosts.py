@@ -33,7 +33,7 @@ from measure import (
 
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.torch.coordinating import Host
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def place(backend: str, port: int, host: int) -> list[str]:
 def launch(scratch: Scratch, script: str, backend: str, dying: str, side: str) -> dict[str, float]:
     """One job of two hosts: seconds to the first line of its last rank, or from a death to each host's end."""
     directory = scratch.new_directory()
-    port = free_port()
+    port = own_port()
     started = time.monotonic()
     processes = []
     extra = {"BENCHMARK_DYING": dying, "SAFERUN_LINT": "off", "SAFERUN_ENV_PROFILE": "none"}

@@ -1,4 +1,4 @@
-"""A free port for a test, in all rooms and in all test processes of this machine."""
+"""A port of its own for a test, among all test processes of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _candidates() -> list[int]:
     return [port for port in ports if not first <= port <= last] or ports
 
 
-def free_port() -> int:
+def own_port() -> int:
     """A port that nobody listens on, and that neither another test nor the kernel hands out.
 
     A test process holds each number it has given out, under a name of the host's network: no two tests have the same.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.breadth import slow_but
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.process.launching import until
 from tests.torch.several import hosts
 
@@ -26,7 +26,7 @@ sys.exit(3 if RANK == 1 and ATTEMPT == 0 else 0)
 @contextlib.contextmanager
 def etcd(folder: Path) -> Iterator[str]:
     """An etcd of this test's own, which speaks both of its protocols."""
-    port, peers = free_port(), free_port()
+    port, peers = own_port(), own_port()
     while peers == port:
         peers += 1
     client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peers}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.process.launching import REPOSITORY, Job, running, two_lines, until, without
 
 HOLDER = """
@@ -49,7 +49,7 @@ def test_a_port_in_use_is_refused_with_the_name_of_its_holder_before_any_rank_st
 
 def test_a_port_that_another_saferun_holds_is_refused(tmp_path: Path) -> None:
     """The second job on a host, started with a copied command line. To stop the other's coordinator frees no port."""
-    port = str(free_port())
+    port = str(own_port())
     with running(tmp_path / "first", READY, "--master-port", port) as first:
         first.hear("ready")
         until(first.coordinator, "the coordinator has the port too")
@@ -65,7 +65,7 @@ READY = "from rank import *\ntell('ready')\nawait_release('end')"
 
 def test_a_given_port_can_be_used_again_at_once(tmp_path: Path) -> None:
     """Connections of the job before linger for a minute; they may not keep the next job from its port."""
-    port = free_port()
+    port = own_port()
     program = """
 import os, socket
 with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as connection:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ports import own_port
 from tests.process.launching import kill, read_stat, running, until
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def decisions(job: Job) -> list[str]:
 
 def test_a_port_that_is_free_a_moment_later_is_waited_for(tmp_path: Path) -> None:
     """The job before still has it, for one; nobody has to start this one again."""
-    with socket.create_server(("127.0.0.1", 0)) as holder:
-        port = str(holder.getsockname()[1])
+    port = str(own_port())
+    with socket.create_server(("127.0.0.1", int(port))) as holder:
         options = ("--master-port", port, "--retry-wait", "1")
         with running(tmp_path, RAN, *options, nproc=2) as job:
             until(lambda: "(retry 1 of 3)" in job.err, "the first try has failed")

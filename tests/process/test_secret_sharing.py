@@ -33,6 +33,7 @@ from saferun.files.private_file import new_name, read_private, remove_private, w
 from saferun.linux.munge import Munge
 from saferun.linux.ownership import NotOursError
 from saferun.linux.prctl import die_with_parent
+from tests.ports import own_port
 from tests.process.munge_daemons import credential_of, munge_hosts, needs_munge
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 
@@ -426,7 +427,7 @@ def test_the_process_keeps_no_port() -> None:
         connection.send(b"\n")
         signal.pause()
 
-    named, inherited = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+    named, inherited = (socket.create_server(("127.0.0.1", own_port())) for _ in range(2))
     sharing = Sharing([named.fileno()], serve=hang)
     assert sharing._line is not None
     assert sharing._line.recv(1) == b"\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tests.conftest  # noqa: F401 (signals and umask are as the tests have them)
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.torch.differential import ALLOWED, Case, differences, launch
 from tests.torch.differential_cases import CASES
 from tests.torch.recording import Recordings, Scene, case_digest, kept, restored
@@ -27,7 +27,7 @@ def record(case: Case, folder: Path) -> dict[str, Any]:
     Raises:
         RuntimeError: torchrun did not do what the case says, or the recording does not restore what was seen.
     """
-    port = free_port()
+    port = own_port()
     seen = launch(case, "torchrun", folder, port)
     if seen["exit codes"] != [case.exit_code] * len(case.nodes):
         raise RuntimeError(f"{case.name}: torchrun ended with {seen['exit codes']}")

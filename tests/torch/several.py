@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.process.launching import Job, running
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def hosts(
         of_each: goes to ``running`` for one host.
         more: goes to ``running``.
     """
-    port = free_port()
+    port = own_port()
     with contextlib.ExitStack() as stack:
         jobs = []
         for i in range(count) if start is None else start:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.torch.differential import ALLOWED, Allowed, Case, differences, launch, read_consoles
 from tests.torch.differential_cases import CASES
 from tests.torch.observation import Observation, with_names
@@ -39,7 +39,7 @@ SLOW = {"static_timeout_of_the_first_host", "c10d_read_timeout"}
 )
 def test_a_job_runs_as_it_does_under_torchrun(case: Case, folder: Path) -> None:
     """Whoever changes one word on a command line may not have to change anything else."""
-    port = free_port()
+    port = own_port()
     if recording := RECORDINGS.find(case):
         reference = restored(recording, Scene.of(case, folder, port))
     else:
@@ -65,7 +65,7 @@ RECORDED = [case for case in CASES if RECORDINGS.find(case)]
 @pytest.mark.parametrize("case", RECORDED, ids=[case.name for case in RECORDED])
 def test_torchrun_does_what_was_recorded_of_it(case: Case, folder: Path) -> None:
     """A recording that is no longer true would have saferun do what torchrun does not."""
-    port = free_port()
+    port = own_port()
     scene = Scene.of(case, folder, port)
     recording = RECORDINGS.find(case)
     assert recording is not None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from saferun.cluster.signed import is_signed, unverified
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.process.launching import Job, customized, running, until
 from tests.torch.coordinating import DECISION
 from tests.torch.several import hosts
@@ -196,7 +196,7 @@ if ATTEMPT == 0 and RANK == 1:
 @pytest.mark.parametrize("backend", ["static", "c10d"])
 def test_a_job_that_is_restarted_signs_on_and_its_own_messages_are_never_ignored(tmp_path: Path, backend: str) -> None:
     """Evidence gets to the host that leads, and each attempt has its own signatures."""
-    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "x")
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{own_port()}", "--rdzv-id", "x")
     options = ("--secret-file", secret_in(tmp_path), "--max-restarts", "1")
     place = ("--nnodes", "2", *meeting) if backend == "c10d" else ()
     with hosts(tmp_path, FAIL_ONCE, *options, *place, place=not place) as jobs:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.torch.differential import (
     LAUNCHERS,
     TIMEOUT_S,
@@ -90,7 +90,7 @@ def refusal(case: Case, folder: Path) -> Refusal:
     job = folder / "job"
     shutil.rmtree(job, ignore_errors=True)
     make_job_folder(job)
-    port = free_port()
+    port = own_port()
     words = command(case, LAUNCHERS["saferun"], case.nodes[0], job, port)
     process = start_on_files(words, environment(case, job, port), job, 0, case.stdin)
     try:
@@ -134,7 +134,7 @@ def torchrun_refusals(cases: Sequence[Case], folder: Path) -> dict[str, Refusal]
     """What torchrun says to each case, by the case's name."""
     job = folder / "refused"
     make_job_folder(job)
-    port = free_port()
+    port = own_port()
     rows = {
         case.name: (
             [filled(word, job, port) for word in (*case.options, case.program, *case.arguments)],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.breadth import slow_but
-from tests.ports import free_port
+from tests.ports import own_port
 from tests.process.launching import END_AS_TOLD, STAY, Job, customized, in_saferun, kill, until
 from tests.process.test_leftovers_wait import UPLOADING
 from tests.torch.several import hosts
@@ -371,7 +371,7 @@ def test_ranks_end_with_what_started_saferun_where_that_is_wanted(tmp_path: Path
 
 def test_the_port_for_saferuns_own_messages_can_be_chosen(tmp_path: Path) -> None:
     """For a firewall in which it is open; it is the first host's, and on others any will do."""
-    port = free_port()
+    port = own_port()
     program = f"""
 from rank import *
 import socket

@@ -17,6 +17,7 @@ from saferun.coordinator.host import Host
 from saferun.coordinator.knock import Sight, judge, knock
 from saferun.coordinator.meeting import Meeting
 from saferun.coordinator.parts import is_part_name
+from tests.ports import own_port
 
 DATA, MANAGEMENT = "10.1.0.3", "10.2.0.3"
 MEETING: dict[str, Any] = {
@@ -134,9 +135,7 @@ def test_errors_of_connect_are_kinds(error: OSError, kind: str) -> None:
 
 def test_the_words_name_the_address_behind_a_name() -> None:
     """A name that leads to the wrong address, 127.0.1.1 for one, is a common fault."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    _, kind, words = dial("localhost", port)
+    _, kind, words = dial("localhost", own_port())
     assert kind == REFUSED
     assert words.endswith("refuses connections")
     assert "127.0.0.1" in words or "::1" in words
@@ -232,10 +231,8 @@ def test_where_no_thread_can_be_started_an_address_is_tried_all_the_same(monkeyp
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert knock("node3", ["127.0.0.1"], port, way=None).why == "gone"
+    assert knock("node3", ["127.0.0.1"], own_port(), way=None).why == "gone"
 
 
 class Told:

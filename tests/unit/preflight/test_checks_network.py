@@ -22,7 +22,7 @@ from saferun.preflight.checks.master import check_master, knock
 from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, look_up
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult
-from tests.ports import free_port
+from tests.ports import own_port
 
 LO = Nic("lo", ("127.0.0.1", "::1"), kind="loopback", mtu=65536)
 ETH0 = Nic("eth0", ("10.1.0.3",))
@@ -234,7 +234,7 @@ def test_a_port_in_use_is_told_with_its_holder(taken: int) -> None:
 
 def test_one_free_port_of_several_is_enough(taken: int) -> None:
     """The first free one is taken."""
-    port = free_port()
+    port = own_port()
     result = check_ports(CheckContext(ports=(taken, port)))
     assert (result.verdict, result.message) == ("ok", f"port {port} is free")
     result = check_ports(CheckContext(ports=(taken, taken)))
@@ -252,7 +252,7 @@ def test_a_port_that_the_kernel_chooses_or_that_is_elsewhere_is_fine(context: Ch
 
 
 def test_the_check_leaves_the_port_free() -> None:
-    port = free_port()
+    port = own_port()
     assert check_ports(CheckContext(ports=(port,))).verdict == "ok"
     with socket.create_server(("127.0.0.1", port)):
         assert check_ports(CheckContext(ports=(port,))).verdict == "fail"
@@ -311,8 +311,8 @@ def test_a_port_that_outgoing_connections_may_take_is_a_warning(
 
 
 def test_a_port_that_listens_a_port_that_refuses_and_none() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = own_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert knock([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "connected"}
     assert knock([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "refused"}
     assert knock([], 5) == {}
