@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from saferun.supervisor.machine import Supervisor
 from tests.running import (
     pytest_collection_modifyitems,
     pytest_runtest_call,
@@ -20,6 +21,9 @@ __all__ = [
     "pytest_runtest_teardown",
     "pytest_xdist_make_scheduler",
 ]
+
+# An event in a state in which the table of transitions lacks it is an error here, and only noted where people use it.
+Supervisor.is_strict = True
 
 # A shell without job control ignores the first two for what it puts into the background, nohup ignores the third for
 # anything, and children inherit that. The tests send them.

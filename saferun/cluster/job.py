@@ -20,7 +20,8 @@ from saferun.files.run_dir import RunDirectory
 from saferun.linux.net import own_addresses, short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import Event, JobLost, JoinHosts, StartFailed
+from saferun.supervisor.actions import JoinHosts
+from saferun.supervisor.events import Event, JobLost, StartFailed
 from saferun.text.decoding import number, text, words
 
 if TYPE_CHECKING:

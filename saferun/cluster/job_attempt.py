@@ -25,7 +25,14 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
-from saferun.supervisor.events import Event, HostsDone, HostsReachable, HostsUnreachable, JobAborted, JobDecided
+from saferun.supervisor.events import (
+    Event,
+    HostsDone,
+    HostsReachable,
+    HostsUnreachable,
+    JobAborted,
+    JobDecided,
+)
 from saferun.text.decoding import number, words
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from saferun.cluster.job_values import AbortReason, EvidenceChunk, LostPeer, Pee
 from saferun.cluster.solo_job import SoloJob
 from saferun.evidence import HangVerdict
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import BroadcastDecision, JoinHosts
+from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 
 
 class LoopPart(Protocol):

@@ -11,7 +11,7 @@ from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.messages import LONGEST_WORDS, MOST_LINES
 from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
-from saferun.supervisor.events import BroadcastDecision
+from saferun.supervisor.actions import BroadcastDecision
 
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict

@@ -9,7 +9,7 @@ from saferun.cluster.messages import LONGEST_WORDS
 from saferun.config import LaunchConfig
 from saferun.linux.net import short_host_name
 from saferun.model import JsonObject, Placement, RankAssignment
-from saferun.supervisor.events import JoinHosts
+from saferun.supervisor.actions import JoinHosts
 from saferun.text.decoding import number, text, words
 
 _LONGEST_NAME = 255

@@ -12,7 +12,13 @@ from saferun.config import LaunchConfig
 from saferun.linux.net import hold_port
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import BroadcastDecision, Event, JoinHosts, StartFailed, StoreServed, StoreUnavailable
+from saferun.supervisor.actions import BroadcastDecision, JoinHosts
+from saferun.supervisor.events import (
+    Event,
+    StartFailed,
+    StoreServed,
+    StoreUnavailable,
+)
 from saferun.supervisor.topology import single_host
 
 TYPE_CHECKING = False

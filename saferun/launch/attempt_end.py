@@ -5,18 +5,16 @@ from __future__ import annotations
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.torchelastic_error import write_error_file
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     BroadcastAbort,
     BroadcastDecision,
     Diagnose,
-    Diagnosed,
-    Event,
     Finish,
-    JobAborted,
     NotifyDone,
     ReportDecision,
     ReportFailure,
 )
+from saferun.supervisor.events import Diagnosed, Event, JobAborted
 from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False

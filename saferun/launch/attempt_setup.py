@@ -14,7 +14,8 @@ from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.ranks import AttemptPlan, plan_environs
 from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment
-from saferun.supervisor.events import ChecksPassed, HostsJoined, JoinHosts, RunChecks
+from saferun.supervisor.actions import JoinHosts, RunChecks
+from saferun.supervisor.events import ChecksPassed, HostsJoined
 from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False

@@ -10,7 +10,14 @@ from saferun.config import LaunchConfig
 from saferun.errors import EXIT_USAGE
 from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import ChecksAsked, ChecksOver, ChecksPassed, ProbeHosts, ProbesPassed, StartFailed
+from saferun.supervisor.actions import ProbeHosts
+from saferun.supervisor.events import (
+    ChecksAsked,
+    ChecksOver,
+    ChecksPassed,
+    ProbesPassed,
+    StartFailed,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -32,6 +32,8 @@ class EventLog:
         entry: JsonObject = {"event": type(event).__name__, "time": time.time(), **_as_json(event)}
         if before is not after:
             entry["state"] = after.value
+        if self._context.supervisor.remark:
+            entry["remark"] = self._context.supervisor.remark
         self._context.run_dir.write_event(entry)
 
     def note(self, name: str) -> None:

@@ -25,16 +25,18 @@ from saferun.linux.poller import Poller
 from saferun.linux.procfs import main_thread_run_s
 from saferun.linux.scratch import current_directory
 from saferun.model import Value
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     CaptureEvidence,
     Diagnose,
+    ReportDecision,
+    ReportFailure,
+    ReportHang,
+)
+from saferun.supervisor.events import (
     Diagnosed,
     Event,
     EvidenceCaptured,
     HangSuspected,
-    ReportDecision,
-    ReportFailure,
-    ReportHang,
 )
 
 TYPE_CHECKING = False
@@ -728,8 +730,8 @@ class Investigation:
         if self._concluded_attempt == action.attempt and self._evidence is not None:
             # All has been looked at; but since then the host that decides has been lost.
             self._evidence = self._evidence._replace(
-                error=action.trouble,
-                error_hint=action.trouble_hint,
+                error=action.error,
+                error_hint=action.error_hint,
                 abort_reason=self._exchange.told_trouble() if self._exchange is not None else None,
             )
             self._post_diagnosis(action)
@@ -821,11 +823,11 @@ class Investigation:
 
     def _undiagnosed(self, action: Diagnose) -> Diagnosis:
         """What is left to be said where nothing could be looked into."""
-        headline = action.trouble or "the attempt failed"
+        headline = action.error or "the attempt failed"
         ranks = self._group.ranks if self._group is not None else []
         failed = [(rank.end.at, rank) for rank in ranks if rank.end is not None and not rank.end.stopped_by_us]
         failed = [(at, rank) for at, rank in failed if rank.end is not None and not rank.end.status.ok]
-        if failed and not action.trouble and action.stop_signum is None:
+        if failed and not action.error and action.stop_signum is None:
             first = min(failed, key=lambda pair: pair[0])[1]
             headline = f"rank {first.place.rank} failed first: {first.end.status.description if first.end else ''}"
         elif action.stop_signum is not None:
@@ -846,7 +848,7 @@ class Investigation:
         rendezvous = self._config.rendezvous
         # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
         free = self._job is None and rendezvous.master_port is None and not rendezvous.agent_store
-        return facts_from(diagnosis, trouble_class=action.trouble_class, port_is_free=free, life=life)
+        return facts_from(diagnosis, trouble_class=action.error_class, port_is_free=free, life=life)
 
     def _lived_s(self, evidence: Evidence) -> float:
         """How long the ranks of the attempt lived; 0 where none was started."""
@@ -899,9 +901,9 @@ class Investigation:
         evidence = self._gather(self._verdict if action.hung else None)._replace(
             abandoned=action.abandoned,
             stop_signum=action.stop_signum,
-            error=action.trouble,
-            error_hint=action.trouble_hint,
-            is_checked=action.is_checked,
+            error=action.error,
+            error_hint=action.error_hint,
+            is_checked=action.by_checks,
         )
         if reader is not None:
             seen = reader.capture

@@ -22,7 +22,7 @@ from saferun.linux.prctl import become_subreaper, keep_freed_memory
 from saferun.linux.procfs import children_of
 from saferun.linux.reaper import Reaper
 from saferun.linux.streams import ensure_standard_descriptors
-from saferun.supervisor.events import Finish
+from saferun.supervisor.actions import Finish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
         grace_s=config.shutdown_timeout_s,
         diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
-        leftovers_s=config.leftovers_timeout_s,
+        orphans_s=config.leftovers_timeout_s,
     )
     peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
     if config.checks.collective:
@@ -211,7 +211,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         limits = limits._replace(
             capture_s=limits.capture_s + _OTHERS_S,
             join_s=join_s + _JOIN_BACKSTOP_S,
-            unheard_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
+            unreachable_s=hosts.host_timeout_s * _UNHEARD_TIMEOUTS,
         )
     attempts = AttemptPolicy(
         config.max_restarts,
@@ -228,7 +228,7 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
         least_hosts=hosts.least,
     )
     hangs = HangPolicy(config.watch.on_hang, abort_culprits=config.watch.cores == "keep")
-    return Supervisor(attempts, limits, hangs, job, leftovers=config.leftovers), peers_s
+    return Supervisor(attempts, limits, hangs, job, orphans=config.leftovers), peers_s
 
 
 def leave(exit_code: int) -> None:

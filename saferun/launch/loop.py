@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.children import reap
 from saferun.linux.procfs import is_core_dumping
+from saferun.supervisor.actions import Finish, SignalRanks
 from saferun.supervisor.events import (
     CoreDumpSeen,
     DeadlineExpired,
-    Finish,
     JobAborted,
     LoopStalled,
-    SignalRanks,
     SignalReceived,
 )
 from saferun.supervisor.machine import State

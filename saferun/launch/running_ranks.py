@@ -14,16 +14,18 @@ from saferun.launch.shared_memory import SharedMemory
 from saferun.linux.helper import WithoutHelper
 from saferun.linux.reaper import Reaper
 from saferun.model import ExitStatus
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     CaptureEvidence,
-    EvidenceCaptured,
-    OrphansGone,
-    RankExited,
-    RanksStarted,
     ServeStore,
     SignalRanks,
     StartRanks,
     SweepOrphans,
+)
+from saferun.supervisor.events import (
+    EvidenceCaptured,
+    OrphansGone,
+    RankExited,
+    RanksStarted,
 )
 from saferun.supervisor.machine import State
 

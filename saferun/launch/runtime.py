@@ -25,7 +25,8 @@ from saferun.launch.running_ranks import RunningRanks
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.launch.wakeup import Wakeup
 from saferun.linux.reaper import Reaper
-from saferun.supervisor import events
+from saferun.supervisor import actions
+from saferun.supervisor.events import LaunchRequested
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,29 +132,29 @@ class Runtime:
         context = self._context
         setup, ranks, ending = context.setup, context.ranks, context.ending
         return {
-            events.RunChecks: setup.check,
-            events.JoinHosts: setup.join,
-            events.ProbeHosts: context.checks.probe,
-            events.StartRanks: ranks.start,
-            events.ServeStore: ranks.serve_store,
-            events.CaptureEvidence: ranks.capture,
-            events.ReportHang: context.investigation.report_hang,
-            events.SignalRanks: ranks.signal,
-            events.SweepOrphans: ranks.sweep,
-            events.Diagnose: ending.diagnose,
-            events.ReportFailure: ending.report_failure,
-            events.BroadcastAbort: ending.report_trouble,
-            events.NotifyDone: ending.report_done,
-            events.BroadcastDecision: ending.send_decision,
-            events.ReportDecision: ending.report_decision,
-            events.PrintLine: lambda action: context.report(action.text),
-            events.Finish: ending.finish,
+            actions.RunChecks: setup.check,
+            actions.JoinHosts: setup.join,
+            actions.ProbeHosts: context.checks.probe,
+            actions.StartRanks: ranks.start,
+            actions.ServeStore: ranks.serve_store,
+            actions.CaptureEvidence: ranks.capture,
+            actions.ReportHang: context.investigation.report_hang,
+            actions.SignalRanks: ranks.signal,
+            actions.SweepOrphans: ranks.sweep,
+            actions.Diagnose: ending.diagnose,
+            actions.ReportFailure: ending.report_failure,
+            actions.BroadcastAbort: ending.report_trouble,
+            actions.NotifyDone: ending.report_done,
+            actions.BroadcastDecision: ending.send_decision,
+            actions.ReportDecision: ending.report_decision,
+            actions.PrintLine: lambda action: context.report(action.text),
+            actions.Finish: ending.finish,
         }
 
-    def run(self) -> events.Finish:
+    def run(self) -> actions.Finish:
         """Carry the launch out. Returns how saferun is to end."""
         self._wakeup.open()
-        self._context.post(events.LaunchRequested(time.monotonic(), 0))
+        self._context.post(LaunchRequested(time.monotonic(), 0))
         try:
             return self._context.loop.run(self._actions())
         finally:

@@ -453,6 +453,8 @@ def running(
         if sweeps:
             job.wait()
             job.assert_nothing_left()
+        unlisted = [entry for entry in job.events() if entry.get("remark") == "unlisted"]
+        assert not unlisted, f"the table of transitions lacks {unlisted}"
     finally:
         job.end()
 

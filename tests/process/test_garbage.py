@@ -14,7 +14,7 @@ import gc, sys
 import saferun.__main__
 assert not gc.isenabled()
 import saferun.launch.runtime
-from saferun.supervisor.events import Finish
+from saferun.supervisor.actions import Finish
 
 class Runtime:
     def __init__(self, *arguments, **named):

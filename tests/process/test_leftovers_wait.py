@@ -76,7 +76,7 @@ def test_a_signal_ends_the_wait(tmp_path: Path, signum: signal.Signals) -> None:
         until(lambda: "waiting for 1 process of rank 0: " in job.err, "it is waited for")
         job.send(signum)
         assert job.wait() == 0
-        assert f"{signum.name}: what the ranks left behind is not waited for" in job.err
+        assert f"{signum.name}: processes that the ranks left behind are not waited for" in job.err
         assert "ending 1 process of rank 0: " in job.err
         assert not (tmp_path / "uploaded.0").exists()
 

@@ -105,7 +105,7 @@ def test_a_job_that_hangs_is_looked_at_before_it_is_cancelled(tmp_path: Path) ->
 
 # Whatever has moved, it is a job that hangs which is being cancelled; and py-spy takes for ever for rank 1.
 CUT_SHORT = (
-    "import saferun.supervisor.machine as supervisor, saferun.captures.py_spy as py_spy\n"
+    "import saferun.supervisor.stopping as supervisor, saferun.captures.py_spy as py_spy\n"
     "    supervisor._HUNG_S = 0.0\n"
     "    plain = py_spy.argv_of\n"
     "    def argv_of(program, pid, *flags):\n"

@@ -19,8 +19,8 @@ from saferun.config import HostsConfig
 from saferun.files.run_dir import RunDirectory
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
+from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 from saferun.supervisor.events import (
-    BroadcastDecision,
     Event,
     HostsDone,
     HostsReachable,
@@ -28,7 +28,6 @@ from saferun.supervisor.events import (
     JobAborted,
     JobDecided,
     JobLost,
-    JoinHosts,
     StartFailed,
 )
 from tests.torch.coordinating import TROUBLE

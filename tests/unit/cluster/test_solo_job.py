@@ -16,7 +16,13 @@ from saferun.cluster.solo_job import SoloJob
 from saferun.linux.children import Child
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import BroadcastDecision, Event, JoinHosts, StartFailed, StoreServed, StoreUnavailable
+from saferun.supervisor.actions import BroadcastDecision, JoinHosts
+from saferun.supervisor.events import (
+    Event,
+    StartFailed,
+    StoreServed,
+    StoreUnavailable,
+)
 from tests.unit.samples import CONFIG
 
 NO_PID = 1 << 22  # one above the largest that Linux gives

@@ -6,18 +6,27 @@ from collections import deque
 from collections.abc import Container
 
 from saferun.model import ExitStatus, Placement, RankAssignment
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     Action,
     BroadcastAbort,
     BroadcastDecision,
     CaptureEvidence,
+    Diagnose,
+    Finish,
+    JoinHosts,
+    NotifyDone,
+    ProbeHosts,
+    RunChecks,
+    SignalRanks,
+    StartRanks,
+    SweepOrphans,
+)
+from saferun.supervisor.events import (
     ChecksPassed,
     DeadlineExpired,
-    Diagnose,
     Diagnosed,
     Event,
     EvidenceCaptured,
-    Finish,
     HangSuspected,
     HostsDone,
     HostsJoined,
@@ -26,20 +35,13 @@ from saferun.supervisor.events import (
     JobAborted,
     JobDecided,
     JobLost,
-    JoinHosts,
     LaunchRequested,
-    NotifyDone,
     OrphansGone,
-    ProbeHosts,
     ProbesPassed,
     RankExited,
     RanksStarted,
-    RunChecks,
-    SignalRanks,
     SignalReceived,
     StartFailed,
-    StartRanks,
-    SweepOrphans,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy

@@ -8,33 +8,35 @@ from typing import NamedTuple, TypeVar
 
 from saferun.evidence import Diagnosis, HangVerdict
 from saferun.model import ExitStatus, Placement, RankAssignment
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     Action,
     CaptureEvidence,
-    ChecksPassed,
-    CoreDumpSeen,
-    DeadlineExpired,
     Diagnose,
-    Diagnosed,
-    Event,
-    EvidenceCaptured,
     Finish,
-    HangSuspected,
-    HostsJoined,
     JoinHosts,
-    LaunchRequested,
-    OrphansGone,
-    RankExited,
-    RanksStarted,
     ReportFailure,
     ReportHang,
     RunChecks,
     SignalRanks,
+    StartRanks,
+    SweepOrphans,
+)
+from saferun.supervisor.events import (
+    ChecksPassed,
+    CoreDumpSeen,
+    DeadlineExpired,
+    Diagnosed,
+    Event,
+    EvidenceCaptured,
+    HangSuspected,
+    HostsJoined,
+    LaunchRequested,
+    OrphansGone,
+    RankExited,
+    RanksStarted,
     SignalReceived,
     StartFailed,
-    StartRanks,
     StoreUnavailable,
-    SweepOrphans,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy
@@ -49,6 +51,7 @@ SUSPICION = HangVerdict("spinning", (1,), 300.0, certain=False)
 HUNG_S = 10.0  # what has not moved for so long hangs, to whoever wants to stop it
 A = TypeVar("A", bound=Action)
 STARTS = (ChecksPassed, HostsJoined, RanksStarted)
+BEFORE_RANKS = {State.NEW, State.CHECKING, State.JOINING, State.PROBING}
 WITHOUT_DEADLINE = {State.NEW, State.RUNNING, State.DONE}
 
 
@@ -226,15 +229,15 @@ class World:
                 self.exit(ranks[number % len(ranks)], (OK, OK, FAILED, KILLED)[number % 4])
             case "signal":
                 self.signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3], (0.0, HUNG_S)[number // 3 % 2])
-            case "store" if self.state not in {State.NEW, State.CHECKING}:
+            case "store" if self.state is not State.NEW:
                 self.deliver(StoreUnavailable(self.now, self.attempt, "the store is gone", "look"))
             case "start fails" if any(isinstance(answer, STARTS) for answer in self.answers):
                 self.fail_start(number % (self.ranks + 1))
             case "deadline" if self.supervisor.deadline is not None:
                 self.expire()
-            case "hang":
+            case "hang" if self.state not in BEFORE_RANKS:
                 self.hang((HANG, SUSPICION)[number % 2])
-            case "dump" if self.supervisor.deadline is not None:
+            case "dump" if self.state is State.STOPPING and self.supervisor.deadline is not None:
                 self.now = max(self.now, self.supervisor.deadline)
                 self.deliver(CoreDumpSeen(self.now, self.attempt))
 

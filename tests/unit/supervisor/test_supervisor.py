@@ -6,26 +6,28 @@ import signal
 
 import pytest
 
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     CaptureEvidence,
-    DeadlineExpired,
     Diagnose,
-    Diagnosed,
-    EvidenceCaptured,
     Finish,
     JoinHosts,
-    LaunchRequested,
-    OrphansGone,
-    RankExited,
     ReportFailure,
     RunChecks,
     ServeStore,
     SignalRanks,
-    StartFailed,
     StartRanks,
+    SweepOrphans,
+)
+from saferun.supervisor.ending import Failed
+from saferun.supervisor.events import (
+    ChecksPassed,
+    DeadlineExpired,
+    EvidenceCaptured,
+    OrphansGone,
+    RankExited,
+    StartFailed,
     StoreServed,
     StoreUnavailable,
-    SweepOrphans,
 )
 from saferun.supervisor.machine import State
 from tests.unit.supervisor.fake_world import (
@@ -58,7 +60,7 @@ def test_a_launch_that_goes_well_takes_every_step_once() -> None:
         JoinHosts(0),
         StartRanks(0, placement_of(2)),
         ServeStore(0),
-        SweepOrphans(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s),
+        SweepOrphans(0, LIMITS.grace_s, LIMITS.orphans_s, LIMITS.grace_s),
         Finish(0),
     ]
 
@@ -84,8 +86,8 @@ def test_each_phase_before_the_ranks_ends_the_launch_at_its_deadline(state: Stat
         world.answer()
     assert world.state is State.DIAGNOSING
     diagnose = only(Diagnose, world.actions)
-    assert state.value in diagnose.trouble
-    assert diagnose.trouble_hint
+    assert state.value in diagnose.error
+    assert diagnose.error_hint
     world.answer_until(State.DONE)
     assert world.finish == Finish(1)
 
@@ -112,10 +114,8 @@ def test_events_that_make_no_sense_now_change_nothing() -> None:
     """Late answers and double ones are a fact of life."""
     world = running()
     for event in (
-        LaunchRequested(world.now, 0),
+        ChecksPassed(world.now, 0),
         EvidenceCaptured(world.now, 0, ()),
-        OrphansGone(world.now, 0, ()),
-        Diagnosed(world.now, 0, DIAGNOSIS),
         StoreServed(world.now, 0),
         DeadlineExpired(world.now, 0),
     ):
@@ -144,7 +144,7 @@ def test_a_failed_launch_is_diagnosed_reported_and_finished_with_1() -> None:
     world.exit(1, KILLED)
     assert world.state is State.STOPPING
     world.answer()
-    assert only(Diagnose, world.actions) == Diagnose(0, None, (), "", "")
+    assert only(Diagnose, world.actions) == Diagnose(0, Failed(local_rank=0))
     report, finish = world.answer()
     assert isinstance(report, ReportFailure)
     assert (report.diagnosis, report.restarting, finish) == (DIAGNOSIS, False, Finish(1))
@@ -240,7 +240,7 @@ def test_ranks_without_a_store_are_stopped_with_the_reason() -> None:
     world.exit(1, KILLED)
     world.answer()
     diagnose = only(Diagnose, world.actions)
-    assert (diagnose.trouble, diagnose.trouble_hint) == ("the store's process ended", "import torch")
+    assert (diagnose.error, diagnose.error_hint) == ("the store's process ended", "import torch")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -309,4 +309,4 @@ def test_an_abandoned_rank_of_the_attempt_before_is_forgotten() -> None:
     world.answer()
     diagnoses = [action for action in world.actions if isinstance(action, Diagnose)]
     assert [diagnose.abandoned for diagnose in diagnoses] == [(0,), ()]
-    assert diagnoses[1].trouble == ""
+    assert diagnoses[1].error == ""

@@ -6,19 +6,17 @@ import signal
 
 import pytest
 
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     CaptureEvidence,
-    CoreDumpSeen,
     Diagnose,
-    EvidenceCaptured,
     Finish,
     JoinHosts,
     ReportFailure,
     ReportHang,
     RunChecks,
     SignalRanks,
-    StoreUnavailable,
 )
+from saferun.supervisor.events import CoreDumpSeen, EvidenceCaptured, StoreUnavailable
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import HangPolicy
 from tests.unit.supervisor.fake_world import FAILED, HANG, KILLED, LIMITS, SUSPICION, World, only, running
@@ -172,7 +170,7 @@ def test_a_store_that_is_missed_while_the_hang_is_captured_is_not_forgotten() ->
     world.deliver(StoreUnavailable(world.now, 0, "the store is gone", "look"))
     assert captured(world) == [SignalRanks(0, (0, 1), signal.SIGTERM)]
     end_all(world)
-    assert only(Diagnose, world.actions).trouble == "the store is gone"
+    assert only(Diagnose, world.actions).error == "the store is gone"
 
 
 def test_ctrl_c_does_not_wait_for_the_picture_of_a_hang() -> None:

@@ -9,15 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun.model import Placement, RankAssignment
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     BroadcastAbort,
     BroadcastDecision,
     CaptureEvidence,
+    Diagnose,
+    Finish,
+    PrintLine,
+    ProbeHosts,
+    ReportDecision,
+    ReportFailure,
+    SignalRanks,
+    StartRanks,
+)
+from saferun.supervisor.events import (
     ChecksOver,
     ChecksPassed,
     DeadlineExpired,
-    Diagnose,
-    Finish,
     HostsJoined,
     HostsReachable,
     HostsUnreachable,
@@ -25,14 +33,8 @@ from saferun.supervisor.events import (
     JobDecided,
     JobLost,
     LaunchRequested,
-    PrintLine,
-    ProbeHosts,
     RanksStarted,
-    ReportDecision,
-    ReportFailure,
-    SignalRanks,
     SignalReceived,
-    StartRanks,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
@@ -235,11 +237,11 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_others_cannot_be_heard(
     assert host.state is State.WAITING
     due = [host.supervisor.deadline]
     host.deliver(HostsReachable(job.now, 0))
-    assert [*due, host.supervisor.deadline] == [job.now + LIMITS.unheard_s, None]
+    assert [*due, host.supervisor.deadline] == [job.now + LIMITS.unreachable_s, None]
     waiting = "nothing has been heard of node9; all ranks that are known of ended well; waiting for 300 s at most"
     assert PrintLine(waiting) in host.actions
     host.deliver(HostsUnreachable(job.now, 0, "nothing has been heard of node9"))
-    actions = host.supervisor.handle(DeadlineExpired(job.now + LIMITS.unheard_s, 0))
+    actions = host.supervisor.handle(DeadlineExpired(job.now + LIMITS.unreachable_s, 0))
     say, *told, finish = actions
     assert say == PrintLine("nothing has been heard of node9 for 300 s; all ranks that are known of ended well")
     assert [type(action) for action in told] == [BroadcastDecision] * (which == 0)
@@ -251,7 +253,8 @@ def test_ranks_that_ended_well_end_a_host_well_where_the_leader_ends_unheard(*, 
     """As at torchrun's exit barrier. Its last words may have come while this host was stopped for a while."""
     job = started(2)
     host = job.hosts[1]
-    host.supervisor._job = host.supervisor._job._replace(outlives_leader=c10d)
+    launch = host.supervisor._launch
+    launch.job = launch.job._replace(outlives_leader=c10d)
     host.exit(OK)
     host.exit(OK)
     while host.inbox:

@@ -6,27 +6,25 @@ import signal
 
 import pytest
 
+from saferun.supervisor.actions import Finish, PrintLine, SweepOrphans
 from saferun.supervisor.events import (
-    Finish,
     JobAborted,
     JobDecided,
     JobLost,
     OrphansGone,
-    PrintLine,
-    SweepOrphans,
 )
 from saferun.supervisor.machine import State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy
 from tests.unit.supervisor.fake_job import Job
 from tests.unit.supervisor.fake_world import FAILED, LIMITS, OK, World, only, running
 
-WAITED_FOR = SweepOrphans(0, LIMITS.grace_s, LIMITS.leftovers_s, LIMITS.grace_s)
+WAITED_FOR = SweepOrphans(0, LIMITS.grace_s, LIMITS.orphans_s, LIMITS.grace_s)
 ENDED = SweepOrphans(0, LIMITS.sweep_term_s)
 
 
 def well_ended(leftovers: str = "wait") -> World:
     world = running(ranks=1)
-    world.supervisor._leftovers = leftovers  # type: ignore[assignment]
+    world.supervisor._launch.orphans = leftovers  # type: ignore[assignment]
     world.exit(0)
     world.answers.clear()  # something is left
     return world
@@ -38,7 +36,7 @@ def test_what_works_after_ranks_that_ended_well_is_waited_for_and_not_for_ever()
     assert only(SweepOrphans, world.actions) == WAITED_FOR
     began = world.now
     assert world.expire() == [Finish(0)]
-    assert world.now - began >= LIMITS.leftovers_s
+    assert world.now - began >= LIMITS.orphans_s
 
 
 @pytest.mark.parametrize(
@@ -102,4 +100,4 @@ def test_what_was_decided_during_the_wait_is_done_after_it() -> None:
 
 
 def test_the_policy_of_an_ordinary_supervisor_is_to_wait() -> None:
-    assert Supervisor(AttemptPolicy(0), LIMITS)._leftovers == "wait"
+    assert Supervisor(AttemptPolicy(0), LIMITS)._launch.orphans == "wait"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     Action,
     BroadcastDecision,
+    Finish,
+    JoinHosts,
+    ReportFailure,
+    RunChecks,
+)
+from saferun.supervisor.events import (
     ChecksOver,
     ChecksPassed,
     DeadlineExpired,
     Diagnosed,
-    Finish,
     HostsJoined,
     JobAborted,
     JobDecided,
-    JoinHosts,
     LaunchRequested,
-    ReportFailure,
-    RunChecks,
     StartFailed,
 )
 from saferun.supervisor.machine import Limits, State, Supervisor

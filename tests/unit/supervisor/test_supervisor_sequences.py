@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saferun.supervisor.events import (
-    Finish,
-)
+from saferun.supervisor.actions import Finish
 from saferun.supervisor.machine import State
 from saferun.supervisor.policy import HangPolicy
 from tests.unit.supervisor.fake_world import (

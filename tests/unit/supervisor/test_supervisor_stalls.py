@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.supervisor.events import ChecksAsked, ChecksPassed, LaunchRequested, LoopStalled
+from saferun.supervisor.events import (
+    ChecksAsked,
+    ChecksPassed,
+    LaunchRequested,
+    LoopStalled,
+)
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy
 

@@ -6,17 +6,15 @@ import signal
 
 import pytest
 
-from saferun.supervisor.events import (
+from saferun.supervisor.actions import (
     CaptureEvidence,
-    DeadlineExpired,
     Diagnose,
-    Diagnosed,
     Finish,
     PrintLine,
     SignalRanks,
-    StartFailed,
     SweepOrphans,
 )
+from saferun.supervisor.events import DeadlineExpired, Diagnosed, StartFailed
 from saferun.supervisor.machine import Limits, State, Supervisor
 from saferun.supervisor.policy import AttemptPolicy
 from tests.unit.supervisor.fake_world import (
@@ -39,7 +37,7 @@ def test_bad_input_is_not_tried_again() -> None:
     world.launch()
     world.deliver(StartFailed(world.now, 0, "port 29500 is in use", "pass another", 2))
     diagnose = only(Diagnose, world.actions)
-    assert (diagnose.trouble, diagnose.trouble_hint) == ("port 29500 is in use", "pass another")
+    assert (diagnose.error, diagnose.error_hint) == ("port 29500 is in use", "pass another")
     world.answers = [Diagnosed(world.now, 0, DIAGNOSIS)]
     world.answer()
     assert world.finish == Finish(2)

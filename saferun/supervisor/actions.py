@@ -1,0 +1,240 @@
+"""Actions: all that comes out of the supervisor. It wants something done; most answer with an event."""
+
+from __future__ import annotations
+
+from saferun.model import Placement, Value
+from saferun.supervisor.ending import Ending, Hung, StartFailed, StoreLost, explanation, signum_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    # A launch that goes well never makes one, and does not pay for them.
+    from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.supervisor.policy import Decision
+
+
+class RunChecks(Value):
+    """Bind the store's port, if it is not, and check what can be checked alone.
+
+    Answer ChecksPassed, StartFailed, or ChecksOver where nothing else is wanted.
+    """
+
+    attempt: int
+
+
+class JoinHosts(Value):
+    """Meet the other hosts and take away what the attempt before left in the store; answer HostsJoined.
+
+    ``restarts``: how many failures the job has got over.
+    """
+
+    attempt: int
+    restarts: int = 0
+
+
+class ProbeHosts(Value):
+    """Have the hosts look at each other; answer ProbesPassed, StartFailed or ChecksOver."""
+
+    attempt: int
+
+
+class StartRanks(Value):
+    """Start every rank of this host; answer RanksStarted or StartFailed."""
+
+    attempt: int
+    placement: Placement
+
+
+class ServeStore(Value):
+    """Have the coordinator serve the store of this attempt."""
+
+    attempt: int
+
+
+class CaptureEvidence(Value):
+    """Look at the ranks that still run, before any of them is signalled; answer EvidenceCaptured.
+
+    ``verdict``: the hang that asks for it; None: a failure or a signal.
+    """
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+    budget_s: float
+    verdict: HangVerdict | None = None
+
+
+class ReportHang(Value):
+    """Tell the user of the hang that has been captured, and what is done about it."""
+
+    attempt: int
+    next_step: Literal["report", "stop", "restart"]
+
+
+class SignalRanks(Value):
+    """Send a signal to the process groups of these ranks."""
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+    signum: int
+
+
+class SweepOrphans(Value):
+    """End what the ranks left behind, or wait for its end; answer OrphansGone.
+
+    Attributes:
+        term_s: seconds between SIGTERM and SIGKILL.
+        wait_s: how long processes that work are waited for before they are ended; 0: all are ended at once.
+        idle_s: how long a process that is waited for may do nothing before it is ended.
+        leave: they are left as they are.
+    """
+
+    attempt: int
+    term_s: float
+    wait_s: float = 0.0
+    idle_s: float = 0.0
+    leave: bool = False
+
+
+class Diagnose(Value):
+    """Find the cause of an attempt's end; answer Diagnosed.
+
+    Attributes:
+        ending: why it ended, as far as this host knows.
+        abandoned: local ranks that SIGKILL did not end.
+        alone: other hosts have no part in it.
+        lost: how the other hosts were lost, where they were; empty: they were not.
+        lost_hint: what to do about that.
+    """
+
+    attempt: int
+    ending: Ending
+    abandoned: tuple[int, ...] = ()
+    alone: bool = False
+    lost: str = ""
+    lost_hint: str = ""
+
+    @property
+    def stop_signum(self) -> int | None:
+        """The signal to this host that ended the attempt, if one did."""
+        return signum_of(self.ending)
+
+    @property
+    def hung(self) -> bool:
+        """Whether the ranks were ended because they hung."""
+        return isinstance(self.ending, Hung)
+
+    @property
+    def error(self) -> str:
+        """What happened, where it was no rank; empty where the ranks know more."""
+        return explanation(self.ending)[0] or self.lost
+
+    @property
+    def error_hint(self) -> str:
+        """What to do about ``error``."""
+        error, hint = explanation(self.ending)
+        return hint if error else self.lost_hint
+
+    @property
+    def error_class(self) -> str:
+        """The class of ``error``, where it has one."""
+        if isinstance(self.ending, StartFailed):
+            return self.ending.class_name
+        return "store_lost" if isinstance(self.ending, StoreLost) else ""
+
+    @property
+    def by_checks(self) -> bool:
+        """Whether the preflight checks of all hosts found it."""
+        return isinstance(self.ending, StartFailed) and self.ending.by_checks
+
+
+class ReportFailure(Value):
+    """Tell the user why the attempt failed, and what happens next.
+
+    ``decision``: what was decided, and why.
+    """
+
+    attempt: int
+    diagnosis: Diagnosis
+    restarting: bool
+    decision: Decision | None = None
+
+
+class BroadcastAbort(Value):
+    """Tell all hosts that this attempt is to end. The fields are those of JobAborted.
+
+    ``culprits`` are local ranks here; those that a hang on other hosts is blamed on are known to who carries this out.
+    """
+
+    attempt: int
+    reason: str
+    message: str
+    signum: int = 0
+
+
+class NotifyDone(Value):
+    """Tell the host that decides that every rank of this one has ended with exit code 0."""
+
+    attempt: int
+
+
+class BroadcastDecision(Value):
+    """Tell all hosts what follows. ``diagnosis``: of a failed attempt; ``decision``: why.
+
+    ``excluded``: the number of a host that is left out from now on; -1: none.
+    """
+
+    attempt: int
+    next_step: Literal["restart", "finish"]
+    exit_code: int
+    wait_s: float = 0.0
+    restarts: int = 0
+    diagnosis: Diagnosis | None = None
+    decision: Decision | None = None
+    excluded: int = -1
+
+
+class ReportDecision(Value):
+    """Tell the user what another host has decided, in its own words."""
+
+    attempt: int
+    messages: tuple[str, ...]
+    restarting: bool
+
+
+class PrintLine(Value):
+    """One line for the user."""
+
+    text: str
+
+
+class Finish(Value):
+    """The launch is over. With ``reraise`` saferun ends by that signal instead of by an exit code.
+
+    ``leaves``: the job goes on without this host.
+    """
+
+    exit_code: int
+    reraise: int | None = None
+    leaves: bool = False
+
+
+Action = (
+    RunChecks
+    | JoinHosts
+    | ProbeHosts
+    | StartRanks
+    | ServeStore
+    | CaptureEvidence
+    | ReportHang
+    | SignalRanks
+    | SweepOrphans
+    | Diagnose
+    | ReportFailure
+    | BroadcastAbort
+    | NotifyDone
+    | BroadcastDecision
+    | ReportDecision
+    | PrintLine
+    | Finish
+)

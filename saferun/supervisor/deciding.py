@@ -1,0 +1,156 @@
+"""DIAGNOSING and BACKOFF: the cause of a failed attempt, and whether there is another one. Pure."""
+
+from __future__ import annotations
+
+from saferun.model import signal_name
+from saferun.supervisor.actions import (
+    Action,
+    BroadcastDecision,
+    Diagnose,
+    ReportDecision,
+    ReportFailure,
+    RunChecks,
+)
+from saferun.supervisor.ending import Leave, StartFailed, explanation, is_final
+from saferun.supervisor.launch_state import Attempt, CutOff, Launch, State
+from saferun.supervisor.policy import FailureFacts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.evidence import Diagnosis
+    from saferun.supervisor.events import DeadlineExpired, Diagnosed, JobDecided
+
+_UNKNOWN = FailureFacts("unknown")
+
+
+def diagnose(launch: Launch, at: float) -> list[Action]:
+    """-> DIAGNOSING."""
+    attempt = launch.attempt
+    assert attempt.ending is not None  # noqa: S101 - only an attempt that failed or was stopped is diagnosed
+    others_s = 0.0
+    if launch.answers_to_job:
+        # The leader waits for the other hosts, and they for it.
+        others_s = launch.job.peers_s * (1 if launch.leads else 2)
+    launch.enter(State.DIAGNOSING, at + launch.limits.diagnose_s + others_s)
+    lost = attempt.peers.cut_off or CutOff()
+    return [
+        Diagnose(
+            launch.number,
+            attempt.ending,
+            attempt.stopping.abandoned,
+            alone=attempt.peers.cut_off is not None or isinstance(attempt.ending, Leave),
+            lost=lost.what,
+            lost_hint=lost.hint,
+        )
+    ]
+
+
+def on_diagnosed(launch: Launch, event: Diagnosed) -> list[Action]:
+    """The leader decides; the others wait for its decision."""
+    attempt, peers = launch.attempt, launch.attempt.peers
+    if peers.unreachable and not launch.leads and peers.decision is None:
+        peers.cut_off = (peers.cut_off or CutOff())._replace(is_final=True)  # no decision can come
+    if launch.answers_to_job and not launch.leads:
+        attempt.own_diagnosis = event.diagnosis
+        return follow(launch, peers.decision, event.at) if peers.decision is not None else []
+    peers.is_stopped = peers.is_stopped or event.stopped
+    return _decide(launch, event.at, event.diagnosis, event.facts)
+
+
+def on_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
+    """No diagnosis came in time, or no decision."""
+    attempt = launch.attempt
+    if attempt.own_diagnosis is not None:
+        # The leader is there, and yet it does not decide: enough.
+        attempt.peers.cut_off = CutOff(is_final=True)
+        return _decide(launch, event.at, attempt.own_diagnosis, None)
+    code = _exit_code(launch)
+    decision = [BroadcastDecision(launch.number, "finish", code)] if launch.answers_to_job and launch.leads else []
+    return [*decision, *launch.finish(code)]
+
+
+def _decide(launch: Launch, at: float, diagnosis: Diagnosis, facts: FailureFacts | None) -> list[Action]:
+    placement = launch.attempt.placement
+    decision = launch.policy.decide(
+        _completed(launch, facts),
+        restarts=launch.restarts,
+        hosts=placement.group_world_size if placement is not None else 1,
+        least_hosts=launch.job.least_hosts,
+    )
+    finishes = decision.next_step == "finish"
+    actions: list[Action] = [ReportFailure(launch.number, diagnosis, not finishes, decision)]
+    broadcasts = launch.answers_to_job and launch.leads
+    if finishes:
+        # DIAGNOSING -> DONE
+        code = _exit_code(launch)
+        if broadcasts:
+            actions.append(BroadcastDecision(launch.number, "finish", code, 0.0, launch.restarts, diagnosis, decision))
+        return [*actions, *launch.finish(code)]
+    # DIAGNOSING -> BACKOFF
+    launch.restarts += decision.next_step == "restart"
+    if broadcasts:
+        excluded = -1 if decision.exclude is None else decision.exclude
+        actions.append(
+            BroadcastDecision(
+                launch.number, "restart", 1, decision.wait_s, launch.restarts, diagnosis, decision, excluded
+            )
+        )
+    launch.enter(State.BACKOFF, at + decision.wait_s)
+    return actions
+
+
+def _completed(launch: Launch, facts: FailureFacts | None) -> FailureFacts:
+    """What is known of a failure, and what only this machine knows of it."""
+    facts = facts or _UNKNOWN
+    ending, peers = launch.attempt.ending, launch.attempt.peers
+    lost = peers.cut_off or CutOff()
+    what = explanation(ending)[0]
+    is_transient = isinstance(ending, StartFailed) and bool(ending.class_name)
+    if isinstance(ending, StartFailed) and is_transient:
+        facts = facts._replace(class_name=ending.class_name, started=False, transient=True, message=what)
+    if lost.class_name:
+        # Each host decides for itself, and all the same: the leader can serve another store.
+        facts = facts._replace(class_name=lost.class_name, transient=True, message=what or lost.what, host=None)
+    reason = ""
+    if launch.stop_signum is not None:
+        reason = f"stopped by {signal_name(launch.stop_signum)}"
+    elif peers.is_stopped:
+        reason = "stopped"
+    elif peers.cut_off is not None and not (launch.job.outlives_leader or is_transient or lost.class_name):
+        reason = "the other hosts cannot be reached"
+    elif lost.is_final or is_final(ending):
+        reason = facts.message or "it is not worth another attempt"
+    return facts._replace(restarting_allowed=False, stop_reason=reason) if reason else facts
+
+
+def _exit_code(launch: Launch) -> int:
+    ending = launch.attempt.ending
+    return ending.exit_code if isinstance(ending, StartFailed) else 1
+
+
+def follow(launch: Launch, decision: JobDecided, at: float) -> list[Action]:
+    """Do what the leader has decided."""
+    placement = launch.attempt.placement
+    restarting = decision.next_step == "restart" and launch.stop_signum is None
+    actions: list[Action] = []
+    # Where nothing but checks was wanted, the leader shows what they found.
+    if (decision.exit_code != 0 or decision.messages) and launch.state is not State.PROBING:
+        actions.append(ReportDecision(launch.number, decision.messages, restarting))
+    if restarting and placement is not None and decision.excluded == placement.group_rank:
+        # DIAGNOSING -> DONE: the others go on without this host.
+        return [*actions, *launch.finish(1, leaves=True)]
+    if restarting:
+        # DIAGNOSING | WAITING -> BACKOFF
+        launch.restarts = decision.restarts
+        launch.enter(State.BACKOFF, at + decision.wait_s)
+        return actions
+    # DIAGNOSING | WAITING -> DONE
+    return [*actions, *launch.finish(decision.exit_code)]
+
+
+def begin_next(launch: Launch, event: DeadlineExpired) -> list[Action]:
+    """BACKOFF -> CHECKING: the store's port stays bound from attempt to attempt."""
+    launch.number += 1
+    launch.attempt = Attempt()
+    launch.enter(State.CHECKING, event.at + launch.limits.checks_s)
+    return [RunChecks(launch.number)]

@@ -1,0 +1,181 @@
+"""Where a launch stands: its state, the limits of each phase, and what is known of the attempt at hand. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from saferun.model import Value
+from saferun.supervisor.actions import Action, BroadcastAbort, Finish
+from saferun.supervisor.ending import Ending, Leave, prevailing
+from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from saferun.evidence import Diagnosis, HangVerdict
+    from saferun.model import Placement
+    from saferun.supervisor.events import JobDecided
+
+
+class State(Enum):
+    """Where the launch stands."""
+
+    NEW = "new"
+    CHECKING = "checking"
+    JOINING = "joining"
+    PROBING = "probing"  # the hosts probe each other
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"  # this host's ranks are done, others' are not
+    CAPTURING = "capturing"
+    STOPPING = "stopping"
+    DIAGNOSING = "diagnosing"
+    BACKOFF = "backoff"
+    DONE = "done"
+
+
+class Stage(Enum):
+    """How far STOPPING has come."""
+
+    ASKED = "asked"  # the ranks have been sent a signal and have their grace
+    KILLED = "killed"  # they have been sent SIGKILL
+    SWEEPING = "sweeping"  # they are gone; the processes that they left behind are being ended
+
+
+class Limits(Value):
+    """How long each phase may last, in seconds. RUNNING lasts as long as its ranks, WAITING as other hosts' do."""
+
+    checks_s: float = 60.0
+    join_s: float = 600.0
+    probe_s: float = 60.0
+    start_s: float = 120.0
+    capture_s: float = 20.0
+    grace_s: float = 30.0
+    kill_s: float = 10.0
+    sweep_term_s: float = 2.0
+    sweep_s: float = 10.0
+    orphans_s: float = 600.0  # processes that work on after ranks that ended well
+    dump_s: float = 60.0  # by how much a core dump in progress may put SIGKILL off
+    diagnose_s: float = 30.0
+    unreachable_s: float = 300.0  # how long a host whose ranks ended well waits for hosts that cannot be reached
+
+
+class CutOff(Value):
+    """This host is on its own from now on: the others cannot be reached, or know nothing of the attempt.
+
+    Attributes:
+        what: happened; empty where there is nothing to be said.
+        hint: what to do about it.
+        class_name: ``store_lost`` where the store of the leader is gone, which may serve another.
+        is_final: there is to be no other attempt.
+    """
+
+    what: str = ""
+    hint: str = ""
+    class_name: str = ""
+    is_final: bool = False
+
+
+class Stopping:
+    """How far the ranks of an attempt have been stopped."""
+
+    def __init__(self) -> None:
+        self.stage = Stage.ASKED
+        self.kill_at = 0.0
+        self.killed_by: float | None = None  # when a scheduler that asked for the end would kill them itself
+        self.capture_at: float | None = None  # when ranks that were sent a signal, and are still there, are captured
+        self.dumped_by = 0.0  # when SIGKILL waits for no core dump any more
+        self.awaits_orphans = False  # all ranks ended well, and processes of theirs work on
+        self.abandoned: tuple[int, ...] = ()  # ranks that SIGKILL did not end
+
+
+class Peers:
+    """What an attempt knows of the other hosts."""
+
+    def __init__(self) -> None:
+        self.may_leave = False  # the job can go on without this host
+        self.is_announced = False  # all hosts know that the attempt is to end
+        self.announced_signum = 0  # because of a signal to one of them
+        self.is_stopped = False  # the user or the scheduler stopped the job on some host
+        self.unreachable = ""  # the hosts that are, and how, while the job goes on
+        self.cut_off: CutOff | None = None
+        self.decision: JobDecided | None = None
+
+
+class Attempt:
+    """What is known of one attempt. Each has an object of its own, so nothing of an earlier one is left in it."""
+
+    def __init__(self) -> None:
+        self.placement: Placement | None = None
+        self.running: set[int] = set()  # local ranks
+        self.has_failed_rank = False  # a rank of this host failed, or could not be ended
+        self.ending: Ending | None = None
+        self.verdict: HangVerdict | None = None  # of the hang that is being captured
+        self.has_moved = False  # the job made progress during that
+        self.is_captured = False  # the ranks have been captured at least once
+        self.stopping = Stopping()
+        self.peers = Peers()
+        self.own_diagnosis: Diagnosis | None = None  # while the leader's decision is waited for
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The local ranks that run."""
+        return tuple(sorted(self.running))
+
+
+class Launch:
+    """What the transitions read and change. ``number``: of the attempt."""
+
+    def __init__(
+        self,
+        policy: AttemptPolicy,
+        limits: Limits,
+        hang_policy: HangPolicy,
+        job: JobPolicy,
+        orphans: Literal["wait", "end", "leave"],
+    ) -> None:
+        self.policy = policy
+        self.limits = limits
+        self.hang_policy = hang_policy
+        self.job = job
+        self.orphans = orphans
+        self.state = State.NEW
+        self.deadline: float | None = None
+        self.number = 0
+        self.attempt = Attempt()
+        self.restarts = 0  # failures that the job has recovered from; retries of a start are not among them
+        self.leads = True
+        self.stop_signum: int | None = None  # that the user or the scheduler sent to this host
+
+    def enter(self, state: State, deadline: float | None) -> None:
+        """Change the state."""
+        self.state = state
+        self.deadline = deadline
+
+    def is_due(self, at: float) -> bool:
+        """Whether the phase has lasted as long as it may."""
+        return self.deadline is not None and at >= self.deadline
+
+    def end_for(self, ending: Ending) -> None:
+        """There is one more reason for which the attempt ends."""
+        self.attempt.ending = prevailing(self.attempt.ending, ending)
+
+    @property
+    def answers_to_job(self) -> bool:
+        """Whether other hosts take part in how this attempt is judged."""
+        attempt = self.attempt
+        return self.job.together and attempt.peers.cut_off is None and not isinstance(attempt.ending, Leave)
+
+    def broadcast(self, reason: str, message: str = "", signum: int = 0) -> list[Action]:
+        """All hosts are to know that this attempt ends."""
+        peers = self.attempt.peers
+        if not self.job.together or peers.is_announced or peers.cut_off is not None:
+            return []
+        peers.is_announced = True
+        return [BroadcastAbort(self.number, reason, message, signum)]
+
+    def finish(self, exit_code: int, reraise: int | None = None, *, leaves: bool = False) -> list[Action]:
+        """The launch is over."""
+        self.enter(State.DONE, None)
+        return [Finish(exit_code, reraise, leaves=leaves or isinstance(self.attempt.ending, Leave))]

@@ -1,0 +1,205 @@
+"""What other hosts report and decide: aborts, decisions, hosts that cannot be reached. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+from saferun.supervisor.actions import Action, BroadcastDecision, PrintLine
+from saferun.supervisor.deciding import diagnose, follow
+from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
+from saferun.supervisor.launch_state import CutOff, Launch, Stage, State
+from saferun.supervisor.stopping import (
+    capture,
+    end_well_alone,
+    fail,
+    hurry,
+    hurry_orphans,
+    stop,
+    stop_for,
+    wait_for_others,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.supervisor.events import (
+        DeadlineExpired,
+        HostsDone,
+        HostsReachable,
+        HostsUnreachable,
+        JobAborted,
+        JobDecided,
+        JobLost,
+    )
+
+# Reasons that this host announces without having acted: what it has heard of others.
+_HEARD = frozenset({"membership", "lost", "task_lost"})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The attempt ends on all hosts
+
+
+def note_abort(launch: Launch, event: JobAborted) -> list[Action]:
+    """All hosts end this attempt, for the same reason: the first that any of them announced."""
+    peers = launch.attempt.peers
+    peers.is_announced = True
+    if event.signum:
+        peers.announced_signum = event.signum
+        hurry(launch, event.at)
+    peers.is_stopped = peers.is_stopped or event.reason in {"signal", "parent"}
+    return []
+
+
+def on_abort(launch: Launch, event: JobAborted) -> list[Action]:
+    """STARTING | RUNNING -> CAPTURING | STOPPING."""
+    note_abort(launch, event)
+    if _has_acted(event):
+        return []
+    launch.end_for(Hung() if event.reason == "hang" else _ending(event))
+    if event.reason == "hang":
+        if not launch.attempt.is_captured:
+            return capture(launch, event.at)
+        # RUNNING -> STOPPING: it has just been captured on all hosts.
+        aborted = tuple(rank for rank in event.culprits if rank in launch.attempt.running)
+        return stop(launch, event.at, signal.SIGTERM, aborted if launch.hang_policy.abort_culprits else ())
+    if event.signum == signal.SIGINT:
+        return stop(launch, event.at, event.signum)
+    if event.signum:
+        return stop_for(launch, event.at, signal.SIGTERM, event.quiet_s)
+    return capture(launch, event.at)
+
+
+def on_abort_without_ranks(launch: Launch, event: JobAborted) -> list[Action]:
+    """PROBING | WAITING -> DIAGNOSING | BACKOFF."""
+    note_abort(launch, event)
+    if _has_acted(event):
+        return []
+    launch.end_for(_ending(event))
+    if isinstance(launch.attempt.ending, Regroup):
+        launch.enter(State.BACKOFF, event.at)
+        return []
+    return diagnose(launch, event.at)
+
+
+def on_abort_on_the_way_out(launch: Launch, event: JobAborted) -> list[Action]:
+    """CAPTURING, STOPPING: the ranks are being ended already, or only what they left behind is left."""
+    note_abort(launch, event)
+    if _has_acted(event):
+        return []
+    ending = _ending(event)
+    if not isinstance(ending, Regroup) or launch.stop_signum is None:
+        launch.end_for(ending)
+    return hurry_orphans(launch, event.at)
+
+
+def _has_acted(event: JobAborted) -> bool:
+    """Whether this host announced it because of what it had done already."""
+    return event.ours and event.reason not in _HEARD
+
+
+def _ending(event: JobAborted) -> Ending:
+    match event.reason:
+        case "membership":
+            return Regroup(event.message)
+        case "leave":
+            return Regroup(f"{event.host} leaves the job")
+        case "signal" | "parent":
+            return Stopped(event.signum, event.host or "another host")
+    return Failed()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the leader decides
+
+
+def on_decided(launch: Launch, event: JobDecided) -> list[Action]:
+    """STARTING, CAPTURING, STOPPING: it is carried out after the sweep."""
+    if not _heed(launch, event):
+        return []
+    return hurry_orphans(launch, event.at)
+
+
+def on_decided_while_running(launch: Launch, event: JobDecided) -> list[Action]:
+    """RUNNING -> CAPTURING: it was decided without this host, which had not been heard of for long."""
+    if not _heed(launch, event):
+        return []
+    launch.end_for(Failed())
+    return capture(launch, event.at)
+
+
+def on_decided_while_waiting(launch: Launch, event: JobDecided) -> list[Action]:
+    """PROBING | WAITING | DIAGNOSING -> BACKOFF | DONE, once this host has nothing else to do."""
+    decision = _heed(launch, event)
+    if decision is None or (launch.state is State.DIAGNOSING and launch.attempt.own_diagnosis is None):
+        return []
+    return follow(launch, decision, event.at)
+
+
+def _heed(launch: Launch, event: JobDecided) -> JobDecided | None:
+    """Take a decision in, as far as it is believed; the leader knows its own."""
+    if launch.leads:
+        return None
+    attempt = launch.attempt
+    is_failure = not isinstance(attempt.ending, Regroup | None) and signum_of(attempt.ending) is None
+    has_failed = attempt.has_failed_rank or is_failure
+    if event.next_step == "finish" and event.exit_code == 0 and (attempt.running or has_failed):
+        # No other host can say that all went well here.
+        event = event._replace(exit_code=1)
+    attempt.peers.decision = event
+    return event
+
+
+def on_hosts_done(launch: Launch, _event: HostsDone) -> list[Action]:
+    """WAITING -> DONE: every rank of the job ended with exit code 0."""
+    return [BroadcastDecision(launch.number, "finish", 0), *launch.finish(0)] if launch.leads else []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Hosts that cannot be reached
+
+
+def on_job_lost(launch: Launch, event: JobLost) -> list[Action]:
+    """This host decides for itself what no other can decide for it any more."""
+    attempt, peers = launch.attempt, launch.attempt.peers
+    if peers.cut_off is not None or peers.decision is not None:
+        return []
+    peers.cut_off = CutOff(event.what, event.hint, event.class_name)
+    match launch.state:
+        case State.STARTING | State.RUNNING:
+            return fail(launch, event.at)
+        case State.WAITING if _may_end_alone(launch, event):
+            return end_well_alone(launch, event.what)
+        case State.WAITING | State.PROBING:
+            launch.end_for(Failed())
+            return diagnose(launch, event.at)
+        case State.CAPTURING:
+            launch.end_for(Failed())
+        case State.STOPPING if attempt.stopping.stage is Stage.SWEEPING and attempt.ending is None:
+            # As in WAITING, where it would be next.
+            if not _may_end_alone(launch, event):
+                launch.end_for(Failed())
+            return hurry_orphans(launch, event.at)
+        case State.DIAGNOSING if attempt.own_diagnosis is not None:
+            # DIAGNOSING -> DIAGNOSING: its ranks may have failed only because the leader was gone.
+            attempt.own_diagnosis = None
+            return diagnose(launch, event.at)
+    return []
+
+
+def _may_end_alone(launch: Launch, event: JobLost) -> bool:
+    """Whether ranks that ended well are the end of it here, whatever the leader decided."""
+    others_suffice = launch.job.outlives_leader and launch.attempt.peers.may_leave  # they form the job again
+    return not (others_suffice or event.class_name)
+
+
+def on_reachability(launch: Launch, event: HostsUnreachable | HostsReachable) -> list[Action]:
+    """Hosts cannot be reached while the job goes on, or can be again."""
+    launch.attempt.peers.unreachable = getattr(event, "message", "")
+    return wait_for_others(launch, event.at) if launch.state is State.WAITING else []
+
+
+def on_waiting_deadline(launch: Launch, _event: DeadlineExpired) -> list[Action]:
+    """WAITING -> DONE: the others' ranks are at work, or have ended well, as far as this host knows."""
+    unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
+    line = PrintLine(f"{unreachable} for {limit_s:g} s; all ranks that are known of ended well")
+    return [line, *([BroadcastDecision(launch.number, "finish", 0)] if launch.leads else []), *launch.finish(0)]

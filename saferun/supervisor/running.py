@@ -1,0 +1,101 @@
+"""RUNNING and CAPTURING: ranks that end, a store that is lost, hangs. Pure."""
+
+from __future__ import annotations
+
+import signal
+
+from saferun.supervisor.actions import Action, ReportHang
+from saferun.supervisor.ending import Failed, Hung, StoreLost
+from saferun.supervisor.launch_state import Launch, Stage, State
+from saferun.supervisor.stopping import capture, fail, stop, sweep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.supervisor.events import (
+        DeadlineExpired,
+        EvidenceCaptured,
+        HangSuspected,
+        RankExited,
+        StoreUnavailable,
+    )
+
+
+def on_rank_exited(launch: Launch, event: RankExited) -> list[Action]:
+    """A rank ends while all are started or run. With the last one that ends well the job is done here."""
+    _note_exit(launch, event)
+    # Of ranks that end before the last one runs: RUNNING begins with the first rank.
+    launch.enter(State.RUNNING, None)
+    if not event.status.ok:
+        return fail(launch, event.at, event.local_rank)
+    # RUNNING -> STOPPING: every rank is done; only what they left behind is to be ended.
+    return [] if launch.attempt.running else sweep(launch, event.at)
+
+
+def on_rank_exited_in_capture(launch: Launch, event: RankExited) -> list[Action]:
+    """A rank may also fail while the others are captured because they hang."""
+    _note_exit(launch, event)
+    attempt = launch.attempt
+    announced: list[Action] = []
+    if attempt.verdict is not None:
+        attempt.has_moved = True
+        if not event.status.ok:
+            launch.end_for(Failed(event.local_rank))
+        announced = launch.broadcast("failure") if attempt.ending is not None else []
+    # CAPTURING -> STOPPING: no rank is left to be captured.
+    return announced if attempt.running else [*announced, *sweep(launch, event.at)]
+
+
+def on_rank_exited_in_stop(launch: Launch, event: RankExited) -> list[Action]:
+    """STOPPING: the sweep follows the last rank."""
+    _note_exit(launch, event)
+    if launch.attempt.running or launch.attempt.stopping.stage is Stage.SWEEPING:
+        return []
+    return sweep(launch, event.at)
+
+
+def _note_exit(launch: Launch, event: RankExited) -> None:
+    launch.attempt.running.discard(event.local_rank)
+    launch.attempt.has_failed_rank = launch.attempt.has_failed_rank or not event.status.ok
+
+
+def on_store_unavailable(launch: Launch, event: StoreUnavailable) -> list[Action]:
+    """RUNNING | CAPTURING: ranks that ask for the store would wait for ever."""
+    if launch.state is State.CAPTURING and launch.attempt.verdict is None:
+        return []
+    launch.end_for(StoreLost(event.what, event.hint))
+    return fail(launch, event.at) if launch.state is State.RUNNING else []
+
+
+def on_hang(launch: Launch, event: HangSuspected) -> list[Action]:
+    """RUNNING -> CAPTURING."""
+    return capture(launch, event.at, event.verdict)
+
+
+def on_captured(launch: Launch, event: EvidenceCaptured) -> list[Action]:
+    """CAPTURING -> STOPPING | RUNNING."""
+    launch.attempt.has_moved = launch.attempt.has_moved or event.moved
+    return _after_capture(launch, event.at, event.culprits)
+
+
+def on_capture_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
+    """CAPTURING -> STOPPING | RUNNING: captures that are not there by now are not waited for."""
+    return _after_capture(launch, event.at, ())
+
+
+def _after_capture(launch: Launch, at: float, culprits: tuple[int, ...]) -> list[Action]:
+    attempt, hang_policy = launch.attempt, launch.hang_policy
+    verdict, attempt.verdict = attempt.verdict, None
+    attempt.is_captured = True
+    if verdict is None or attempt.ending is not None:
+        return stop(launch, at, launch.stop_signum or signal.SIGTERM)
+    next_step = hang_policy.next_step(certain=verdict.certain and not attempt.has_moved and launch.leads)
+    if next_step == "restart" and not launch.policy.may_restart(launch.restarts):
+        next_step = "stop"
+    report = ReportHang(launch.number, next_step)
+    if next_step == "report":
+        # CAPTURING -> RUNNING: the job goes on, and may well make progress again.
+        launch.enter(State.RUNNING, None)
+        return [report]
+    launch.end_for(Hung(is_final=next_step == "stop"))
+    aborted = tuple(rank for rank in culprits if rank in attempt.running) if hang_policy.abort_culprits else ()
+    return [report, *launch.broadcast("hang"), *stop(launch, at, signal.SIGTERM, aborted)]

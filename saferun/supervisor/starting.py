@@ -1,0 +1,123 @@
+"""NEW to STARTING: checks, rendezvous, probes and the start of the ranks, and starts that fail. Pure."""
+
+from __future__ import annotations
+
+from saferun.supervisor import ending
+from saferun.supervisor.actions import (
+    Action,
+    BroadcastDecision,
+    JoinHosts,
+    ProbeHosts,
+    RunChecks,
+    ServeStore,
+    StartRanks,
+)
+from saferun.supervisor.deciding import diagnose
+from saferun.supervisor.events import StartFailed
+from saferun.supervisor.launch_state import CutOff, Launch, Stage, State
+from saferun.supervisor.stopping import fail, sweep
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.supervisor.events import (
+        ChecksAsked,
+        ChecksOver,
+        ChecksPassed,
+        DeadlineExpired,
+        HostsJoined,
+        LaunchRequested,
+        ProbesPassed,
+        RanksStarted,
+    )
+
+
+def run_checks(launch: Launch, event: LaunchRequested) -> list[Action]:
+    """NEW -> CHECKING."""
+    launch.enter(State.CHECKING, event.at + launch.limits.checks_s)
+    return [RunChecks(launch.number)]
+
+
+def on_checks_asked(launch: Launch, event: ChecksAsked) -> list[Action]:
+    """What came before, names that had to be looked up for one, is no part of the checks' time."""
+    launch.enter(State.CHECKING, event.at + launch.limits.checks_s)
+    return []
+
+
+def join_hosts(launch: Launch, event: ChecksPassed) -> list[Action]:
+    """CHECKING -> JOINING."""
+    launch.enter(State.JOINING, event.at + launch.limits.join_s)
+    return [JoinHosts(launch.number, launch.restarts)]
+
+
+def on_joined(launch: Launch, event: HostsJoined) -> list[Action]:
+    """JOINING -> PROBING | STARTING."""
+    if event.number >= 0:
+        launch.number, launch.restarts = event.number, event.placement.restarts
+    launch.leads = event.leads
+    launch.attempt.peers.may_leave = event.may_leave
+    launch.attempt.placement = event.placement
+    if not event.probes:
+        return start_ranks(launch, event)
+    launch.enter(State.PROBING, event.at + launch.limits.probe_s)
+    return [ProbeHosts(launch.number)]
+
+
+def start_ranks(launch: Launch, event: HostsJoined | ProbesPassed) -> list[Action]:
+    """JOINING | PROBING -> STARTING. The ranks first: they import torch while the coordinator does."""
+    placement = launch.attempt.placement
+    assert placement is not None  # noqa: S101 - the hosts have met
+    launch.enter(State.STARTING, event.at + launch.limits.start_s)
+    launch.attempt.running = {place.local_rank for place in placement.ranks}
+    return [StartRanks(launch.number, placement), ServeStore(launch.number)]
+
+
+def on_started(launch: Launch, _event: RanksStarted) -> list[Action]:
+    """STARTING -> RUNNING."""
+    launch.enter(State.RUNNING, None)
+    return []
+
+
+def end_after_checks(launch: Launch, event: ChecksOver) -> list[Action]:
+    """CHECKING | PROBING -> DONE: nothing else was wanted."""
+    broadcasts = launch.state is State.PROBING and launch.leads
+    decision = [BroadcastDecision(launch.number, "finish", event.exit_code)] if broadcasts else []
+    return [*decision, *launch.finish(event.exit_code)]
+
+
+def on_start_failed(launch: Launch, event: StartFailed) -> list[Action]:
+    """The attempt cannot begin, or not with all of its ranks."""
+    by_checks = launch.state is State.PROBING
+    reason = ending.StartFailed(event.what, event.hint, event.exit_code, event.class_name, by_checks=by_checks)
+    launch.end_for(reason)
+    attempt = launch.attempt
+    attempt.running.intersection_update(event.started)
+    if launch.state in {State.CHECKING, State.JOINING}:
+        # -> DIAGNOSING: nothing had been started, and no other host knows of this attempt.
+        if launch.job.together:
+            attempt.peers.cut_off = attempt.peers.cut_off or CutOff()
+        return diagnose(launch, event.at)
+    announced = launch.broadcast("start", event.what)
+    if launch.state is State.PROBING:
+        # -> DIAGNOSING: nothing had been started.
+        return [*announced, *diagnose(launch, event.at)]
+    if launch.state in {State.STARTING, State.RUNNING}:
+        # -> CAPTURING | STOPPING: the ranks that do run are ended like those of any failed attempt.
+        return [*announced, *fail(launch, event.at)]
+    is_swept = launch.state is State.STOPPING and attempt.stopping.stage is Stage.SWEEPING
+    if not attempt.running and not is_swept:
+        # A signal was quicker than the news that there is nobody to stop.
+        return [*announced, *sweep(launch, event.at)]
+    return announced
+
+
+def on_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
+    """CHECKING, JOINING, PROBING or STARTING takes longer than it may."""
+    failed = StartFailed(
+        event.at,
+        event.attempt,
+        f"{launch.state.value} took longer than it may",
+        "look at events.jsonl in the run directory for the last thing that happened",
+        1,
+        launch.attempt.ranks,
+    )
+    return on_start_failed(launch, failed)

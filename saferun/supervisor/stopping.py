@@ -1,0 +1,301 @@
+"""STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
+
+Who sends the ranks a signal, and when, is decided here and nowhere else. ``on_signal`` takes the signals to saferun.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from saferun.model import signal_name
+from saferun.supervisor.actions import Action, CaptureEvidence, NotifyDone, PrintLine, SignalRanks, SweepOrphans
+from saferun.supervisor.deciding import diagnose, follow
+from saferun.supervisor.ending import Failed, Leave, Regroup, Stopped
+from saferun.supervisor.launch_state import Launch, Stage, State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.evidence import HangVerdict
+    from saferun.supervisor.events import CoreDumpSeen, DeadlineExpired, OrphansGone, SignalReceived
+
+# A job without progress for so long hangs, as far as a signal from outside is concerned: its stacks are what the user
+# will ask for, and nothing is lost by taking them first, if that does not take long.
+_HUNG_S = 10.0
+_FIRST_CAPTURE_S = 2.0
+# Ranks that were working get the signal at once, and are captured if they are still there after this part of their
+# grace. The capture ends before they are killed.
+_LATE_CAPTURE = 0.5
+_LATE_CAPTURE_SHARE = 0.8
+# How soon a rank whose core is being written is checked again.
+_CHECK_DUMP_S = 0.2
+# Where the other hosts know of this attempt, and it is not on its way out yet.
+_TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTURING, State.WAITING})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Evidence, then the signal
+
+
+def fail(launch: Launch, at: float, local_rank: int = -1) -> list[Action]:
+    """A rank failed, or the ranks cannot go on. Evidence comes before signals."""
+    launch.end_for(Failed(local_rank))
+    announced = launch.broadcast("failure")
+    if not launch.attempt.running:
+        return [*announced, *sweep(launch, at)]
+    return [*announced, *capture(launch, at)]
+
+
+def capture(
+    launch: Launch, at: float, verdict: HangVerdict | None = None, at_most_s: float = float("inf")
+) -> list[Action]:
+    """RUNNING -> CAPTURING."""
+    attempt = launch.attempt
+    attempt.verdict = verdict
+    attempt.has_moved = False
+    budget_s = min(launch.limits.capture_s, at_most_s)
+    launch.enter(State.CAPTURING, at + budget_s)
+    return [CaptureEvidence(launch.number, attempt.ranks, budget_s, verdict)]
+
+
+def stop(launch: Launch, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
+    """RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    if not attempt.running:
+        return sweep(launch, at)
+    kill_at = at + launch.limits.grace_s
+    if stopping.killed_by is not None:
+        kill_at = max(min(kill_at, stopping.killed_by), at)
+    stopping.kill_at = kill_at
+    stopping.stage = Stage.ASKED
+    stopping.dumped_by = at + launch.limits.grace_s + launch.limits.dump_s
+    launch.enter(State.STOPPING, kill_at if stopping.capture_at is None else min(stopping.capture_at, kill_at))
+    asked = tuple(sorted(attempt.running.difference(aborted)))
+    return [
+        *([SignalRanks(launch.number, aborted, signal.SIGABRT)] if aborted else []),
+        *([SignalRanks(launch.number, asked, signum)] if asked else []),
+    ]
+
+
+def stop_for(launch: Launch, at: float, signum: int, quiet_s: float) -> list[Action]:
+    """The user or the scheduler wants the ranks to end; they get ``signum``.
+
+    Ranks that make progress need their grace, for a checkpoint say, and get the signal at once. Where there has been
+    no progress for ``quiet_s``, a job that hangs is being cancelled, and its stacks come first.
+    """
+    if quiet_s >= _HUNG_S:
+        return capture(launch, at, at_most_s=_FIRST_CAPTURE_S)
+    if launch.limits.grace_s > 0:
+        launch.attempt.stopping.capture_at = at + launch.limits.grace_s * _LATE_CAPTURE
+    return stop(launch, at, signum)
+
+
+def hurry(launch: Launch, at: float) -> None:
+    """A scheduler has sent a signal that SIGKILL will follow."""
+    stopping = launch.attempt.stopping
+    if launch.job.hurries and stopping.killed_by is None:
+        stopping.killed_by = at + launch.limits.grace_s
+
+
+def on_deadline(launch: Launch, event: DeadlineExpired | CoreDumpSeen) -> list[Action]:
+    """The next step: the late capture, SIGKILL, giving a rank up, or the end of the sweep."""
+    stopping = launch.attempt.stopping
+    if stopping.stage is Stage.ASKED:
+        if stopping.capture_at is not None and event.at < stopping.kill_at:
+            return _capture_late(launch, event.at)
+        return _kill(launch, event.at)
+    if stopping.stage is Stage.KILLED:
+        # A process in an uninterruptible sleep cannot be killed: name it and leave it.
+        stopping.abandoned = launch.attempt.ranks
+        launch.attempt.has_failed_rank = True
+        launch.end_for(Failed())
+        return sweep(launch, event.at)
+    return _after_sweep(launch, event.at)
+
+
+def _capture_late(launch: Launch, at: float) -> list[Action]:
+    """Ranks that were sent a signal are still there after half of their grace: what do they do?"""
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    stopping.capture_at = None
+    attempt.is_captured = True
+    budget_s = min(launch.limits.capture_s, (stopping.kill_at - at) * _LATE_CAPTURE_SHARE)
+    launch.enter(State.STOPPING, stopping.kill_at)
+    return [CaptureEvidence(launch.number, attempt.ranks, budget_s)]
+
+
+def on_core_dump(launch: Launch, event: CoreDumpSeen) -> list[Action]:
+    """SIGKILL would end the dump: the phase goes on for as long as the kernel writes, within bounds."""
+    if not launch.is_due(event.at):
+        return []
+    stopping = launch.attempt.stopping
+    if stopping.stage is Stage.SWEEPING or event.at >= stopping.dumped_by:
+        return on_deadline(launch, event)
+    launch.enter(State.STOPPING, min(event.at + _CHECK_DUMP_S, stopping.dumped_by))
+    return []
+
+
+def _kill(launch: Launch, at: float) -> list[Action]:
+    launch.enter(State.STOPPING, at + launch.limits.kill_s)
+    launch.attempt.stopping.stage = Stage.KILLED
+    return [SignalRanks(launch.number, launch.attempt.ranks, signal.SIGKILL)]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Signals to saferun
+
+
+def end_at_once(launch: Launch, event: SignalReceived) -> list[Action]:
+    """-> DONE: nothing runs yet, so the signal ends saferun as it would end any program."""
+    launch.stop_signum = event.signum
+    return launch.finish(1, reraise=event.signum)
+
+
+def end_backoff(launch: Launch, event: SignalReceived) -> list[Action]:
+    """BACKOFF -> DONE: there is no other attempt."""
+    launch.stop_signum = event.signum
+    return launch.finish(1)
+
+
+def on_signal(launch: Launch, event: SignalReceived) -> list[Action]:
+    """PROBING | STARTING | RUNNING | WAITING -> STOPPING | DIAGNOSING."""
+    if launch.stop_signum is not None:
+        return []
+    announced = _ordered(launch, event)
+    if launch.state in {State.WAITING, State.PROBING}:
+        return [*announced, *diagnose(launch, event.at)]
+    count, grace_s = len(launch.attempt.running), launch.limits.grace_s
+    line = f"{_name(event)}: stopping {_ranks(count)}, SIGKILL follows in {grace_s:g} s"
+    if event.signum == signal.SIGINT:
+        # The user is at the keyboard and wants an end: the one signal that waits for no evidence.
+        return [PrintLine(line), *announced, *stop(launch, event.at, event.signum)]
+    if event.quiet_s >= _HUNG_S:
+        line += f"; no progress for {event.quiet_s:.0f} s, so their stacks are taken first"
+    return [PrintLine(line), *announced, *stop_for(launch, event.at, event.signum, event.quiet_s)]
+
+
+def on_signal_on_the_way_out(launch: Launch, event: SignalReceived) -> list[Action]:
+    """CAPTURING, STOPPING, DIAGNOSING: what follows heeds the signal; there is no restart.
+
+    A second Ctrl-C, or one while saferun is stopping the ranks already, ends their grace.
+    """
+    attempt, stopping = launch.attempt, launch.attempt.stopping
+    by_keyboard = event.signum == signal.SIGINT and launch.state is not State.DIAGNOSING
+    if launch.stop_signum is not None:
+        return _end_grace(launch, event.at) if by_keyboard else []
+    if launch.state is State.STOPPING and stopping.stage is Stage.SWEEPING and attempt.ending is None:
+        # Every rank ended well; there is nothing left to stop, but processes that are waited for.
+        line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
+        return [line, *hurried] if (hurried := hurry_orphans(launch, event.at)) else []
+    had_failed = not isinstance(attempt.ending, Regroup | None)
+    announced = _ordered(launch, event)
+    if launch.state is State.CAPTURING and launch.deadline is not None:
+        # The time that is left belongs to the ranks.
+        launch.enter(State.CAPTURING, min(launch.deadline, event.at + _FIRST_CAPTURE_S))
+    if not by_keyboard:
+        return announced
+    if launch.state is State.CAPTURING and attempt.verdict is not None and not had_failed:
+        # CAPTURING -> STOPPING: whoever is at the keyboard does not want to wait for the picture of a hang.
+        return [*announced, *stop(launch, event.at, event.signum)]
+    # A launcher sends one Ctrl-C to every host, and the news of another's may be quicker than one's own.
+    is_another = had_failed and attempt.peers.announced_signum != signal.SIGINT
+    return [*announced, *(_end_grace(launch, event.at) if is_another else [])]
+
+
+def _ordered(launch: Launch, event: SignalReceived) -> list[Action]:
+    """The user or the scheduler wants this host to stop: there is no other attempt, and the other hosts know of it."""
+    ending, peers = launch.attempt.ending, launch.attempt.peers
+    launch.stop_signum = event.signum
+    hurry(launch, event.at)
+    leaves = ending is None and peers.may_leave and launch.state in _TOGETHER
+    launch.end_for(Leave(event.signum) if leaves else Stopped(event.signum))
+    if launch.state not in _TOGETHER or isinstance(ending, Regroup):
+        return []
+    reason = "leave" if leaves else "parent" if event.why else "signal"
+    return launch.broadcast(reason, _name(event), event.signum)
+
+
+def _end_grace(launch: Launch, at: float) -> list[Action]:
+    if launch.state is State.STOPPING and launch.attempt.stopping.stage is Stage.SWEEPING:
+        return [SweepOrphans(launch.number, 0.0)]
+    return [PrintLine(f"SIGINT: killing {_ranks(len(launch.attempt.running))}"), *_kill(launch, at)]
+
+
+def _name(event: SignalReceived) -> str:
+    return event.why or signal_name(event.signum)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The sweep
+
+
+def sweep(launch: Launch, at: float) -> list[Action]:
+    """-> STOPPING: no rank is left; end the processes that they left behind, or wait for their end."""
+    attempt, stopping, limits = launch.attempt, launch.attempt.stopping, launch.limits
+    stopping.stage = Stage.SWEEPING
+    if attempt.ending is not None or attempt.peers.cut_off is not None:
+        stopping.awaits_orphans = False
+        launch.enter(State.STOPPING, at + limits.sweep_s)
+        return [SweepOrphans(launch.number, limits.sweep_term_s)]
+    # All ranks ended well: processes that still work are the user's.
+    wait_s = limits.orphans_s if launch.orphans == "wait" else 0.0
+    stopping.awaits_orphans = launch.orphans != "leave"
+    launch.enter(State.STOPPING, at + wait_s + limits.grace_s + limits.sweep_s)
+    if launch.orphans == "leave":
+        return [SweepOrphans(launch.number, 0.0, leave=True)]
+    return [SweepOrphans(launch.number, limits.grace_s, wait_s, limits.grace_s)]
+
+
+def hurry_orphans(launch: Launch, at: float) -> list[Action]:
+    """Processes that the ranks left behind are not waited for any longer."""
+    stopping, limits = launch.attempt.stopping, launch.limits
+    if not stopping.awaits_orphans:
+        return []
+    stopping.awaits_orphans = False
+    launch.enter(State.STOPPING, at + limits.sweep_s)
+    return [SweepOrphans(launch.number, limits.sweep_term_s)]
+
+
+def on_orphans_gone(launch: Launch, event: OrphansGone) -> list[Action]:
+    """The sweep is done."""
+    return _after_sweep(launch, event.at)
+
+
+def _after_sweep(launch: Launch, at: float) -> list[Action]:
+    attempt, peers = launch.attempt, launch.attempt.peers
+    if attempt.stopping.stage is not Stage.SWEEPING:
+        return []
+    attempt.stopping.awaits_orphans = False
+    if isinstance(attempt.ending, Regroup):
+        # STOPPING -> BACKOFF: no failure, and none of the restarts is used up.
+        launch.enter(State.BACKOFF, at)
+        line = f"{attempt.ending.message}: starting all ranks again with the hosts that are there"
+        return [PrintLine(line)]
+    if attempt.ending is not None:
+        return diagnose(launch, at)
+    if not launch.job.together:
+        # STOPPING -> DONE: every rank ended with exit code 0.
+        return launch.finish(0)
+    if peers.cut_off is not None:
+        return end_well_alone(launch, peers.cut_off.what)
+    # STOPPING -> WAITING: and others' have not yet.
+    waits = wait_for_others(launch, at)
+    if peers.decision is not None:
+        return follow(launch, peers.decision, at)
+    return [NotifyDone(launch.number), *waits]
+
+
+def wait_for_others(launch: Launch, at: float) -> list[Action]:
+    """-> WAITING, without end, unless the others cannot be reached."""
+    unreachable, limit_s = launch.attempt.peers.unreachable, launch.limits.unreachable_s
+    launch.enter(State.WAITING, at + limit_s if unreachable else None)
+    if not unreachable:
+        return []
+    return [PrintLine(f"{unreachable}; all ranks that are known of ended well; waiting for {limit_s:g} s at most")]
+
+
+def end_well_alone(launch: Launch, what: str) -> list[Action]:
+    """WAITING | STOPPING -> DONE: as under torchrun, whose exit barrier ends then."""
+    return [PrintLine(f"{what}; all ranks of this host ended well"), *launch.finish(0)]
