@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,14 +24,21 @@ from measure import BenchmarkError, Options, parse_options, progress, quartiles,
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from saferun.coordinator.places import partners
 from saferun.linux.nic import Nic
+from saferun.preflight.host_messages import (
+    decode_endpoint,
+    decode_host_info,
+    decode_probes,
+    encode_endpoint,
+    encode_host_info,
+    encode_probes,
+)
 from saferun.preflight.judge import judge
 from saferun.preflight.probe.listener import Listener
 from saferun.preflight.probe.prober import probe_all
 from saferun.preflight.probe.protocol import LARGE_BYTES
-from saferun.preflight.results import HostCard, Probe, Target
-from saferun.preflight.rounds import partners
-from saferun.preflight.wire import decode_card, decode_door, decode_probes, encode_card, encode_door, encode_probes
+from saferun.preflight.results import HostInfo, Probe, Target
 
 HOSTS = (2, 4, 8, 16, 32, 64)
 NICS = 2
@@ -58,28 +66,28 @@ def address(host: int, nic: int) -> str:
     return f"127.{nic + 1}.{host}.1"
 
 
-def card_of(host: int) -> HostCard:
+def card_of(host: int) -> HostInfo:
     """What a host says of itself."""
     nics = tuple(Nic(f"eth{i}", (address(host, i),), (f"{address(host, i)}/32",)) for i in range(NICS))
     names = tuple(nic.name for nic in nics)
-    return HostCard(f"node{host}", time.time(), nics, names[:1], names, names, (("torch", "2.13.0"),), "0" * 64)
+    return HostInfo(f"node{host}", time.time(), nics, names[:1], names, names, (("torch", "2.13.0"),), "0" * 64)
 
 
 def be_a_host(host: int, hosts: int, full: bool, orders: int, answers: int) -> None:  # noqa: FBT001 - one caller
-    """A host's check process: opens its door, hears of the others', probes them, tells."""
-    card = card_of(host)
-    with Listener([(nic.name, nic.addresses[0]) for nic in card.nics]) as listener:
-        _write(answers, {"door": encode_door(listener.door), "card": encode_card(card)})
-        doors = _read(orders)["doors"]
+    """A host's check process: opens its endpoint, hears of the others', probes them, tells."""
+    info = card_of(host)
+    with closing(Listener([(nic.name, nic.addresses[0]) for nic in info.nics])) as listener:
+        _write(answers, {"endpoint": encode_endpoint(listener.endpoint), "info": encode_host_info(info)})
+        endpoints = _read(orders)["endpoints"]
         targets = []
         for other in partners(host, hosts, full=full):
-            door = decode_door(doors[other])
-            assert door is not None
-            targets.append(Target(other, f"node{other}", door))
+            endpoint = decode_endpoint(endpoints[other])
+            assert endpoint is not None
+            targets.append(Target(other, f"node{other}", endpoint))
         _write(answers, {"ready": True})
         _read(orders)
         before = time.process_time()
-        probes = probe_all(host, targets, card.nics, time.monotonic() + WITHIN_S)
+        probes = probe_all(host, targets, info.nics, time.monotonic() + WITHIN_S)
         _write(answers, {"probes": encode_probes(probes)})
         # It is probed by others for as long as they need.
         _read(orders)
@@ -102,7 +110,7 @@ def measure(hosts: int, *, full: bool) -> Measured:
             os.close(order_read)
             os.close(answer_write)
         opened = [_read(answer) for _, answer in lines]
-        _tell(lines, {"doors": [each["door"] for each in opened]})
+        _tell(lines, {"endpoints": [each["endpoint"] for each in opened]})
         for _, answer in lines:
             _read(answer)
         began_at = time.monotonic()
@@ -119,9 +127,9 @@ def measure(hosts: int, *, full: bool) -> Measured:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     before = time.process_time()
-    cards = {host: card for host, each in enumerate(opened) if (card := decode_card(each["card"])) is not None}
+    infos = {host: info for host, each in enumerate(opened) if (info := decode_host_info(each["info"])) is not None}
     probes = [probe for host, text in enumerate(told) for probe in decode_probes(text, host)]
-    found = judge(cards, probes, missing={}, nics=(), remeasured=True, duration_s=wall_s)
+    found = judge(infos, probes, missing={}, nics=(), remeasured=True, duration_s=wall_s)
     judge_s = time.process_time() - before
     expected = NICS * sum(len(partners(host, hosts, full=full)) for host in range(hosts))
     if len(probes) != expected or found.verdict not in {"ok", "skipped"}:
@@ -194,7 +202,7 @@ def say_judge(options: Options) -> None:
     say("the verdict alone, healthy hosts with one interface")
     say(f"{'hosts':>6} {'probes':>8} {'decode ms':>10} {'judge ms':>9} {'us a probe':>11}")
     for hosts in JUDGED_HOSTS[:2] if options.quick else JUDGED_HOSTS:
-        cards = {
+        infos = {
             host: card_of(host % 250)._replace(
                 label=f"node{host}", nics=(Nic("eth0", (f"10.{host >> 8}.{host & 255}.1",)),), probed=("eth0",)
             )
@@ -211,7 +219,7 @@ def say_judge(options: Options) -> None:
         probes = [probe for host, text in enumerate(texts) for probe in decode_probes(text, host)]
         decode_s = time.process_time() - before
         before = time.process_time()
-        judge(cards, probes, missing={}, nics=(), remeasured=True, duration_s=0.0)
+        judge(infos, probes, missing={}, nics=(), remeasured=True, duration_s=0.0)
         judge_s = time.process_time() - before
         each_s = (decode_s + judge_s) / len(probes)
         say(f"{hosts:>6} {len(probes):>8} {decode_s * 1e3:>10.0f} {judge_s * 1e3:>9.0f} {each_s * 1e6:>11.1f}")

@@ -55,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         exit_code = launch(config, dict(os.environ), checks)
     except SaferunError as error:
         if checks is not None:
-            checks.end()
+            checks.discard()
         tell(error)
         exit_code = error.exit_code
     except OSError as error:
         if error.errno not in {errno.EMFILE, errno.ENFILE}:
             raise
         if checks is not None:
-            checks.end()
+            checks.discard()
         tell(SaferunError(f"cannot go on: {error.strerror}", "raise the limit on open files: ulimit -n 1024"))
         exit_code = 1
     except KeyboardInterrupt:

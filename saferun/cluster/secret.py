@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from saferun.errors import UsageError
-from saferun.linux.ownership import NotOursError, open_secret
+from saferun.linux.ownership import NotOursError
+from saferun.linux.trusted_files import open_secret
 
 LEAST_BYTES = 16
 MOST_BYTES = 4096

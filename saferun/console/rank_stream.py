@@ -7,7 +7,7 @@ from collections import deque
 
 from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.screen import ConsoleStream
-from saferun.files.streams import FileStream
+from saferun.files.file_stream import FileStream
 
 READ_BYTES = 64 << 10
 # Once that was not enough. Half of a rank's pipe: it has room to go on while this is dealt with.

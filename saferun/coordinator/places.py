@@ -155,14 +155,24 @@ def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
 
 
 def _doors(records: Sequence[HostRecord], labels: Sequence[str], host: int) -> tuple[tuple[int, str, str], ...]:
-    """Whom a host probes: those that are 1, 2, 4, 8 … places on, or everybody.
-
-    So all are probed equally often, and as often as the logarithm of the number of hosts says.
-    """
-    count = len(records)
-    steps = range(1, count) if records[0].full else (1 << k for k in range((count - 1).bit_length()))
-    others = ((host + step) % count for step in steps)
+    others = partners(host, len(records), full=records[0].full)
     return tuple((other, labels[other], records[other].door) for other in others if records[other].door)
+
+
+def partners(host: int, hosts: int, *, full: bool = False) -> tuple[int, ...]:
+    """The hosts that a host probes, in order.
+
+    Those one, two, four, eight … further on, as in a dissemination barrier (Hensgen, Finkel, Manber 1988): in each
+    round every host probes one and is probed by one, and after the last, whose number is the logarithm of the hosts',
+    each has been probed by as many.
+
+    Args:
+        host: its number.
+        hosts: how many there are.
+        full: all others, each host beginning with the next.
+    """
+    steps = range(1, hosts) if full else (1 << k for k in range(max(hosts - 1, 0).bit_length()))
+    return tuple((host + step) % hosts for step in steps)
 
 
 def label_hosts(names: Sequence[str]) -> list[str]:

@@ -1,12 +1,13 @@
 """A queue of records in a piece of memory that two processes share: one puts, the other takes. No system calls.
 
 The first words of the memory are counters. The taker sees what has been *published*; should the process that puts die,
-it takes all that has been put.
+it takes all that has been put. What finds no room waits in the memory of the process that puts, up to a bound.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from mmap import mmap
 
 from saferun.model import Value
@@ -18,6 +19,11 @@ _HEAD, _PUBLISHED, _TAIL, _BUSY, _WANTED, _DONE = range(6)
 STREAMS = 16384 - _DONE
 _COUNTERS_BYTES = 16384 * 8
 _RECORD = struct.Struct("=HHI")
+# What waits in memory while a file system does not answer; what must be written (the last bytes of ranks that have
+# ended, events, reports) may come on top of it.
+_BACKLOG_BYTES = 8 << 20
+_MUST_BYTES = 64 << 20
+_LEAST_SHARE_BYTES = 1 << 20
 
 
 class Record(Value):
@@ -64,6 +70,11 @@ class Ring:
     def published(self) -> int:
         """How many bytes the taker has been shown."""
         return self._counters[_PUBLISHED]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the taker has not dealt with all that it has been shown."""
+        return self._counters[_TAIL] < self._counters[_PUBLISHED]
 
     @property
     def busy(self) -> int:
@@ -152,3 +163,71 @@ class Ring:
             self._counters[_WANTED] = 0
             return True
         return False
+
+
+class RecordQueue:
+    """The ring, and a bounded backlog of what finds no room there.
+
+    Args:
+        size_bytes: the ring's size.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.ring = Ring(mmap(-1, Ring.memory_bytes(size_bytes)))
+        self.backlog_bytes = 0
+        self._backlog: deque[tuple[int, int, bytes | memoryview]] = deque()
+        self._waiting: dict[int, int] = {}  # stream -> its bytes in the backlog
+
+    def __bool__(self) -> bool:
+        """Whether something waits for room in the ring."""
+        return bool(self._backlog)
+
+    def put(self, kind: int, stream: int, payload: bytes | memoryview, *, must: bool, streams: int) -> bool:
+        """Queue a record. Returns whether it has found room.
+
+        Args:
+            kind: what it is about.
+            stream: whose it is.
+            payload: what it holds.
+            must: whether it may exceed the bound of the backlog.
+            streams: how many share the backlog.
+        """
+        if self._backlog:
+            self.pump()
+        if not self._backlog and self.ring.put(kind, stream, payload):
+            return True
+        size = _weight(payload)
+        fits = self.has_room(stream, size, streams=streams)
+        if not fits and not (must and self.backlog_bytes + size <= _MUST_BYTES):
+            return False
+        self.ring.want_room()
+        self._backlog.append((kind, stream, payload))
+        self.backlog_bytes += size
+        self._waiting[stream] = self._waiting.get(stream, 0) + size
+        return True
+
+    def has_room(self, stream: int, size_bytes: int, *, streams: int) -> bool:
+        """Whether a stream can still put so much: none takes the room of the others."""
+        share = max(_BACKLOG_BYTES // 2 // max(streams, 1), _LEAST_SHARE_BYTES)
+        is_full = self.backlog_bytes + size_bytes > _BACKLOG_BYTES
+        return not is_full and self._waiting.get(stream, 0) + size_bytes <= share
+
+    def pump(self) -> None:
+        """Put into the ring what waits, as far as there is room."""
+        while self._backlog and self.ring.put(*self._backlog[0]):
+            _, stream, payload = self._backlog.popleft()
+            self.backlog_bytes -= _weight(payload)
+            self._waiting[stream] -= _weight(payload)
+            if not self._waiting[stream]:
+                del self._waiting[stream]
+        if self._backlog:
+            self.ring.want_room()
+
+    def clear(self) -> None:
+        """No one will write what waits."""
+        self._backlog.clear()
+
+
+def _weight(payload: bytes | memoryview) -> int:
+    """What a record costs in memory, roughly; never nothing."""
+    return len(payload) + 128

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import SaferunError, UsageError, suppress
-from saferun.files.streams import APPENDED, WHOLE, DirectFiles, Files, FileStream
+from saferun.files.file_stream import APPENDED, WHOLE, DirectFiles, Files, FileStream
 from saferun.files.trees import Tree, add_tree
 from saferun.linux.children import fork
 from saferun.linux.scratch import Scratch

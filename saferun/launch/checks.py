@@ -89,7 +89,7 @@ class Checks:
             self._run = PreflightRun(
                 context.config,
                 context.poller,
-                job=context.other_hosts,
+                job=context.job,
                 environ=context.environ,
                 say=context.screen.say,
                 warn=context.warn,
@@ -134,7 +134,7 @@ class Checks:
         if self._config.hosts.together:
             self._context.post(ChecksPassed(now, attempt))
             return
-        self._context.investigation.note_preflight(outcome.preflight, outcome.cards)
+        self._context.investigation.note_preflight(outcome.preflight, outcome.infos)
         if self._config.checks.preflight == "only":
             self._context.post(ChecksOver(now, attempt, self._show(outcome)))
             return
@@ -146,7 +146,7 @@ class Checks:
 
     def host_info(self) -> tuple[str, str]:
         """What this host sends the others about itself at the rendezvous, and where they can probe it."""
-        return (self._run.card, self._run.door) if self._run is not None else ("", "")
+        return (self._run.info, self._run.endpoint) if self._run is not None else ("", "")
 
     def probe(self, action: ProbeHosts) -> None:
         """Have the hosts probe each other; ProbesPassed, ChecksOver or StartFailed follows."""
@@ -159,7 +159,7 @@ class Checks:
     def _on_probed(self, attempt: int, outcome: Outcome) -> None:
         now = time.monotonic()
         if self._context.job.leads:
-            self._context.investigation.note_preflight(outcome.preflight, outcome.cards)
+            self._context.investigation.note_preflight(outcome.preflight, outcome.infos)
         self._use_nics(outcome.nics)
         if self._config.checks.preflight == "only":
             self._context.post(ChecksOver(now, attempt, self._show(outcome)))
@@ -175,7 +175,7 @@ class Checks:
             return
         from saferun.launch.nic import chosen_line
         from saferun.linux.nics import read_nics
-        from saferun.preflight.interfaces import nic_environ
+        from saferun.preflight.nic_choice import nic_environ
 
         chosen = nic_environ(names, read_nics(), self._context.environ)
         for environ in plan.environs:
@@ -199,7 +199,7 @@ class Checks:
         """Print all that was found, and return the exit code."""
         from saferun.preflight.text import show
 
-        self._context.screen.answer(show(outcome.preflight, outcome.cards, as_json=self._config.checks.as_json))
+        self._context.screen.answer(show(outcome.preflight, outcome.infos, as_json=self._config.checks.as_json))
         return EXIT_USAGE if outcome.failure is not None else 0
 
     # ----------------------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class Checks:
         self._opened().check(context, self._on_checked_beside, beside=True)
 
     def _on_checked_beside(self, outcome: Outcome) -> None:
-        self._context.investigation.note_preflight(outcome.preflight, outcome.cards)
+        self._context.investigation.note_preflight(outcome.preflight, outcome.infos)
         self._context.investigation.write_preflight()
         self._opened().tell_own()
 
@@ -264,7 +264,7 @@ class Checks:
         if self._run is not None:
             self._run.close()
         elif self._process is not None:
-            self._process.end()
+            self._process.discard()
 
 
 def _start_failed(now: float, attempt: int, failure: Failure) -> StartFailed:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.evidence import DecisionRow, Diagnosis, Evidence
-    from saferun.preflight.results import HostCard, Preflight
+    from saferun.preflight.results import HostInfo, Preflight
     from saferun.report.report_json import Incident
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
@@ -44,7 +44,7 @@ class IncidentLog:
         self._incidents: list[Incident] = []
         self._decisions: list[DecisionRow] = []
         self._preflight: Preflight | None = None
-        self._cards: Mapping[int, HostCard] = {}
+        self._cards: Mapping[int, HostInfo] = {}
         self._has_new_preflight = False
         self.is_due = False
 
@@ -89,7 +89,7 @@ class IncidentLog:
         self._decisions.append(row._replace(clock=clock))
         self.is_due = self.is_due or self._has_report
 
-    def set_preflight(self, preflight: Preflight, cards: Mapping[int, HostCard]) -> None:
+    def set_preflight(self, preflight: Preflight, cards: Mapping[int, HostInfo]) -> None:
         """What the checks before the start that is at hand found; what they found before an earlier one is given up.
 
         Nothing is written for good news alone until the launch is over, or ``write_preflight`` is called.

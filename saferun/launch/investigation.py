@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, OomKill
     from saferun.linux.cgroups import MemoryState
     from saferun.model import ExitStatus, JsonObject
-    from saferun.preflight.results import HostCard, Preflight
+    from saferun.preflight.results import HostInfo, Preflight
     from saferun.supervisor.policy import Decision, FailureFacts
     from saferun.watchdog.monitor import Watch, WatchedRank
 
@@ -1005,7 +1005,7 @@ class Investigation:
             return self._attempt()
         return self._group.plan.placement.restarts
 
-    def note_preflight(self, preflight: Preflight, cards: Mapping[int, HostCard]) -> None:
+    def note_preflight(self, preflight: Preflight, cards: Mapping[int, HostInfo]) -> None:
         """What the checks before the start found."""
         self._guarded("note what the checks found", self._log.set_preflight, preflight, cards)
 

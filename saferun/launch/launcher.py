@@ -80,7 +80,7 @@ def launch(config: LaunchConfig, environ: Mapping[str, str], checks: CheckProces
         return 0
     run_id = os.urandom(8).hex()
     # Children from before (a shell that became saferun by exec may have some) are no orphans of the ranks.
-    older = frozenset(children_of(os.getpid())) - ({checks.pid} if checks is not None else set())
+    older = frozenset(children_of(os.getpid())) - (checks.pids if checks is not None else set())
     # Some daemons start their children with it blocked; without pidfds it alone reports the end of a process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     become_subreaper()

@@ -8,7 +8,7 @@ from saferun.config import LaunchConfig
 from saferun.console.stderr import tell
 from saferun.errors import printable
 from saferun.linux.nics import read_nics
-from saferun.preflight.interfaces import mpirun_words, nic_environ
+from saferun.preflight.nic_choice import mpirun_words, nic_environ
 
 
 def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:

@@ -140,7 +140,7 @@ class Helper:
         return True
 
     def kill(self) -> None:
-        """End the process at once, and hear no more of it; ``on_lost`` is not called. It is reaped by the loop."""
+        """End the process at once, and hear no more of it; ``on_lost`` is not called. The loop reaps it."""
         self._hang_up()
         if self._pid is not None:
             with suppress(ProcessLookupError):
@@ -149,6 +149,16 @@ class Helper:
     def close(self) -> None:
         """The same, for the end of the launch."""
         self.kill()
+
+    def discard(self) -> None:
+        """End a process that was forked in vain, and wait for that: no loop listens to it, and none will reap it."""
+        if self._connection is None:
+            return
+        pids = self.pids
+        self.kill()
+        for pid in pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
     def _hang_up(self) -> None:
         if self._connection is not None:

@@ -17,21 +17,18 @@ from collections.abc import Iterator
 from saferun.errors import suppress
 
 # Not O_NONBLOCK alone: a FIFO or a terminal that somebody planted is neither waited for nor taken as ours.
-_CAREFULLY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+CAREFULLY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITABLE_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_ROOT = 0
-_MOST_PARENTS = 4096
+ROOT = 0
 _MOST_LINKS = 8
 _DEEPEST = 1000
-_ACL = "system.posix_acl_access"
 
 Identity = tuple[int, int]
 """Device and inode: which file it is, whatever its name."""
 
 
 class NotOursError(PermissionError):
-    """Somebody else owns the file, or may change it. ``strerror`` says who, in words for a message."""
+    """Another user owns the file, or may change it. ``strerror`` says who, as a message has it."""
 
     def __init__(self, words: str, path: str) -> None:
         super().__init__(errno.EPERM, words, path)
@@ -70,20 +67,16 @@ def open_directory(
         OSError: it cannot be opened, or is no directory (ENOTDIR, for a link too).
     """
     if links:
-        path = _followed(path, dir_fd)
+        path = followed(path, dir_fd)
     try:
         fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
     except PermissionError:
         # Somebody else's is told as such, whatever others may do there.
-        _check_owner(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), path, or_root=or_root, also=also)
+        check_owner(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), path, or_root=or_root, also=also)
         raise
     try:
         status = os.fstat(fd)
-        try:
-            _check_owner(status, path, or_root=or_root, also=also)
-        except NotOursError:
-            if not mapped or status.st_uid != owner_of_new(".", dir_fd=fd):
-                raise
+        check_owner(status, path, or_root=or_root, also=also, new_in=(".", fd) if mapped else None)
         if private:
             _check_private(status, path)
     except BaseException:
@@ -92,7 +85,7 @@ def open_directory(
     return fd
 
 
-def _followed(path: str, dir_fd: int | None) -> str:
+def followed(path: str, dir_fd: int | None) -> str:
     """Where links of this user, or of root, lead to. Which link was looked at is the one that is read."""
     for _ in range(_MOST_LINKS):
         try:
@@ -103,11 +96,7 @@ def _followed(path: str, dir_fd: int | None) -> str:
             status = os.fstat(link)
             if not stat.S_ISLNK(status.st_mode):
                 return path
-            try:
-                _check_owner(status, path, or_root=True)
-            except NotOursError:
-                if status.st_uid != owner_of_new(os.path.dirname(path) or ".", dir_fd=dir_fd):
-                    raise
+            check_owner(status, path, or_root=True, new_in=(os.path.dirname(path) or ".", dir_fd))
             path = os.path.join(os.path.dirname(path), os.readlink("", dir_fd=link))
         finally:
             os.close(link)
@@ -155,15 +144,12 @@ def open_ours(
         OSError: it cannot be opened (ELOOP: it is a link), is no regular file (EINVAL), or is to be written and has
             another name (EMLINK): a hard link is a link that somebody may have planted, too.
     """
-    fd = os.open(name, (flags & ~os.O_TRUNC) | _CAREFULLY, mode, dir_fd=dir_fd)
+    fd = os.open(name, (flags & ~os.O_TRUNC) | CAREFULLY, mode, dir_fd=dir_fd)
     try:
         status = os.fstat(fd)
-        _check_regular(status, name)
-        try:
-            _check_owner(status, name, or_root=or_root, also=also)
-        except NotOursError:
-            if not mapped or status.st_uid != owner_of_new(os.path.dirname(name) or ".", dir_fd=dir_fd):
-                raise
+        check_regular(status, name)
+        beside = (os.path.dirname(name) or ".", dir_fd)
+        check_owner(status, name, or_root=or_root, also=also, new_in=beside if mapped else None)
         if flags & os.O_ACCMODE != os.O_RDONLY:
             _check_only_name(status, name)
         if flags & os.O_TRUNC:
@@ -176,42 +162,15 @@ def open_ours(
     return fd
 
 
-def open_secret(path: str) -> int:
-    """A descriptor, for reading, of a file that this user or root owns and that nobody else may read or write.
-
-    A link is followed where it belongs to one of the two as well, as volumes of Kubernetes have them. The permissions
-    of a group that only this user is in are no one else's.
-
-    Raises:
-        NotOursError: it belongs to somebody else, or others may read or write it; ``strerror`` says which.
-        OSError: it cannot be opened, or is no regular file (EINVAL).
-    """
-    fd = open_ours(_followed(path, None), os.O_RDONLY, or_root=True)
-    try:
-        _check_secret(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _check_secret(fd: int, path: str) -> None:
-    status = os.fstat(fd)
-    if status.st_mode & stat.S_IRWXO:
-        raise NotOursError("everyone may read or write it", path)
-    if status.st_mode & stat.S_IRWXG and (not is_private_group(status.st_gid) or _has_acl(fd)):
-        raise NotOursError(f"group {status.st_gid} may read or write it", path)
-
-
 def open_named(path: str) -> int:
     """A descriptor, for reading, of a regular file that the user has named, whosever it is.
 
     Raises:
         OSError: it cannot be opened (ELOOP: it is a link), or is no regular file (EINVAL).
     """
-    fd = os.open(path, os.O_RDONLY | _CAREFULLY)
+    fd = os.open(path, os.O_RDONLY | CAREFULLY)
     try:
-        _check_regular(os.fstat(fd), path)
+        check_regular(os.fstat(fd), path)
         os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)
@@ -228,7 +187,7 @@ def open_temporary(stem: str, *, dir_fd: int | None = None, mode: int = 0o600) -
     while True:
         name = f"{stem}.{os.urandom(6).hex()}"
         with suppress(FileExistsError):
-            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode, dir_fd=dir_fd), name
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, mode, dir_fd=dir_fd), name
 
 
 def owner_of_new(directory: str, *, dir_fd: int | None = None) -> int:
@@ -383,144 +342,45 @@ def _mount_of(fd: int) -> bytes:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Files that count though nobody named them
-
-
-def open_found(path: str) -> int:
-    """A descriptor, for reading, of a file that was found and not named: only if nobody else can have planted it.
-
-    That is so where the file and its directory belong to this user or root, and nobody else may write the file or,
-    but for a sticky directory, its directory. A link counts where both the link and what it leads to do. The write
-    permission of a group that only this user is in is no one else's. As root all directories above count too (not in
-    a user namespace, where this root is as mighty as any user).
-
-    Raises:
-        NotOursError: somebody else can have planted it; ``strerror`` says how.
-        OSError: it cannot be opened.
-    """
-    shown = path
-    for _ in range(2):
-        parent, name = os.path.split(path)
-        directory = open_found_directory(parent or ".")
-        try:
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            _check_owner(status, shown, or_root=True)
-            if stat.S_ISLNK(status.st_mode):
-                path = os.path.realpath(path)
-                continue
-            fd = os.open(name, os.O_RDONLY | _CAREFULLY, dir_fd=directory)
-        finally:
-            os.close(directory)
-        try:
-            _check_found(fd, shown, "it", sticky_counts=False)
-            os.set_blocking(fd, True)
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown)
-
-
-def open_found_directory(path: str) -> int:
-    """A descriptor of a directory in which nobody else can plant anything; for names in it alone (``O_PATH``).
-
-    Raises:
-        NotOursError: somebody else can plant files there; ``strerror`` says how.
-        OSError: it cannot be opened.
-    """
-    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _check_found(fd, path, "its directory", sticky_counts=True)
-        if _is_root_of_the_machine():
-            _check_parents(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _check_found(fd: int, path: str, what: str, *, sticky_counts: bool) -> None:
-    status = os.fstat(fd)
-    if what == "it":
-        _check_regular(status, path)
-    if status.st_uid not in (os.geteuid(), _ROOT):
-        raise NotOursError(f"{what} belongs to {owner_words(status.st_uid)}", path)
-    writable = status.st_mode & _WRITABLE_FOR_OTHERS
-    if not writable or (sticky_counts and status.st_mode & stat.S_ISVTX):
-        return
-    if writable & stat.S_IWOTH:
-        raise NotOursError(f"{what} is writable by everyone", path)
-    if not is_private_group(status.st_gid) or _has_acl(fd):
-        raise NotOursError(f"{what} is writable by group {status.st_gid}", path)
-
-
-def _check_parents(fd: int, path: str) -> None:
-    """The directories above one, up to the root directory."""
-    here = os.dup(fd)
-    try:
-        for _ in range(_MOST_PARENTS):
-            above = os.open("..", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
-            same = os.path.samestat(os.fstat(above), os.fstat(here))
-            os.close(here)
-            here = above
-            if same:
-                return
-            _check_found(here, path, "a directory above it", sticky_counts=True)
-    finally:
-        os.close(here)
-
-
-def is_private_group(gid: int) -> bool:
-    """Whether a group has this user for its only member, as sites with umask 002 give one to each user.
-
-    That is: it is the user's first group, named like the user, and lists nobody else. Root's group is not: who else
-    is in it is for every system to say. Asks the name service.
-    """
-    uid = os.geteuid()
-    if uid == _ROOT:
-        return False
-    import grp
-    import pwd
-
-    try:
-        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
-    except (KeyError, OSError):
-        return False
-    return user.pw_gid == gid and group.gr_name == user.pw_name and not set(group.gr_mem) - {user.pw_name}
-
-
-def _has_acl(fd: int) -> bool:
-    """Whether an access control list gives rights that the mode does not show: its mask stands in the group's bits."""
-    try:
-        os.getxattr(f"/proc/self/fd/{fd}", _ACL)
-    except OSError as error:
-        return error.errno not in {errno.ENODATA, errno.ENOTSUP}
-    return True
-
-
-def _is_root_of_the_machine() -> bool:
-    if os.geteuid() != _ROOT:
-        return False
-    with suppress(OSError, ValueError), open("/proc/self/uid_map", "rb") as file:
-        first, outside, count = file.read(256).split()[:3]
-        return (int(first), int(outside)) == (0, 0) and int(count) >= 1 << 16
-    return True
-
-
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def owner_words(uid: int) -> str:
     """An owner in words. Without a name: that may take a name service, which is not asked here."""
-    return "root" if uid == _ROOT else f"user {uid}"
+    return "root" if uid == ROOT else f"user {uid}"
 
 
-def _check_owner(status: os.stat_result, path: str, *, or_root: bool, also: int = -1) -> None:
-    if status.st_uid not in {os.geteuid(), also} and not (or_root and status.st_uid == _ROOT):
+def check_owner(
+    status: os.stat_result,
+    path: str,
+    *,
+    or_root: bool,
+    also: int = -1,
+    new_in: tuple[str, int | None] | None = None,
+) -> None:
+    """Whether a file is this user's.
+
+    Args:
+        status: the file's.
+        path: its name, for the error.
+        or_root: whether it may be root's as well.
+        also: a further owner that it may have.
+        new_in: a directory, and what that is relative to: it may have the owner of new files there.
+
+    Raises:
+        NotOursError: it belongs to another user.
+    """
+    if status.st_uid in {os.geteuid(), also} or (or_root and status.st_uid == ROOT):
+        return
+    if new_in is None or status.st_uid != owner_of_new(new_in[0], dir_fd=new_in[1]):
         raise NotOursError(f"it belongs to {owner_words(status.st_uid)}", path)
 
 
-def _check_regular(status: os.stat_result, path: str) -> None:
+def check_regular(status: os.stat_result, path: str) -> None:
+    """Whether it is a regular file.
+
+    Raises:
+        OSError: it is none (EINVAL).
+    """
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "no regular file", path)
 

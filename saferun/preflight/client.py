@@ -1,182 +1,178 @@
 """The check process beside a launch: forked before the ranks are started, read without ever waiting.
 
-It is forked rather than started anew: an interpreter takes longer to start than all checks of a healthy host. And it is
+It is forked rather than started: an interpreter takes longer to start than all checks of a healthy host. And it is
 forked as soon as the command line has been read, so that it imports what it needs beside the supervisor.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from saferun.linux.children import fork
-from saferun.linux.descriptors import close_all_but
-from saferun.linux.json_lines import JsonLines
+from saferun.linux.helper import Helper
 from saferun.linux.poller import Poller
-from saferun.linux.prctl import die_with_parent
-from saferun.model import JsonObject
+from saferun.model import ExitStatus, JsonObject
+from saferun.preflight.results import CheckResult
 
 if TYPE_CHECKING:
     from saferun.preflight.checks.context import CheckContext
 
 # Beyond what any check may take, its patience at a retry included.
 _GIVE_UP_S = 45.0
-# Less than the ranks get, and enough to be done soon where other programs take all processors.
+# Less than the ranks get, and enough to be done soon where other programs take all CPUs.
 _IDLE_NICE = 5
+_ANSWER_S = 1.0
 
 
-class CheckProcess:
-    """A check process that has been forked and is told later what to check.
+class CheckProcess(Helper):
+    """A check process that has been forked, and learns later what to check.
 
     Args:
-        beside: whether ranks are running, from which it takes no time that they want.
+        beside: whether ranks are running, from which it takes no CPU time that they want.
 
     Raises:
         OSError: it cannot be forked.
     """
 
     def __init__(self, *, beside: bool = False) -> None:
-        ours, theirs = socket.socketpair()
-        parent_pid = os.getpid()
-
-        def serve() -> None:
-            die_with_parent(parent_pid)
+        def serve(connection: socket.socket) -> None:
             if beside:
                 os.nice(_IDLE_NICE)
-            fd = theirs.detach()
-            _keep_only(fd)
             from saferun.preflight.checks.serve import answer
 
-            answer(socket.socket(fileno=fd))
+            answer(connection)
 
-        try:
-            self.pid = fork(serve)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self.connection = ours
-        self.is_used = False  # somebody else ends it, and reaps it
-
-    def end(self) -> None:
-        """End it if it was forked in vain."""
-        if self.is_used:
-            return
-        self.is_used = True
-        self.connection.close()
-        with suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        super().__init__("sr-checks", serve)
 
 
-class CheckRun:
-    """The checks of one attempt on this host.
+class HostChecks:
+    """The checks of this host in one attempt; then its process probes other hosts. A Part of the loop.
 
     Args:
-        context: what the checks are given.
         poller: the loop's.
-        opens_door: whether other hosts are to probe this one.
-        on_message: takes what the process says: ``result``, ``ready``, ``probes``.
-        on_lost: told, once, that nothing more will come.
-        process: one that has been forked already.
-        beside: whether ranks are running meanwhile.
+        on_done: called once: the results are there, or as many as there will be.
+        warn: takes one line about a check process that is lost.
     """
 
-    def __init__(
-        self,
-        context: CheckContext,
-        poller: Poller,
-        *,
-        opens_door: bool,
-        on_message: Callable[[JsonObject], None],
-        on_lost: Callable[[str], None],
-        process: CheckProcess | None = None,
-        beside: bool = False,
-    ) -> None:
-        self._context = context
-        self._poller = poller
-        self._opens_door = opens_door
-        self._on_message = on_message
-        self._on_lost = on_lost
-        self._process = process
-        self._beside = beside
-        self._lines: JsonLines | None = None
-        self.pid: int | None = None
+    def __init__(self, poller: Poller, *, on_done: Callable[[], None], warn: Callable[[str], None]) -> None:
+        self.results: list[CheckResult] = []
+        self.info = ""
+        """What other hosts learn of this one, encoded."""
+        self.endpoint = ""
+        """Where they can probe it, encoded."""
+        self.duration_s = 0.0
         self.deadline: float | None = None
+        self._poller = poller
+        self._on_done: Callable[[], None] | None = on_done
+        self._warn = warn
+        self._process: CheckProcess | None = None
+        self._began_at = 0.0
+        self._round = 0
+        self._on_probed: Callable[[str], None] | None = None
 
-    def start(self) -> None:
-        """Have the process check.
+    def start(self, context: CheckContext, process: CheckProcess | None, *, is_probed: bool, beside: bool) -> None:
+        """Have this host checked.
 
-        Raises:
-            OSError: it cannot be forked.
+        Args:
+            context: what the checks are given.
+            process: one that has been forked already.
+            is_probed: whether other hosts are to probe this one.
+            beside: whether ranks are running meanwhile.
         """
-        process = self._process or CheckProcess(beside=self._beside)
-        process.is_used = True
-        self.pid = process.pid
-        self._lines = JsonLines(process.connection, self._poller)
-        self._lines.send({"opens_door": self._opens_door, "context": self._context._asdict()})
-        self._poller.watch(self._lines.fd, self._on_readable)
-        self.deadline = time.monotonic() + _GIVE_UP_S
+        self._began_at = time.monotonic()
+        try:
+            self._process = process or CheckProcess(beside=beside)
+        except OSError as error:
+            self._lose(f"the check process cannot be started: {error.strerror}")
+            return
+        self._process.attach(self._poller, self._on_message, lambda: self._lose("the check process ended early"))
+        self._process.send({"is_probed": is_probed, "context": context._asdict()})
+        self.deadline = self._began_at + _GIVE_UP_S
 
-    def expect_until(self, deadline: float | None) -> None:
-        """By when it is to have said something; None: nothing is expected of it."""
-        self.deadline = deadline
+    def probe(
+        self, host: int, endpoints: Sequence[tuple[int, str, str]], within_s: float, on_probed: Callable[[str], None]
+    ) -> None:
+        """Probe other hosts.
 
-    def send(self, message: JsonObject) -> None:
-        """Ask the process for something."""
-        if self._lines is not None:
-            self._lines.send(message)
+        Args:
+            host: this host's number.
+            endpoints: whom to probe: number, name, and where, encoded.
+            within_s: how long it may take.
+            on_probed: takes what came of it, encoded; empty: the process is lost.
+        """
+        if self._process is None or not self._process.is_open:
+            on_probed("")
+            return
+        self._round += 1
+        self._on_probed = on_probed
+        self.deadline = time.monotonic() + within_s + _ANSWER_S
+        order = {"op": "probe", "round": self._round, "host": host, "endpoints": list(endpoints), "within_s": within_s}
+        self._process.send(order)
 
-    def take_in(self) -> None:
-        """Read what it has said by now."""
-        self._on_readable()
+    def settle(self) -> None:
+        """The launch is over: what has been found by now counts."""
+        if self._process is not None:
+            self._process.hear()
+        if self._on_done is not None:
+            self.results.append(CheckResult("others", "skipped", "the launch was over before the other checks were"))
+            self._done()
 
-    def expire(self) -> None:
-        """It has taken longer than it may."""
-        self._lose("the checks took too long")
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self.deadline is not None and self.deadline <= now:
+            self._lose("the checks took too long")
 
-    def on_exit(self) -> None:
-        """The process has been reaped."""
-        self.pid = None
-        # What it said last is still to be read; the end of the line follows.
+    @property
+    def pids(self) -> set[int]:
+        """The check process, until it has been reaped."""
+        return self._process.pids if self._process is not None else set()
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the check process."""
+        return self._process is not None and self._process.on_exit(pid, status)
 
     def close(self) -> None:
-        """End the process, and hear no more of it."""
+        """End the process; nothing more is reported."""
         self.deadline = None
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            self._poller.unwatch(lines.fd)
-            lines.close()
-        if self.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
 
-    def _on_readable(self) -> None:
-        lines = self._lines
-        if lines is None:
-            return
-        messages = lines.receive()
-        if messages is None:
-            self._lose("the check process ended early")
-            return
-        for message in messages:
-            if self._lines is lines:
-                self._on_message(message)
+    def _on_message(self, message: JsonObject) -> None:
+        try:
+            self._take(message)
+        except (KeyError, TypeError, ValueError) as error:
+            self._warn(f"what the checks say cannot be read: {type(error).__name__}: {error}")
 
-    def _lose(self, words: str) -> None:
+    def _take(self, message: JsonObject) -> None:
+        match message.get("op"):
+            case "result":
+                # From a fork of this process.
+                self.results.append(CheckResult(*message["result"]))
+            case "ready":
+                self.info, self.endpoint = str(message["info"]), str(message["endpoint"])
+                self._done()
+            case "probes" if message["round"] == self._round:
+                self._probed(str(message["text"]))
+
+    def _lose(self, message: str) -> None:
+        """The process can say no more: what it has found so far counts."""
         self.close()
-        self._on_lost(words)
+        self._warn(f"preflight checks: {message}")
+        self._done()
+        self._probed("")
 
+    def _done(self) -> None:
+        on_done, self._on_done = self._on_done, None
+        if on_done is not None:
+            self.deadline = None
+            self.duration_s = time.monotonic() - self._began_at
+            on_done()
 
-def _keep_only(kept: int) -> None:
-    """The child keeps nothing of its parent's: ports, pipes of ranks, terminals."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    close_all_but(kept)
+    def _probed(self, text: str) -> None:
+        on_probed, self._on_probed = self._on_probed, None
+        if on_probed is not None:
+            self.deadline = None
+            on_probed(text)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from saferun.model import Value
-from saferun.preflight.fault_words import FROM_HOST, NOBODY, ONE_WAY, TO_HOST, TWO, hint_of, sentence
-from saferun.preflight.links import Column, Link, Uses, host_words, label_of, nic_of
-from saferun.preflight.results import CheckResult, HostCard
+from saferun.preflight.fault_text import FROM_HOST, NOBODY, ONE_WAY, TO_HOST, TWO, hint_of, sentence
+from saferun.preflight.nic_links import Column, Link, Uses, host_words, label_of, nic_of
+from saferun.preflight.results import CheckResult, HostInfo
 
 __all__ = ["Scene", "fault_results"]
 
@@ -22,13 +22,13 @@ class Scene(Value):
 
     Attributes:
         columns: the links by the name of the interface.
-        cards: of all hosts.
+        infos: of all hosts.
         uses: what the ranks will use, by host.
         nic: the interface to be suggested instead; empty: none.
     """
 
     columns: Mapping[str, Column]
-    cards: Mapping[int, HostCard]
+    infos: Mapping[int, HostInfo]
     uses: Mapping[int, Uses]
     nic: str = ""
 
@@ -132,7 +132,7 @@ def _partition(scene: Scene, nic: str, parts: Sequence[set[int]], cut: Column) -
     if not cut or (not scene.is_used(nic, hosts) and others):
         return []
     kind = _commonest(cut.values())
-    groups = " / ".join(host_words(scene.cards, part) for part in parts[:_MOST_TOLD])
+    groups = " / ".join(host_words(scene.infos, part) for part in parts[:_MOST_TOLD])
     words = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
     hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
     verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
@@ -176,7 +176,7 @@ def _host_results(scene: Scene, nic: str, column: Column, bad: Column) -> list[C
 def _host_result(
     scene: Scene, nic: str, host: int, links: Sequence[Link], bad: Sequence[tuple[int, int]]
 ) -> CheckResult:
-    label = label_of(scene.cards, host)
+    label = label_of(scene.infos, host)
     broken = set(bad)
     incoming = [link for link in links if link.target == host]
     outgoing = [link for link in links if link.source == host]
@@ -212,13 +212,13 @@ def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) ->
     """Two hosts, and each of them gets on with the others; or there are no others."""
     first = bad[0]
     a, b = first.source, first.target
-    source, target = label_of(scene.cards, a), label_of(scene.cards, b)
+    source, target = label_of(scene.infos, a), label_of(scene.infos, b)
     kind = _commonest(bad)
     others = scene.others(nic, [(a, b), (b, a)])
     instead = _instead(scene, nic, others)
     other_way = column.get((b, a))
     if len(bad) > 1:
-        who = host_words(scene.cards, (a, b))
+        who = host_words(scene.infos, (a, b))
         words = f"{sentence(TWO, kind, nic, who=who, address=first.address)}{_works(others)}"
         hint = hint_of(kind, nic, f"{source} and {target}", instead, mtu=_mtu_words(scene, nic, a, b))
     else:
@@ -227,7 +227,7 @@ def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) ->
         words += f"{tail}{_works(others)}"
         hint = hint_of(kind, nic, target, instead, direction="pair", source=source)
     uses = [scene.uses[host] for host in (a, b)]
-    needed = any(use.by_all_pairs for use in uses) or len(scene.cards) == _SEVERAL
+    needed = any(use.by_all_pairs for use in uses) or len(scene.infos) == _SEVERAL
     certain = scene.is_cut_off(nic, (a, b), others) and needed
     return _result("fail" if certain else "warn", words, hint, bad)
 
@@ -235,7 +235,7 @@ def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) ->
 def _of(scene: Scene, bad: Sequence[Link], links: Sequence[Link], *, out: bool = False) -> str:
     """``3 of 3 hosts``; ``2 of 6 hosts (node1 and node4)``."""
     named = (
-        "" if len(bad) == len(links) else f" ({host_words(scene.cards, [x.target if out else x.source for x in bad])})"
+        "" if len(bad) == len(links) else f" ({host_words(scene.infos, [x.target if out else x.source for x in bad])})"
     )
     return f"{len(bad)} of {len(links)} hosts{named}"
 
@@ -270,13 +270,13 @@ def _or_nic(instead: str) -> str:
 def _mtu_words(scene: Scene, nic: str, *hosts: int) -> str:
     """``MTU 9000 on node3, 1500 on the others``; empty where they are equal."""
     mtus: dict[int, list[int]] = {}
-    for host, card in scene.cards.items():
-        found = nic_of(card, nic)
+    for host, info in scene.infos.items():
+        found = nic_of(info, nic)
         if found is not None and found.mtu:
             mtus.setdefault(found.mtu, []).append(host)
     common = max(mtus, key=lambda mtu: len(mtus[mtu]), default=0)
     odd = [(mtu, [host for host in mtus[mtu] if host in hosts]) for mtu in sorted(mtus) if mtu != common]
-    parts = [f"{mtu} on {host_words(scene.cards, found)}" for mtu, found in odd if found]
+    parts = [f"{mtu} on {host_words(scene.infos, found)}" for mtu, found in odd if found]
     return f"{', '.join(parts)}, {common} on the others" if parts else ""
 
 

@@ -13,7 +13,7 @@ from saferun import __version__
 from saferun.evidence import DecisionRow
 from saferun.linux.nic import Nic
 from saferun.model import JsonObject
-from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostCard, MatrixRow, Pairs, Preflight
+from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostInfo, MatrixRow, Pairs, Preflight
 from saferun.text.page import Page, count, number
 from saferun.text.redaction import REDACTED, is_secret
 
@@ -27,12 +27,12 @@ _WELL = ("ok", "untested")
 _NEXT_STEPS = ("retry", "restart", "finish")
 
 
-def preflight_json(preflight: Preflight, cards: Mapping[int, HostCard]) -> JsonObject:
+def preflight_json(preflight: Preflight, infos: Mapping[int, HostInfo]) -> JsonObject:
     """The content of preflight.json: every result, good ones included, the matrix, and what each host is like.
 
     Args:
         preflight: what was found.
-        cards: what the hosts told of themselves, by their numbers.
+        infos: what the hosts told of themselves, by their numbers.
 
     Returns:
         At most ``LIMIT_BYTES`` as JSON. Longer lists are shortened (``truncated`` names them), the good results before
@@ -40,7 +40,7 @@ def preflight_json(preflight: Preflight, cards: Mapping[int, HostCard]) -> JsonO
     """
     page = Page(_COUNTED_BYTES)
     content = _found(page, preflight)
-    hosts = page.objects("hosts", sorted(cards.items()), lambda item: _host(page, *item))
+    hosts = page.objects("hosts", sorted(infos.items()), lambda item: _host(page, *item))
     return {"schema": SCHEMA, "saferun_version": __version__, **content, "hosts": hosts, "truncated": sorted(page.cut)}
 
 
@@ -125,21 +125,21 @@ def _known(value: float) -> float | None:
     return number(value) if value > 0 else None
 
 
-def _host(page: Page, host: int, card: HostCard) -> JsonObject:
+def _host(page: Page, host: int, info: HostInfo) -> JsonObject:
     return {
         "index": count(host),
-        "name": page.text(card.label),
-        "time": number(card.time),
-        "interfaces": page.objects("interfaces", card.nics, lambda nic: _nic(page, nic)),
-        "gloo": page.first("interfaces", card.gloo, page.text),
-        "nccl": page.first("interfaces", card.nccl, page.text),
-        "probed": page.first("interfaces", card.probed, page.text),
-        "versions": _pairs(page, "versions", card.versions),
-        "script": page.text(card.script),
-        "environ": _pairs(page, "environ", card.environ),
+        "name": page.text(info.label),
+        "time": number(info.time),
+        "interfaces": page.objects("interfaces", info.nics, lambda nic: _nic(page, nic)),
+        "gloo": page.first("interfaces", info.gloo, page.text),
+        "nccl": page.first("interfaces", info.nccl, page.text),
+        "probed": page.first("interfaces", info.probed, page.text),
+        "versions": _pairs(page, "versions", info.versions),
+        "script": page.text(info.script),
+        "environ": _pairs(page, "environ", info.environ),
         "names": page.objects(
             "names",
-            [names for names in card.names if names],
+            [names for names in info.names if names],
             lambda names: {"name": page.text(names[0]), "addresses": page.first("names", names[1:], page.text)},
         ),
     }

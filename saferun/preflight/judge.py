@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from saferun.preflight.choice import best_nic, suggested
+from saferun.preflight.best_nic import best_nic, suggested
 from saferun.preflight.faults import Scene, fault_results
-from saferun.preflight.interfaces import AUTO, is_decoy, loopback_between
-from saferun.preflight.links import Column, Uses, columns_of, host_words, label_of, matrix_of, uses_of
-from saferun.preflight.results import SEVERITY, CheckResult, HostCard, Preflight, Probe
-from saferun.preflight.rounds import again
+from saferun.preflight.nic_choice import AUTO, is_decoy, loopback_between
+from saferun.preflight.nic_links import Column, Uses, columns_of, host_words, label_of, matrix_of, uses_of
+from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight, Probe
 from saferun.preflight.skew import skew_results
-from saferun.preflight.slowness import Slowness, look_for_slowness, without_lost
+from saferun.preflight.slowness import Slowness, again, look_for_slowness, without_lost
 
 __all__ = ["judge"]
 
@@ -21,7 +20,7 @@ _DOWN_AT_HOME = re.compile(r" names (\S{1,64}), which is down on this host")
 
 
 def judge(
-    cards: Mapping[int, HostCard],
+    infos: Mapping[int, HostInfo],
     probes: Sequence[Probe],
     *,
     missing: Mapping[int, str],
@@ -34,7 +33,7 @@ def judge(
     Never raises, whatever the hosts say; takes time in proportion to the number of probes.
 
     Args:
-        cards: what each host says of itself, by its number; with its name in the job.
+        infos: what each host says of itself, by its number; with its name in the job.
         probes: all that was measured, the first time and the second. Where a host could not be tried there is none.
         missing: hosts that told nothing of their probes, and why.
         nics: what ``--nic`` named.
@@ -45,33 +44,33 @@ def judge(
     Returns:
         With ``again`` the rest is what is known so far.
     """
-    columns = without_lost(_without_ended(columns_of(probes, cards), missing))
-    uses = {host: uses_of(card, nics) for host, card in cards.items()}
-    slowness = look_for_slowness(columns, cards)
-    best = best_nic(columns, cards, sorted({nic for _, nic in slowness.states}))
+    columns = without_lost(_without_ended(columns_of(probes, infos), missing))
+    uses = {host: uses_of(info, nics) for host, info in infos.items()}
+    slowness = look_for_slowness(columns, infos)
+    best = best_nic(columns, infos, sorted({nic for _, nic in slowness.states}))
     if AUTO in nics and best:
-        uses = {host: uses_of(card, (best,)) for host, card in cards.items()}
-    faults = fault_results(Scene(columns, cards, uses, best))
+        uses = {host: uses_of(info, (best,)) for host, info in infos.items()}
+    faults = fault_results(Scene(columns, infos, uses, best))
     blamed = {result.host for result in faults if result.verdict == "fail"}
-    told = {host: card for host, card in cards.items() if card.versions or card.nics or card.probed}
+    told = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
     results = [
-        *_own_results(cards),
+        *_own_results(infos),
         *faults,
         *(slowness.results if remeasured else ()),
-        *_missing_results(columns, cards, missing, blamed),
+        *_missing_results(columns, infos, missing, blamed),
         *_down_results(told, uses),
         *_decoy_results(told, uses, columns),
-        *(loopback_between(cards) if any(_is_on_loopback(card) for card in cards.values()) else ()),
+        *(loopback_between(infos) if any(_is_on_loopback(info) for info in infos.values()) else ()),
         *skew_results(told, probes),
     ]
     results = _without_consequences(results)
     results.sort(key=lambda result: -SEVERITY.get(result.verdict, 0))
     return Preflight(
         results=tuple(results),
-        matrix=matrix_of(columns, cards, slowness.states) if len(cards) > 1 else (),
+        matrix=matrix_of(columns, infos, slowness.states) if len(infos) > 1 else (),
         duration_s=duration_s,
-        again=() if remeasured else _again(slowness, cards, columns, missing),
-        nic=suggested(best, cards, nics),
+        again=() if remeasured else _again(slowness, infos, columns, missing),
+        nic=suggested(best, infos, nics),
     )
 
 
@@ -93,8 +92,8 @@ def _without_consequences(results: Sequence[CheckResult]) -> list[CheckResult]:
     ]
 
 
-def _is_on_loopback(card: HostCard) -> bool:
-    return any(nic.kind == "loopback" and nic.name in card.gloo for nic in card.nics) or "lo" in card.gloo
+def _is_on_loopback(info: HostInfo) -> bool:
+    return any(nic.kind == "loopback" and nic.name in info.gloo for nic in info.nics) or "lo" in info.gloo
 
 
 def _without_ended(columns: Mapping[str, Column], missing: Mapping[int, str]) -> dict[str, Column]:
@@ -107,10 +106,10 @@ def _without_ended(columns: Mapping[str, Column], missing: Mapping[int, str]) ->
 
 
 def _again(
-    slowness: Slowness, cards: Mapping[int, HostCard], columns: Mapping[str, Column], missing: Mapping[int, str]
+    slowness: Slowness, infos: Mapping[int, HostInfo], columns: Mapping[str, Column], missing: Mapping[int, str]
 ) -> tuple[tuple[int, int], ...]:
     measured = {pair for column in columns.values() for pair in column}
-    hosts = sorted(host for host in cards if host not in missing)
+    hosts = sorted(host for host in infos if host not in missing)
     pairs = [pair for pair in slowness.pairs if missing.keys().isdisjoint(pair)]
     return again([host for host in slowness.suspects if host not in missing], pairs, hosts, measured)
 
@@ -118,19 +117,19 @@ def _again(
 # ------------------------------------------------------------------------------------------------------ of the hosts
 
 
-def _own_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
+def _own_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
     """What the hosts found at home. Good results of one host alone are not told by it: they stand for themselves."""
     return [
-        result._replace(host=label_of(cards, host) if len(cards) > 1 else result.host)
-        for host, card in sorted(cards.items())
-        for result in card.results
+        result._replace(host=label_of(infos, host) if len(infos) > 1 else result.host)
+        for host, info in sorted(infos.items())
+        for result in info.results
         if result.verdict in SEVERITY
     ]
 
 
 def _missing_results(
     columns: Mapping[str, Column],
-    cards: Mapping[int, HostCard],
+    infos: Mapping[int, HostInfo],
     missing: Mapping[int, str],
     blamed: Collection[str],
 ) -> list[CheckResult]:
@@ -139,69 +138,69 @@ def _missing_results(
     tried = {target for column in columns.values() for _, target in column}
     results = []
     for host, why in sorted(missing.items()):
-        card = cards.get(host)
-        if card is None or not (card.probed or card.nics):
+        info = infos.get(host)
+        if info is None or not (info.probed or info.nics):
             # It takes no part in this.
-            results.append(CheckResult("links", "skipped", f"not tried: {why}", host=label_of(cards, host)))
+            results.append(CheckResult("links", "skipped", f"not tried: {why}", host=label_of(infos, host)))
             continue
-        is_gone = host in tried and host not in reached and label_of(cards, host) not in blamed
+        is_gone = host in tried and host not in reached and label_of(infos, host) not in blamed
         words = f"it reported nothing of the other hosts ({why}){', and none of them reaches it' if is_gone else ''}"
         hint = "check whether it is up and not overloaded"
-        results.append(CheckResult("links", "warn", words, hint, host=label_of(cards, host)))
+        results.append(CheckResult("links", "warn", words, hint, host=label_of(infos, host)))
     return results
 
 
-def _down_results(cards: Mapping[int, HostCard], uses: Mapping[int, Uses]) -> list[CheckResult]:
+def _down_results(infos: Mapping[int, HostInfo], uses: Mapping[int, Uses]) -> list[CheckResult]:
     """Interfaces that most hosts can be tried over, and that are down on a few."""
     up: dict[str, int] = {}
     down: dict[str, list[int]] = {}
-    for host, card in cards.items():
-        for nic in card.nics:
-            if nic.name in card.probed:
+    for host, info in infos.items():
+        for nic in info.nics:
+            if nic.name in info.probed:
                 up[nic.name] = up.get(nic.name, 0) + 1
             elif not nic.is_up:
                 down.setdefault(nic.name, []).append(host)
     results = []
     for name, hosts in down.items():
-        others = sorted(cards.keys() - set(hosts))
+        others = sorted(infos.keys() - set(hosts))
         is_used = any(name in uses[host].certain | uses[host].possible for host in others)
         if up.get(name, 0) <= len(hosts) and not (is_used and name in up):
             continue
         for host in hosts:
-            words = f"{name} is down, which {_many(cards, others, up[name])}"
+            words = f"{name} is down, which {_many(infos, others, up[name])}"
             hint = f"look at its cable and at `ip link show {name}`, or run with another --nic"
             # Its libraries may take another one there, that leads to the others as well.
             verdict = "fail" if name in uses[host].certain else "warn"
             class_name = "network_interface" if verdict == "fail" else ""
-            label = label_of(cards, host)
+            label = label_of(infos, host)
             results.append(CheckResult("interfaces", verdict, words, hint, class_name=class_name, host=label))
     return results
 
 
-def _many(cards: Mapping[int, HostCard], others: Iterable[int], count: int) -> str:
-    return f"is up on {count} other hosts" if count > 1 else f"is up on {host_words(cards, others)}"
+def _many(infos: Mapping[int, HostInfo], others: Iterable[int], count: int) -> str:
+    return f"is up on {count} other hosts" if count > 1 else f"is up on {host_words(infos, others)}"
 
 
 def _decoy_results(
-    cards: Mapping[int, HostCard], uses: Mapping[int, Uses], columns: Mapping[str, Column]
+    infos: Mapping[int, HostInfo], uses: Mapping[int, Uses], columns: Mapping[str, Column]
 ) -> list[CheckResult]:
     """Interfaces for containers that the ranks would use, all with the same address, where nobody has tried them."""
     holders: dict[tuple[str, str], list[int]] = {}
     machines: dict[frozenset[str], int] = {}
-    for host, card in sorted(cards.items()):
-        addresses = frozenset(address for nic in card.nics for address in nic.addresses)
+    for host, info in sorted(infos.items()):
+        addresses = frozenset(address for nic in info.nics for address in nic.addresses)
         # Several hosts of the job may be one machine.
         if machines.setdefault(addresses, host) != host:
             continue
-        for nic in card.nics:
+        for nic in info.nics:
             if nic.name in uses[host].certain and nic.name not in columns and is_decoy(nic.name):
                 for address in nic.addresses[:1]:
                     holders.setdefault((nic.name, address), []).append(host)
     results = []
     for (name, address), hosts in holders.items():
-        told = any(result.class_name == "network_interface" for host in hosts for result in cards[host].results)
+        told = any(result.class_name == "network_interface" for host in hosts for result in infos[host].results)
         if len(hosts) >= _SEVERAL and not told:
-            words = f"{name} has the same address ({address}) on {host_words(cards, hosts)}, and the ranks would use it"
+            words = f"{name} has the same address ({address}) on {host_words(infos, hosts)}, and the ranks would use it"
             hint = "run with --nic and the interface between the hosts"
             results.append(CheckResult("interfaces", "fail", words, hint, class_name="network_interface"))
     return results

@@ -39,7 +39,7 @@ class CheckResult(Value):
     host: str = ""
 
 
-class HostCard(Value):
+class HostInfo(Value):
     """What a host tells the one that leads before the ranks are started.
 
     Attributes:
@@ -70,15 +70,15 @@ class HostCard(Value):
     backend: str = ""
 
 
-class Door(Value):
+class ProbeEndpoint(Value):
     """Where a host can be probed, as others are told: its listener's port and secret, and its interfaces' addresses.
 
-    ``ways``: (interface, address) pairs to be tried, in order.
+    ``routes``: (interface, address) pairs to be tried, in order.
     """
 
     port: int
     token: str
-    ways: Pairs
+    routes: Pairs
 
 
 class Target(Value):
@@ -86,7 +86,7 @@ class Target(Value):
 
     host: int
     label: str
-    door: Door
+    endpoint: ProbeEndpoint
 
 
 class Probe(Value):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.preflight.interfaces import is_loopback
-from saferun.preflight.links import host_words, label_of, median
-from saferun.preflight.results import CheckResult, HostCard, Probe
+from saferun.preflight.nic_choice import is_loopback
+from saferun.preflight.nic_links import host_words, label_of, median
+from saferun.preflight.results import CheckResult, HostInfo, Probe
 
 __all__ = ["skew_results"]
 
@@ -31,62 +31,62 @@ _OWN = frozenset(
 _OWN_PREFIXES = ("NCCL_DEBUG", "RCCL_DEBUG", "TORCH_LOGS", "UCX_LOG", "FI_LOG", "OMP_", "KMP_")
 
 
-def skew_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> list[CheckResult]:
+def skew_results(infos: Mapping[int, HostInfo], probes: Iterable[Probe]) -> list[CheckResult]:
     """What differs between hosts, each with the hosts that are in the minority.
 
     Args:
-        cards: of the hosts that have some.
+        infos: of the hosts that have some.
         probes: they tell how far apart the clocks are.
     """
-    if len(cards) < _SEVERAL:
+    if len(infos) < _SEVERAL:
         return []
     return [
-        *_version_results(cards),
-        *_script_results(cards),
-        *_environ_results(cards),
-        *_clock_results(cards, probes),
-        *_name_results(cards),
+        *_version_results(infos),
+        *_script_results(infos),
+        *_environ_results(infos),
+        *_clock_results(infos, probes),
+        *_name_results(infos),
     ]
 
 
 # --------------------------------------------------------------------------------------- versions, script, environment
 
 
-def _version_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
-    known = {host: dict(pair[:2] for pair in card.versions if len(pair) >= _SEVERAL) for host, card in cards.items()}
+def _version_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
+    known = {host: dict(pair[:2] for pair in info.versions if len(pair) >= _SEVERAL) for host, info in infos.items()}
     hint = "install the same everywhere (the same image, module or environment on all hosts)"
-    return _differences("versions", cards, {h: v for h, v in known.items() if v}, hint)
+    return _differences("versions", infos, {h: v for h, v in known.items() if v}, hint)
 
 
-def _environ_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
+def _environ_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
     known = {
-        host: {pair[0]: pair[1] for pair in card.environ if len(pair) >= _SEVERAL and not _is_own(pair[0])}
-        for host, card in cards.items()
+        host: {pair[0]: pair[1] for pair in info.environ if len(pair) >= _SEVERAL and not _is_own(pair[0])}
+        for host, info in infos.items()
         # Who has no versions has said nothing.
-        if card.environ or card.versions
+        if info.environ or info.versions
     }
     hint = "set them alike on all hosts, unless the difference is meant (srun and mpirun can pass them on)"
-    return _differences("environment", cards, known, hint, equals="=")
+    return _differences("environment", infos, known, hint, equals="=")
 
 
 def _is_own(name: str) -> bool:
     return name in _OWN or name.startswith(_OWN_PREFIXES)
 
 
-def _script_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
-    hashes = {host: card.script for host, card in cards.items() if card.script}
+def _script_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
+    hashes = {host: info.script for host, info in infos.items() if info.script}
     common, odd = _majority(hashes)
     if not odd:
         return []
     hint = "copy the same script to all hosts, or put it where all of them see it; a shared file system may lag"
     if common is None:
         groups = "; ".join(
-            f"{script[:_SHOWN_HASH]} on {host_words(cards, hosts)}" for script, hosts in list(odd.items())[:_MOST_NAMED]
+            f"{script[:_SHOWN_HASH]} on {host_words(infos, hosts)}" for script, hosts in list(odd.items())[:_MOST_NAMED]
         )
         return [CheckResult("script", "warn", f"the training script differs between the hosts: {groups}", hint)]
     words = "its training script is not that of the others"
     return [
-        CheckResult("script", "warn", words, hint, (("script", script),), host=label_of(cards, host))
+        CheckResult("script", "warn", words, hint, (("script", script),), host=label_of(infos, host))
         for script, hosts in odd.items()
         for host in hosts
     ]
@@ -94,7 +94,7 @@ def _script_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
 
 def _differences(
     check: str,
-    cards: Mapping[int, HostCard],
+    infos: Mapping[int, HostInfo],
     known: Mapping[int, Mapping[str, str]],
     hint: str,
     *,
@@ -110,7 +110,7 @@ def _differences(
                 for host in hosts:
                     own.setdefault(host, []).append((name, value, common))
         elif odd:
-            groups = [f"{value} on {host_words(cards, hosts)}" for value, hosts in odd.items()]
+            groups = [f"{value} on {host_words(infos, hosts)}" for value, hosts in odd.items()]
             words = f"{name} differs between the hosts: {', '.join(groups[:_MOST_NAMED])}"
             results.append(CheckResult(check, "warn", words, hint))
     for host, found in sorted(own.items()):
@@ -119,7 +119,7 @@ def _differences(
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         words = f"{values}{more}, where the others have {common_values}"
         facts = tuple((name, value) for name, value, _ in found)
-        results.append(CheckResult(check, "warn", words, hint, facts, host=label_of(cards, host)))
+        results.append(CheckResult(check, "warn", words, hint, facts, host=label_of(infos, host)))
     return results
 
 
@@ -140,11 +140,11 @@ def _majority(values: Mapping[int, str]) -> tuple[str | None, dict[str, list[int
 # -------------------------------------------------------------------------------------------------------------- clocks
 
 
-def _clock_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> list[CheckResult]:
+def _clock_results(infos: Mapping[int, HostInfo], probes: Iterable[Probe]) -> list[CheckResult]:
     """The hosts whose clocks are not those of most, however they are connected."""
     steps: dict[int, dict[int, list[float]]] = {}
     for probe in probes:
-        if probe.clock_s and probe.source in cards and probe.target in cards:
+        if probe.clock_s and probe.source in infos and probe.target in infos:
             steps.setdefault(probe.source, {}).setdefault(probe.target, []).append(probe.clock_s)
             steps.setdefault(probe.target, {}).setdefault(probe.source, []).append(-probe.clock_s)
     ahead = _offsets(steps)
@@ -154,7 +154,7 @@ def _clock_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> li
     if len(ahead) == _SEVERAL and off:
         (a, b), apart = sorted(ahead), abs(next(iter(off.values())))
         return [
-            CheckResult("clock", "warn", f"the clocks of {host_words(cards, (a, b))} are {_apart(apart)} apart", hint)
+            CheckResult("clock", "warn", f"the clocks of {host_words(infos, (a, b))} are {_apart(apart)} apart", hint)
         ]
     return [
         CheckResult(
@@ -163,7 +163,7 @@ def _clock_results(cards: Mapping[int, HostCard], probes: Iterable[Probe]) -> li
             f"its clock is {_apart(abs(value))} {'ahead of' if value > 0 else 'behind'} the others'",
             hint,
             (("ahead_s", f"{value:.3f}"),),
-            host=label_of(cards, host),
+            host=label_of(infos, host),
         )
         for host, value in sorted(off.items())
     ]
@@ -199,15 +199,15 @@ def _apart(seconds: float) -> str:
 # --------------------------------------------------------------------------------------------------------------- names
 
 
-def _name_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
+def _name_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
     """Names that lead to another host from some hosts. Two addresses of one host are not told: it has them both."""
     owners: dict[str, set[int]] = {}
-    for host, card in cards.items():
-        for nic in card.nics:
+    for host, info in infos.items():
+        for nic in info.nics:
             for address in nic.addresses:
                 owners.setdefault(address, set()).add(host)
     results: list[CheckResult] = []
-    for name, known in sorted(_answers(cards).items()):
+    for name, known in sorted(_answers(infos).items()):
         # What most hosts get; and all that belongs to the same hosts.
         counts = Counter(address for addresses in known.values() for address in addresses)
         common = max(sorted(counts), key=counts.__getitem__)
@@ -218,16 +218,16 @@ def _name_results(cards: Mapping[int, HostCard]) -> list[CheckResult]:
             if common in addresses or any(owners.get(address, set()) & right for address in addresses):
                 continue
             words = f"{name} is {addresses[0]} there, for the others it is {common}"
-            hint = f"make {name} resolve alike on all hosts: /etc/hosts and the name servers of {label_of(cards, host)}"
-            results.append(CheckResult("names", "warn", words, hint, host=label_of(cards, host)))
+            hint = f"make {name} resolve alike on all hosts: /etc/hosts and the name servers of {label_of(infos, host)}"
+            results.append(CheckResult("names", "warn", words, hint, host=label_of(infos, host)))
     return results[:_MOST_TOLD]
 
 
-def _answers(cards: Mapping[int, HostCard]) -> dict[str, dict[int, tuple[str, ...]]]:
+def _answers(infos: Mapping[int, HostInfo]) -> dict[str, dict[int, tuple[str, ...]]]:
     """What each name is on each host, where that is known. A name's own host may know it as a loopback address."""
     found: dict[str, dict[int, tuple[str, ...]]] = {}
-    for host, card in cards.items():
-        for answer in card.names:
+    for host, info in infos.items():
+        for answer in info.names:
             addresses = tuple(address for address in answer[1:] if not is_loopback(address))
             if addresses:
                 found.setdefault(answer[0], {})[host] = addresses

@@ -7,13 +7,13 @@ measured again: a busy machine is slow for a moment.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.model import Value
-from saferun.preflight.links import Column, Link, host_words, label_of, median
-from saferun.preflight.results import CheckResult, HostCard
+from saferun.preflight.nic_links import Column, Link, host_words, label_of, median
+from saferun.preflight.results import CheckResult, HostInfo
 
-__all__ = ["Slowness", "look_for_slowness", "without_lost"]
+__all__ = ["Slowness", "again", "look_for_slowness", "without_lost"]
 
 _FACTOR = 2.0
 # Less than this is a scheduler's doing, on a machine with ten times as much to run as it has processors.
@@ -31,6 +31,10 @@ _FEWEST_RETRANSMITS = 3
 _HEAVY_LOSS = 0.03
 _LOST_KINDS = frozenset({"timeout", "broken", "silent", "black_hole"})
 _SHARE = 0.6
+# Of what is measured again.
+_MOST_SUSPECTS = 8
+_BAD_EACH = 4
+_OTHERS_EACH = 2
 _SEVERAL = 2
 _MOST_TOLD = 8
 
@@ -89,7 +93,7 @@ def _without_lost(column: Column) -> Column:
     }
 
 
-def look_for_slowness(columns: Mapping[str, Column], cards: Mapping[int, HostCard]) -> Slowness:
+def look_for_slowness(columns: Mapping[str, Column], infos: Mapping[int, HostInfo]) -> Slowness:
     """The hosts and pairs that are slow, or lose packets, over each interface.
 
     Results are of what was measured more than once; ``suspects`` and ``pairs`` are of all.
@@ -104,7 +108,7 @@ def look_for_slowness(columns: Mapping[str, Column], cards: Mapping[int, HostCar
             bad = {pair: link for pair, link in column.items() if pair not in explained and trouble.is_bad(link)}
             pairs.update(dict.fromkeys(bad))
             suspects.update(host for pair in bad for host in pair)
-            found, hosts = _blame(nic, column, bad, trouble, cards)
+            found, hosts = _blame(nic, column, bad, trouble, infos)
             results += found
             states.update({(host, nic): trouble.state for host in hosts if (host, nic) not in states})
             explained |= set(bad)
@@ -194,7 +198,7 @@ def _speed_words(bytes_s: float) -> str:
 
 
 def _blame(
-    nic: str, column: Column, bad: Column, trouble: _Trouble, cards: Mapping[int, HostCard]
+    nic: str, column: Column, bad: Column, trouble: _Trouble, infos: Mapping[int, HostInfo]
 ) -> tuple[list[CheckResult], list[int]]:
     """Hosts whose links are bad, whoever is at the other end; then pairs."""
     results: list[CheckResult] = []
@@ -218,11 +222,11 @@ def _blame(
         all_peers = {link.source + link.target - host for link in touching[host]}
         words = f"{nic} {_verb(trouble.state)} with {len(peers)} of {len(all_peers)} hosts: {trouble.words(mine)}"
         facts = _facts(mine)
-        results.append(CheckResult("links", "warn", words, trouble.hint, facts, host=label_of(cards, host)))
+        results.append(CheckResult("links", "warn", words, trouble.hint, facts, host=label_of(infos, host)))
         hosts.append(host)
     sure = {pair: link for pair, link in left.items() if link.times >= _SEVERAL}
     alone = [link for (a, b), link in sure.items() if trouble.is_bad_alone(link, (b, a) not in sure)]
-    return [*results, *_pair_results(nic, alone, trouble, cards)], hosts
+    return [*results, *_pair_results(nic, alone, trouble, infos)], hosts
 
 
 def _share(host: int, bad: Sequence[Link], links: Sequence[Link]) -> float:
@@ -236,7 +240,7 @@ def _share(host: int, bad: Sequence[Link], links: Sequence[Link]) -> float:
 
 
 def _pair_results(
-    nic: str, links: Sequence[Link], trouble: _Trouble, cards: Mapping[int, HostCard]
+    nic: str, links: Sequence[Link], trouble: _Trouble, infos: Mapping[int, HostInfo]
 ) -> list[CheckResult]:
     pairs: dict[frozenset[int], list[Link]] = {}
     for link in links:
@@ -247,9 +251,9 @@ def _pair_results(
     results = []
     for pair, found in pairs.items():
         if len(found) > 1:
-            between = f"between {host_words(cards, pair)}"
+            between = f"between {host_words(infos, pair)}"
         else:
-            between = f"from {label_of(cards, found[0].source)} to {label_of(cards, found[0].target)}"
+            between = f"from {label_of(infos, found[0].source)} to {label_of(infos, found[0].target)}"
         words = f"{nic} {_verb(trouble.state)} {between}: {trouble.words(found)}"
         results.append(CheckResult("links", "warn", words, trouble.hint, _facts(found)))
     return results
@@ -267,3 +271,51 @@ def _facts(links: Sequence[Link]) -> tuple[tuple[str, str], ...]:
         )
         for link in links[:16]
     )
+
+
+# ---------------------------------------------------------------------------------------------- what is measured again
+
+
+def again(
+    suspects: Sequence[int],
+    pairs: Collection[tuple[int, int]],
+    hosts: Sequence[int],
+    measured: Collection[tuple[int, int]],
+) -> tuple[tuple[int, int], ...]:
+    """The pairs to be measured again, so that a slow host is told from a slow pair.
+
+    Args:
+        suspects: hosts that look bad, the worst first.
+        pairs: pairs (source, target) that look bad.
+        hosts: all that can be asked.
+        measured: all pairs that have been measured.
+
+    Returns:
+        Some bad pairs of each suspect, and it with hosts that it has not met, in both directions: at most 64, so that
+        they do not disturb each other.
+    """
+    chosen: dict[tuple[int, int], None] = {}
+    doubtful = set(suspects)
+    sound = [host for host in hosts if host not in doubtful] or list(hosts)
+    bad: dict[int, list[tuple[int, int]]] = {}
+    for source, target in pairs:
+        for host in {source, target} & doubtful:
+            bad.setdefault(host, []).append((source, target))
+    for suspect in suspects[:_MOST_SUSPECTS]:
+        for source, target in sorted(bad.get(suspect, ()))[:_BAD_EACH]:
+            chosen[source, target] = None
+        # Those that follow it, around the circle: every suspect gets others.
+        begin = next((place for place, host in enumerate(sound) if host > suspect), 0)
+        found = 0
+        for place in range(len(sound)):
+            other = sound[(begin + place) % len(sound)]
+            new = {(other, suspect), (suspect, other)} - set(measured)
+            if other == suspect or not new:
+                continue
+            chosen.update(dict.fromkeys(sorted(new)))
+            found += 1
+            if found == _OTHERS_EACH:
+                break
+    if not suspects:
+        chosen.update(dict.fromkeys(sorted(pairs)[: _MOST_SUSPECTS * _BAD_EACH]))
+    return tuple(chosen)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from saferun.evidence import DecisionRow
 from saferun.model import Value
 from saferun.preflight.json_report import is_well, preflight_json, verdict_of, worst_first
-from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostCard, MatrixRow, Preflight
+from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostInfo, MatrixRow, Preflight
 from saferun.text.page import redacted_line
 
-__all__ = ["decision_line", "decision_words", "host_ranges", "preflight_json", "result_lines", "show", "table_lines"]
+__all__ = ["decision_words", "host_ranges", "preflight_json", "result_lines", "show", "table_lines"]
 
 _WIDTH = 120
 _MOST_TOLD = 12
@@ -90,20 +90,15 @@ def result_lines(results: Sequence[CheckResult], *, color: bool = False, rest: s
     return lines
 
 
-def show(preflight: Preflight, cards: Mapping[int, HostCard], *, as_json: bool, width: int = _WIDTH) -> str:
+def show(preflight: Preflight, infos: Mapping[int, HostInfo], *, as_json: bool, width: int = _WIDTH) -> str:
     """The answer to ``saferunctl doctor``, in whole lines: the table, or the content of preflight.json."""
     if as_json:
-        return json.dumps(preflight_json(preflight, cards), indent=1) + "\n"
-    return "".join(f"{line}\n" for line in table_lines(preflight, cards, width=width))
-
-
-def decision_line(row: DecisionRow) -> str:
-    """What the user reads of a decision: one line, with its reason."""
-    return f"saferun: {_sentence(row.message)}"
+        return json.dumps(preflight_json(preflight, infos), indent=1) + "\n"
+    return "".join(f"{line}\n" for line in table_lines(preflight, infos, width=width))
 
 
 def decision_words(row: DecisionRow) -> str:
-    """The same as report.txt has it, with what it was about: ``attempt 0 at 03:15:33 (port_in_use, node1): …``."""
+    """A decision as report.txt has it: ``attempt 0 at 03:15:33 (port_in_use, node1): …``."""
     clock = f" at {row.clock}" if row.clock else ""
     about = ", ".join(redacted_line(word, _LONGEST_NAME) for word in (row.class_name, row.host) if word)
     return f"attempt {row.attempt}{clock}{f' ({about})' if about else ''}: {_sentence(row.message)}"
@@ -207,7 +202,7 @@ def _several(number: int, what: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- table
 
 
-def table_lines(preflight: Preflight, cards: Mapping[int, HostCard], *, width: int) -> list[str]:
+def table_lines(preflight: Preflight, infos: Mapping[int, HostInfo], *, width: int) -> list[str]:
     """All that was found: a line a check, what the others see of each host's interfaces, and the sum.
 
     Checks that found the same on several hosts are one line; so are good results of one check whatever their words.
@@ -215,10 +210,10 @@ def table_lines(preflight: Preflight, cards: Mapping[int, HostCard], *, width: i
 
     Args:
         preflight: what was found.
-        cards: what the hosts told of themselves, by their numbers.
+        infos: what the hosts told of themselves, by their numbers.
         width: columns that there are; 0: lines may be as long as they are.
     """
-    everybody = {redacted_line(card.label, _LONGEST_NAME) for card in cards.values() if card.label}
+    everybody = {redacted_line(info.label, _LONGEST_NAME) for info in infos.values() if info.label}
     everybody |= {redacted_line(row.host, _LONGEST_NAME) for row in preflight.matrix if row.host}
     lines = _check_lines(preflight.results, everybody, width)
     matrix = _matrix_lines(preflight.matrix, width)
@@ -227,7 +222,7 @@ def table_lines(preflight: Preflight, cards: Mapping[int, HostCard], *, width: i
     if preflight.nic:
         names = ",".join(redacted_line(name, _LONGEST_NAME) for name in preflight.nic)
         lines += ["", f"the interfaces to use: --nic {names}"]
-    return [*lines, "", _sum_line(preflight, max(len(cards), len(preflight.matrix), 1))]
+    return [*lines, "", _sum_line(preflight, max(len(infos), len(preflight.matrix), 1))]
 
 
 def _check_lines(results: Sequence[CheckResult], everybody: set[str], width: int) -> list[str]:

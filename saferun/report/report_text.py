@@ -20,7 +20,7 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
-from saferun.preflight.results import HostCard, Preflight
+from saferun.preflight.results import HostInfo, Preflight
 from saferun.preflight.text import decision_words, table_lines
 from saferun.report.picture import (
     WIDTH,
@@ -61,7 +61,7 @@ def build_report_text(
     *,
     decisions: Sequence[DecisionRow] = (),
     preflight: Preflight | None = None,
-    cards: Mapping[int, HostCard] | None = None,
+    cards: Mapping[int, HostInfo] | None = None,
 ) -> str:
     """The content of report.txt, at most ``LIMIT_BYTES`` large in UTF-8; each incident has the same share of it.
 

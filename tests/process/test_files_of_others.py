@@ -18,8 +18,8 @@ import pytest
 from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
 from saferun.files import trees
+from saferun.files.file_stream import APPENDED, FRESH, WHOLE, DirectFiles
 from saferun.files.operations import make_run_directory, write_error
-from saferun.files.streams import APPENDED, FRESH, WHOLE, DirectFiles
 from saferun.linux import task_sockets
 from saferun.linux.core_files import find_cores
 from saferun.linux.core_notes import CoreError, is_core, read_core_notes

@@ -23,7 +23,7 @@ from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.master import check_master
 from saferun.preflight.checks.network import NET_CHECKS
 from saferun.preflight.checks.run import run_checks
-from saferun.preflight.interfaces import candidates, nccl_choice
+from saferun.preflight.nic_choice import candidates, nccl_choice
 from saferun.preflight.results import CheckResult
 
 Answer = TypeVar("Answer")

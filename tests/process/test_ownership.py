@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from saferun.linux import ownership
+from saferun.linux import ownership, trusted_files
 from saferun.linux.ownership import (
     NotOursError,
     identity,
     make_directory,
     open_directory,
-    open_found,
     open_ours,
     open_temporary,
     remove_tree,
 )
+from saferun.linux.trusted_files import open_found
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user
 
 
@@ -375,7 +375,7 @@ def content_found(path: Path) -> str:
 def test_a_file_counts_where_nobody_else_can_have_written_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_mode: int, directory_mode: int, found: str
 ) -> None:
-    monkeypatch.setattr(ownership, "is_private_group", lambda _gid: False)
+    monkeypatch.setattr(trusted_files, "is_private_group", lambda _gid: False)
     file = tmp_path / "place" / "saferun.yaml"
     file.parent.mkdir()
     file.write_text("mine")
@@ -478,9 +478,9 @@ def as_alice(
 def test_a_group_of_this_user_alone_is_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sites with umask 002 give each user a group of that user's name; all that the user makes is writable for it."""
     as_alice(monkeypatch)
-    assert ownership.is_private_group(700)
+    assert trusted_files.is_private_group(700)
     as_alice(monkeypatch, members=("alice",))
-    assert ownership.is_private_group(700)
+    assert trusted_files.is_private_group(700)
 
 
 @pytest.mark.parametrize("no", ["members", "a name", "first", "root", "unknown"])
@@ -498,7 +498,7 @@ def test_any_other_group_is_others(monkeypatch: pytest.MonkeyPatch, no: str) -> 
         case _:
             as_alice(monkeypatch)
             monkeypatch.setattr(pwd, "getpwuid", _raise_key_error)
-    assert not ownership.is_private_group(700)
+    assert not trusted_files.is_private_group(700)
 
 
 def _raise_key_error(_uid: int) -> None:
@@ -509,7 +509,7 @@ def test_a_file_that_a_private_group_may_write_counts_unless_an_access_list_says
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there is a list, the group's bits in the mode are its mask, and may stand for other users' rights."""
-    monkeypatch.setattr(ownership, "is_private_group", lambda _gid: True)
+    monkeypatch.setattr(trusted_files, "is_private_group", lambda _gid: True)
     file = tmp_path / "saferun.yaml"
     file.write_text("mine")
     file.chmod(0o664)
@@ -532,7 +532,7 @@ def test_a_file_that_a_private_group_may_write_counts_unless_an_access_list_says
 
 def test_root_of_a_user_namespace_is_a_user() -> None:
     """Of containers that a user makes: what is above belongs to root of the machine, whom the namespace cannot name."""
-    program = "from saferun.linux import ownership; print(ownership._is_root_of_the_machine())"
+    program = "from saferun.linux import trusted_files; print(trusted_files._is_root_of_the_machine())"
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", sys.executable, "-c", program],
         capture_output=True,

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -23,6 +23,7 @@ from tests.unit.preflight.host_roots import Root
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from saferun.cluster.job_port import JobPort
     from saferun.preflight.driver import Outcome
 
 RAN = "from rank import *\ntell('ran')"
@@ -138,9 +139,12 @@ def test_a_check_process_that_breaks_holds_up_nobody_for_long(
     """It fails by being absent, with one line; ranks that wait for it are started when its time is over."""
     with running(tmp_path, RAN_AND_WAITS, *options, nproc=2, launcher=broken(how)) as job:
         job.hear("ran", 2)
-        until(lambda: "saferun: checks before the start: the check" in job.err, "it is told")
+        until(lambda: "saferun: preflight checks: the check" in job.err, "it is told")
         job.release("end")
         assert job.wait() == 0
+
+
+ALONE = cast("JobPort", None)  # of whom the checks of one host ask nothing
 
 
 def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
@@ -149,18 +153,19 @@ def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
     process = CheckProcess()
     poller = Poller()
     outcomes: list[Outcome] = []
-    checks = PreflightRun(config, poller, job=None, environ={}, say=print, warn=pytest.fail, process=process)
+    checks = PreflightRun(config, poller, job=ALONE, environ={}, say=print, warn=pytest.fail, process=process)
     checks.check(context_of(config, {}, bound=(), attempt=0, old_pids=()), outcomes.append)
-    assert checks.pids == {process.pid}
+    (pid,) = checks.pids
+    assert process.pids == {pid}
 
     def is_checked() -> bool:
         poller.wait(0.01)
         return bool(outcomes)
 
     until(is_checked, "this host is checked")
-    process.end()  # which leaves alone what is somebody else's by now
-    assert os.waitpid(process.pid, 0)[0] == process.pid
-    assert checks.on_exit(process.pid, ExitStatus(0, None))
+    process.discard()  # which leaves alone what is somebody else's by now
+    assert os.waitpid(pid, 0)[0] == pid
+    assert checks.on_exit(pid, ExitStatus(0, None))
     assert not checks.pids
     assert len(outcomes[0].preflight.results) > 10
 
@@ -171,8 +176,9 @@ def test_a_launch_that_is_over_before_its_checks_keeps_what_they_have_found() ->
     poller = Poller()
     outcomes: list[Outcome] = []
     process = CheckProcess()
-    os.kill(process.pid, signal.SIGSTOP)
-    checks = PreflightRun(config, poller, job=None, environ={}, say=print, warn=pytest.fail, process=process)
+    (pid,) = process.pids
+    os.kill(pid, signal.SIGSTOP)
+    checks = PreflightRun(config, poller, job=ALONE, environ={}, say=print, warn=pytest.fail, process=process)
     checks.check(context_of(config, {}, bound=(), attempt=0, old_pids=()), outcomes.append, beside=True)
     checks.settle()
     assert [(one.name, one.verdict) for one in outcomes[0].preflight.results] == [("others", "skipped")]
@@ -180,7 +186,7 @@ def test_a_launch_that_is_over_before_its_checks_keeps_what_they_have_found() ->
     checks.settle()
     checks.close()
     assert len(outcomes) == 1
-    os.waitpid(process.pid, 0)
+    os.waitpid(pid, 0)
 
 
 ONE_HOST = ("--no-python", "true")

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from saferun.preflight.judge import judge
 from saferun.preflight.probe import listener as listener_module
 from saferun.preflight.probe import prober
 from saferun.preflight.probe.listener import Listener
-from saferun.preflight.probe.prober import probe, probe_all
+from saferun.preflight.probe.prober import probe_all
 from saferun.preflight.probe.protocol import (
     MOST_SMALL,
     RECORD_BYTES,
@@ -35,7 +35,7 @@ from saferun.preflight.probe.protocol import (
     welcome,
 )
 from saferun.preflight.probe.routes import source_for
-from saferun.preflight.results import Door, HostCard, Probe, Target
+from saferun.preflight.results import HostInfo, Probe, ProbeEndpoint, Target
 
 Answer = TypeVar("Answer")
 LOOPBACK = Nic("lo", ("127.0.0.1",), ("127.0.0.1/8",), kind="loopback")
@@ -48,9 +48,9 @@ def soon(within_s: float = DEADLINE_S) -> float:
     return time.monotonic() + within_s
 
 
-def one(door: Door, nics: Sequence[Nic] = (LOOPBACK,)) -> Probe:
-    """The only way of a door, probed."""
-    (found,) = probe(0, Target(1, "node1", door), nics, soon())
+def one(endpoint: ProbeEndpoint, nics: Sequence[Nic] = (LOOPBACK,)) -> Probe:
+    """The only route of a probe endpoint, probed."""
+    (found,) = probe_all(0, [Target(1, "node1", endpoint)], nics, soon())
     return found
 
 
@@ -67,8 +67,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_healthy_way_gives_numbers() -> None:
-    with Listener([("lo", "127.0.0.2"), ("lo", "127.0.0.3")]) as listening:
-        found = probe(3, Target(7, "node7", listening.door), [LOOPBACK], soon())
+    with closing(Listener([("lo", "127.0.0.2"), ("lo", "127.0.0.3")])) as listening:
+        found = probe_all(3, [Target(7, "node7", listening.endpoint)], [LOOPBACK], soon())
     assert [(p.source, p.target, p.nic, p.address, p.from_nic, p.kind) for p in found] == [
         (3, 7, "lo", "127.0.0.2", "lo", "ok"),
         (3, 7, "lo", "127.0.0.3", "lo", "ok"),
@@ -82,9 +82,9 @@ def test_a_healthy_way_gives_numbers() -> None:
 
 
 def test_two_listeners_have_different_secrets() -> None:
-    with Listener([("lo", "127.0.0.2")]) as a, Listener([("lo", "127.0.0.2")]) as b:
-        assert len(a.door.token) == len(b.door.token) == 32
-        assert a.door.token != b.door.token
+    with closing(Listener([("lo", "127.0.0.2")])) as a, closing(Listener([("lo", "127.0.0.2")])) as b:
+        assert len(a.endpoint.token) == len(b.endpoint.token) == 32
+        assert a.endpoint.token != b.endpoint.token
 
 
 def test_the_secret_is_never_sent() -> None:
@@ -104,9 +104,9 @@ def test_each_end_proves_who_it_is() -> None:
     assert read_welcome(hello(TOKEN, NONCE), TOKEN, NONCE) is None, "what was said is no answer when it comes back"
 
 
-def said_to(door: Door, content: bytes) -> bytes:
+def said_to(endpoint: ProbeEndpoint, content: bytes) -> bytes:
     """All that a listener says to whoever says this."""
-    with socket.create_connection((door.ways[0][1], door.port), timeout=DEADLINE_S) as connection:
+    with socket.create_connection((endpoint.routes[0][1], endpoint.port), timeout=DEADLINE_S) as connection:
         connection.sendall(content)
         heard = b""
         try:
@@ -129,49 +129,49 @@ def said_to(door: Door, content: bytes) -> bytes:
     ],
 )
 def test_a_stranger_is_told_nothing(content: bytes) -> None:
-    with Listener([("lo", "127.0.0.2")]) as listening:
-        assert said_to(listening.door, content) == b""
-        assert one(listening.door).kind == "ok"
+    with closing(Listener([("lo", "127.0.0.2")])) as listening:
+        assert said_to(listening.endpoint, content) == b""
+        assert one(listening.endpoint).kind == "ok"
 
 
 def test_a_known_visitor_may_not_do_more_than_it_should() -> None:
-    with Listener([("lo", "127.0.0.2")]) as listening:
-        heard = said_to(listening.door, hello(listening.door.token, NONCE) + record(SMALL) * (MOST_SMALL + 5))
+    with closing(Listener([("lo", "127.0.0.2")])) as listening:
+        heard = said_to(listening.endpoint, hello(listening.endpoint.token, NONCE) + record(SMALL) * (MOST_SMALL + 5))
     assert len(heard) <= (1 + MOST_SMALL) * RECORD_BYTES
 
 
 def test_whoever_says_nothing_is_parted_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "_HELLO_TIMEOUT_S", 0.1)
-    with Listener([("lo", "127.0.0.2")]) as listening:
-        assert said_to(listening.door, b"") == b""
-        assert said_to(listening.door, hello(listening.door.token, NONCE)[:20]) == b""
+    with closing(Listener([("lo", "127.0.0.2")])) as listening:
+        assert said_to(listening.endpoint, b"") == b""
+        assert said_to(listening.endpoint, hello(listening.endpoint.token, NONCE)[:20]) == b""
 
 
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """More connections than the listener keeps, all of which say nothing, and whose time is never over."""
     monkeypatch.setattr(listener_module, "_HELLO_TIMEOUT_S", 100_000.0)
-    with Listener([("lo", "127.0.0.2")]) as listening, ExitStack() as stack:
+    with closing(Listener([("lo", "127.0.0.2")])) as listening, ExitStack() as stack:
         for _ in range(listener_module._MOST_VISITORS + 40):
-            stack.enter_context(socket.create_connection(("127.0.0.2", listening.door.port), timeout=DEADLINE_S))
-        assert one(listening.door).kind == "ok"
+            stack.enter_context(socket.create_connection(("127.0.0.2", listening.endpoint.port), timeout=DEADLINE_S))
+        assert one(listening.endpoint).kind == "ok"
         assert len(listening._visitors) <= listener_module._MOST_VISITORS
 
 
 def test_a_flood_of_strangers_is_looked_at_in_small_doses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that is flooded may not take the processor from the job; when it is over, it is there."""
     monkeypatch.setattr(listener_module, "_MOST_STRANGERS_A_SECOND", 20)
-    with Listener([("lo", "127.0.0.2")]) as listening:
+    with closing(Listener([("lo", "127.0.0.2")])) as listening:
         began_at = time.monotonic()
         with ThreadPoolExecutor(8) as pool:
-            assert set(pool.map(said_to, [listening.door] * 60, [b"x" * 64] * 60)) == {b""}
+            assert set(pool.map(said_to, [listening.endpoint] * 60, [b"x" * 64] * 60)) == {b""}
         assert time.monotonic() - began_at > 1.5, "sixty strangers, twenty a second"
-        assert one(listening.door).kind == "ok"
+        assert one(listening.endpoint).kind == "ok"
 
 
 def test_many_hosts_probe_one_at_the_same_time() -> None:
-    with Listener([("lo", "127.0.0.2")]) as listening, ThreadPoolExecutor(24) as pool:
-        target = Target(1, "node1", listening.door)
-        found = list(pool.map(lambda source: probe(source, target, [LOOPBACK], soon())[0], range(2, 26)))
+    with closing(Listener([("lo", "127.0.0.2")])) as listening, ThreadPoolExecutor(24) as pool:
+        target = Target(1, "node1", listening.endpoint)
+        found = list(pool.map(lambda source: probe_all(source, [target], [LOOPBACK], soon())[0], range(2, 26)))
     assert {p.kind for p in found} == {"ok"}
 
 
@@ -182,40 +182,40 @@ def test_a_closed_listener_has_left_its_port() -> None:
     listening.close()
     assert threading.active_count() == threads - 1
     with socket.socket() as again:
-        again.bind(("127.0.0.2", listening.door.port))
-    assert one(listening.door).kind == "refused"
+        again.bind(("127.0.0.2", listening.endpoint.port))
+    assert one(listening.endpoint).kind == "refused"
 
 
 def test_all_ways_have_one_port_and_the_same_address_is_bound_once() -> None:
-    with Listener([("lo", "127.0.0.2"), ("lo", "127.0.0.3"), ("lo", "127.0.0.2")]) as listening:
-        assert listening.door.ways == (("lo", "127.0.0.2"), ("lo", "127.0.0.3"))
-        assert one(listening.door._replace(ways=(("lo", "127.0.0.3"),))).kind == "ok"
+    with closing(Listener([("lo", "127.0.0.2"), ("lo", "127.0.0.3"), ("lo", "127.0.0.2")])) as listening:
+        assert listening.endpoint.routes == (("lo", "127.0.0.2"), ("lo", "127.0.0.3"))
+        assert one(listening.endpoint._replace(routes=(("lo", "127.0.0.3"),))).kind == "ok"
 
 
 def test_what_cannot_be_bound_is_not_in_the_door() -> None:
-    with Listener([("nowhere9", "fe80::1"), ("lo", "127.0.0.2")]) as listening:
-        assert listening.door.ways == (("lo", "127.0.0.2"),)
+    with closing(Listener([("nowhere9", "fe80::1"), ("lo", "127.0.0.2")])) as listening:
+        assert listening.endpoint.routes == (("lo", "127.0.0.2"),)
     with pytest.raises(OSError, match="no interface"):
         Listener([("nowhere9", "fe80::1")])
-    with Listener([]) as closed:
-        assert closed.door.ways == ()
+    with closing(Listener([])) as closed:
+        assert closed.endpoint.routes == ()
 
 
 def test_what_leads_back_to_oneself_is_told_apart() -> None:
     """docker0 has one address on every host: who connects to it connects to itself."""
-    with Listener([("lo", "127.0.0.2")]) as listening:
-        door = listening.door
+    with closing(Listener([("lo", "127.0.0.2")])) as listening:
+        endpoint = listening.endpoint
     docker = Nic("docker0", ("127.0.0.2",), ("127.0.0.2/8",))
-    found = one(door, [docker])
+    found = one(endpoint, [docker])
     assert found.kind == "self"
     assert "docker0" in found.words
-    with Listener([("lo", "127.0.0.2")]) as own:
-        assert one(own.door._replace(token=TOKEN), [docker]).kind == "self"
-        assert one(own.door, [docker]).kind == "ok", "two hosts of a job may be one machine"
+    with closing(Listener([("lo", "127.0.0.2")])) as own:
+        assert one(own.endpoint._replace(token=TOKEN), [docker]).kind == "self"
+        assert one(own.endpoint, [docker]).kind == "ok", "two hosts of a job may be one machine"
 
 
 @contextmanager
-def server(answer: Callable[[socket.socket], None]) -> Iterator[Door]:
+def server(answer: Callable[[socket.socket], None]) -> Iterator[ProbeEndpoint]:
     """Something that is no listener of ours, on 127.0.0.2."""
     with socket.create_server(("127.0.0.2", 0)) as listening:
 
@@ -234,7 +234,7 @@ def server(answer: Callable[[socket.socket], None]) -> Iterator[Door]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield Door(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),))
+        yield ProbeEndpoint(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),))
         listening.shutdown(socket.SHUT_RDWR)
     thread.join(DEADLINE_S)
 
@@ -255,8 +255,8 @@ def _hang_up(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize("answer", [_banner, _mirror, _hang_up])
 def test_whoever_does_not_prove_itself_is_a_stranger(answer: Callable[[socket.socket], None]) -> None:
-    with server(answer) as door:
-        found = one(door, [])
+    with server(answer) as endpoint:
+        found = one(endpoint, [])
     assert found.kind == "stranger"
     assert TOKEN not in found.words
 
@@ -264,7 +264,7 @@ def test_whoever_does_not_prove_itself_is_a_stranger(answer: Callable[[socket.so
 @pytest.mark.usefixtures("impatient")
 def test_a_port_that_accepts_and_says_nothing_is_told_apart() -> None:
     with socket.create_server(("127.0.0.2", 0)) as listening:
-        found = one(Door(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),)))
+        found = one(ProbeEndpoint(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),)))
     assert (found.kind, found.words) == ("silent", "the connection is accepted, but no data is received")
 
 
@@ -274,33 +274,33 @@ def test_a_connection_that_ends_midway_is_told_apart() -> None:
         connection.sendall(welcome(TOKEN, nonce, time.time()))
         connection.recv(RECORD_BYTES, socket.MSG_WAITALL)
 
-    with server(leave) as door:
-        assert one(door).kind == "broken"
+    with server(leave) as endpoint:
+        assert one(endpoint).kind == "broken"
 
 
 def test_what_fails_is_tried_once_more_before_it_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Listener([("lo", "127.0.0.2")]) as first:
-        door = first.door
+    with closing(Listener([("lo", "127.0.0.2")])) as first:
+        endpoint = first.endpoint
     opened: list[Listener] = []
 
     def open_now(_: float) -> None:
         # As a host that was too busy to listen, between the first and the second try.
         late = Listener.__new__(Listener)
-        monkeypatch.setattr(os, "urandom", lambda size: bytes.fromhex(door.token)[:size])
-        monkeypatch.setattr(listener_module, "_listen", _at(door.port))
-        Listener.__init__(late, door.ways)
+        monkeypatch.setattr(os, "urandom", lambda size: bytes.fromhex(endpoint.token)[:size])
+        monkeypatch.setattr(listener_module, "_listen", _at(endpoint.port))
+        Listener.__init__(late, endpoint.routes)
         opened.append(late)
 
     stand_in = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=open_now)
     monkeypatch.setattr(prober, "time", stand_in)
-    found = one(door)
+    found = one(endpoint)
     assert (found.kind, found.words) == ("ok", "connection refused at first")
     opened[0].close()
 
 
 def _at(port: int) -> Callable[[Sequence[tuple[str, str]]], tuple[list[socket.socket], list[tuple[str, str]]]]:
-    def listen(ways: Sequence[tuple[str, str]]) -> tuple[list[socket.socket], list[tuple[str, str]]]:
-        return [listener_module._listen_on(nic, address, port) for nic, address in ways], list(ways)
+    def listen(routes: Sequence[tuple[str, str]]) -> tuple[list[socket.socket], list[tuple[str, str]]]:
+        return [listener_module._listen_on(nic, address, port) for nic, address in routes], list(routes)
 
     return listen
 
@@ -308,8 +308,8 @@ def _at(port: int) -> Callable[[Sequence[tuple[str, str]]], tuple[list[socket.so
 def test_no_time_is_no_answer() -> None:
     """What could not be looked at long enough is left out: it is no fault."""
     with socket.create_server(("127.0.0.2", 0)) as listening:
-        door = Door(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),))
-        assert probe_all(0, [Target(1, "a", door), Target(2, "b", door)], [LOOPBACK], soon(0.3)) == []
+        endpoint = ProbeEndpoint(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),))
+        assert probe_all(0, [Target(1, "a", endpoint), Target(2, "b", endpoint)], [LOOPBACK], soon(0.3)) == []
     assert probe_all(0, [], [LOOPBACK], soon()) == []
 
 
@@ -387,29 +387,29 @@ class Host:
 class Pair:
     """Two hosts on two networks."""
 
-    def __init__(self, hosts: Sequence[Host], doors: Sequence[Door]) -> None:
+    def __init__(self, hosts: Sequence[Host], endpoints: Sequence[ProbeEndpoint]) -> None:
         self.hosts = hosts
-        self.doors = doors
+        self.endpoints = endpoints
 
     def probe(self, source: int) -> dict[str, Probe]:
         """What one finds of the other, by interface."""
-        target = Target(1 - source, f"node{1 - source}", self.doors[1 - source])
+        target = Target(1 - source, f"node{1 - source}", self.endpoints[1 - source])
         host = self.hosts[source]
-        return {p.nic: p for p in host.run(probe, source, target, host.nics, soon())}
+        return {p.nic: p for p in host.run(probe_all, source, [target], host.nics, soon())}
 
     def kinds(self, source: int) -> dict[str, str]:
         return {nic: p.kind for nic, p in self.probe(source).items()}
 
     def verdict(self) -> list[str]:
         """What the user reads, after a second measurement."""
-        cards = {
-            host.number: HostCard(
+        infos = {
+            host.number: HostInfo(
                 f"node{host.number}", nics=host.nics, gloo=("eth1",), probed=("eth0", "eth1"), backend="gloo"
             )
             for host in self.hosts
         }
         probes = [p for _ in range(2) for source in range(2) for p in self.probe(source).values()]
-        found = judge(cards, probes, missing={}, nics=(), remeasured=True, duration_s=0.0)
+        found = judge(infos, probes, missing={}, nics=(), remeasured=True, duration_s=0.0)
         return [f"{r.verdict} {r.message}" for r in found.results if r.verdict in {"warn", "fail"}]
 
 
@@ -432,7 +432,7 @@ def pair() -> Iterator[Pair]:
         listeners = [host.listen() for host in hosts]
         for listening in listeners:
             stack.callback(listening.close)
-        yield Pair(hosts, [listening.door for listening in listeners])
+        yield Pair(hosts, [listening.endpoint for listening in listeners])
 
 
 @in_namespaces
@@ -460,7 +460,7 @@ def test_a_firewall_in_one_direction_is_told_with_the_direction(pair: Pair, how:
     pair.hosts[1].rule(f'iifname "eth1" tcp flags & (syn | ack) == syn {how}')
     assert pair.kinds(0) == {"eth0": "ok", "eth1": kind}
     assert pair.kinds(1) == {"eth0": "ok", "eth1": "ok"}
-    told = f"node0 does not reach node1 over eth1 ({words}); the other way round works; eth0 works"
+    told = f"node0 does not reach node1 over eth1 ({words}); the other route round works; eth0 works"
     assert pair.verdict() == [f"fail {told}"]
 
 
@@ -515,8 +515,8 @@ def test_an_address_that_nobody_has_does_not_answer(pair: Pair, monkeypatch: pyt
     """The kernel says "no route to host" after three seconds, as if a router had: but nobody is there."""
     monkeypatch.setattr(prober, "_TRIES", 1)
     host = pair.hosts[0]
-    door = Door(pair.doors[1].port, TOKEN, (("eth1", "10.9.1.77"),))
-    (found,) = host.run(probe, 0, Target(1, "node1", door), host.nics, soon())
+    endpoint = ProbeEndpoint(pair.endpoints[1].port, TOKEN, (("eth1", "10.9.1.77"),))
+    (found,) = host.run(probe_all, 0, [Target(1, "node1", endpoint)], host.nics, soon())
     assert (found.kind, found.words) == ("timeout", "no host on the link answers for that address")
 
 
@@ -527,8 +527,8 @@ def test_a_bridge_that_both_have_leads_each_to_itself(pair: Pair) -> None:
         host.do("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
         host.do("ip", "link", "set", "docker0", "up")
     host = pair.hosts[0]
-    door = Door(pair.doors[1].port, pair.doors[1].token, (("docker0", "172.17.0.1"),))
-    (found,) = host.run(probe, 0, Target(1, "node1", door), host.nics, soon())
+    endpoint = ProbeEndpoint(pair.endpoints[1].port, pair.endpoints[1].token, (("docker0", "172.17.0.1"),))
+    (found,) = host.run(probe_all, 0, [Target(1, "node1", endpoint)], host.nics, soon())
     assert found.kind == "self"
     assert "docker0" in found.words
 

@@ -26,10 +26,10 @@ from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.limits import check_processes
 from saferun.preflight.checks.names import check_names
 from saferun.preflight.checks.ports import check_ports
-from saferun.preflight.results import CheckResult, HostCard
+from saferun.preflight.results import CheckResult, HostInfo
 from tests.process.gloo_ranks import Ranks
 from tests.process.test_probing import Host, in_namespaces
-from tests.unit.preflight.preflight_samples import cards_of, judged, probes_of, where
+from tests.unit.preflight.preflight_samples import infos_of, judged, probes_of, where
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 GLOO_SCRIPT = """
@@ -224,11 +224,11 @@ def an_interface_that_leads_nowhere(world: World) -> tuple[str, list[str]]:
 
 
 def loopback_of_a_host_among_several(world: World) -> tuple[str, list[str]]:
-    cards = {
-        host.number: HostCard(f"node{host.number}", nics=host.nics[:2], gloo=("lo",), backend="gloo")
+    infos = {
+        host.number: HostInfo(f"node{host.number}", nics=host.nics[:2], gloo=("lo",), backend="gloo")
         for host in world.hosts
     }
-    return judged(cards, []).verdict, world.together("lo")
+    return judged(infos, []).verdict, world.together("lo")
 
 
 def cut(world: World) -> list[str]:
@@ -254,16 +254,16 @@ def two_halves_of_a_network(world: World) -> tuple[str, list[str]]:
         probe._replace(kind="timeout") if probe.nic == "eth1" and (probe.source < 8) != (probe.target < 8) else probe
         for probe in probes_of(16, full=True)
     ]
-    return judged(cards_of(16, gloo="eth1"), probes).verdict, cut(world)
+    return judged(infos_of(16, gloo="eth1"), probes).verdict, cut(world)
 
 
 def an_interface_that_is_down_on_one_of_several_hosts(world: World) -> tuple[str, list[str]]:
-    cards = cards_of(4, gloo="eth1")
-    nics = tuple(nic._replace(is_up=nic.name != "eth1") for nic in cards[3].nics)
-    cards[3] = cards[3]._replace(nics=nics, probed=("eth0",))
+    infos = infos_of(4, gloo="eth1")
+    nics = tuple(nic._replace(is_up=nic.name != "eth1") for nic in infos[3].nics)
+    infos[3] = infos[3]._replace(nics=nics, probed=("eth0",))
     probes = [probe for probe in probes_of(4) if not (probe.nic == "eth1" and 3 in {probe.source, probe.target})]
     world.hosts[1].do("ip", "link", "set", "eth1", "down")
-    return judged(cards, probes).verdict, world.together("eth1")
+    return judged(infos, probes).verdict, world.together("eth1")
 
 
 def a_bridge_that_all_hosts_have(world: World) -> tuple[str, list[str]]:
@@ -271,12 +271,12 @@ def a_bridge_that_all_hosts_have(world: World) -> tuple[str, list[str]]:
         host.do("ip", "link", "add", "docker0", "type", "bridge")
         host.do("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
         host.do("ip", "link", "set", "docker0", "up")
-    return judged(cards_of(4, gloo="docker0"), probes_of(4)).verdict, world.together("docker0")
+    return judged(infos_of(4, gloo="docker0"), probes_of(4)).verdict, world.together("docker0")
 
 
 def _links(hosts: int, *, source: int | None = None, target: int | None = None, touching: int | None = None) -> str:
     change = where(source=source, target=target, touching=touching, nic="eth1", kind="timeout")
-    return judged(cards_of(hosts, gloo="eth1"), probes_of(hosts, ("eth0", "eth1"), change)).verdict
+    return judged(infos_of(hosts, gloo="eth1"), probes_of(hosts, ("eth0", "eth1"), change)).verdict
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
@@ -300,7 +300,7 @@ REFUSALS = (
     Refusal("checks/interfaces.py _verdict", (an_interface_that_is_down, an_interface_that_leads_nowhere)),
     Refusal("checks/names.py _judge_master", (a_name_of_the_master_that_leads_to_this_host,)),
     Refusal("checks/names.py _judge_own", (an_own_name_that_leads_to_loopback,)),
-    Refusal("preflight/interfaces.py loopback_between", (loopback_of_a_host_among_several,)),
+    Refusal("preflight/nic_choice.py loopback_between", (loopback_of_a_host_among_several,)),
     Refusal("preflight/faults.py _pair_result", (a_pair_that_is_cut,)),
     Refusal("preflight/faults.py _host_result", (a_host_that_is_cut_off,)),
     Refusal("preflight/faults.py _dead_network", (a_network_that_passes_nothing,)),

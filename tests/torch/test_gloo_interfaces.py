@@ -85,7 +85,7 @@ def main(hosts: str) -> None:
 
     from saferun.linux.nics import read_nics
     from saferun.preflight.checks.names import look_up
-    from saferun.preflight.interfaces import gloo_choice
+    from saferun.preflight.nic_choice import gloo_choice
 
     for lines, value in CASES:
         Path(hosts).write_text(f"{LOCAL}{lines}\n")

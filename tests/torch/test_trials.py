@@ -20,7 +20,7 @@ import pytest
 from saferun.linux.poller import Poller
 from saferun.preflight.bisect import LOOPBACK, Group, Isolation, Member, Outcome, Trial
 from saferun.preflight.bisect.client import TrialPlace, TrialRun
-from saferun.preflight.bisect.words import reason
+from saferun.preflight.bisect.finding_text import reason
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = REPOSITORY / "saferun" / "coordinator" / "trial_server.py"
@@ -49,12 +49,11 @@ class Host:
 
     def start(self, trial: Trial, **pretend: str) -> None:
         """Start a trial; ``r1="hangs"``: what local rank 1 pretends."""
-        self.run.start(trial, time.monotonic(), {int(name[1:]): what for name, what in pretend.items()})
+        self.run.start(trial, {int(name[1:]): what for name, what in pretend.items()})
         self.note_pid()
 
     def note_pid(self) -> None:
-        if self.run.pid is not None:
-            self.pids.add(self.run.pid)
+        self.pids |= self.run.pids
 
     def outcomes(self) -> dict[Member, Outcome]:
         """How the next trial goes."""
@@ -64,7 +63,7 @@ class Host:
 
     def members(self) -> list[int]:
         """The processes of the members that there are now."""
-        return children_of(self.run.pid or 0)
+        return [child for pid in self.run.pids for child in children_of(pid)]
 
 
 def wait_until(poller: Poller, condition: Any) -> None:
@@ -111,7 +110,7 @@ def host(number: int, store_port: int, environ: dict[str, str] | None = None) ->
             yield one
         finally:
             one.note_pid()
-            left = [child for pid in one.pids for child in children_of(pid)] if one.run.pid else []
+            left = [child for pid in one.pids for child in children_of(pid) if pid in one.run.pids]
             one.run.close()
             for pid in one.pids:
                 with suppress(ChildProcessError):
@@ -123,7 +122,7 @@ def host(number: int, store_port: int, environ: dict[str, str] | None = None) ->
 def shared(store_port: int) -> Iterator[Host]:
     """Importing torch is what takes time: most tests share one process, as trials do."""
     with host(0, store_port) as one:
-        one.run.prepare(time.monotonic())
+        one.run.prepare()
         wait_until(one.poller, lambda: bool(one.ready))
         assert one.ready == [""]
         yield one
@@ -282,8 +281,8 @@ def test_members_die_with_their_server(store_port: int) -> None:
         # The third one serves the store of a group within one host.
         wait_until(one.poller, lambda: len(one.members()) == 3)
         members = [os.pidfd_open(pid) for pid in one.members()]
-        assert one.run.pid is not None
-        os.kill(one.run.pid, signal.SIGKILL)
+        (pid,) = one.run.pids
+        os.kill(pid, signal.SIGKILL)
         outcomes = one.outcomes()
         assert kinds(outcomes) == ["error", "error"]
         assert "the trial process ended" in outcomes[Member(0, 0)].words
@@ -300,11 +299,11 @@ def test_a_server_that_does_not_answer_is_given_up_with_what_it_told(store_port:
     with host(0, store_port) as one:
         one.start(trial(group((0, 0), (0, 1))), r1="hangs")
         wait_until(one.poller, lambda: len(one.run._where) == 2 and set(one.run._where.values()) == {"in barrier"})
-        assert one.run.pid is not None
-        os.kill(one.run.pid, signal.SIGSTOP)
+        (pid,) = one.run.pids
+        os.kill(pid, signal.SIGSTOP)
         assert one.run.deadline is not None
         assert one.run.deadline > time.monotonic() + PATIENCE_S / 2
-        one.run.expire()
+        one.run.tick(one.run.deadline)
         outcomes = one.outcomes()
         assert {(outcome.kind, outcome.where) for outcome in outcomes.values()} == {("timeout", "in barrier")}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from saferun.evidence import DecisionRow
 from saferun.linux.nic import Nic
-from saferun.preflight.results import Cell, CheckResult, HostCard, MatrixRow, Preflight
+from saferun.preflight.results import Cell, CheckResult, HostInfo, MatrixRow, Preflight
 
 WORDS = "hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does"
 
@@ -38,9 +38,9 @@ def cut_off(host: str, of: int = 3) -> MatrixRow:
     return MatrixRow(host, (Cell("eth0", "ok", of, of, 80e-6, 1.1e9), Cell("hsn0", "timeout", 0, of)))
 
 
-def card(host: str) -> HostCard:
+def info(host: str) -> HostInfo:
     """What a host tells of itself."""
-    return HostCard(
+    return HostInfo(
         host,
         1.7e9,
         (
@@ -80,9 +80,9 @@ def found(count: int = 4) -> Preflight:
     )
 
 
-def cards_of(count: int = 4) -> dict[int, HostCard]:
+def infos_of(count: int = 4) -> dict[int, HostInfo]:
     """What these hosts tell of themselves."""
-    return {number: card(host) for number, host in enumerate(hosts_of(count))}
+    return {number: info(host) for number, host in enumerate(hosts_of(count))}
 
 
 RETRY = DecisionRow(

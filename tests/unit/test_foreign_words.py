@@ -67,7 +67,6 @@ OTHER_WRITES = {
     "linux/reaper.py": "a number, and words of its own",
     "env/lint/__main__.py": "an answer to the process that started it",
     "env/lint/scanner.py": "a file",
-    "cli/option_table.py": "a part of docs/options.md, made of our own options",
 }
 # Known, each the line of a list that may only become shorter: what is mended is taken out here.
 KNOWN = {

@@ -54,8 +54,15 @@ from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.error_files import read_error_file
 from saferun.linux.json_lines import JsonLines
 from saferun.preflight.bisect.driver import decode_outcomes, decode_trial
-from saferun.preflight.results import Door, HostCard, Probe
-from saferun.preflight.wire import decode_card, decode_door, decode_probes, encode_card, encode_door, encode_probes
+from saferun.preflight.host_messages import (
+    decode_endpoint,
+    decode_host_info,
+    decode_probes,
+    encode_endpoint,
+    encode_host_info,
+    encode_probes,
+)
+from saferun.preflight.results import HostInfo, Probe, ProbeEndpoint
 from saferun.text.decoding import MALFORMED, loads
 from saferun.watchdog.job import verdict_from
 from saferun.watchdog.py_spy_json import threads_from
@@ -214,8 +221,8 @@ DECODERS: dict[str, Decoder] = {
         (NoSecretError,),
     ),
     "secrets": Decoder(lambda content: unpack(content, BOUND), (pack(bytes(32), BOUND),), (NoSecretError,)),
-    "cards": Decoder(decode_card, (encode_card(HostCard("node1", 1.0)).encode(),)),
-    "doors": Decoder(decode_door, (encode_door(Door(4711, "0" * 32, ())).encode(),)),
+    "cards": Decoder(decode_host_info, (encode_host_info(HostInfo("node1", 1.0)).encode(),)),
+    "doors": Decoder(decode_endpoint, (encode_endpoint(ProbeEndpoint(4711, "0" * 32, ())).encode(),)),
     "probes": Decoder(
         lambda content: decode_probes(content, 0), (encode_probes([Probe(0, 1, "eth0", "10.0.0.1")]).encode(),)
     ),

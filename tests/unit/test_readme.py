@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from saferun.cli.option_table import option_table
 from saferun.env.profiles.search import default_search_path
+from tests.option_table import option_table
 
 _ROOT = Path(__file__).parents[2]
 _README = _ROOT / "README.md"
@@ -32,7 +32,7 @@ def _anchors(page: Path) -> set[str]:
 def test_the_option_table_is_the_one_that_the_options_give() -> None:
     """An option that is added, renamed or gets another default must reach the reader."""
     text = (_ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert option_table() in text, "python -m saferun.cli.option_table docs/options.md writes it anew"
+    assert option_table() in text, "python -m tests.option_table docs/options.md writes it again"
 
 
 def test_the_readme_can_be_read_in_one_go() -> None:

@@ -10,7 +10,8 @@ import os
 import sys
 
 from saferun.errors import UsageError, printable, suppress
-from saferun.linux.ownership import NotOursError, open_found, open_found_directory
+from saferun.linux.ownership import NotOursError
+from saferun.linux.trusted_files import open_found, open_found_directory
 
 # Not there (any more), a link that leads nowhere, or nothing that can be read like a file.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import TypeVar
 
-from saferun.preflight.bisect.search import Explained, Search, Wish, explain, merge, side_by_side
+from saferun.preflight.bisect.finding_text import Names, Tally, describe_all_alone, describe_hosts, describe_parts, over
+from saferun.preflight.bisect.halving import Explained, Search, Wish, explain, merge, side_by_side
 from saferun.preflight.bisect.values import (
     LOOPBACK,
     FailingSet,
@@ -23,7 +24,6 @@ from saferun.preflight.bisect.values import (
     Trial,
     TrialRow,
 )
-from saferun.preflight.bisect.words import Names, Tally, describe_all_alone, describe_hosts, describe_parts, over
 from saferun.preflight.results import CheckResult
 
 __all__ = [

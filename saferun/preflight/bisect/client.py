@@ -1,4 +1,4 @@
-"""The trials of this host beside a search for bad parts: a process that runs them, read without ever waiting.
+"""The trials of this host: a process that runs its members, read without ever waiting.
 
 It imports torch once and is used for one trial after the other. One that does not answer is killed, and the next trial
 starts another.
@@ -7,16 +7,14 @@ starts another.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
-from saferun.linux.children import JOB_SIGNALS, Child, SpawnError, spawn_unawaited
-from saferun.linux.json_lines import JsonLines
+from saferun.linux.helper import Helper
 from saferun.linux.poller import Poller
-from saferun.model import JsonObject, Value
+from saferun.model import ExitStatus, JsonObject, Value
 from saferun.preflight.bisect import Group, Member, Outcome, Trial
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -27,7 +25,7 @@ IMPORT_S = 90.0
 # The process ends its members at the trial's deadline, and they have to die.
 MARGIN_S = 10.0
 _KINDS = frozenset({"ok", "timeout", "error"})
-_WORDS_AT_MOST = 500
+_LONGEST_MESSAGE = 500
 
 
 class TrialPlace(Value):
@@ -49,15 +47,15 @@ class TrialPlace(Value):
 
 
 class TrialRun:
-    """Runs the share of one host in trials.
+    """Runs the share of one host in trials. A Part of the loop.
 
     Args:
         place: where its members meet the others.
         environ: of the process and of the members: that of the ranks.
         poller: the loop's.
-        on_ready: told once per process what is in the way of running trials; empty: nothing, torch is imported.
-        on_done: told exactly once for each trial that was started how the members of this host did; those who failed
-            first come first. It may be called from within ``start``.
+        on_ready: called once per process with what prevents it from running trials; empty: torch is imported.
+        on_done: called exactly once for each trial that was started, with how the members of this host did; those that
+            failed first come first. It may be called from within ``start``.
     """
 
     def __init__(
@@ -75,128 +73,93 @@ class TrialRun:
         self._poller = poller
         self._on_ready = on_ready
         self._on_done = on_done
-        self._child: Child | None = None
-        self._lines: JsonLines | None = None
+        self._process: Helper | None = None
+        self._ended: list[Helper] = []  # and not reaped yet
         self._is_ready = False
         self._broken = ""
         self._trial: Trial | None = None
         self._where: dict[int, str] = {}
         self._outcomes: dict[int, Outcome] = {}
 
-    @property
-    def pid(self) -> int | None:
-        """The process; None: there is none, or its end was ordered."""
-        return self._child.pid if self._child is not None else None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a trial is going on."""
-        return self._trial is not None
-
-    def prepare(self, now: float) -> None:
-        """Start the process, so that torch is there when the first trial is asked for.
-
-        Args:
-            now: monotonic seconds. Call ``expire`` when ``deadline`` has passed.
-        """
-        if self._lines is not None:
+    def prepare(self) -> None:
+        """Start the process, so that torch is there when the first trial is asked for."""
+        if self._process is not None:
             return
-        self.deadline = now + IMPORT_S
+        self._is_ready, self._broken = False, ""
         try:
-            self._spawn()
-        except (OSError, SpawnError) as error:
-            self.deadline = None
+            self._process = Helper("sr-trials", self._become_server)
+        except OSError as error:
             self._give_up(f"the trial process cannot be started: {error}")
+            return
+        self._process.attach(self._poller, self._on_message, self._on_lost)
+        self.deadline = time.monotonic() + IMPORT_S
 
-    def start(self, trial: Trial, now: float, pretend: Mapping[int, str] | None = None) -> None:
-        """Run this host's share of a trial. One that is still going on is given up, and told.
+    def start(self, trial: Trial, pretend: Mapping[int, str] | None = None) -> None:
+        """Run this host's share of a trial. One that is still going on is given up, and reported.
 
         Args:
             trial: of which members may be of this host, or none.
-            now: monotonic seconds. Call ``expire`` when ``deadline`` has passed.
             pretend: what members do wrong in tests, by local rank.
         """
-        if self._trial is not None:
-            self._finish("another trial was asked for")
-        self._trial = trial
-        self._where = {}
-        self._outcomes = {}
+        self._finish("another trial was asked for")
+        self._trial, self._where, self._outcomes = trial, {}, {}
         if not self._members():
             self._finish("")
             return
-        self.prepare(now)
-        if self._lines is None:
-            return
-        self.deadline = now + trial.deadline_s + MARGIN_S + (0.0 if self._is_ready else IMPORT_S)
-        self._lines.send(request_of(trial, self._place, pretend or {}))
+        self.prepare()
+        if self._process is not None:
+            importing_s = 0.0 if self._is_ready else IMPORT_S
+            self.deadline = time.monotonic() + trial.deadline_s + MARGIN_S + importing_s
+            self._process.send(request_of(trial, self._place, pretend or {}))
 
-    def expire(self) -> None:
-        """The deadline has passed: what has come is all there is, and the process goes."""
-        ready = self._is_ready
-        self.close()
-        self._give_up("" if ready else f"torch was not imported within {IMPORT_S:g} s")
+    def tick(self, now: float) -> None:
+        """At the deadline what has come is all there is, and the process goes."""
+        if self.deadline is not None and self.deadline <= now:
+            late = "" if self._is_ready else f"torch was not imported within {IMPORT_S:g} s"
+            self._stop()
+            self._give_up(late)
 
-    def on_exit(self, words: str = "") -> None:
-        """The process ``pid`` has been reaped. ``words``: how it ended: ``killed by SIGSEGV``."""
-        self._forget_child()
-        self._broken = self._broken or f"the trial process ended{f' ({words})' if words else ''}"
-        # What it said before is still in the socket.
-        self._on_readable()
+    @property
+    def pids(self) -> set[int]:
+        """The process, and those before it that have not been reaped."""
+        return set[int]().union(*(process.pids for process in self._processes()))
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the process."""
+        for process in self._processes():
+            if process.on_exit(pid, status):
+                if process is self._process:
+                    self._broken = self._broken or f"the trial process ended ({status.description})"
+                    process.hear()  # what it said before
+                else:
+                    self._ended.remove(process)
+                return True
+        return False
 
     def close(self) -> None:
-        """End the process, and its members with it. Nobody is told; whoever reaps children reaps it."""
-        if self._child is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._child.pid, signal.SIGKILL)
-        self._forget_child()
-        self._stop_reading()
+        """End the process, and its members with it; nothing is reported."""
+        self._stop()
+
+    def _stop(self) -> None:
+        self.deadline = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            self._ended += [process] if process.pids else []
 
     # -------------------------------------------------------------------------------------------------------- within
 
-    def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        argv = [sys.executable, "-P", _PROGRAM, str(theirs.fileno())]
-        keep = [theirs.fileno()]
-        self._is_ready = False
-        self._broken = ""
-        try:
-            self._child = spawn_unawaited(
-                argv, self._environ, stdin=null, stdout=null, stderr=null, keep=keep, ignored=JOB_SIGNALS
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(null)
-        self._lines = JsonLines(ours, self._poller)
-        self._poller.watch(self._lines.fd, self._on_readable)
+    def _become_server(self, connection: socket.socket) -> None:
+        """In the child: run the program that has torch. Where it cannot be run, the process ends."""
+        os.set_inheritable(connection.fileno(), True)
+        os.execve(sys.executable, [sys.executable, "-P", _PROGRAM, str(connection.fileno())], self._environ)
 
-    def _forget_child(self) -> None:
-        if self._child is not None and self._child.pidfd >= 0:
-            os.close(self._child.pidfd)
-        self._child = None
+    def _processes(self) -> list[Helper]:
+        return [*self._ended, *([self._process] if self._process is not None else [])]
 
-    def _stop_reading(self) -> None:
-        self.deadline = None
-        if self._lines is not None:
-            self._poller.unwatch(self._lines.fd)
-            self._lines.close()
-            self._lines = None
-
-    def _on_readable(self) -> None:
-        lines = self._lines
-        while lines is not None and lines is self._lines:
-            messages = lines.receive()
-            if messages is None:
-                self.close()
-                self._give_up(self._broken or "the trial process ended")
-                return
-            if not messages:
-                return
-            for message in messages:
-                self._on_message(message)
+    def _on_lost(self) -> None:
+        self._stop()
+        self._give_up(self._broken or "the trial process ended")
 
     def _on_message(self, message: JsonObject) -> None:
         match message.get("op"):
@@ -206,12 +169,12 @@ class TrialRun:
                     self.deadline = None
                 self._on_ready("")
             case "broken":
-                self._broken = str(message.get("words", ""))[:_WORDS_AT_MOST]
+                self._broken = str(message.get("words", ""))[:_LONGEST_MESSAGE]
             case "step" if self._is_of_trial(message):
                 self._where[message["local_rank"]] = str(message.get("step", ""))
             case "outcome" if self._is_of_trial(message) and message.get("kind") in _KINDS:
                 member = Member(self._place.host, message["local_rank"])
-                words, where = (str(message.get(name, ""))[:_WORDS_AT_MOST] for name in ("words", "where"))
+                words, where = (str(message.get(name, ""))[:_LONGEST_MESSAGE] for name in ("words", "where"))
                 self._outcomes[member.local_rank] = Outcome(member, message["kind"], words, where)
             case "done" if self._trial is not None and message.get("number") == self._trial.number:
                 self.deadline = None
@@ -228,26 +191,25 @@ class TrialRun:
         groups = self._trial.groups if self._trial is not None else ()
         return tuple(member for group in groups for member in group if member.host == self._place.host)
 
-    def _give_up(self, words: str) -> None:
+    def _give_up(self, message: str) -> None:
         """No more will come from this process."""
         if not self._is_ready:
-            self._on_ready(words)
+            self._on_ready(message)
         self._is_ready = False
-        self._finish(words)
+        self._finish(message)
 
-    def _finish(self, words: str) -> None:
-        """Tell how the trial went; members that have not answered did not come to an end."""
+    def _finish(self, message: str) -> None:
+        """Report how the trial went; members that have not answered did not come to an end."""
         trial = self._trial
         if trial is None:
             return
         for member in self._members():
             if member.local_rank not in self._outcomes:
                 where = self._where.get(member.local_rank, "before joining")
-                kind = "error" if words else "timeout"
-                self._outcomes[member.local_rank] = Outcome(member, kind, words, where)
-        outcomes = tuple(self._outcomes.values())
+                kind = "error" if message else "timeout"
+                self._outcomes[member.local_rank] = Outcome(member, kind, message, where)
         self._trial = None
-        self._on_done(trial, outcomes)
+        self._on_done(trial, tuple(self._outcomes.values()))
 
 
 def request_of(trial: Trial, place: TrialPlace, pretend: Mapping[int, str]) -> JsonObject:

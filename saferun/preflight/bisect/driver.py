@@ -1,13 +1,12 @@
 """Trials over all hosts of a job: real collectives on ever smaller sets, until what makes them fail is found.
 
-The host that leads searches (``isolation``), tells each trial to all, and collects how their members did. Every host's
-head runs its share in a process of its own (``trial_run``).
+The leader searches, broadcasts each trial, and collects how its members did. Every host runs its share in a process of
+its own (``bisect/client.py``).
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from saferun.preflight.bisect.client import IMPORT_S, MARGIN_S, TrialPlace, Tria
 from saferun.text.decoding import MALFORMED, loads, measure, number, words
 
 if TYPE_CHECKING:
-    from saferun.cluster.job import Job
+    from saferun.cluster.job_port import JobPort
     from saferun.cluster.job_values import EvidenceChunk
     from saferun.model import JsonObject
     from saferun.preflight.results import CheckResult
@@ -34,20 +33,72 @@ _LONGEST_WORDS = 500
 _KINDS = ("ok", "timeout", "error")
 
 
-class TrialSearch:
-    """This host's part in the search.
+class TrialShare(TrialRun):
+    """This host's share in the trials that the leader asks for.
 
     Args:
         place: where the members meet.
         environ: that of the ranks.
         poller: the loop's.
-        hosts: the local ranks of every host, on the host that leads; else empty.
+        job: the hosts of the job.
+        say: takes one line for the user about what is going on.
+    """
+
+    def __init__(
+        self, place: TrialPlace, environ: Mapping[str, str], poller: Poller, *, job: JobPort, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(place, environ, poller, on_ready=self._torch_imported, on_done=self._trial_done)
+        self._job = job
+        self._host = place.host
+        self._say = say
+        self._is_prepared = False
+        self._is_over = False
+
+    def hear(self, message: JsonObject) -> None:
+        """The leader has broadcast a trial; an empty one says that they are about to begin."""
+        trial = decode_trial(message) if message else None
+        if not message:
+            self.prepare()
+        elif trial is not None and any(member.host == self._host for group in trial.groups for member in group):
+            self.start(trial)
+
+    def close(self) -> None:
+        """End the process and its members, and answer no more."""
+        self._is_over = True
+        super().close()
+
+    def _torch_imported(self, failure: str) -> None:
+        """Torch is imported here, or cannot be: which the first trial shows."""
+        if self._is_over:
+            return
+        if failure:
+            self._say(f"saferun: {printable(failure)}")
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._answer(_PREPARED, ())
+
+    def _trial_done(self, trial: Trial, outcomes: tuple[Outcome, ...]) -> None:
+        if not self._is_over:
+            self._answer(_name(trial), outcomes)
+
+    def _answer(self, name: str, outcomes: Sequence[Outcome]) -> None:
+        self._job.share(name, encode_outcomes(outcomes))
+
+
+class TrialSearch(TrialShare):
+    """The leader's search, with its own share.
+
+    Args:
+        place: where the members meet.
+        environ: that of the ranks.
+        poller: the loop's.
+        hosts: the local ranks of every host.
         labels: the hosts' names.
         interfaces: to be tried one after the other; none: what the hosts use by themselves.
         timeout_s: of each trial.
-        job: the other hosts; None: there are none.
+        job: the hosts of the job.
         say: takes one line for the user about what is going on.
-        on_over: told what was found, on the host that leads.
+        on_over: takes what was found.
     """
 
     def __init__(
@@ -60,151 +111,66 @@ class TrialSearch:
         labels: Mapping[int, str],
         interfaces: Sequence[str],
         timeout_s: float,
-        job: Job | None,
+        job: JobPort,
         say: Callable[[str], None],
         on_over: Callable[[tuple[CheckResult, ...]], None],
     ) -> None:
-        self._job = job
-        self._host = place.host
-        self._say = say
-        self._on_over = on_over
+        super().__init__(place, environ, poller, job=job, say=say)
         part = "GPU" if place.backend == "nccl" else "rank"
-        self._isolation = Isolation(hosts, labels, interfaces, part=part, deadline_s=timeout_s) if hosts else None
-        self._run = TrialRun(place, environ, poller, on_ready=self._on_ready, on_done=self._on_done)
-        self._dying: set[int] = set()
-        self._outcomes: list[Outcome] = []
+        self._isolation = Isolation(hosts, labels, interfaces, part=part, deadline_s=timeout_s)
+        self._on_over = on_over
+        self._tried: Trial | None = None
+        self._collected: list[Outcome] = []
         self._waits_for_own = False
         self._waits_for_others = False
-        self._is_prepared = False
-        self._is_over = False
-
-    # ----------------------------------------------------------------------------------------------------------------
-    # The loop's side
-
-    @property
-    def deadline(self) -> float | None:
-        """When ``tick`` is due, in monotonic seconds."""
-        return self._run.deadline
-
-    def tick(self, now: float) -> None:
-        """Do what is due."""
-        if self._run.deadline is not None and self._run.deadline <= now:
-            self._expect_end()
-            self._run.expire()
-
-    @property
-    def pids(self) -> set[int]:
-        """Processes of the search's own."""
-        return self._dying | ({self._run.pid} if self._run.pid is not None else set())
-
-    def on_exit(self, pid: int, words: str) -> bool:
-        """A child has been reaped. Whether it was one of the search's."""
-        if pid in self._dying:
-            self._dying.discard(pid)
-            return True
-        if pid == self._run.pid:
-            self._run.on_exit(words)
-            return True
-        return False
-
-    def close(self) -> None:
-        """End the process and its members."""
-        self._is_over = True
-        self._expect_end()
-        self._run.close()
-
-    def _expect_end(self) -> None:
-        if self._run.pid is not None:
-            self._dying.add(self._run.pid)
-
-    def _on_ready(self, words: str) -> None:
-        """Torch is imported here, or cannot be: which the first trial shows."""
-        if self._is_over:
-            return
-        if words:
-            self._say(f"saferun: {printable(words)}")
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        if self._isolation is not None:
-            self._waits_for_own = False
-            self._begin_trials()
-        elif self._job is not None:
-            self._job.share(_PREPARED, "")
-
-    # ----------------------------------------------------------------------------------------------------------------
-    # The host that leads
 
     def begin(self, hosts: Collection[int]) -> None:
         """Search; ``on_over`` follows. The first trial waits until torch is imported on all ``hosts``."""
-        self._waits_for_own = True
-        self._waits_for_others = self._job is not None
-        if self._job is not None:
-            self._job.broadcast_preflight({"trial": {}})
-            self._job.collect(_PREPARED, IMPORT_S + _COLLECT_S, self._others_prepared, hosts=hosts)
-        self._run.prepare(time.monotonic())
-
-    def _others_prepared(self, _pieces: list[EvidenceChunk]) -> None:
-        self._waits_for_others = False
-        self._begin_trials()
-
-    def _begin_trials(self) -> None:
-        if not self._waits_for_own and not self._waits_for_others:
-            self._next()
+        self._ask({}, _PREPARED, IMPORT_S + _COLLECT_S, hosts)
+        self.prepare()
 
     def _next(self) -> None:
-        trial = self._isolation.next_trial() if self._isolation is not None else None
-        if self._isolation is None or trial is None:
+        trial = self._tried = self._isolation.next_trial()
+        if trial is None:
             self._is_over = True
-            self._on_over(check_results(self._isolation.finding()) if self._isolation is not None else ())
+            self._on_over(check_results(self._isolation.finding()))
             return
         self._say(f"saferun: trial {trial.number:d}: {printable(trial.name)}")
-        self._outcomes = []
         hosts = {member.host for group in trial.groups for member in group}
-        self._waits_for_own = True
-        self._waits_for_others = self._job is not None
-        if self._job is not None:
-            self._job.broadcast_preflight({"trial": encode_trial(trial)})
-            timeout_s = trial.deadline_s + MARGIN_S + IMPORT_S + _COLLECT_S
+        timeout_s = trial.deadline_s + MARGIN_S + IMPORT_S + _COLLECT_S
+        self._ask(encode_trial(trial), _name(trial), timeout_s, hosts - {self._host})
+        self.start(trial)
 
-            def on_pieces(pieces: list[EvidenceChunk]) -> None:
-                for piece in pieces:
-                    self._outcomes += decode_outcomes(piece.evidence, piece.host)
-                self._waits_for_others = False
-                self._look(trial)
+    def _ask(self, message: JsonObject, name: str, timeout_s: float, hosts: Collection[int]) -> None:
+        """Let all hosts know; it goes on when this one and those that take part have answered."""
+        self._collected = []
+        self._waits_for_own = self._waits_for_others = True
+        self._job.broadcast_preflight({"trial": message})
+        self._job.collect(name, timeout_s, self._others_answered, hosts=hosts)
 
-            self._job.collect(f"trial-{trial.number}", timeout_s, on_pieces, hosts=hosts - {self._host})
-        self._run.start(trial, time.monotonic())
+    def _others_answered(self, chunks: list[EvidenceChunk]) -> None:
+        for chunk in chunks:
+            self._collected += decode_outcomes(chunk.evidence, chunk.host)
+        self._waits_for_others = False
+        self._go_on()
 
-    def _look(self, trial: Trial) -> None:
-        if self._isolation is None or self._waits_for_own or self._waits_for_others or self._is_over:
+    def _answer(self, name: str, outcomes: Sequence[Outcome]) -> None:
+        del name
+        self._collected += outcomes
+        self._waits_for_own = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waits_for_own or self._waits_for_others or self._is_over:
             return
-        self._isolation.feed(trial, self._outcomes)
+        if self._tried is not None:
+            self._isolation.feed(self._tried, self._collected)
         self._next()
 
-    # ----------------------------------------------------------------------------------------------------------------
-    # Every host
 
-    def hear(self, message: JsonObject) -> None:
-        """The host that leads has told a trial to all."""
-        if self._isolation is not None:
-            return  # it runs it already
-        if not message["trial"]:
-            self._run.prepare(time.monotonic())
-            return
-        trial = decode_trial(message["trial"])
-        if trial is not None and any(member.host == self._host for group in trial.groups for member in group):
-            self._run.start(trial, time.monotonic())
-
-    def _on_done(self, trial: Trial, outcomes: tuple[Outcome, ...]) -> None:
-        if self._is_over:
-            return
-        if self._isolation is not None:
-            self._outcomes += outcomes
-            self._waits_for_own = False
-            self._look(trial)
-        elif self._job is not None:
-            self._job.share(f"trial-{trial.number}", encode_outcomes(outcomes))
+def _name(trial: Trial) -> str:
+    """What the answers to a trial are called."""
+    return f"trial-{trial.number}"
 
 
 # -------------------------------------------------------------------------------------------------------------- as JSON

@@ -1,4 +1,4 @@
-"""The host's clock, as far as one host can judge it; whether hosts agree is seen when their cards are laid together."""
+"""The host's clock, as far as one host can judge it; whether hosts agree is seen when their infos are laid together."""
 
 from __future__ import annotations
 

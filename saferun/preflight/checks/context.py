@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from saferun.config import LaunchConfig
 from saferun.model import Value
 from saferun.preflight.results import CheckResult
 
@@ -55,6 +56,58 @@ class CheckContext(Value):
     def path(self, *parts: str) -> str:
         """A path below ``root``: ``context.path("proc", "meminfo")``."""
         return os.path.join(self.root, *parts)
+
+
+def context_of(
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    *,
+    bound: Sequence[int],
+    attempt: int,
+    old_pids: Sequence[int],
+    is_endpoint_here: bool = False,
+) -> CheckContext:
+    """What the checks of a launch are given. What only files tell the check process finds out by itself.
+
+    Args:
+        config: the launch.
+        environ: the environment that the ranks inherit.
+        bound: ports that this process has bound.
+        attempt: from 0.
+        old_pids: the ranks of the previous attempt.
+        is_endpoint_here: whether the endpoint of torch's rendezvous is this host, where several hosts meet there.
+    """
+    hosts, rendezvous = config.hosts, config.rendezvous
+    task = hosts.task
+    argv = config.command.argv
+    python = os.path.basename(argv[0]) if argv else ""
+    is_python = config.command.run_path or python.startswith("python") or "PYTHON_EXEC" in environ
+    master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
+    serves = not hosts.together or hosts.node_rank == 0
+    if hosts.together and rendezvous.backend != "static":
+        from saferun.cluster.job_channel import split_endpoint
+
+        master = split_endpoint(rendezvous.endpoint)[0]
+        serves = is_endpoint_here
+    return CheckContext(
+        nproc=task.local_world_size if task is not None else config.nproc_per_node,
+        environ=environ,
+        together=hosts.most > 1,
+        hosts=hosts.names,
+        node_rank=-1 if hosts.node_rank is None else hosts.node_rank,
+        master=master if hosts.most > 1 else "",
+        ports=rendezvous.ports or ((rendezvous.master_port,) if rendezvous.master_port else ()),
+        bound=tuple(bound),
+        serves=serves,
+        nics=config.checks.nics,
+        run_dir=(config.output.run_dir or os.curdir) if config.output.keep_files else "",
+        script=config.command.name if is_python else "",
+        script_args=argv[argv.index(config.command.name) + 1 :] if config.command.name in argv else (),
+        python=argv[0] if is_python and not config.command.run_path else "",
+        vendor=config.environ.vendor,
+        attempt=attempt,
+        old_pids=tuple(old_pids),
+    )
 
 
 class Check(Value):

@@ -9,7 +9,7 @@ from saferun.linux.nics import read_nics
 from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.interfaces import fits, names_in
+from saferun.preflight.nic_choice import fits, names_in
 from saferun.preflight.results import CheckResult
 
 _NAME = "fabric"

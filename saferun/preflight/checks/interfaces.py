@@ -10,7 +10,7 @@ from saferun.linux.nics import read_nics
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import Lookup, is_elsewhere, look_up
-from saferun.preflight.interfaces import (
+from saferun.preflight.nic_choice import (
     AUTO,
     GLOO_IFNAME,
     NCCL_FAMILY,

@@ -10,7 +10,7 @@ from saferun.linux.nic import Nic
 from saferun.model import Value
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.interfaces import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
+from saferun.preflight.nic_choice import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
 from saferun.preflight.results import CheckResult
 
 DEADLINE_S = 2.0

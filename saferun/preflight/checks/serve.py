@@ -1,6 +1,6 @@
 """What the check process does: this host's own checks, then whatever other hosts are to be tried for.
 
-It says, in JSON lines: ``result`` for each check, ``ready`` with the host's card and door when all are done, and
+It says, in JSON lines: ``result`` for each check, ``ready`` with the host's info and endpoint when all are done, and
 ``probes`` as an answer to ``probe``. It ends when the supervisor closes its end.
 """
 
@@ -18,26 +18,26 @@ from saferun.preflight.checks.context import Check, CheckContext
 from saferun.preflight.checks.network import NET_CHECKS
 from saferun.preflight.checks.resources import RESOURCE_CHECKS
 from saferun.preflight.checks.run import run_checks
-from saferun.preflight.results import CheckResult, HostCard, Target
+from saferun.preflight.results import CheckResult, HostInfo, Target
 
 if TYPE_CHECKING:
     from saferun.model import JsonObject
     from saferun.preflight.probe.listener import Listener
 
 _LONGEST_LINE_BYTES = 64 << 20
-_CARD_S = 3.0
+_INFO_S = 3.0
 
 CHECKS: tuple[Check, ...] = (*NET_CHECKS, *RESOURCE_CHECKS)
 """All checks of a host by itself."""
 
 
-def serve(connection: socket.socket, context: CheckContext, *, opens_door: bool) -> None:
+def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) -> None:
     """Check this host, say what was found, and try other hosts when told to, until the other end is closed.
 
     Args:
         connection: to the supervisor.
         context: the launch.
-        opens_door: whether there are other hosts, which are to try this one.
+        is_probed: whether there are other hosts, which are to probe this one.
     """
     lock = threading.Lock()
 
@@ -53,16 +53,16 @@ def serve(connection: socket.socket, context: CheckContext, *, opens_door: bool)
         say({"op": "result", "result": list(result)})
 
     host = _HostSide(context)
-    if opens_door:
+    if is_probed:
         host.begin()
     run_checks(CHECKS, context, report)
-    card, door = host.finish(found) if opens_door else ("", "")
-    say({"op": "ready", "card": card, "door": door})
+    info, endpoint = host.finish(found) if is_probed else ("", "")
+    say({"op": "ready", "info": info, "endpoint": endpoint})
     with connection.makefile("rb") as lines:
         while line := lines.readline(_LONGEST_LINE_BYTES):
             order = json.loads(line)
             if order.get("op") == "probe":
-                say({"op": "probes", "number": order["number"], "text": host.probe(order)})
+                say({"op": "probes", "round": order["round"], "text": host.probe(order)})
     host.close()
 
 
@@ -74,7 +74,7 @@ def answer(connection: socket.socket) -> None:
         order = json.loads(line)
         told: dict[str, Any] = order["context"]
         fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
-        serve(connection, _completed(CheckContext(**fields)), opens_door=order["opens_door"])
+        serve(connection, _completed(CheckContext(**fields)), is_probed=order["is_probed"])
 
 
 def _completed(context: CheckContext) -> CheckContext:
@@ -93,43 +93,43 @@ class _HostSide:
 
     def __init__(self, context: CheckContext) -> None:
         self._context = context
-        self._card = HostCard()
+        self._card = HostInfo()
         self._listener: Listener | None = None
         self._thread = threading.Thread(target=self._write, daemon=True)
 
     def begin(self) -> None:
-        """Find out, beside the checks, what the card says."""
+        """Find out, beside the checks, what the info says."""
         self._thread.start()
 
     def _write(self) -> None:
-        from saferun.preflight.checks.card import write_card
-        from saferun.preflight.interfaces import ways
+        from saferun.preflight.checks.host_info import gather_host_info
+        from saferun.preflight.nic_choice import routes
         from saferun.preflight.probe.listener import Listener
 
-        card = write_card(self._context)
+        info = gather_host_info(self._context)
         with suppress(OSError):
-            self._listener = Listener(ways(card.nics, card.probed))
-        self._card = card
+            self._listener = Listener(routes(info.nics, info.probed))
+        self._card = info
 
     def finish(self, found: list[CheckResult]) -> tuple[str, str]:
-        """The card and the door, encoded. Good results do not travel."""
-        from saferun.preflight.wire import encode_card, encode_door
+        """The info and the endpoint, encoded. Good results do not travel."""
+        from saferun.preflight.host_messages import encode_endpoint, encode_host_info
 
-        self._thread.join(_CARD_S)
+        self._thread.join(_INFO_S)
         bad = tuple(result for result in found if result.verdict in {"warn", "fail"})
-        card = self._card._replace(time=time.time(), results=bad)
-        return encode_card(card), encode_door(self._listener.door) if self._listener is not None else ""
+        info = self._card._replace(time=time.time(), results=bad)
+        return encode_host_info(info), encode_endpoint(self._listener.endpoint) if self._listener is not None else ""
 
     def probe(self, order: JsonObject) -> str:
         """Try the hosts that are named, and say what came of it, encoded."""
+        from saferun.preflight.host_messages import decode_endpoint, encode_probes
         from saferun.preflight.probe.prober import probe_all
-        from saferun.preflight.wire import decode_door, encode_probes
 
         targets = []
-        for number, label, text in order["doors"]:
-            door = decode_door(text)
-            if door is not None:
-                targets.append(Target(number, label, door))
+        for number, label, text in order["endpoints"]:
+            endpoint = decode_endpoint(text)
+            if endpoint is not None:
+                targets.append(Target(number, label, endpoint))
         deadline = time.monotonic() + float(order["within_s"])
         return encode_probes(probe_all(order["host"], targets, self._card.nics, deadline))
 

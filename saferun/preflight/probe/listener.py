@@ -15,8 +15,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 from saferun.preflight.probe.protocol import (
     HELLO,
@@ -33,7 +31,7 @@ from saferun.preflight.probe.protocol import (
     record,
     welcome,
 )
-from saferun.preflight.results import Door
+from saferun.preflight.results import ProbeEndpoint
 
 _BACKLOG = 1024
 _MOST_VISITORS = 256
@@ -70,17 +68,17 @@ class Listener:
     """Answers the probes of other hosts until it is closed.
 
     Args:
-        ways: pairs of an interface and an address of it; where an address cannot be bound, its pair is not in the door.
+        routes: pairs of an interface and an address of it; one that cannot be bound is left out of the endpoint.
 
     Raises:
         OSError: none of several addresses can be bound.
     """
 
-    def __init__(self, ways: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, routes: Sequence[tuple[str, str]]) -> None:
         self._token = os.urandom(16).hex()
-        self._sockets, bound = _listen(ways)
+        self._sockets, bound = _listen(routes)
         port = self._sockets[0].getsockname()[1] if self._sockets else 0
-        self.door = Door(port, self._token, tuple(bound))
+        self.endpoint = ProbeEndpoint(port, self._token, tuple(bound))
         self._visitors: dict[int, _Visitor] = {}
         self._buffer = bytearray(_CHUNK_BYTES)
         self._window_ends_at = 0.0
@@ -96,12 +94,6 @@ class Listener:
             self._poll.register(fd, select.EPOLLIN)
         self._thread = threading.Thread(target=self._serve, name="listener", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop answering; the port is free when this returns."""
@@ -249,14 +241,14 @@ def _say(visitor: _Visitor, said: bytes) -> bool:
 # ------------------------------------------------------------------------------------------------------------- sockets
 
 
-def _listen(ways: Sequence[tuple[str, str]]) -> tuple[list[socket.socket], list[tuple[str, str]]]:
+def _listen(routes: Sequence[tuple[str, str]]) -> tuple[list[socket.socket], list[tuple[str, str]]]:
     """Sockets that listen on one port of all these addresses, and those that can be bound."""
     error: OSError | None = None
-    for _ in range(_PORT_TRIES if ways else 0):
+    for _ in range(_PORT_TRIES if routes else 0):
         sockets: list[socket.socket] = []
         bound: list[tuple[str, str]] = []
         port, is_taken = 0, False
-        for nic, address in dict.fromkeys(ways):
+        for nic, address in dict.fromkeys(routes):
             try:
                 sock = _listen_on(nic, address, port)
             except OSError as failed:

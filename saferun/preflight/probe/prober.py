@@ -1,8 +1,8 @@
 """Tries to reach other hosts, interface by interface: small messages first, then a large one.
 
 What fails is tried once more before it is believed: the other host may be busy with importing torch, and a packet may
-get lost. What fails takes seconds and what works takes milliseconds, so all ways are tried side by side; but the large
-messages go one after the other, because they would slow each other down.
+get lost. What fails takes seconds and what works takes milliseconds, so all routes are tried side by side; but the
+large messages go one after the other, because they would slow each other down.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from saferun.preflight.probe.routes import NO_SOURCE, holders_of, is_unanswered,
 from saferun.preflight.results import Probe, Target
 
 CONNECT_TIMEOUT_S = 3.5
-"""Linux sends the first packet of a connection again after one second and after three: a lossy way gets three tries.
+"""Linux sends the first packet of a connection again after one second and after three: a lossy route gets three tries.
 And a kernel that has found nobody on the link gives up after 3.1 s."""
 ANSWER_TIMEOUT_S = 3.5
 LARGE_TIMEOUT_S = 2.5
@@ -76,7 +76,7 @@ _KINDS = {
 }
 
 
-class _Way(Value):
+class _Route(Value):
     """One address of one host."""
 
     target: Target
@@ -85,7 +85,7 @@ class _Way(Value):
 
 
 class _Failed(Exception):  # noqa: N818 - it is an outcome
-    """Why a way does not work, as a kind and in words."""
+    """Why a route does not work, as a kind and in words."""
 
     def __init__(self, kind: str, words: str) -> None:
         super().__init__(words)
@@ -93,66 +93,61 @@ class _Failed(Exception):  # noqa: N818 - it is an outcome
         self.words = words
 
 
-def probe(source: int, target: Target, nics: Sequence[Nic], deadline: float) -> list[Probe]:
-    """Try all ways to one host; see ``probe_all``."""
-    return probe_all(source, [target], nics, deadline)
-
-
 def probe_all(source: int, targets: Sequence[Target], nics: Sequence[Nic], deadline: float) -> list[Probe]:
-    """Try all ways to some hosts, and say of each what came of it.
+    """Try all routes to some hosts, and say of each what came of it.
 
-    A healthy way takes a few milliseconds, one that does not answer seven seconds, and all of them side by side.
+    A healthy route takes a few milliseconds, one that does not answer seven seconds, and all of them side by side.
 
     Args:
         source: the number of this host.
         targets: the hosts; where one of them is this host itself, that is tried too.
         nics: this host's interfaces.
-        deadline: in monotonic seconds. Ways of which nothing is known by then are left out.
+        deadline: in monotonic seconds. Routes of which nothing is known by then are left out.
 
     Returns:
-        One for each way, in order.
+        One for each route, in order.
     """
-    ways = [_Way(target, nic, address) for target in targets for nic, address in target.door.ways]
-    prober = _Prober(source, ways, nics, deadline)
-    threads = [threading.Thread(target=prober.work, daemon=True) for _ in range(min(len(ways), _THREADS))]
+    routes = [_Route(target, nic, address) for target in targets for nic, address in target.endpoint.routes]
+    prober = _Prober(source, routes, nics, deadline)
+    threads = [threading.Thread(target=prober.work, daemon=True) for _ in range(min(len(routes), _THREADS))]
     for thread in threads:
         thread.start()
     for thread in threads:
         # Each keeps to the deadline itself.
         thread.join(max(deadline - time.monotonic(), 0.0) + _PAUSE_S)
-    return [prober.found[way] for way in ways if way in prober.found]
+    return [prober.found[route] for route in routes if route in prober.found]
 
 
 class _Prober:
     """What the threads share."""
 
-    def __init__(self, source: int, ways: Sequence[_Way], nics: Sequence[Nic], deadline: float) -> None:
+    def __init__(self, source: int, routes: Sequence[_Route], nics: Sequence[Nic], deadline: float) -> None:
         self._source = source
         self._nics = nics
         self._deadline = deadline
-        self._waiting = list(reversed(ways))
+        self._waiting = list(reversed(routes))
         self._lock = threading.Lock()
         self._large = threading.Lock()
-        self.found: dict[_Way, Probe] = {}
+        self.found: dict[_Route, Probe] = {}
 
     def work(self) -> None:
-        """Try ways until there are no more, or no time."""
+        """Try routes until there are no more, or no time."""
         while time.monotonic() < self._deadline:
             with self._lock:
                 if not self._waiting:
                     return
-                way = self._waiting.pop()
-            self._try(way)
+                route = self._waiting.pop()
+            self._try(route)
 
-    def _try(self, way: _Way) -> None:
-        from_nic, own = source_for(way.nic, way.address, self._nics)
+    def _try(self, route: _Route) -> None:
+        from_nic, own = source_for(route.nic, route.address, self._nics)
         first = ""
         for number in range(_TRIES):
             asked_at = time.monotonic()
-            result = Probe(self._source, way.target.host, way.nic, way.address, from_nic)
+            result = Probe(self._source, route.target.host, route.nic, route.address, from_nic)
             try:
-                with _dial(way, own, from_nic, self._deadline) as connection:
-                    conversation = _Conversation(connection, way.target.door.token, self._deadline)
+                with _dial(route, own, from_nic, self._deadline) as connection:
+                    conversation = _Conversation(connection, route.target.endpoint.token, self._deadline)
                     result = conversation.run(result, self._large)
             except _Failed as failed:
                 result = result._replace(kind=failed.kind, words=failed.words)
@@ -161,14 +156,14 @@ class _Prober:
             result = self._recognised(result)
             if result.kind == "ok":
                 words = f"{first} at first" if first and not result.words else result.words
-                self.found[way] = result._replace(words=words)
+                self.found[route] = result._replace(words=words)
                 return
             first = first or result.words
             now = time.monotonic()
             if now >= self._deadline and _is_impatient(result, now - asked_at):
                 # It was given less time than it may take.
                 return
-            self.found[way] = result
+            self.found[route] = result
             if number + 1 < _TRIES:
                 if now + _PAUSE_S >= self._deadline:
                     return
@@ -211,21 +206,21 @@ class _Turn:
             self._lock.release()
 
 
-def _dial(way: _Way, own: str, from_nic: str, deadline: float) -> socket.socket:
+def _dial(route: _Route, own: str, from_nic: str, deadline: float) -> socket.socket:
     asked_at = time.monotonic()
-    connection = socket.socket(socket.AF_INET6 if ":" in way.address else socket.AF_INET, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_INET6 if ":" in route.address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         connection.settimeout(_patience_s(CONNECT_TIMEOUT_S, deadline))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if own != NO_SOURCE:
             connection.bind(sockaddr(own, 0, from_nic))
-        connection.connect(sockaddr(way.address, way.target.door.port, from_nic or way.nic))
+        connection.connect(sockaddr(route.address, route.target.endpoint.port, from_nic or route.nic))
     except OverflowError:
         connection.close()
-        raise _Failed("refused", f"{way.target.door.port} is no port") from None
+        raise _Failed("refused", f"{route.target.endpoint.port} is no port") from None
     except OSError as error:
         connection.close()
-        raise _why(error, way.address, time.monotonic() - asked_at) from None
+        raise _why(error, route.address, time.monotonic() - asked_at) from None
     return connection
 
 
@@ -262,7 +257,7 @@ class _Conversation:
             large: who sends a large message holds it.
 
         Raises:
-            _Failed: the way does not work.
+            _Failed: the route does not work.
             OSError: the connection broke.
         """
         # Whatever took shortest tells the latency, and most exactly what the other clock says.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from saferun.files.file_stream import Answer, DirectFiles
 from saferun.files.log_files import LogDirectory
 from saferun.files.run_dir import RunDirectory
-from saferun.files.streams import Answer, DirectFiles
 from saferun.model import LogDestinations, Placement
 from tests.unit.samples import logs_of, second_host
 

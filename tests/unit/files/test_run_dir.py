@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from saferun.files.file_stream import Answer
 from saferun.files.run_dir import BASE, RunDirectory
-from saferun.files.streams import Answer
 
 
 class Warnings(list[str]):

@@ -13,7 +13,7 @@ from saferun.cli.main import read_config
 from saferun.files.run_dir import RunDirectory
 from saferun.launch.incidents import IncidentLog
 from saferun.preflight.results import Preflight
-from tests.unit.found_samples import FINISH, RETRY, cards_of, found, good
+from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of
 from tests.unit.report.report_checking import checked, checked_preflight
 from tests.unit.report.report_samples import EXCEPTION_EVERYWHERE, evidence_of
 
@@ -93,7 +93,7 @@ def test_what_the_checks_found_can_be_written_at_a_quiet_moment(launch: Launch) 
 
 def test_a_launch_that_the_checks_end_has_a_report(launch: Launch) -> None:
     """Nothing has been started and there is no directory so far: it is made."""
-    launch.log.set_preflight(found(), cards_of())
+    launch.log.set_preflight(found(), infos_of())
     assert launch.log.is_due
     launch.log.write()
     assert launch.files == {"report.json", "report.txt", "preflight.json"}
@@ -108,7 +108,7 @@ def test_a_launch_that_the_checks_end_has_a_report(launch: Launch) -> None:
 
 def test_a_start_that_succeeded_in_the_end_shows_what_was_decided(launch: Launch) -> None:
     """The newest checks are the ones that count."""
-    launch.log.set_preflight(found(), cards_of())
+    launch.log.set_preflight(found(), infos_of())
     launch.log.add_decision(RETRY)
     launch.log.set_preflight(GOOD, {})
     launch.directory.open()

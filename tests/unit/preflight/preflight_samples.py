@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
+from saferun.coordinator.places import partners
 from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
-from saferun.preflight.results import CheckResult, HostCard, Preflight, Probe
-from saferun.preflight.rounds import partners
+from saferun.preflight.results import CheckResult, HostInfo, Preflight, Probe
 
 Change = Callable[[Probe], Probe | None]
 
@@ -22,16 +22,16 @@ def address_of(host: int, nic: str) -> str:
     return f"10.{int(nic[-1])}.{(host + 1) // 250}.{(host + 1) % 250}"
 
 
-def cards_of(
+def infos_of(
     hosts: int, nics: tuple[str, ...] = ("eth0", "eth1"), *, gloo: str = "eth0", backend: str = "gloo"
-) -> dict[int, HostCard]:
+) -> dict[int, HostInfo]:
     """Hosts without GPUs, all alike, with a docker0 that all have, whose ranks are known to use gloo."""
-    cards = {}
+    infos = {}
     for host in range(hosts):
         own = tuple(
             Nic(name, (address_of(host, name),), (f"{address_of(host, name)}/16",)) for name in (*nics, "docker0")
         )
-        cards[host] = HostCard(
+        infos[host] = HostInfo(
             label=f"node{host}",
             time=1.8e9,
             nics=own,
@@ -43,7 +43,7 @@ def cards_of(
             names=(("node0", address_of(0, nics[0])),),
             backend=backend,
         )
-    return cards
+    return infos
 
 
 def probes_of(
@@ -111,7 +111,7 @@ def where(
 
 
 def judged(
-    cards: dict[int, HostCard],
+    infos: dict[int, HostInfo],
     probes: list[Probe],
     *,
     missing: dict[int, str] | None = None,
@@ -119,7 +119,7 @@ def judged(
     remeasured: bool = True,
 ) -> Preflight:
     """The verdict."""
-    return judge(cards, probes, missing=missing or {}, nics=nics, remeasured=remeasured, duration_s=0.5)
+    return judge(infos, probes, missing=missing or {}, nics=nics, remeasured=remeasured, duration_s=0.5)
 
 
 def told(preflight: Preflight) -> list[CheckResult]:

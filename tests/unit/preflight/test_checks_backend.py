@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from saferun.preflight.checks.backend import backend_of, known_backend
-from saferun.preflight.links import uses_of
-from saferun.preflight.results import HostCard
+from saferun.preflight.nic_links import uses_of
+from saferun.preflight.results import HostInfo
 from tests.unit.preflight.host_roots import Root
-from tests.unit.preflight.preflight_samples import cards_of, judged, probes_of, told, where
+from tests.unit.preflight.preflight_samples import infos_of, judged, probes_of, told, where
 
 MAIN = """
 import argparse
@@ -106,17 +106,17 @@ def test_nccl_is_believed_where_there_are_gpus_of_its_vendors(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["timeout", "refused", "no_route", "black_hole", "self", "stranger"])
 def test_no_fault_between_hosts_stops_ranks_that_may_not_need_the_network(kind: str) -> None:
     """MPI on processors, a TPU's own network, a program without torch: all of it is told, and the ranks start."""
-    for cards in (cards_of(4, backend=""), cards_of(2, backend="")):
+    for infos in (infos_of(4, backend=""), infos_of(2, backend="")):
         for change in (where(kind=kind), where(touching=1, nic="eth0", kind=kind), where(target=1, kind=kind)):
-            found = judged(cards, probes_of(len(cards), ("eth0", "eth1"), change))
+            found = judged(infos, probes_of(len(infos), ("eth0", "eth1"), change))
             assert {result.verdict for result in told(found)} <= {"warn"}
-            assert judged(cards, [], missing={1: "it did not say"}).verdict in {"ok", "warn"}
+            assert judged(infos, [], missing={1: "it did not say"}).verdict in {"ok", "warn"}
 
 
 def test_what_ranks_of_an_unknown_backend_use_is_possible_and_never_certain() -> None:
-    card = HostCard(gloo=("eth0",), nccl=("ib0", "ib1"))
-    assert uses_of(card, ()).certain == frozenset()
-    assert uses_of(card, ("eth7",)).certain == frozenset()
-    assert uses_of(card._replace(backend="gloo"), ()).certain == {"eth0"}
-    assert uses_of(card._replace(backend="nccl"), ()).certain == {"ib0"}
-    assert uses_of(card._replace(backend="gloo"), ("eth7",)).certain == {"eth7"}
+    info = HostInfo(gloo=("eth0",), nccl=("ib0", "ib1"))
+    assert uses_of(info, ()).certain == frozenset()
+    assert uses_of(info, ("eth7",)).certain == frozenset()
+    assert uses_of(info._replace(backend="gloo"), ()).certain == {"eth0"}
+    assert uses_of(info._replace(backend="nccl"), ()).certain == {"ib0"}
+    assert uses_of(info._replace(backend="gloo"), ("eth7",)).certain == {"eth7"}

@@ -13,7 +13,7 @@ from saferun.preflight.checks import interfaces
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.names import Lookup
-from saferun.preflight.interfaces import (
+from saferun.preflight.nic_choice import (
     address_to_reach,
     candidates,
     gloo_choice,
@@ -23,9 +23,9 @@ from saferun.preflight.interfaces import (
     nccl_choice,
     near_name,
     nic_environ,
-    ways,
+    routes,
 )
-from saferun.preflight.results import CheckResult, HostCard
+from saferun.preflight.results import CheckResult, HostInfo
 
 LO = Nic("lo", ("127.0.0.1", "::1"), ("127.0.0.1/8", "::1/128"), True, 65536, "loopback")
 ETH0 = Nic("eth0", ("10.1.0.1", "fd01::1", "fe80::1"))
@@ -220,7 +220,7 @@ def test_an_interface_is_reached_at_its_first_address_that_says_enough() -> None
     assert address_to_reach(SIX) == "fd06::1"
     assert address_to_reach(BARE) == ""
     assert address_to_reach(Nic("eth0", ("169.254.3.1", "10.1.0.1"))) == "10.1.0.1"
-    assert ways(WORKSTATION, ("eth0", "six", "docker0")) == (("eth0", "10.1.0.1"), ("docker0", "172.17.0.1"))
+    assert routes(WORKSTATION, ("eth0", "six", "docker0")) == (("eth0", "10.1.0.1"), ("docker0", "172.17.0.1"))
 
 
 def test_the_variables_of_a_chosen_interface() -> None:
@@ -427,8 +427,8 @@ def test_what_a_variable_holds_cannot_write_to_the_terminal(monkeypatch: pytest.
 # ------------------------------------------------------------------------------------------------------- between hosts
 
 
-def card(label: str, nics: tuple[Nic, ...], gloo: tuple[str, ...], **more: Any) -> HostCard:
-    return HostCard(label, nics=nics, gloo=gloo, probed=candidates(nics, {}))._replace(**more)
+def info(label: str, nics: tuple[Nic, ...], gloo: tuple[str, ...], **more: Any) -> HostInfo:
+    return HostInfo(label, nics=nics, gloo=gloo, probed=candidates(nics, {}))._replace(**more)
 
 
 def other(nics: tuple[Nic, ...], number: int) -> tuple[Nic, ...]:
@@ -439,23 +439,23 @@ def other(nics: tuple[Nic, ...], number: int) -> tuple[Nic, ...]:
 
 def test_loopback_between_hosts_is_told_of_those_that_have_it() -> None:
     """The first host cannot know by itself that its own name misleads gloo."""
-    cards = {0: card("node0", other(CLUSTER, 1), ("lo",)), 1: card("node1", other(CLUSTER, 2), ("eth0",))}
-    results = loopback_between({host: one._replace(backend="gloo") for host, one in cards.items()})
+    infos = {0: info("node0", other(CLUSTER, 1), ("lo",)), 1: info("node1", other(CLUSTER, 2), ("eth0",))}
+    results = loopback_between({host: one._replace(backend="gloo") for host, one in infos.items()})
     assert [(result.host, result.verdict) for result in results] == [("node0", "fail")]
     assert "--nic eth0" in results[0].hint
-    assert [result.verdict for result in loopback_between(cards)] == ["warn"], "nobody may ask gloo"
+    assert [result.verdict for result in loopback_between(infos)] == ["warn"], "nobody may ask gloo"
 
 
 def test_several_saferuns_of_one_machine_meet_on_loopback() -> None:
-    cards = {number: card("vm", CLUSTER, ("lo",)) for number in range(2)}
-    assert loopback_between(cards) == ()
-    assert loopback_between({number: card("vm", (LO,), ("lo",)) for number in range(2)}) == ()
+    infos = {number: info("vm", CLUSTER, ("lo",)) for number in range(2)}
+    assert loopback_between(infos) == ()
+    assert loopback_between({number: info("vm", (LO,), ("lo",)) for number in range(2)}) == ()
 
 
 def test_what_a_host_has_said_itself_is_not_said_twice() -> None:
     said = CheckResult("names", "fail", "its own name …", class_name="network_interface")
-    cards = {
-        0: card("node0", other(CLUSTER, 1), ("lo",), results=(said,)),
-        1: card("node1", other(CLUSTER, 2), ("eth0",)),
+    infos = {
+        0: info("node0", other(CLUSTER, 1), ("lo",), results=(said,)),
+        1: info("node1", other(CLUSTER, 2), ("eth0",)),
     }
-    assert loopback_between(cards) == ()
+    assert loopback_between(infos) == ()

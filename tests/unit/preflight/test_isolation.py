@@ -20,7 +20,7 @@ from saferun.preflight.bisect import (
     Trial,
     check_results,
 )
-from saferun.preflight.bisect.search import judge_pairs, rounds
+from saferun.preflight.bisect.halving import judge_pairs, rounds
 from saferun.text.decoding import loads
 from saferun.text.shapes import fit
 

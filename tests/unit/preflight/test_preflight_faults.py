@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from saferun.linux.nic import Nic
-from saferun.preflight.results import HostCard, Probe
-from tests.unit.preflight.preflight_samples import cards_of, judged, lines, probes_of, told, where
+from saferun.preflight.results import HostInfo, Probe
+from tests.unit.preflight.preflight_samples import infos_of, judged, lines, probes_of, told, where
 
 NICS = ("eth0", "eth1")
 SEVERAL = [3, 4, 16, 64]
@@ -15,7 +15,7 @@ SEVERAL = [3, 4, 16, 64]
 @pytest.mark.parametrize("hosts", SEVERAL)
 def test_a_cut_interface_is_that_of_the_one_host_that_nobody_reaches_and_that_reaches_nobody(hosts: int) -> None:
     bad = hosts - 1
-    verdict = judged(cards_of(hosts), probes_of(hosts, NICS, where(touching=bad, nic="eth0", kind="timeout")))
+    verdict = judged(infos_of(hosts), probes_of(hosts, NICS, where(touching=bad, nic="eth0", kind="timeout")))
     tried = len([p for p in probes_of(hosts, ("eth0",)) if p.target == bad])
     assert lines(verdict) == [
         f"fail node{bad}: eth0 does not answer (timeout) from {tried} of {tried} hosts; its eth1 does"
@@ -28,20 +28,20 @@ def test_a_cut_interface_is_that_of_the_one_host_that_nobody_reaches_and_that_re
 @pytest.mark.parametrize("hosts", SEVERAL)
 def test_an_interface_that_no_rank_needs_is_a_warning(hosts: int) -> None:
     """The job runs over eth0: a cut eth1 is worth a word, and no reason to stop."""
-    verdict = judged(cards_of(hosts), probes_of(hosts, NICS, where(touching=1, nic="eth1", kind="timeout")))
+    verdict = judged(infos_of(hosts), probes_of(hosts, NICS, where(touching=1, nic="eth1", kind="timeout")))
     assert verdict.verdict == "warn"
     assert [line.split(":")[0] for line in lines(verdict)] == ["warn node1"]
 
 
 def test_an_interface_that_the_ranks_are_told_to_use_is_a_failure() -> None:
     probes = probes_of(4, ("eth1",), where(touching=1, nic="eth1", kind="timeout"))
-    verdict = judged(cards_of(4), probes, nics=("eth1",))
+    verdict = judged(infos_of(4), probes, nics=("eth1",))
     assert lines(verdict) == ["fail node1: eth1 does not answer (timeout) from 2 of 2 hosts"]
     assert told(verdict)[0].class_name == "network_between_hosts"
 
 
 def test_between_two_hosts_nobody_can_say_whose_cable_it_is() -> None:
-    verdict = judged(cards_of(2), probes_of(2, NICS, where(nic="eth0", kind="timeout")))
+    verdict = judged(infos_of(2), probes_of(2, NICS, where(nic="eth0", kind="timeout")))
     assert lines(verdict) == ["fail node0 and node1 do not reach each other over eth0 (timeout); eth1 works"]
 
 
@@ -50,7 +50,7 @@ def test_between_two_hosts_nobody_can_say_whose_cable_it_is() -> None:
     ("kind", "does"), [("timeout", "does not answer (timeout)"), ("refused", "refuses connections")]
 )
 def test_a_host_that_reaches_others_and_is_not_reached_has_a_firewall(hosts: int, kind: str, does: str) -> None:
-    verdict = judged(cards_of(hosts), probes_of(hosts, NICS, where(target=2, nic="eth0", kind=kind)))
+    verdict = judged(infos_of(hosts), probes_of(hosts, NICS, where(target=2, nic="eth0", kind=kind)))
     (line,) = lines(verdict)
     assert line.startswith(f"fail node2: eth0 {does} from ")
     assert "while it reaches others itself" in line
@@ -59,7 +59,7 @@ def test_a_host_that_reaches_others_and_is_not_reached_has_a_firewall(hosts: int
 
 @pytest.mark.parametrize("hosts", SEVERAL)
 def test_a_host_that_is_reached_and_reaches_nobody_is_told_so(hosts: int) -> None:
-    (line,) = lines(judged(cards_of(hosts), probes_of(hosts, NICS, where(source=2, nic="eth0", kind="timeout"))))
+    (line,) = lines(judged(infos_of(hosts), probes_of(hosts, NICS, where(source=2, nic="eth0", kind="timeout"))))
     assert line.startswith("fail node2: does not reach ")
     assert "over eth0 (timeout), while others reach it" in line
 
@@ -67,7 +67,7 @@ def test_a_host_that_is_reached_and_reaches_nobody_is_told_so(hosts: int) -> Non
 @pytest.mark.parametrize("hosts", [2, 3, 4, 16])
 def test_one_direction_of_one_pair_is_told_as_such(hosts: int) -> None:
     (result,) = told(
-        judged(cards_of(hosts), probes_of(hosts, NICS, where(source=0, target=1, nic="eth0", kind="timeout")))
+        judged(infos_of(hosts), probes_of(hosts, NICS, where(source=0, target=1, nic="eth0", kind="timeout")))
     )
     assert result.message.startswith("node0 does not reach node1 over eth0 (timeout)")
     assert ("the other way round works" in result.message) == (hosts < 4)
@@ -79,7 +79,7 @@ def test_one_direction_of_one_pair_is_told_as_such(hosts: int) -> None:
 @pytest.mark.parametrize("hosts", SEVERAL)
 def test_a_black_hole_is_told_apart_from_silence(hosts: int) -> None:
     change = where(touching=1, nic="eth0", kind="black_hole")
-    (result,) = told(judged(cards_of(hosts), probes_of(hosts, NICS, change)))
+    (result,) = told(judged(infos_of(hosts), probes_of(hosts, NICS, change)))
     assert result.host == "node1"
     assert "lets small messages from" in result.message
     assert "no large ones" in result.message
@@ -87,15 +87,15 @@ def test_a_black_hole_is_told_apart_from_silence(hosts: int) -> None:
 
 
 def test_a_black_hole_names_the_mtus_that_differ() -> None:
-    cards = cards_of(4)
-    cards[1] = cards[1]._replace(nics=tuple(nic._replace(mtu=9000) for nic in cards[1].nics))
-    (result,) = told(judged(cards, probes_of(4, NICS, where(touching=1, nic="eth0", kind="black_hole"))))
+    infos = infos_of(4)
+    infos[1] = infos[1]._replace(nics=tuple(nic._replace(mtu=9000) for nic in infos[1].nics))
+    (result,) = told(judged(infos, probes_of(4, NICS, where(touching=1, nic="eth0", kind="black_hole"))))
     assert "9000 on node1, 1500 on the others" in result.hint
 
 
 @pytest.mark.parametrize("hosts", SEVERAL)
 def test_a_stranger_is_told_with_the_address_at_which_it_answers(hosts: int) -> None:
-    (result,) = told(judged(cards_of(hosts), probes_of(hosts, NICS, where(target=2, nic="eth0", kind="stranger"))))
+    (result,) = told(judged(infos_of(hosts), probes_of(hosts, NICS, where(target=2, nic="eth0", kind="stranger"))))
     assert result.host == "node2"
     assert result.message.startswith("another machine or program answers at 10.0.0.3, the address of its eth0, to ")
 
@@ -104,8 +104,8 @@ def test_a_stranger_is_told_with_the_address_at_which_it_answers(hosts: int) -> 
 def test_a_bridge_with_the_same_address_everywhere_matters_only_where_it_is_used(hosts: int) -> None:
     nics = ("eth0", "docker0")
     probes = probes_of(hosts, nics, where(nic="docker0", kind="self"))
-    assert told(judged(cards_of(hosts, nics, gloo="eth0"), probes)) == []
-    (result,) = told(judged(cards_of(hosts, nics, gloo="docker0"), probes))
+    assert told(judged(infos_of(hosts, nics, gloo="eth0"), probes)) == []
+    (result,) = told(judged(infos_of(hosts, nics, gloo="docker0"), probes))
     assert result.verdict == "fail"
     assert "docker0" in result.message
     assert "172.17.0.1" in result.message
@@ -113,23 +113,23 @@ def test_a_bridge_with_the_same_address_everywhere_matters_only_where_it_is_used
 
 
 def test_a_bridge_that_would_be_used_and_was_not_tried_is_told_from_what_the_hosts_say() -> None:
-    (result,) = told(judged(cards_of(4, gloo="docker0"), probes_of(4)))
+    (result,) = told(judged(infos_of(4, gloo="docker0"), probes_of(4)))
     assert result.verdict == "fail"
     assert result.message.startswith("docker0 has the same address (172.17.0.1) on node0, node1, … (4 hosts)")
 
 
 def test_several_hosts_of_a_job_may_be_one_machine() -> None:
     """Two launches on one machine share all addresses, and reach each other: nothing is wrong."""
-    cards = cards_of(2, gloo="docker0")
-    cards[1] = cards[0]._replace(label="node1")
-    assert told(judged(cards, [])) == []
+    infos = infos_of(2, gloo="docker0")
+    infos[1] = infos[0]._replace(label="node1")
+    assert told(judged(infos, [])) == []
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 16, 64])
 def test_a_network_that_reaches_nobody_is_told_once_and_only_if_it_is_used(hosts: int) -> None:
     """Many hosts have a management or USB network that leads to no other host."""
-    assert told(judged(cards_of(hosts), probes_of(hosts, NICS, where(nic="eth1", kind="timeout")))) == []
-    verdict = judged(cards_of(hosts), probes_of(hosts, NICS, where(nic="eth0", kind="timeout")))
+    assert told(judged(infos_of(hosts), probes_of(hosts, NICS, where(nic="eth1", kind="timeout")))) == []
+    verdict = judged(infos_of(hosts), probes_of(hosts, NICS, where(nic="eth0", kind="timeout")))
     assert lines(verdict) == ["fail no host reaches another over eth0 (timeout); eth1 works"]
 
 
@@ -138,14 +138,14 @@ def test_groups_of_hosts_that_are_cut_off_from_each_other_are_named() -> None:
         crosses = (probe.source < 3) != (probe.target < 3)
         return probe._replace(kind="timeout") if crosses and probe.nic == "eth0" else probe
 
-    (result,) = told(judged(cards_of(8), probes_of(8, NICS, cut)))
+    (result,) = told(judged(infos_of(8), probes_of(8, NICS, cut)))
     assert "some groups of hosts do not reach each other over eth0 (timeout)" in result.message
     assert "node0, node1 and node2" in result.message
 
 
 def test_two_hosts_with_two_faults_are_told_one_by_one() -> None:
     changes = where(touching=3, nic="eth0", kind="timeout"), where(target=9, nic="eth0", kind="refused")
-    found = lines(judged(cards_of(16), probes_of(16, NICS, *changes)))
+    found = lines(judged(infos_of(16), probes_of(16, NICS, *changes)))
     assert [line.split(" ")[1] for line in found] == ["node3:", "node9:"]
     assert "does not answer (timeout)" in found[0]
     assert "refuses connections" in found[1]
@@ -156,42 +156,42 @@ def test_however_much_is_broken_a_person_can_still_read_it(hosts: int) -> None:
     def broken(probe: Probe) -> Probe:
         return probe._replace(kind="timeout") if (probe.source * 7 + probe.target * 3) % 4 == 0 else probe
 
-    assert 0 < len(told(judged(cards_of(hosts), probes_of(hosts, NICS, broken)))) <= 20
+    assert 0 < len(told(judged(infos_of(hosts), probes_of(hosts, NICS, broken)))) <= 20
 
 
 def test_of_several_addresses_of_an_interface_the_first_one_counts() -> None:
     """The libraries take the first; that a host has an IPv6 address which leads nowhere harms nobody."""
-    cards = cards_of(2)
-    for host, card in cards.items():
-        nics = tuple(nic._replace(addresses=(*nic.addresses, f"fd00::{host}:{nic.name[-1]}")) for nic in card.nics)
-        cards[host] = card._replace(nics=nics)
+    infos = infos_of(2)
+    for host, info in infos.items():
+        nics = tuple(nic._replace(addresses=(*nic.addresses, f"fd00::{host}:{nic.name[-1]}")) for nic in info.nics)
+        infos[host] = info._replace(nics=nics)
     probes = probes_of(2)
     second = [p._replace(address=f"fd00::{p.target}:{p.nic[-1]}", kind="timeout") for p in probes]
-    assert told(judged(cards, second + probes)) == []
+    assert told(judged(infos, second + probes)) == []
 
 
 @pytest.mark.parametrize("fails_first", [True, False])
 def test_a_way_that_works_once_works(fails_first: bool) -> None:
     good, bad = probes_of(4), probes_of(4, NICS, where(touching=3, kind="timeout"))
-    assert told(judged(cards_of(4), bad + good if fails_first else good + bad)) == []
+    assert told(judged(infos_of(4), bad + good if fails_first else good + bad)) == []
 
 
 def test_a_host_whose_interface_is_down_is_named_though_nobody_tries_it() -> None:
-    cards = cards_of(4)
-    nics = tuple(nic._replace(is_up=nic.name != "eth1") for nic in cards[2].nics)
-    cards[2] = cards[2]._replace(nics=nics, probed=("eth0",))
+    infos = infos_of(4)
+    nics = tuple(nic._replace(is_up=nic.name != "eth1") for nic in infos[2].nics)
+    infos[2] = infos[2]._replace(nics=nics, probed=("eth0",))
     probes = [p for p in probes_of(4) if p.nic == "eth0" or 2 not in {p.source, p.target}]
-    assert lines(judged(cards, probes)) == ["warn node2: eth1 is down, which is up on 3 other hosts"]
+    assert lines(judged(infos, probes)) == ["warn node2: eth1 is down, which is up on 3 other hosts"]
 
 
 def test_an_interface_that_one_of_two_hosts_does_not_use_may_be_down() -> None:
-    """A laptop's wireless card, a second port without a cable."""
-    cards = cards_of(2)
-    cards[0] = cards[0]._replace(nics=(*cards[0].nics, Nic("wlan0", is_up=False)))
-    cards[1] = cards[1]._replace(
-        probed=("eth0",), nics=tuple(n._replace(is_up=n.name != "eth1") for n in cards[1].nics)
+    """A laptop's wireless info, a second port without a cable."""
+    infos = infos_of(2)
+    infos[0] = infos[0]._replace(nics=(*infos[0].nics, Nic("wlan0", is_up=False)))
+    infos[1] = infos[1]._replace(
+        probed=("eth0",), nics=tuple(n._replace(is_up=n.name != "eth1") for n in infos[1].nics)
     )
-    assert told(judged(cards, [p for p in probes_of(2) if p.nic == "eth0"])) == []
+    assert told(judged(infos, [p for p in probes_of(2) if p.nic == "eth0"])) == []
 
 
 # ----------------------------------------------------------------------------------------------------- missing reports
@@ -199,7 +199,7 @@ def test_an_interface_that_one_of_two_hosts_does_not_use_may_be_down() -> None:
 
 def test_a_host_that_says_nothing_and_that_nobody_reaches_is_told_once() -> None:
     probes = [p for p in probes_of(4, NICS, where(touching=3, kind="timeout")) if p.source != 3]
-    verdict = judged(cards_of(4), probes, missing={3: "it did not say what it found"})
+    verdict = judged(infos_of(4), probes, missing={3: "it did not say what it found"})
     assert all(result.host == "node3" for result in told(verdict))
     assert verdict.verdict == "fail"
     assert sum(result.message.startswith("it reported nothing") for result in told(verdict)) <= 1
@@ -208,16 +208,16 @@ def test_a_host_that_says_nothing_and_that_nobody_reaches_is_told_once() -> None
 def test_a_host_whose_checks_ended_early_refuses_and_that_is_no_firewall() -> None:
     """Its listener is gone with its check process; its ranks may be started all the same."""
     probes = [p for p in probes_of(4, NICS, where(target=3, kind="refused")) if p.source != 3]
-    (result,) = told(judged(cards_of(4), probes, missing={3: "it did not say what it found"}))
+    (result,) = told(judged(infos_of(4), probes, missing={3: "it did not say what it found"}))
     assert (result.verdict, result.host) == ("warn", "node3")
     assert "it did not say what it found" in result.message
 
 
 def test_a_host_without_checks_is_left_out() -> None:
-    cards = cards_of(4)
-    cards[3] = HostCard(label="node3")
+    infos = infos_of(4)
+    infos[3] = HostInfo(label="node3")
     probes = [p for p in probes_of(4) if 3 not in {p.source, p.target}]
-    verdict = judged(cards, probes, missing={3: "it was started without checks"})
+    verdict = judged(infos, probes, missing={3: "it was started without checks"})
     assert told(verdict) == []
     assert any(result.verdict == "skipped" and result.host == "node3" for result in verdict.results)
 
@@ -226,7 +226,7 @@ def test_a_host_without_checks_is_left_out() -> None:
 
 
 def test_the_matrix_has_a_row_for_each_host_and_a_cell_for_each_interface() -> None:
-    verdict = judged(cards_of(4), probes_of(4, NICS, where(touching=3, nic="eth1", kind="timeout")))
+    verdict = judged(infos_of(4), probes_of(4, NICS, where(touching=3, nic="eth1", kind="timeout")))
     assert [row.host for row in verdict.matrix] == ["node0", "node1", "node2", "node3"]
     cells = {(row.host, cell.nic): cell for row in verdict.matrix for cell in row.cells}
     assert (cells["node3", "eth1"].state, cells["node3", "eth1"].ok, cells["node3", "eth1"].total) == ("timeout", 0, 2)
@@ -236,36 +236,36 @@ def test_the_matrix_has_a_row_for_each_host_and_a_cell_for_each_interface() -> N
 
 
 def test_what_nobody_tried_is_untested() -> None:
-    verdict = judged(cards_of(2), [])
+    verdict = judged(infos_of(2), [])
     assert {cell.state for row in verdict.matrix for cell in row.cells} == {"untested"}
     assert told(verdict) == []
 
 
 def test_one_host_alone_has_no_matrix() -> None:
-    assert judged(cards_of(1), []).matrix == ()
+    assert judged(infos_of(1), []).matrix == ()
 
 
 def test_the_interface_that_reaches_everybody_is_suggested() -> None:
     probes = probes_of(4, NICS, where(touching=3, nic="eth0", kind="timeout"))
-    assert judged(cards_of(4), probes).nic == ("eth1",)
-    assert judged(cards_of(4), probes_of(4)).nic == ("eth0",)
+    assert judged(infos_of(4), probes).nic == ("eth1",)
+    assert judged(infos_of(4), probes_of(4)).nic == ("eth0",)
 
 
 def test_of_two_that_reach_everybody_the_clearly_faster_one_is_suggested() -> None:
     def fast(probe: Probe) -> Probe:
         return probe._replace(bytes_s=probe.bytes_s / (10 if probe.nic == "eth0" else 1))
 
-    assert judged(cards_of(4), probes_of(4, NICS, fast)).nic == ("eth1",)
-    cards = cards_of(4)
-    for host, card in cards.items():
+    assert judged(infos_of(4), probes_of(4, NICS, fast)).nic == ("eth1",)
+    infos = infos_of(4)
+    for host, info in infos.items():
         speeds = {"eth0": 200 * 10**9, "eth1": 10**9}
-        nics = tuple(nic._replace(speed_bits_s=speeds.get(nic.name, 0)) for nic in card.nics)
-        cards[host] = card._replace(nics=nics)
-    assert judged(cards, probes_of(4)).nic == ("eth0",)
+        nics = tuple(nic._replace(speed_bits_s=speeds.get(nic.name, 0)) for nic in info.nics)
+        infos[host] = info._replace(nics=nics)
+    assert judged(infos, probes_of(4)).nic == ("eth0",)
 
 
 def test_nothing_is_suggested_where_the_user_has_chosen() -> None:
-    assert judged(cards_of(4), probes_of(4), nics=("eth1",)).nic == ()
-    cards = {host: card._replace(environ=(("NCCL_SOCKET_IFNAME", "eth1"),)) for host, card in cards_of(4).items()}
-    assert judged(cards, probes_of(4)).nic == ()
-    assert judged(cards, probes_of(4), nics=("auto",)).nic == ("eth0",)
+    assert judged(infos_of(4), probes_of(4), nics=("eth1",)).nic == ()
+    infos = {host: info._replace(environ=(("NCCL_SOCKET_IFNAME", "eth1"),)) for host, info in infos_of(4).items()}
+    assert judged(infos, probes_of(4)).nic == ()
+    assert judged(infos, probes_of(4), nics=("auto",)).nic == ("eth0",)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from saferun.preflight.results import CheckResult, HostCard, Pairs
-from tests.unit.preflight.preflight_samples import VERSIONS, cards_of, judged, lines, probes_of, told, where
+from saferun.preflight.results import CheckResult, HostInfo, Pairs
+from tests.unit.preflight.preflight_samples import VERSIONS, infos_of, judged, lines, probes_of, told, where
 
 
 def changed(pairs: Pairs, name: str, value: str | None) -> Pairs:
@@ -13,56 +13,56 @@ def changed(pairs: Pairs, name: str, value: str | None) -> Pairs:
     return kept if value is None else (*kept, (name, value))
 
 
-def found(cards: dict[int, HostCard]) -> list[str]:
-    return lines(judged(cards, probes_of(len(cards))))
+def found(infos: dict[int, HostInfo]) -> list[str]:
+    return lines(judged(infos, probes_of(len(infos))))
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 16, 64])
 def test_the_host_with_another_version_is_named(hosts: int) -> None:
-    cards = cards_of(hosts)
-    cards[2] = cards[2]._replace(versions=changed(VERSIONS, "torch", "2.4.0"))
-    assert found(cards) == ["warn node2: torch 2.4.0, where the others have torch 2.13.0"]
+    infos = infos_of(hosts)
+    infos[2] = infos[2]._replace(versions=changed(VERSIONS, "torch", "2.4.0"))
+    assert found(infos) == ["warn node2: torch 2.4.0, where the others have torch 2.13.0"]
 
 
 def test_all_that_differs_on_a_host_is_one_sentence() -> None:
-    cards = cards_of(4)
-    cards[2] = cards[2]._replace(versions=changed(changed(VERSIONS, "torch", "2.4.0"), "nccl", None))
-    assert found(cards) == ["warn node2: nccl none, torch 2.4.0, where the others have nccl 2.27.3, torch 2.13.0"]
+    infos = infos_of(4)
+    infos[2] = infos[2]._replace(versions=changed(changed(VERSIONS, "torch", "2.4.0"), "nccl", None))
+    assert found(infos) == ["warn node2: nccl none, torch 2.4.0, where the others have nccl 2.27.3, torch 2.13.0"]
 
 
 def test_of_two_hosts_nobody_knows_which_one_is_right() -> None:
-    cards = cards_of(2)
-    cards[1] = cards[1]._replace(versions=changed(VERSIONS, "torch", "2.4.0"))
-    assert found(cards) == ["warn torch differs between the hosts: 2.13.0 on node0, 2.4.0 on node1"]
+    infos = infos_of(2)
+    infos[1] = infos[1]._replace(versions=changed(VERSIONS, "torch", "2.4.0"))
+    assert found(infos) == ["warn torch differs between the hosts: 2.13.0 on node0, 2.4.0 on node1"]
 
 
 def test_another_nccl_is_told_where_there_are_gpus() -> None:
     """NCCL compares the versions of all ranks, and refuses."""
-    cards = {host: card._replace(versions=(*VERSIONS, ("driver", "570.1"))) for host, card in cards_of(4).items()}
-    cards[1] = cards[1]._replace(versions=changed(cards[1].versions, "nccl", "2.20.5"))
-    assert found(cards) == ["warn node1: nccl 2.20.5, where the others have nccl 2.27.3"]
+    infos = {host: info._replace(versions=(*VERSIONS, ("driver", "570.1"))) for host, info in infos_of(4).items()}
+    infos[1] = infos[1]._replace(versions=changed(infos[1].versions, "nccl", "2.20.5"))
+    assert found(infos) == ["warn node1: nccl 2.20.5, where the others have nccl 2.27.3"]
 
 
 def test_a_script_that_is_another_one_is_named_by_its_host() -> None:
-    cards = cards_of(4)
-    cards[3] = cards[3]._replace(script="0" * 64)
-    assert found(cards) == ["warn node3: its training script is not that of the others"]
-    cards = cards_of(2)
-    cards[1] = cards[1]._replace(script="0" * 64)
-    assert found(cards) == ["warn the training script differs between the hosts: 5c1f5c1f on node0; 00000000 on node1"]
+    infos = infos_of(4)
+    infos[3] = infos[3]._replace(script="0" * 64)
+    assert found(infos) == ["warn node3: its training script is not that of the others"]
+    infos = infos_of(2)
+    infos[1] = infos[1]._replace(script="0" * 64)
+    assert found(infos) == ["warn the training script differs between the hosts: 5c1f5c1f on node0; 00000000 on node1"]
 
 
 def test_a_variable_that_is_set_on_one_host_only_is_named() -> None:
-    cards = cards_of(4)
-    cards[1] = cards[1]._replace(environ=(("NCCL_ALGO", "Ring"),))
-    assert found(cards) == ["warn node1: NCCL_ALGO=Ring, where the others have NCCL_ALGO=none"]
+    infos = infos_of(4)
+    infos[1] = infos[1]._replace(environ=(("NCCL_ALGO", "Ring"),))
+    assert found(infos) == ["warn node1: NCCL_ALGO=Ring, where the others have NCCL_ALGO=none"]
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_DEBUG_FILE", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])
 def test_variables_that_may_differ_are_not_told(name: str) -> None:
-    cards = cards_of(4)
-    cards[0] = cards[0]._replace(environ=((name, "x"),))
-    assert found(cards) == []
+    infos = infos_of(4)
+    infos[0] = infos[0]._replace(environ=((name, "x"),))
+    assert found(infos) == []
 
 
 @pytest.mark.parametrize(
@@ -72,53 +72,53 @@ def test_variables_that_may_differ_are_not_told(name: str) -> None:
 def test_the_host_whose_clock_is_off_is_named(hosts: int, ahead_s: float, words: str) -> None:
     probes = probes_of(hosts)
     probes = [p._replace(clock_s=p.clock_s + ahead_s * ((p.target == 2) - (p.source == 2))) for p in probes]
-    assert lines(judged(cards_of(hosts), probes)) == [f"warn node2: its clock is {words} the others'"]
+    assert lines(judged(infos_of(hosts), probes)) == [f"warn node2: its clock is {words} the others'"]
 
 
 def test_the_clocks_of_two_hosts_are_apart() -> None:
     probes = [p._replace(clock_s=p.clock_s + 300 * (p.target - p.source)) for p in probes_of(2)]
-    assert lines(judged(cards_of(2), probes)) == ["warn the clocks of node0 and node1 are 5 minutes apart"]
+    assert lines(judged(infos_of(2), probes)) == ["warn the clocks of node0 and node1 are 5 minutes apart"]
 
 
 def test_cards_are_written_at_different_times_and_that_is_no_clock() -> None:
-    cards = {host: card._replace(time=1.8e9 + 30 * host) for host, card in cards_of(4).items()}
-    assert found(cards) == []
+    infos = {host: info._replace(time=1.8e9 + 30 * host) for host, info in infos_of(4).items()}
+    assert found(infos) == []
 
 
 def test_a_name_that_leads_elsewhere_on_one_host_is_told() -> None:
-    cards = cards_of(4)
-    cards[2] = cards[2]._replace(names=(("node0", "10.0.9.9"),))
-    assert found(cards) == ["warn node2: node0 is 10.0.9.9 there, for the others it is 10.0.0.1"]
+    infos = infos_of(4)
+    infos[2] = infos[2]._replace(names=(("node0", "10.0.9.9"),))
+    assert found(infos) == ["warn node2: node0 is 10.0.9.9 there, for the others it is 10.0.0.1"]
 
 
 def test_two_addresses_of_one_host_are_one_host() -> None:
     """A name server that knows a host by one interface, and a hosts file that knows it by another."""
-    cards = cards_of(4)
-    cards[2] = cards[2]._replace(names=(("node0", "10.1.0.1"),))
-    cards[0] = cards[0]._replace(names=(("node0", "127.0.1.1"),))
-    assert found(cards) == []
+    infos = infos_of(4)
+    infos[2] = infos[2]._replace(names=(("node0", "10.1.0.1"),))
+    infos[0] = infos[0]._replace(names=(("node0", "127.0.1.1"),))
+    assert found(infos) == []
 
 
 def test_what_a_host_found_at_home_is_told_with_its_name_and_the_worst_first() -> None:
-    cards = cards_of(3)
-    cards[0] = cards[0]._replace(results=(CheckResult("shared_memory", "warn", "/dev/shm has 64 MiB", "more"),))
-    cards[2] = cards[2]._replace(
+    infos = infos_of(3)
+    infos[0] = infos[0]._replace(results=(CheckResult("shared_memory", "warn", "/dev/shm has 64 MiB", "more"),))
+    infos[2] = infos[2]._replace(
         results=(CheckResult("limits", "fail", "too few files", "ulimit"), CheckResult("cpus", "ok", "8"))
     )
-    verdict = judged(cards, probes_of(3))
+    verdict = judged(infos, probes_of(3))
     assert lines(verdict) == ["fail node2: too few files", "warn node0: /dev/shm has 64 MiB"]
     assert verdict.verdict == "fail"
 
 
 def test_a_host_without_checks_differs_in_nothing() -> None:
-    cards = cards_of(4)
-    cards[3] = HostCard(label="node3")
+    infos = infos_of(4)
+    infos[3] = HostInfo(label="node3")
     probes = [p for p in probes_of(4) if 3 not in {p.source, p.target}]
-    assert told(judged(cards, probes, missing={3: "it was started without checks"})) == []
+    assert told(judged(infos, probes, missing={3: "it was started without checks"})) == []
 
 
 def test_hosts_that_do_not_reach_each_other_are_compared_all_the_same() -> None:
-    cards = cards_of(4)
-    cards[2] = cards[2]._replace(versions=changed(VERSIONS, "torch", "2.4.0"))
-    names = [result.name for result in told(judged(cards, probes_of(4, ("eth0",), where(touching=1, kind="timeout"))))]
+    infos = infos_of(4)
+    infos[2] = infos[2]._replace(versions=changed(VERSIONS, "torch", "2.4.0"))
+    names = [result.name for result in told(judged(infos, probes_of(4, ("eth0",), where(touching=1, kind="timeout"))))]
     assert names == ["links", "versions"]

@@ -8,7 +8,7 @@ import pytest
 
 from saferun.preflight.results import Probe
 from tests.unit.operations import operations
-from tests.unit.preflight.preflight_samples import Change, cards_of, judged, lines, probes_of, told, where
+from tests.unit.preflight.preflight_samples import Change, infos_of, judged, lines, probes_of, told, where
 
 NICS = ("eth0", "eth1")
 
@@ -16,7 +16,7 @@ NICS = ("eth0", "eth1")
 def twice(hosts: int, *changes: Change, seed: int = 1) -> list[Probe]:
     """What is measured first, and what is measured again."""
     first = probes_of(hosts, NICS, *changes, seed=seed)
-    again = set(judged(cards_of(hosts), first, remeasured=False).again)
+    again = set(judged(infos_of(hosts), first, remeasured=False).again)
     second = probes_of(hosts, NICS, *changes, full=True, seed=seed + 1000)
     return first + [probe for probe in second if (probe.source, probe.target) in again]
 
@@ -25,10 +25,10 @@ def twice(hosts: int, *changes: Change, seed: int = 1) -> list[Probe]:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_healthy_cluster_on_a_busy_machine_is_told_nothing(hosts: int, seed: int) -> None:
     """Latencies with a long tail, a throughput that is now and then a tenth, a segment lost here and there."""
-    cards = cards_of(hosts)
-    first = judged(cards, probes_of(hosts, seed=seed), remeasured=False)
+    infos = infos_of(hosts)
+    first = judged(infos, probes_of(hosts, seed=seed), remeasured=False)
     assert told(first) == []
-    assert told(judged(cards, twice(hosts, seed=seed))) == []
+    assert told(judged(infos, twice(hosts, seed=seed))) == []
 
 
 @pytest.mark.parametrize("hosts", [3, 4, 16, 64])
@@ -41,7 +41,7 @@ def test_a_healthy_cluster_on_a_busy_machine_is_told_nothing(hosts: int, seed: i
     ],
 )
 def test_the_slow_host_is_found_and_not_the_pairs(hosts: int, change: Change, words: str) -> None:
-    verdict = judged(cards_of(hosts), twice(hosts, change))
+    verdict = judged(infos_of(hosts), twice(hosts, change))
     (result,) = told(verdict)
     assert (result.verdict, result.host) == ("warn", "node2")
     assert words in result.message
@@ -53,14 +53,14 @@ def test_the_slow_host_is_found_and_not_the_pairs(hosts: int, change: Change, wo
 def test_what_was_measured_once_is_not_told() -> None:
     change = where(touching=2, nic="eth1", latency_s=0.1)
     first = probes_of(16, NICS, change)
-    assert told(judged(cards_of(16), first, remeasured=False)) == []
-    assert told(judged(cards_of(16), first, remeasured=True)) == []
+    assert told(judged(infos_of(16), first, remeasured=False)) == []
+    assert told(judged(infos_of(16), first, remeasured=True)) == []
 
 
 def test_the_second_measurement_is_of_the_suspect_with_partners_that_it_has_not_met() -> None:
     change = where(touching=2, nic="eth1", latency_s=0.1)
     first = probes_of(16, NICS, change)
-    again = judged(cards_of(16), first, remeasured=False).again
+    again = judged(infos_of(16), first, remeasured=False).again
     assert 0 < len(again) <= 64
     met = {(probe.source, probe.target) for probe in first}
     assert {pair for pair in again if 2 in pair} & met
@@ -71,14 +71,14 @@ def test_the_second_measurement_is_of_the_suspect_with_partners_that_it_has_not_
 def test_what_is_well_the_second_time_is_not_told() -> None:
     """Somebody copied a file."""
     first = probes_of(16, NICS, where(touching=2, nic="eth1", bytes_s=5e6, retransmits=100))
-    again = set(judged(cards_of(16), first, remeasured=False).again)
+    again = set(judged(infos_of(16), first, remeasured=False).again)
     second = [p for p in probes_of(16, NICS, full=True, seed=9) if (p.source, p.target) in again]
-    assert told(judged(cards_of(16), first + second)) == []
+    assert told(judged(infos_of(16), first + second)) == []
 
 
 def test_hosts_that_have_told_nothing_are_not_asked_again() -> None:
     first = probes_of(16, NICS, where(touching=2, nic="eth1", latency_s=0.1))
-    again = judged(cards_of(16), first, missing={3: "gone", 6: "gone"}, remeasured=False).again
+    again = judged(infos_of(16), first, missing={3: "gone", 6: "gone"}, remeasured=False).again
     assert again
     assert not [pair for pair in again if {3, 6} & set(pair)]
 
@@ -87,18 +87,18 @@ def test_hosts_that_have_told_nothing_are_not_asked_again() -> None:
 def test_a_network_that_is_slow_for_all_is_no_fault(hosts: int) -> None:
     """100 Mbit/s everywhere, or two sites with an ocean between them: that is what they have."""
     changes = where(bytes_s=11e6), where(latency_s=0.08)
-    assert told(judged(cards_of(hosts), twice(hosts, *changes))) == []
+    assert told(judged(infos_of(hosts), twice(hosts, *changes))) == []
 
 
 def test_differences_that_matter_to_nobody_are_no_fault() -> None:
     """A host that takes three times as long for a message: a third of a millisecond."""
     changes = where(touching=2, latency_s=4e-4), where(touching=2, bytes_s=3.5e8)
-    assert told(judged(cards_of(4), twice(4, *changes))) == []
+    assert told(judged(infos_of(4), twice(4, *changes))) == []
 
 
 def test_packets_lost_between_two_hosts_are_told_of_the_two() -> None:
     changes = where(nic="eth0", retransmits=60), where(nic="eth0", bytes_s=2e6)
-    (line,) = lines(judged(cards_of(2), twice(2, *changes)))
+    (line,) = lines(judged(infos_of(2), twice(2, *changes)))
     assert line == "warn eth0 loses packets between node0 and node1: 8% had to be sent again"
 
 
@@ -113,7 +113,7 @@ def test_connections_that_fail_where_packets_get_lost_are_no_second_fault(hosts:
             return probe._replace(kind="timeout", segments=0, retransmits=0, latency_s=0, bytes_s=0)
         return probe._replace(retransmits=230, segments=900, bytes_s=60e3, latency_s=0.2)
 
-    (result,) = told(judged(cards_of(hosts), twice(hosts, lossy)))
+    (result,) = told(judged(infos_of(hosts), twice(hosts, lossy)))
     assert (result.verdict, result.host) == ("warn", "node2")
     assert result.message.startswith("eth0 loses packets with ")
 
@@ -122,6 +122,6 @@ def test_thousands_of_hosts_are_judged_by_as_much_work_as_there_are_probes() -> 
     """Four times as many hosts: a little more than four times the work, not sixteen times."""
     work = []
     for hosts in (250, 1000):
-        cards, probes = cards_of(hosts, ("eth0",)), probes_of(hosts, ("eth0",), where(touching=7, kind="timeout"))
-        work.append(operations(partial(judged, cards, probes)) / len(probes))
+        infos, probes = infos_of(hosts, ("eth0",)), probes_of(hosts, ("eth0",), where(touching=7, kind="timeout"))
+        work.append(operations(partial(judged, infos, probes)) / len(probes))
     assert work[1] < 1.5 * work[0]

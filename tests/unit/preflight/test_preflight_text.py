@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.preflight.results import Cell, CheckResult, MatrixRow, Preflight
-from saferun.preflight.text import decision_line, decision_words, host_ranges, result_lines, show, table_lines
+from saferun.preflight.text import decision_words, host_ranges, result_lines, show, table_lines
 from tests.unit.found_samples import (
     FINISH,
     RETRY,
     WORDS,
-    cards_of,
     cut_off,
     dead_nic,
     found,
     good,
     hosts_of,
+    infos_of,
     small_shm,
     well,
 )
@@ -179,7 +179,7 @@ def test_hosts_of_any_name_are_told(hosts: list[str], width: int) -> None:
 
 
 def test_the_table_has_a_line_a_check_and_the_matrix() -> None:
-    assert "\n".join(table_lines(found(), cards_of(), width=120)) == TABLE
+    assert "\n".join(table_lines(found(), infos_of(), width=120)) == TABLE
 
 
 def test_on_one_host_there_is_neither_a_column_of_hosts_nor_a_matrix() -> None:
@@ -195,7 +195,7 @@ def test_on_one_host_there_is_neither_a_column_of_hosts_nor_a_matrix() -> None:
 
 def test_hosts_that_do_alike_are_one_row_where_there_are_many() -> None:
     """A thousand rows of which one matters are not read."""
-    lines = table_lines(found(1000), cards_of(1000), width=120)
+    lines = table_lines(found(1000), infos_of(1000), width=120)
     assert len(lines) < 20
     assert "host                                      eth0                          hsn0" in lines
     assert "node3                                     ok 999/999, 80 µs, 1.1 GB/s   timeout 0/999" in lines
@@ -252,22 +252,21 @@ def test_long_words_are_wrapped_beside_their_check() -> None:
 
 
 def test_interfaces_to_use_are_suggested() -> None:
-    lines = table_lines(found()._replace(nic=("hsn0", "hsn1")), cards_of(), width=120)
+    lines = table_lines(found()._replace(nic=("hsn0", "hsn1")), infos_of(), width=120)
     assert "the interfaces to use: --nic hsn0,hsn1" in lines
 
 
 def test_doctor_answers_with_the_table_or_with_json() -> None:
-    assert show(found(), cards_of(), as_json=False) == TABLE + "\n"
-    assert show(found(), cards_of(), as_json=True).startswith('{\n "schema": "saferun.preflight/1"')
+    assert show(found(), infos_of(), as_json=False) == TABLE + "\n"
+    assert show(found(), infos_of(), as_json=True).startswith('{\n "schema": "saferun.preflight/1"')
 
 
 # ------------------------------------------------------------------------------------------------------------ decisions
 
 
 def test_a_decision_is_one_line_with_its_reason() -> None:
-    assert decision_line(RETRY) == "saferun: starting again in 1.2 s (retry 1 of 3): port 29500 is in use"
     assert decision_words(FINISH) == (
         "attempt 1 (import_error): not started again: the same failure twice in a row (import_error, rank 3, "
         "train.py:12)"
     )
-    assert "\n" not in decision_line(RETRY._replace(message="a\nb"))
+    assert "\n" not in decision_words(RETRY._replace(message="a\nb"))

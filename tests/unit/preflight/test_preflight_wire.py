@@ -7,21 +7,22 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.coordinator.places import partners
 from saferun.linux.nic import Nic
-from saferun.preflight.judge import judge
-from saferun.preflight.results import CheckResult, Door, HostCard, Probe
-from saferun.preflight.rounds import again, partners
-from saferun.preflight.wire import (
-    CARD_LIMIT_BYTES,
+from saferun.preflight.host_messages import (
+    INFO_LIMIT_BYTES,
     KINDS,
-    decode_card,
-    decode_door,
+    decode_endpoint,
+    decode_host_info,
     decode_probes,
-    encode_card,
-    encode_door,
+    encode_endpoint,
+    encode_host_info,
     encode_probes,
 )
-from tests.unit.preflight.preflight_samples import cards_of, probes_of
+from saferun.preflight.judge import judge
+from saferun.preflight.results import CheckResult, HostInfo, Probe, ProbeEndpoint
+from saferun.preflight.slowness import again
+from tests.unit.preflight.preflight_samples import infos_of, probes_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
@@ -58,7 +59,7 @@ RESULT = st.builds(
     host=TEXT,
 )
 CARD = st.builds(
-    HostCard,
+    HostInfo,
     label=TEXT,
     time=NUMBER,
     nics=st.lists(NIC, max_size=3).map(tuple),
@@ -90,18 +91,18 @@ PROBE = st.builds(
 
 
 def test_a_card_arrives_as_it_was() -> None:
-    card = cards_of(1)[0]._replace(
+    info = infos_of(1)[0]._replace(
         environ=(("NCCL_ALGO", "Ring"),),
         results=(CheckResult("limits", "warn", "few", "more", (("soft", "1024"),), 0.25, "", transient=True),),
     )
-    assert decode_card(encode_card(card)) == card
+    assert decode_host_info(encode_host_info(info)) == info
 
 
 def test_a_door_arrives_as_it_was() -> None:
-    door = Door(40123, "0123456789abcdef" * 2, (("eth0", "10.0.0.1"), ("eth1", "fe80::1")))
-    assert decode_door(encode_door(door)) == door
-    closed = Door(0, "0" * 32, ())
-    assert decode_door(encode_door(closed)) == closed
+    endpoint = ProbeEndpoint(40123, "0123456789abcdef" * 2, (("eth0", "10.0.0.1"), ("eth1", "fe80::1")))
+    assert decode_endpoint(encode_endpoint(endpoint)) == endpoint
+    closed = ProbeEndpoint(0, "0" * 32, ())
+    assert decode_endpoint(encode_endpoint(closed)) == closed
 
 
 def test_probes_arrive_as_they_were() -> None:
@@ -121,7 +122,7 @@ def test_secrets_stay_at_home() -> None:
         ("AWS_SECRET_ACCESS_KEY", "x"),
         ("NCCL_X", "http://me:pw1@proxy"),
     )
-    text = encode_card(HostCard(environ=environ))
+    text = encode_host_info(HostInfo(environ=environ))
     assert "hf_1" not in text
     assert "SECRET" not in text
     assert "pw1" not in text
@@ -129,45 +130,45 @@ def test_secrets_stay_at_home() -> None:
 
 
 def test_what_a_host_says_is_one_line_that_no_terminal_obeys() -> None:
-    """A card is shown on the console of another host."""
-    card = decode_card(json.dumps(["\x1b[2Jnode\n1\u202e"]))
-    assert card is not None
-    assert card.label.isprintable()
+    """A info is shown on the console of another host."""
+    info = decode_host_info(json.dumps(["\x1b[2Jnode\n1\u202e"]))
+    assert info is not None
+    assert info.label.isprintable()
 
 
 def test_a_card_that_is_too_large_loses_what_tells_least() -> None:
     nics = tuple(Nic(f"eth{i}", tuple(f"10.0.{i}.{j}" for j in range(16))) for i in range(200))
     results = tuple(CheckResult("c", "warn", "w" * 600, "h" * 600, (("f", "v" * 500),) * 32) for _ in range(64))
     environ = tuple((f"NCCL_{i}", "v" * 500) for i in range(256))
-    text = encode_card(HostCard(label="n", nics=nics, results=results, environ=environ, probed=("eth0",)))
-    assert len(text) <= CARD_LIMIT_BYTES
-    card = decode_card(text)
-    assert card is not None
-    assert card.probed == ("eth0",)
-    assert card.nics[0].name == "eth0"
+    text = encode_host_info(HostInfo(label="n", nics=nics, results=results, environ=environ, probed=("eth0",)))
+    assert len(text) <= INFO_LIMIT_BYTES
+    info = decode_host_info(text)
+    assert info is not None
+    assert info.probed == ("eth0",)
+    assert info.nics[0].name == "eth0"
 
 
 def test_what_is_no_door_opens_nothing() -> None:
-    good = Door(40123, "0" * 32, (("eth0", "10.0.0.1"),))
+    good = ProbeEndpoint(40123, "0" * 32, (("eth0", "10.0.0.1"),))
     for bad in (
         good._replace(port=-1),
         good._replace(port=65536),
         good._replace(token="short"),  # noqa: S106 - of a test
         good._replace(token="0" * 31 + "\n"),
     ):
-        assert decode_door(json.dumps(bad)) is None
-    named = decode_door(json.dumps(good._replace(ways=(("eth0", "evil.example"), ("eth0", "10.0.0.1")))))
+        assert decode_endpoint(json.dumps(bad)) is None
+    named = decode_endpoint(json.dumps(good._replace(routes=(("eth0", "evil.example"), ("eth0", "10.0.0.1")))))
     assert named is not None
-    assert named.ways == (("eth0", "10.0.0.1"),)
+    assert named.routes == (("eth0", "10.0.0.1"),)
 
 
 @given(JSON)
 def test_whatever_is_sent_is_a_value_or_nothing(raw: object) -> None:
     for text in (json.dumps(raw), json.dumps([raw]), json.dumps([[0, 1, raw]])):
-        card = decode_card(text)
-        assert card is None or len(encode_card(card)) <= CARD_LIMIT_BYTES
-        door = decode_door(text)
-        assert door is None or 0 <= door.port < 65536
+        info = decode_host_info(text)
+        assert info is None or len(encode_host_info(info)) <= INFO_LIMIT_BYTES
+        endpoint = decode_endpoint(text)
+        assert endpoint is None or 0 <= endpoint.port < 65536
         for probe in decode_probes(text, 0):
             assert probe.source == 0
             assert probe.kind in KINDS
@@ -175,23 +176,23 @@ def test_whatever_is_sent_is_a_value_or_nothing(raw: object) -> None:
 
 @given(st.binary(max_size=200) | st.text(max_size=200))
 def test_what_is_no_json_is_nothing(text: str | bytes) -> None:
-    for decoded in (decode_card(text), decode_door(text)):
+    for decoded in (decode_host_info(text), decode_endpoint(text)):
         assert decoded is None or text.strip()[:1] in {"[", "{", b"[", b"{"}
     assert decode_probes(text, 0) == ()
 
 
 def test_deep_json_and_much_of_it_are_nothing() -> None:
-    assert decode_card("[" * 60_000) is None
-    assert decode_card("[" + '"x",' * 40_000 + '"x"]') is None
+    assert decode_host_info("[" * 60_000) is None
+    assert decode_host_info("[" + '"x",' * 40_000 + '"x"]') is None
     assert decode_probes("[" * 100_000, 0) == ()
 
 
 @given(st.dictionaries(st.integers(0, 5), CARD, max_size=5), st.lists(PROBE, max_size=30), st.booleans())
-def test_no_nonsense_brings_the_judge_down(cards: dict[int, HostCard], probes: list[Probe], remeasured: bool) -> None:
-    missing = dict.fromkeys(list(cards)[:1], "gone") | {9: "never there"}
-    verdict = judge(cards, probes, missing=missing, nics=(), remeasured=remeasured, duration_s=1.0)
+def test_no_nonsense_brings_the_judge_down(infos: dict[int, HostInfo], probes: list[Probe], remeasured: bool) -> None:
+    missing = dict.fromkeys(list(infos)[:1], "gone") | {9: "never there"}
+    verdict = judge(infos, probes, missing=missing, nics=(), remeasured=remeasured, duration_s=1.0)
     assert verdict.verdict in {"ok", "skipped", "warn", "fail"}
-    assert all(source in cards and target in cards for source, target in verdict.again)
+    assert all(source in infos and target in infos for source, target in verdict.again)
 
 
 # -------------------------------------------------------------------------------------------------------------- rounds

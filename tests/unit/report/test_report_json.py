@@ -36,13 +36,13 @@ from saferun.evidence import (
     WaitGroup,
 )
 from saferun.model import ExitStatus, RankEnd
-from saferun.preflight.text import decision_line, result_lines, table_lines
+from saferun.preflight.text import result_lines, table_lines
 from saferun.report import report_text
 from saferun.report.report_json import Incident, Run, build_report, outcome_of
 from saferun.report.report_text import build_report_text
 from saferun.report.text import failure_text, hang_text
 from saferun.text.page import redacted_line
-from tests.unit.found_samples import FINISH, RETRY, cards_of, found
+from tests.unit.found_samples import FINISH, RETRY, found, infos_of
 from tests.unit.report.report_checking import (
     ANY_INTEGER,
     ANY_NUMBER,
@@ -387,8 +387,8 @@ def test_the_examples_of_the_page_are_what_the_console_shows() -> None:
     page = (ROOT / "docs/report.md").read_text(encoding="utf-8")
     hang = hang_text(sleeping(8), QUIET, host="node1", files=FILES, on_hang="report", count=1, next_s=600.0)
     crash = failure_text(SEGFAULT, files=FILES, attempt=0, max_restarts=0, restarting=False)
-    checks = result_lines(found().results), table_lines(found(), cards_of(), width=120)
-    for lines in (hang, crash, *checks, [decision_line(RETRY), decision_line(FINISH)]):
+    checks = result_lines(found().results), table_lines(found(), infos_of(), width=120)
+    for lines in (hang, crash, *checks, [f"saferun: {decision.message}" for decision in (RETRY, FINISH)]):
         assert "\n".join(line.rstrip() for line in lines) in page
 
 

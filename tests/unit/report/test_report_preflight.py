@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from saferun.evidence import DecisionRow
 from saferun.linux.nic import Nic
 from saferun.preflight.json_report import preflight_json
-from saferun.preflight.results import Cell, CheckResult, HostCard, MatrixRow, Preflight
+from saferun.preflight.results import Cell, CheckResult, HostInfo, MatrixRow, Preflight
 from saferun.preflight.text import result_lines, table_lines
 from saferun.report.report_json import build_report
 from saferun.report.report_text import build_report_text
-from tests.unit.found_samples import FINISH, RETRY, cards_of, dead_nic, found, hosts_of
+from tests.unit.found_samples import FINISH, RETRY, dead_nic, found, hosts_of, infos_of
 from tests.unit.report.report_checking import (
     ANY_INTEGER,
     ANY_NUMBER,
@@ -73,14 +73,14 @@ def test_a_launch_that_the_checks_ended_has_a_report() -> None:
             {"nic": "hsn0", "state": "timeout", "ok": 0, "total": 3, "latency_s": None, "bytes_per_s": None},
         ],
     }
-    text = build_report_text(RUN, [], preflight=found(), cards=cards_of())
+    text = build_report_text(RUN, [], preflight=found(), cards=infos_of())
     assert "--- checks before the start\n  fail     links          node3         hsn0 does not answer" in text
     assert build_report(RUN, [])["preflight"] is None
 
 
 def test_preflight_json_has_every_result_and_what_the_hosts_are_like() -> None:
     """Good results too: what was in order is half of a diagnosis."""
-    content = checked_preflight(preflight_json(found(), cards_of()))
+    content = checked_preflight(preflight_json(found(), infos_of()))
     assert content["schema"] == PREFLIGHT_SCHEMA["properties"]["schema"]["const"]
     assert [result["verdict"] for result in content["results"]].count("ok") == 6
     assert content["truncated"] == []
@@ -103,13 +103,13 @@ def test_checks_of_ten_thousand_hosts_stay_within_the_limits() -> None:
     """What is wrong is kept, what is well is cut."""
     preflight = found(10_000)
     preflight = preflight._replace(results=(*preflight.results, *[dead_nic(host) for host in hosts_of(100)]))
-    content = checked_preflight(preflight_json(preflight, cards_of(10_000)))
+    content = checked_preflight(preflight_json(preflight, infos_of(10_000)))
     assert {"hosts", "matrix", "results"} >= set(content["truncated"])
     assert content["truncated"]
     for checks in (content, checked(build_report(RUN, [], preflight=preflight))["preflight"]):
         assert [result["verdict"] for result in checks["results"]].count("fail") == 101
         assert checks["matrix"][0]["host"] == "node3"
-    text = build_report_text(RUN, [], preflight=preflight, cards=cards_of(10_000))
+    text = build_report_text(RUN, [], preflight=preflight, cards=infos_of(10_000))
     assert len(text) < 10_000
     assert "node3" in text
 
@@ -152,7 +152,7 @@ NICS = st.builds(
 CARDS = st.dictionaries(
     st.integers(0, 100),
     st.builds(
-        HostCard,
+        HostInfo,
         ANY_TEXT,
         ANY_NUMBER,
         tuples(NICS),
@@ -175,7 +175,7 @@ DECISIONS = st.builds(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(DECISIONS, max_size=3), PREFLIGHTS, CARDS, st.integers(0, 200))
 def test_whatever_the_hosts_tell_the_files_keep_their_schemas(
-    decisions: list[DecisionRow], preflight: Preflight, cards: dict[int, HostCard], width: int
+    decisions: list[DecisionRow], preflight: Preflight, cards: dict[int, HostInfo], width: int
 ) -> None:
     """What is wrong with a host may also be wrong with what it says."""
     checked(build_report(RUN, [], decisions=decisions, preflight=preflight))

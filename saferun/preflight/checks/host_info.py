@@ -10,21 +10,21 @@ from saferun.preflight.checks.backend import known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import look_up
 from saferun.preflight.checks.versions import describe_host
-from saferun.preflight.interfaces import candidates, gloo_choice, nccl_choice
-from saferun.preflight.results import HostCard
+from saferun.preflight.nic_choice import candidates, gloo_choice, nccl_choice
+from saferun.preflight.results import HostInfo
 
 _NAMES_S = 1.0
 
 
-def write_card(context: CheckContext) -> HostCard:
-    """This host's card, but for what its checks found."""
+def gather_host_info(context: CheckContext) -> HostInfo:
+    """This host's info, but for what its checks found."""
     nics = read_nics(context.root)
     own = socket.gethostname()  # the whole of it, as gloo has it
     names = tuple(dict.fromkeys(filter(None, (own, context.master))))
     found = look_up(names, _NAMES_S)
     own_addresses = next((lookup.addresses for lookup in found if lookup.name == own), ())
     versions, script, environ = describe_host(context)
-    return HostCard(
+    return HostInfo(
         time=time.time(),
         nics=nics,
         gloo=gloo_choice(nics, context.environ, own_addresses).names,

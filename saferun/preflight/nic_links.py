@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.linux.nic import Nic
 from saferun.model import Value
-from saferun.preflight.interfaces import AUTO
-from saferun.preflight.results import Cell, HostCard, MatrixRow, Probe
+from saferun.preflight.nic_choice import AUTO
+from saferun.preflight.results import Cell, HostInfo, MatrixRow, Probe
 
 __all__ = ["Column", "Link", "Uses", "columns_of", "host_words", "matrix_of", "median", "uses_of"]
 
@@ -70,7 +70,7 @@ class Uses(Value):
     connects: bool = False
 
 
-def columns_of(probes: Iterable[Probe], cards: Mapping[int, HostCard]) -> dict[str, Column]:
+def columns_of(probes: Iterable[Probe], infos: Mapping[int, HostInfo]) -> dict[str, Column]:
     """The links by the name of the target's interface.
 
     Of several addresses of an interface the first one counts, as for the libraries; of several probes the best.
@@ -78,11 +78,11 @@ def columns_of(probes: Iterable[Probe], cards: Mapping[int, HostCard]) -> dict[s
     # (place of the address, what is known) of each link.
     found: dict[str, dict[tuple[int, int], tuple[int, Link]]] = {}
     places: dict[tuple[int, str], int] = {}
-    for host, card in cards.items():
-        for nic in card.nics:
+    for host, info in infos.items():
+        for nic in info.nics:
             places.update({(host, address): place for place, address in enumerate(nic.addresses)})
     for probe in probes:
-        if probe.source == probe.target or probe.source not in cards or probe.target not in cards:
+        if probe.source == probe.target or probe.source not in infos or probe.target not in infos:
             continue
         place = places.get((probe.target, probe.address), len(places))
         column = found.setdefault(probe.nic, {})
@@ -129,43 +129,43 @@ def _best(a: Link, b: Link) -> Link:
 # ---------------------------------------------------------------------------------------------------- what is used
 
 
-def uses_of(card: HostCard, nics: Sequence[str]) -> Uses:
+def uses_of(info: HostInfo, nics: Sequence[str]) -> Uses:
     """The interfaces that the ranks of a host will use.
 
     Where NCCL is certain to connect them, it does so by the first of its interfaces at least; gloo by all of its own.
     Where the backend is unknown (MPI, a TPU's, none at all), they may use what these would, and nothing is certain.
 
     Args:
-        card: the host's.
+        info: the host's.
         nics: what ``--nic`` named.
     """
     named = frozenset(nics) - {AUTO}
-    has_gpus = any(pair[:1] == ("driver",) for pair in card.versions)
-    connects = card.backend in {"gloo", "nccl"}
-    by_all_pairs = card.backend == "gloo"
+    has_gpus = any(pair[:1] == ("driver",) for pair in info.versions)
+    connects = info.backend in {"gloo", "nccl"}
+    by_all_pairs = info.backend == "gloo"
     if named:
         return Uses(named if connects else frozenset(), named, by_all_pairs, connects)
-    possible = frozenset((*card.nccl, *card.gloo)) if has_gpus else frozenset(card.gloo)
-    certain = {"gloo": card.gloo, "nccl": card.nccl[:1]}.get(card.backend, ())
+    possible = frozenset((*info.nccl, *info.gloo)) if has_gpus else frozenset(info.gloo)
+    certain = {"gloo": info.gloo, "nccl": info.nccl[:1]}.get(info.backend, ())
     return Uses(frozenset(certain), possible, by_all_pairs, connects)
 
 
-def nic_of(card: HostCard | None, name: str) -> Nic | None:
+def nic_of(info: HostInfo | None, name: str) -> Nic | None:
     """A host's interface."""
-    return next((nic for nic in card.nics if nic.name == name), None) if card is not None else None
+    return next((nic for nic in info.nics if nic.name == name), None) if info is not None else None
 
 
 # ---------------------------------------------------------------------------------------------------------- the matrix
 
 
 def matrix_of(
-    columns: Mapping[str, Column], cards: Mapping[int, HostCard], states: Mapping[tuple[int, str], str]
+    columns: Mapping[str, Column], infos: Mapping[int, HostInfo], states: Mapping[tuple[int, str], str]
 ) -> tuple[MatrixRow, ...]:
     """A row for each host: how the others reach its interfaces.
 
     Args:
         columns: the links.
-        cards: of all hosts.
+        infos: of all hosts.
         states: what was found out about (host, interface) besides: ``lossy``, ``slow``.
     """
     reaching: dict[tuple[int, str], list[Link]] = {}
@@ -173,11 +173,11 @@ def matrix_of(
         for (_, target), link in column.items():
             reaching.setdefault((target, nic), []).append(link)
     rows = []
-    for host in sorted(cards):
-        card = cards[host]
-        names = dict.fromkeys((*card.probed, *(nic for nic in columns if (host, nic) in reaching)))
+    for host in sorted(infos):
+        info = infos[host]
+        names = dict.fromkeys((*info.probed, *(nic for nic in columns if (host, nic) in reaching)))
         cells = tuple(_cell(nic, reaching.get((host, nic), ()), states.get((host, nic), "ok")) for nic in names)
-        rows.append(MatrixRow(label_of(cards, host), cells))
+        rows.append(MatrixRow(label_of(infos, host), cells))
     return tuple(rows)
 
 
@@ -194,15 +194,15 @@ def _cell(nic: str, links: Sequence[Link], state: str) -> Cell:
 # --------------------------------------------------------------------------------------------------------------- words
 
 
-def label_of(cards: Mapping[int, HostCard], host: int) -> str:
+def label_of(infos: Mapping[int, HostInfo], host: int) -> str:
     """A host's name."""
-    card = cards.get(host)
-    return (card.label if card is not None else "") or f"host {host}"
+    info = infos.get(host)
+    return (info.label if info is not None else "") or f"host {host}"
 
 
-def host_words(cards: Mapping[int, HostCard], hosts: Iterable[int]) -> str:
+def host_words(infos: Mapping[int, HostInfo], hosts: Iterable[int]) -> str:
     """``node2``; ``node1 and node2``; ``node1, node2 and node3``; ``node1, node2, … (200 hosts)``."""
-    labels = [label_of(cards, host) for host in sorted(set(hosts))]
+    labels = [label_of(infos, host) for host in sorted(set(hosts))]
     if len(labels) > _SHOWN_HOSTS:
         return f"{', '.join(labels[: _SHOWN_HOSTS - 1])}, … ({len(labels)} hosts)"
     return " and ".join(filter(None, (", ".join(labels[:-1]), *labels[-1:])))

@@ -1,8 +1,8 @@
-"""What hosts tell each other before the ranks are started, as JSON of bounded size, and back again. Pure.
+"""The messages between hosts before the ranks are started, as JSON of bounded size, and back again. Pure.
 
-Whoever wrote the JSON is not to be trusted: what does not fit is None or left out, texts are single lines without
-control characters, and a host can only speak for itself. Secrets do not travel, but for that of a door, which is made
-for those who are to know it.
+No sender is trusted: what does not fit is None or left out, texts are single lines without control characters, and a
+host can only speak for itself. Secrets do not travel, but for that of a probe endpoint, which is made for the hosts of
+the job.
 """
 
 from __future__ import annotations
@@ -13,22 +13,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from saferun.linux.nic import Nic
-from saferun.preflight.results import SEVERITY, CheckResult, Door, HostCard, Pairs, Probe
+from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Probe, ProbeEndpoint
 from saferun.text.decoding import loads
 from saferun.text.redaction import is_secret, redacted_text
 from saferun.text.shapes import fit
 
-__all__ = ["decode_card", "decode_door", "decode_probes", "encode_card", "encode_door", "encode_probes"]
+__all__ = [
+    "decode_endpoint",
+    "decode_host_info",
+    "decode_probes",
+    "encode_endpoint",
+    "encode_host_info",
+    "encode_probes",
+]
 
-CARD_LIMIT_BYTES = 64 << 10
-DOOR_LIMIT_BYTES = 16 << 10
+INFO_LIMIT_BYTES = 64 << 10
+ENDPOINT_LIMIT_BYTES = 16 << 10
 PROBES_LIMIT_BYTES = 4 << 20
 
 _MOST_NICS = 64
 _MOST_ADDRESSES = 16
 _MOST_RESULTS = 64
 _MOST_PAIRS = 256
-_MOST_WAYS = 64
+_MOST_ROUTES = 64
 _MOST_PROBES = 8192
 _NAME_LENGTH = 64
 _VALUE_LENGTH = 512
@@ -53,46 +60,46 @@ KINDS = (
 )
 
 
-# --------------------------------------------------------------------------------------------------------------- cards
+# ----------------------------------------------------------------------------------------------------------- host info
 
 
-def encode_card(card: HostCard) -> str:
-    """A card as JSON of at most ``CARD_LIMIT_BYTES``: of one that is larger, what tells least is left out."""
-    card = _bounded_card(card)
-    text = json.dumps(card, separators=(",", ":"))
+def encode_host_info(info: HostInfo) -> str:
+    """Host info as JSON of at most ``INFO_LIMIT_BYTES``: of one that is larger, what tells least is left out."""
+    info = _bounded_info(info)
+    text = json.dumps(info, separators=(",", ":"))
     for shorter in (
         lambda c: c._replace(results=tuple(result._replace(facts=()) for result in c.results)),
         lambda c: c._replace(environ=c.environ[:32], nics=c.nics[:16]),
         lambda c: c._replace(environ=(), results=c.results[:16], names=()),
-        lambda c: HostCard(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script, backend=c.backend),
+        lambda c: HostInfo(c.label, c.time, c.nics[:4], c.gloo, c.nccl, c.probed, (), c.script, backend=c.backend),
     ):
-        if len(text) <= CARD_LIMIT_BYTES:
+        if len(text) <= INFO_LIMIT_BYTES:
             break
-        card = shorter(card)
-        text = json.dumps(card, separators=(",", ":"))
+        info = shorter(info)
+        text = json.dumps(info, separators=(",", ":"))
     return text
 
 
-def decode_card(text: str | bytes) -> HostCard | None:
-    """A card; None where it is none."""
-    value = _decode(HostCard, text, CARD_LIMIT_BYTES)
-    return _bounded_card(value) if isinstance(value, HostCard) else None
+def decode_host_info(text: str | bytes) -> HostInfo | None:
+    """Host info; None where it is none."""
+    value = _decode(HostInfo, text, INFO_LIMIT_BYTES)
+    return _bounded_info(value) if isinstance(value, HostInfo) else None
 
 
-def _bounded_card(card: HostCard) -> HostCard:
-    return HostCard(
-        label=_line(card.label, _VALUE_LENGTH),
-        time=card.time,
-        nics=tuple(_bounded_nic(nic) for nic in card.nics[:_MOST_NICS]),
-        gloo=_names(card.gloo),
-        nccl=_names(card.nccl),
-        probed=_names(card.probed),
-        versions=_pairs(card.versions),
-        script=_line(card.script, _VALUE_LENGTH),
-        environ=_pairs(card.environ),
-        names=tuple(tuple(_line(word, 253) for word in name[:_MOST_ADDRESSES]) for name in card.names[:8]),
-        results=tuple(_bounded_result(result) for result in card.results[:_MOST_RESULTS] if result.verdict in SEVERITY),
-        backend=_line(card.backend, _NAME_LENGTH),
+def _bounded_info(info: HostInfo) -> HostInfo:
+    return HostInfo(
+        label=_line(info.label, _VALUE_LENGTH),
+        time=info.time,
+        nics=tuple(_bounded_nic(nic) for nic in info.nics[:_MOST_NICS]),
+        gloo=_names(info.gloo),
+        nccl=_names(info.nccl),
+        probed=_names(info.probed),
+        versions=_pairs(info.versions),
+        script=_line(info.script, _VALUE_LENGTH),
+        environ=_pairs(info.environ),
+        names=tuple(tuple(_line(word, 253) for word in name[:_MOST_ADDRESSES]) for name in info.names[:8]),
+        results=tuple(_bounded_result(result) for result in info.results[:_MOST_RESULTS] if result.verdict in SEVERITY),
+        backend=_line(info.backend, _NAME_LENGTH),
     )
 
 
@@ -132,25 +139,29 @@ def _pairs(pairs: Pairs) -> Pairs:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- doors
+# ----------------------------------------------------------------------------------------------------------- endpoints
 
 
-def encode_door(door: Door) -> str:
-    """A door as JSON; it holds the secret that lets others in."""
-    return json.dumps(door._replace(ways=door.ways[:_MOST_WAYS]), separators=(",", ":"))
+def encode_endpoint(endpoint: ProbeEndpoint) -> str:
+    """A probe endpoint as JSON; it holds the secret that lets others in."""
+    return json.dumps(endpoint._replace(routes=endpoint.routes[:_MOST_ROUTES]), separators=(",", ":"))
 
 
-def decode_door(text: str | bytes) -> Door | None:
-    """A door; None where it is none, or no port and secret of a listener."""
-    door = _decode(Door, text, DOOR_LIMIT_BYTES)
-    if not isinstance(door, Door) or not 0 <= door.port < _PORT_LIMIT or _TOKEN.fullmatch(door.token) is None:
+def decode_endpoint(text: str | bytes) -> ProbeEndpoint | None:
+    """A probe endpoint; None where it is none, or no port and secret of a listener."""
+    endpoint = _decode(ProbeEndpoint, text, ENDPOINT_LIMIT_BYTES)
+    if (
+        not isinstance(endpoint, ProbeEndpoint)
+        or not 0 <= endpoint.port < _PORT_LIMIT
+        or _TOKEN.fullmatch(endpoint.token) is None
+    ):
         return None
-    ways = [
-        (_line(way[0], _NAME_LENGTH), way[1])
-        for way in door.ways[:_MOST_WAYS]
-        if len(way) == len(("nic", "address")) and _ADDRESS.fullmatch(way[1]) is not None
+    routes = [
+        (_line(route[0], _NAME_LENGTH), route[1])
+        for route in endpoint.routes[:_MOST_ROUTES]
+        if len(route) == len(("nic", "address")) and _ADDRESS.fullmatch(route[1]) is not None
     ]
-    return door._replace(ways=tuple(ways) if door.port else ())
+    return endpoint._replace(routes=tuple(routes) if endpoint.port else ())
 
 
 # -------------------------------------------------------------------------------------------------------------- probes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from saferun.model import Value
-from saferun.preflight.bisect.search import Blame, Unit
+from saferun.preflight.bisect.halving import Blame, Unit
 from saferun.preflight.bisect.values import LOOPBACK, FailingSet, Group, Member, Outcome
 
 _NAMES_AT_MOST = 6

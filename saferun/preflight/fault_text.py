@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.preflight.interfaces import is_decoy
+from saferun.preflight.nic_choice import is_decoy
 
 __all__ = ["FROM_HOST", "NOBODY", "ONE_WAY", "TO_HOST", "TWO", "hint_of", "sentence"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.linux.nic import Nic
 from saferun.model import Value
-from saferun.preflight.results import CheckResult, HostCard, Pairs
+from saferun.preflight.results import CheckResult, HostInfo, Pairs
 
 GLOO_IFNAME, NCCL_IFNAME, TENSORPIPE_IFNAME = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
 NCCL_FAMILY, UCX_DEVICES = "NCCL_SOCKET_FAMILY", "UCX_NET_DEVICES"
@@ -38,7 +38,7 @@ _DECOYS = (
     ),
     *("ifb", "dummy", "sit", "ip6tnl", "ip6gre", "gre", "gretap", "erspan", "tmfifo_net"),
 )
-_DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the way out
+_DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the route out
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
@@ -227,7 +227,7 @@ def candidates(nics: Sequence[Nic], environ: Mapping[str, str], wanted: Sequence
     return tuple(dict.fromkeys(name for name in (*first, *(better or rest)) if name in usable))
 
 
-def ways(nics: Sequence[Nic], names: Iterable[str]) -> Pairs:
+def routes(nics: Sequence[Nic], names: Iterable[str]) -> Pairs:
     """(interface, address) to be tried from other hosts, in order."""
     found = ((name, named(nics, name)) for name in names)
     return tuple((name, address) for name, nic in found if nic is not None and (address := address_to_reach(nic)))
@@ -276,35 +276,35 @@ def mpirun_words(names: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------------------- between hosts
 
 
-def loopback_between(cards: Mapping[int, HostCard]) -> tuple[CheckResult, ...]:
+def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     """The hosts on which gloo would listen on loopback, though there are others that look for it.
 
     A host alone cannot tell: several tasks on one machine meet there quite well.
 
     Args:
-        cards: of all hosts, by number.
+        infos: of all hosts, by number.
     """
     machines: list[set[str]] = []
-    for card in cards.values():
-        addresses = {address_to_reach(nic) for nic in card.nics if not is_decoy(nic.name)} - {""}
+    for info in infos.values():
+        addresses = {address_to_reach(nic) for nic in info.nics if not is_decoy(nic.name)} - {""}
         if addresses and all(machine.isdisjoint(addresses) for machine in machines):
             machines.append(addresses)
     if len(machines) <= 1:
         return ()
     results = []
-    for card in cards.values():
-        loopback = {nic.name for nic in card.nics if nic.kind == "loopback"} or {"lo"}
-        told = any(result.class_name == "network_interface" for result in card.results)
-        if card.gloo and loopback.issuperset(card.gloo) and not told:
-            usable = [nic.name for nic in card.nics if nic.name in card.probed] or ["the interface between the hosts"]
+    for info in infos.values():
+        loopback = {nic.name for nic in info.nics if nic.kind == "loopback"} or {"lo"}
+        told = any(result.class_name == "network_interface" for result in info.results)
+        if info.gloo and loopback.issuperset(info.gloo) and not told:
+            usable = [nic.name for nic in info.nics if nic.name in info.probed] or ["the interface between the hosts"]
             results.append(
                 CheckResult(
                     "interfaces",
-                    "fail" if card.backend == "gloo" else "warn",
+                    "fail" if info.backend == "gloo" else "warn",
                     "gloo would listen on loopback, where no other host reaches it",
                     own_name_hint(usable[0]),
                     class_name="network_interface",
-                    host=card.label,
+                    host=info.label,
                 )
             )
     return tuple(results)

@@ -1,6 +1,6 @@
 """The table of options in docs/options.md.
 
-``python -m saferun.cli.option_table`` prints it, and with the path of the document replaces the one there.
+``python -m tests.option_table`` prints it, and with the path of the document replaces the one there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,88 @@
+"""What the preflight checks come to: whether the ranks are started, and what the user reads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from saferun.model import Value
+from saferun.preflight.results import CheckResult, HostInfo, Preflight
+
+__all__ = ["Failure", "Outcome", "message_lines", "outcome_of", "problems"]
+
+
+class Failure(Value):
+    """Why the ranks are not to be started. ``class_name``: where another try may help; else empty."""
+
+    what: str
+    hint: str
+    class_name: str
+
+
+class Outcome(Value):
+    """What the checks came to. ``failure`` None: the ranks may be started."""
+
+    failure: Failure | None
+    preflight: Preflight
+    infos: Mapping[int, HostInfo]
+    nics: tuple[str, ...] = ()
+
+
+def problems(results: Sequence[CheckResult], *, only_warn: bool) -> list[CheckResult]:
+    """What the user is to read of: warnings and failures.
+
+    Args:
+        results: what was found.
+        only_warn: whether nothing that was found ends the launch.
+    """
+    found = [result for result in results if result.verdict in {"warn", "fail"}]
+    return [result._replace(verdict="warn") for result in found] if only_warn else found
+
+
+def outcome_of(preflight: Preflight, infos: Mapping[int, HostInfo], *, nics: Sequence[str], only_warn: bool) -> Outcome:
+    """The consequence of what was found.
+
+    Args:
+        preflight: what was found.
+        infos: of all hosts.
+        nics: what ``--nic`` named.
+        only_warn: whether nothing that was found ends the launch.
+    """
+    failing = _failures(problems(preflight.results, only_warn=only_warn))
+    if not failing:
+        return Outcome(None, preflight, infos, preflight.nic if tuple(nics) == ("auto",) else ())
+    first = failing[0]
+    same = _alike(first, failing)
+    host = ""
+    if len(same) > 1:
+        from saferun.preflight.text import host_ranges
+
+        host = f"{host_ranges(result.host for result in same)}: "
+    elif first.host and not first.message.startswith(first.host):
+        host = f"{first.host}: "
+    more = f" (and {len(failing) - len(same)} more, above)" if len(failing) > len(same) else ""
+    is_transient = all(result.transient for result in failing)
+    hint = first.hint or "see the other lines"
+    return Outcome(
+        Failure(f"{host}{first.message}{more}", hint, first.class_name if is_transient else ""), preflight, infos
+    )
+
+
+def message_lines(found: Sequence[CheckResult]) -> list[str]:
+    """What is printed of the problems: all but the failure that ends the launch, which is given as its reason."""
+    failing = _failures(found)
+    reason = _alike(failing[0], failing) if failing else []
+    printed = [result for result in found if result not in reason]
+    if not printed:
+        return []
+    from saferun.preflight.text import result_lines
+
+    return result_lines(printed)
+
+
+def _failures(results: Sequence[CheckResult]) -> list[CheckResult]:
+    return [result for result in results if result.verdict == "fail"]
+
+
+def _alike(first: CheckResult, failing: Sequence[CheckResult]) -> list[CheckResult]:
+    """The same on other hosts."""
+    return [result for result in failing if (result.name, result.message) == (first.name, first.message)]
