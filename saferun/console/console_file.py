@@ -21,8 +21,6 @@ from saferun.linux.children import fork, open_pidfd
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.prctl import set_name
 
-__all__ = ["ConsoleFile"]
-
 _QUEUE_BYTES = 1 << 20
 # What is written at once. Of a process that is killed within a write, the next one writes as much a second time.
 _WRITE_BYTES = 256 << 10

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from saferun.evidence import Diagnosis, Evidence
 
-__all__ = ["diagnose"]
-
 
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Name the cause of a failed or hanging attempt, the rank that it lies with, and what became of the others.

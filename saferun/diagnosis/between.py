@@ -15,16 +15,6 @@ from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
 from saferun.evidence import Cause, HostView, StuckLink
 from saferun.model import Value
 
-__all__ = [
-    "NETWORK_CLASSES",
-    "Complaint",
-    "broken_between",
-    "complaints_of",
-    "link_complaints",
-    "refusals",
-    "wrong_interface",
-]
-
 NETWORK_CLASSES = frozenset({"network_between_hosts", "network_cut", "network_interface"})
 """Causes that no rank brings about."""
 _SILENT = re.compile(

@@ -14,15 +14,11 @@ from saferun.model import Value
 from saferun.text.decoding import loads
 
 _EQUAL_SIZES = frozenset(
-    {
-        "all_reduce",
-        "broadcast",
-        "reduce",
-        "all_gather",
-        "all_gather_into_tensor",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-    }
+    set(
+        """
+        all_reduce broadcast reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor
+    """.split()
+    )
 )
 """In these every rank hands in as many elements as every other. In scatter, gather and all_to_all they need not."""
 _LONGEST_SIZES = 4096

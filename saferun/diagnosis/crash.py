@@ -17,8 +17,8 @@ from saferun.diagnosis.between import (
     refusals,
     wrong_interface,
 )
-from saferun.diagnosis.causes import Failure, Standing, cause_of, read_failure, standing
-from saferun.diagnosis.causes.failure import shortened
+from saferun.diagnosis.causes import Standing, cause_of, standing
+from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
 from saferun.diagnosis.causes.signals import time_limit
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
@@ -30,8 +30,6 @@ from saferun.diagnosis.troubles import Told, end_of_job, silent_lines
 from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, Value, signal_name
-
-__all__ = ["diagnose_crash", "failed_by_itself"]
 
 # An error file is stamped in whole seconds when the exception is raised; the exit follows when the interpreter has
 # shut down. Only a difference beyond that rounding can put one failure before another.

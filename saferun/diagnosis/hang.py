@@ -29,9 +29,6 @@ from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_wai
 from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
 from saferun.model import Value
 
-__all__ = ["diagnose_hang"]
-
-
 _SHOWN_WAITS = 4
 _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
 _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})

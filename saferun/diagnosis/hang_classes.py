@@ -5,8 +5,6 @@ from __future__ import annotations
 from saferun.diagnosis.waiting import Wait
 from saferun.model import Value
 
-__all__ = ["ALL_ADVICE", "CLASSES", "MISMATCH_ADVICE", "OTHER_WAY", "SEVERITY", "STORE_ADVICE", "HangClass", "class_of"]
-
 
 class HangClass(Value):
     """A class of causes; ``advice`` may hold ``{place}``, ``{what}`` and ``{ranks}``."""

@@ -12,8 +12,6 @@ from saferun.diagnosis.collectives import rank_words
 from saferun.evidence import Evidence, HostView, OomKill
 from saferun.model import RankEnd
 
-__all__ = ["Hosts", "host_words"]
-
 _SHOWN_HOSTS = 4
 # 10.0.0.2:29500, [10.0.0.2]:40123, [::ffff:10.0.0.2]:55768, (10.0.0.2, 29500)
 _ADDRESS = re.compile(r"\[([0-9a-fA-F:.%]{2,60})\]|(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})(?![\w.]*\d)")

@@ -17,43 +17,28 @@ from saferun.evidence import Frame
 
 _C10D = Calls(("/torch/distributed/distributed_c10d.py", ()))
 _INIT = frozenset(
-    {
-        "init_process_group",
-        "new_group",
-        "new_subgroups",
-        "new_subgroups_by_enumeration",
-        "split_group",
-        "_new_process_group_helper",
-        "_new_group_with_tag",
-        "_store_based_barrier",
-        "init_device_mesh",
-    }
+    set(
+        """
+        init_process_group new_group new_subgroups new_subgroups_by_enumeration split_group
+        _new_process_group_helper _new_group_with_tag _store_based_barrier init_device_mesh
+    """.split()
+    )
 )
 _STORE_CALLS = Calls(
     ("/torch/distributed/rendezvous.py", ()),
     ("/torch/distributed/elastic/utils/store.py", ()),
     ("/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", ()),
 )
-_STORE_NATIVE = (
-    "c10d::TCPStore",
-    "c10d::PrefixStore",
-    "c10d::FileStore",
-    "c10d::HashStore",
-    "c10d::detail::TCPClient",
-    "c10d::ProcessGroupGloo::ProcessGroupGloo",
-    "gloo::rendezvous::",
+_STORE_NATIVE = tuple(
+    """
+    c10d::TCPStore c10d::PrefixStore c10d::FileStore c10d::HashStore c10d::detail::TCPClient
+    c10d::ProcessGroupGloo::ProcessGroupGloo gloo::rendezvous::
+""".split()
 )
-_NATIVE_COLLECTIVES = (
-    "c10d::",
-    "gloo::",
-    "nccl",
-    "pncclA",
-    "rccl",
-    "MPI_",
-    "PMPI_",
-    "horovod::",
-    "torch::distributed::",
-    "deepspeed::",
+_NATIVE_COLLECTIVES = tuple(
+    """
+    c10d:: gloo:: nccl pncclA rccl MPI_ PMPI_ horovod:: torch::distributed:: deepspeed::
+""".split()
 )
 # Other ways to a collective: what it is called.
 _OTHER_COLLECTIVES: tuple[tuple[Calls, str], ...] = (
@@ -153,19 +138,11 @@ def _op_of_native(sight: Sight) -> str:
     return ""
 
 
-_OPS = (
-    "all_reduce",
-    "all_gather",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "scatter",
-    "send",
+_OPS = tuple(
+    """
+    all_reduce all_gather all_to_all barrier broadcast gather monitored_barrier recv reduce reduce_scatter
+    scatter send
+""".split()
 )
 
 
@@ -190,21 +167,12 @@ def on_gpu(sight: Sight) -> Found | None:
     return Found("gpu", name, f"waits for its GPU ({name})")
 
 
-_GPU_WAITS = (
-    "cudaStreamSynchronize",
-    "cudaDeviceSynchronize",
-    "cudaEventSynchronize",
-    "cuStreamSynchronize",
-    "cuCtxSynchronize",
-    "cuEventSynchronize",
-    "cudaMemcpy",
-    "cuMemcpy",
-    "hipStreamSynchronize",
-    "hipDeviceSynchronize",
-    "hipEventSynchronize",
-    "hipMemcpy",
-    "c10::cuda::",
-    "at::native::_local_scalar_dense_cuda",
+_GPU_WAITS = tuple(
+    """
+    cudaStreamSynchronize cudaDeviceSynchronize cudaEventSynchronize cuStreamSynchronize cuCtxSynchronize
+    cuEventSynchronize cudaMemcpy cuMemcpy hipStreamSynchronize hipDeviceSynchronize hipEventSynchronize
+    hipMemcpy c10::cuda:: at::native::_local_scalar_dense_cuda
+""".split()
 )
 _GPU_CALLS = Calls(
     ("/torch/cuda/__init__.py", ("synchronize",)),

@@ -11,17 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from saferun.diagnosis.frames import Calls, UserCode, is_nameless, is_native, last_name, native_name
 from saferun.evidence import Frame, StackDump, StackNode, ThreadStack
 
-__all__ = [
-    "WORKER_NAME",
-    "best_dumps",
-    "folded",
-    "followed_threads",
-    "main_thread",
-    "merge",
-    "started_in_child",
-    "worker_dumps",
-]
-
 WORKER_NAME = "pt_data_worker"
 """What torch calls the processes of its data loaders."""
 _MOST_CALLS = 64
@@ -73,38 +62,14 @@ _BORING = Calls(
     ("/saferun/inject/sitecustomize.py", ()),
 )
 # Native calls that only lead from Python to what is called.
-_BORING_NATIVE = (
-    "pybind11::",
-    "pybind11_",
-    "std::",
-    "_FUN",
-    "_Py",
-    "Py",
-    "lock_PyThread",
-    "c10::impl::",
-    "c10::Dispatcher",
-    "c10::OperatorHandle",
-    "c10::BoxedKernel",
-    "torch::autograd::VariableHooks",
-    "torch::autograd::GraphTask",
-    "torch::autograd::python::",
-    "torch::autograd::Engine::",
-    "THPEngine_",
-    "torch::jit::",
-    "at::_ops::",
-    "c10d::ops::",
-    "ffi_call",
-    "_call_function_pointer",
-    "_ctypes_callproc",
-    "cfunction_",
-    "method_vectorcall",
-    "vectorcall_",
-    "thread_run",
-    "start_thread",
-    "clone",
-    "__libc_start",
-    "_start",
-    "main",
+_BORING_NATIVE = tuple(
+    """
+    pybind11:: pybind11_ std:: _FUN _Py Py lock_PyThread c10::impl:: c10::Dispatcher c10::OperatorHandle
+    c10::BoxedKernel torch::autograd::VariableHooks torch::autograd::GraphTask torch::autograd::python::
+    torch::autograd::Engine:: THPEngine_ torch::jit:: at::_ops:: c10d::ops:: ffi_call _call_function_pointer
+    _ctypes_callproc cfunction_ method_vectorcall vectorcall_ thread_run start_thread clone __libc_start _start
+    main
+""".split()
 )
 _INTERPRETER = ("/libpython", "/Modules/")
 _C_LIBRARY = "/libc.so"

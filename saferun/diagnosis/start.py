@@ -19,8 +19,6 @@ from saferun.diagnosis.tracebacks import LONGEST_LINE, find_fatal_report, find_p
 from saferun.evidence import Evidence, Frame, RankOutput, StackDump
 from saferun.model import Value
 
-__all__ = ["BEFORE", "INSIDE", "STAGES", "THROUGH", "StoreStage", "read_store_stage", "stage_by_time", "start_stage"]
-
 BEFORE, INSIDE, THROUGH = "before", "inside", "through"
 STAGES = frozenset({BEFORE, INSIDE, THROUGH})
 

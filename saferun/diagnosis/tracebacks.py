@@ -14,19 +14,6 @@ from saferun.diagnosis.frames import UserCode, place_words
 from saferun.evidence import Frame, Traceback
 from saferun.model import Value
 
-__all__ = [
-    "Block",
-    "CppError",
-    "FatalReport",
-    "PythonError",
-    "clean_lines",
-    "find_cpp_error",
-    "find_fatal_report",
-    "find_python_error",
-    "merge_tracebacks",
-    "recorded_error",
-]
-
 LONGEST_LINE = 1000
 _MARKER = "Traceback (most recent call last):"
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]?[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\^_])")

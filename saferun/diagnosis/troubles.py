@@ -10,8 +10,6 @@ from saferun.diagnosis.hosts import Hosts, host_words
 from saferun.evidence import AbortReason, Cause, Evidence, HostView
 from saferun.model import Value, signal_name
 
-__all__ = ["Told", "end_of_job", "lost_hosts", "silent_lines"]
-
 _MOST_LOST = 4
 
 

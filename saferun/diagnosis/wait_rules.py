@@ -29,8 +29,6 @@ from saferun.diagnosis.sight import (
 )
 from saferun.diagnosis.stacks import WORKER_NAME, main_thread, started_in_child
 
-__all__ = ["RULES"]
-
 # ------------------------------------------------------------------------------------- states of the process as a whole
 
 
@@ -145,27 +143,10 @@ def worker_trouble(sight: Sight) -> tuple[str, str]:
 # ---------------------------------------------------------------------------------------------------- compile, children
 
 _COMPILERS = frozenset(
-    [
-        "as",
-        "c++",
-        "cc1",
-        "cc1plus",
-        "cicc",
-        "clang",
-        "clang++",
-        "collect2",
-        "cudafe++",
-        "fatbinary",
-        "g++",
-        "gcc",
-        "hipcc",
-        "ld",
-        "ld.lld",
-        "lld",
-        "ninja",
-        "nvcc",
-        "ptxas",
-    ]
+    """
+        as c++ cc1 cc1plus cicc clang clang++ collect2 cudafe++ fatbinary g++ gcc hipcc ld ld.lld lld ninja nvcc
+        ptxas
+    """.split()
 )
 _COMPILE_CALLS = Calls(
     ("/torch/_inductor/async_compile.py", ()),
@@ -261,19 +242,11 @@ _LOCKS: tuple[tuple[Calls, str], ...] = (
     (Calls(("/threading.py", ("join", "_wait_for_tstate_lock", "_shutdown"))), "another thread to end"),
     (Calls(("/threading.py", ("wait", "wait_for", "acquire", "__enter__"))), ""),
 )
-_LOCK_NATIVE = (
-    "PyThread_acquire_lock",
-    "lock_PyThread",
-    "rlock_acquire",
-    "PyMutex",
-    "_PyMutex",
-    "_PySemaphore",
-    "pthread_mutex_lock",
-    "__lll_lock_wait",
-    "sem_wait",
-    "__new_sem_wait",
-    "do_futex_wait",
-    "semlock_acquire",
+_LOCK_NATIVE = tuple(
+    """
+    PyThread_acquire_lock lock_PyThread rlock_acquire PyMutex _PyMutex _PySemaphore pthread_mutex_lock
+    __lll_lock_wait sem_wait __new_sem_wait do_futex_wait semlock_acquire
+""".split()
 )
 _GIL_NATIVE = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure", "pybind11::gil_scoped")
 
@@ -315,65 +288,17 @@ def _futex(sight: Sight) -> Found | None:
 
 _SLEEPS = frozenset({"nanosleep", "clock_nanosleep"})
 _FILE_CALLS = frozenset(
-    [
-        "open",
-        "openat",
-        "openat2",
-        "creat",
-        "read",
-        "write",
-        "pread64",
-        "pwrite64",
-        "readv",
-        "writev",
-        "preadv",
-        "pwritev",
-        "fsync",
-        "fdatasync",
-        "sync",
-        "syncfs",
-        "fallocate",
-        "ftruncate",
-        "truncate",
-        "rename",
-        "renameat",
-        "unlink",
-        "unlinkat",
-        "stat",
-        "fstat",
-        "newfstatat",
-        "statx",
-        "getdents64",
-        "close",
-        "copy_file_range",
-        "sendfile",
-        "mkdir",
-        "mkdirat",
-    ]
+    """
+        open openat openat2 creat read write pread64 pwrite64 readv writev preadv pwritev fsync fdatasync sync
+        syncfs fallocate ftruncate truncate rename renameat unlink unlinkat stat fstat newfstatat statx
+        getdents64 close copy_file_range sendfile mkdir mkdirat
+    """.split()
 )
 _SOCKET_CALLS = frozenset(
-    [
-        "recvfrom",
-        "recvmsg",
-        "recvmmsg",
-        "sendto",
-        "sendmsg",
-        "sendmmsg",
-        "connect",
-        "accept",
-        "accept4",
-        "poll",
-        "ppoll",
-        "select",
-        "pselect6",
-        "epoll_wait",
-        "epoll_pwait",
-        "epoll_pwait2",
-        "read",
-        "write",
-        "readv",
-        "writev",
-    ]
+    """
+        recvfrom recvmsg recvmmsg sendto sendmsg sendmmsg connect accept accept4 poll ppoll select pselect6
+        epoll_wait epoll_pwait epoll_pwait2 read write readv writev
+    """.split()
 )
 _SOCKETS = ("a connection", "connections to ", "a UDP socket", "the Unix socket", "a Unix socket", "a socket")
 _FILES = ("the FIFO", "a FIFO", "the file", "the device", "a pipe")

@@ -13,8 +13,6 @@ from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value
 
-__all__ = ["Wait", "group_waits", "located_waits", "rank_waits", "wait_groups"]
-
 _IN_THREAD = "in another thread"
 # Kinds that say little, and give way to what a thread is in that the main thread waits for.
 _VAGUE = frozenset({"lock", "user_code"})

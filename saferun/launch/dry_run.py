@@ -12,7 +12,8 @@ from saferun.env.profiles.text import change_lines
 from saferun.errors import printable
 from saferun.model import Placement, RankAssignment
 from saferun.supervisor.topology import rank_environ, single_host, substitute_local_rank
-from saferun.text.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
+from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text
+from saferun.text.secret_names import is_secret
 
 
 def config_lines(config: LaunchConfig) -> list[str]:

@@ -15,7 +15,8 @@ from typing import Any
 from saferun.linux.nic import Nic
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Probe, ProbeEndpoint
 from saferun.text.decoding import loads
-from saferun.text.redaction import is_secret, redacted_text
+from saferun.text.redaction import redacted_text
+from saferun.text.secret_names import is_secret
 from saferun.text.shapes import fit
 
 __all__ = [

@@ -15,7 +15,8 @@ from saferun.linux.nic import Nic
 from saferun.model import JsonObject
 from saferun.preflight.results import SEVERITY, Cell, CheckResult, HostInfo, MatrixRow, Pairs, Preflight
 from saferun.text.page import Page, count, number
-from saferun.text.redaction import REDACTED, is_secret
+from saferun.text.redaction import REDACTED
+from saferun.text.secret_names import is_secret
 
 SCHEMA = "saferun.preflight/1"
 LIMIT_BYTES = 8 << 20

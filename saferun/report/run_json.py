@@ -5,7 +5,8 @@ from __future__ import annotations
 from saferun import __version__
 from saferun.config import LaunchConfig
 from saferun.model import JsonObject
-from saferun.text.redaction import REDACTED, is_secret, redacted_arguments, redacted_text
+from saferun.text.redaction import REDACTED, redacted_arguments, redacted_text
+from saferun.text.secret_names import is_secret
 
 
 def run_description(

@@ -20,8 +20,6 @@ from saferun.report.picture import (
 )
 from saferun.text.page import shown
 
-__all__ = ["failure_text", "hang_text", "peer_text", "rank_words", "recovery_text"]
-
 _MOST_LINES = 39
 _QUOTED_LINES = 12
 _QUOTED_BESIDE_A_CORE = 6

@@ -16,19 +16,6 @@ TYPE_CHECKING = False  # importing typing would cost every launch some 5 % of it
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "DEEPEST",
-    "LONGEST_BYTES",
-    "MALFORMED",
-    "MOST_ITEMS",
-    "loads",
-    "loads_first",
-    "measure",
-    "number",
-    "text",
-    "words",
-]
-
 LONGEST_BYTES = 16 << 20
 DEEPEST = 64
 MOST_ITEMS = 1 << 20

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from saferun.evidence import Capture, CoreDump, Evidence, Frame, RankCollectives, StackDump, ThreadStack
 from saferun.text.redaction import redacted_json, redacted_path, redacted_text
 
-__all__ = ["capture_without_secrets", "evidence_without_secrets", "threads_without_secrets"]
-
 
 def evidence_without_secrets(evidence: Evidence) -> Evidence:
     """All that a host knows, as it may leave the host."""

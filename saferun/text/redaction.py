@@ -18,17 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "REDACTED",
-    "hides",
-    "is_secret",
-    "redacted_arguments",
-    "redacted_environ",
-    "redacted_json",
-    "redacted_path",
-    "redacted_text",
-]
-
 REDACTED = "<redacted>"
 _SHORTEST = 6  # what is shorter holds no name with a value
 

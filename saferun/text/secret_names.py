@@ -98,21 +98,10 @@ _PATHS = frozenset({"secretfile", "jobsecretfile", "saferunjobsecretfile"})
 # Every name of a secret holds one of these: looking for them costs next to nothing.
 _STEMS = (
     *("token", "key", "pass", "secret", "cred", "auth", "jwt", "cookie", "dsn", "psk", "csrf", "xsrf", "otp", "pw"),
-    *(
-        "sessionid",
-        "contrase",
-        "pin",
-        "sig",
-        "pat",
-        "sas",
-        "bearer",
-        "webhook",
-        "web_hook",
-        "web-hook",
-        "conn",
-        "url",
-        "uri",
-        "code",
+    *tuple(
+        """
+        sessionid contrase pin sig pat sas bearer webhook web_hook web-hook conn url uri code
+    """.split()
     ),
 )
 

@@ -11,8 +11,6 @@ import math
 import types
 from typing import Any, get_args, get_origin, get_type_hints
 
-__all__ = ["fit"]
-
 _STRING_LIMIT = 4096
 _ITEMS_LIMIT = 8192
 _INT_LIMIT = 1 << 63

@@ -10,10 +10,8 @@ from __future__ import annotations
 import enum
 
 from saferun.diagnosis.causes import gpu, network, python, resources, signals, store
-from saferun.diagnosis.causes.failure import Failure, Rule, cause, read_failure
+from saferun.diagnosis.causes.failure import Failure, Rule, cause
 from saferun.evidence import Cause
-
-__all__ = ["RULES", "Failure", "Rule", "Standing", "cause_of", "read_failure", "standing"]
 
 
 class Standing(enum.IntEnum):

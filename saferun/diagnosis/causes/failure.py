@@ -21,8 +21,6 @@ from saferun.diagnosis.tracebacks import (
 from saferun.evidence import Cause, CoreDump, Evidence, Frame, OomKill, RankOutput
 from saferun.model import RankEnd, Value
 
-__all__ = ["CRASH_SIGNALS", "Failure", "Rule", "cause", "read_failure", "shortened"]
-
 CRASH_SIGNALS = frozenset(
     {signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGSYS}
 )

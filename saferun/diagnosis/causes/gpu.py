@@ -11,16 +11,6 @@ from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
 from saferun.evidence import Cause
 
-__all__ = [
-    "busy_gpu",
-    "gpu_error",
-    "hardware_error",
-    "illegal_memory_access",
-    "missing_gpu",
-    "out_of_memory",
-    "side_assert",
-]
-
 _ILLEGAL = re.compile(
     r"an illegal memory access was encountered|(?:cuda|hip)ErrorIllegalAddress|CUDA_ERROR_ILLEGAL_ADDRESS"
     r"|Memory access fault by GPU node-\d{1,3}"

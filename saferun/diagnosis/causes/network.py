@@ -12,14 +12,6 @@ from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
 from saferun.diagnosis.collectives import rank_words
 from saferun.evidence import Cause
 
-__all__ = [
-    "collective_timeout",
-    "mismatched_collectives",
-    "nccl_error",
-    "nccl_timeout",
-    "victim",
-]
-
 # --------------------------------------------------------------------------------------------------- mismatched calls
 
 _SAME_ORDER = (

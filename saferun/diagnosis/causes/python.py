@@ -8,17 +8,6 @@ from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import first_line
 from saferun.evidence import Cause
 
-__all__ = [
-    "assertion_error",
-    "connection_lost",
-    "file_missing",
-    "import_error",
-    "python_exception",
-    "python_exit",
-    "syntax_error",
-    "usage_error",
-]
-
 _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})

@@ -12,8 +12,6 @@ from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
 from saferun.evidence import Cause
 
-__all__ = ["data_loader_worker", "exhausted", "host_oom_kill", "shared_memory"]
-
 _LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"
 _OOM_LINE = re.compile(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")
 _SCHEDULER_OOM = re.compile(r"(?:slurmstepd|srun): error: .{0,80}(?:oom[-_]kill|Out [Oo]f [Mm]emory)")

@@ -14,16 +14,6 @@ from saferun.diagnosis.causes.texts import first_line
 from saferun.evidence import Cause
 from saferun.model import signal_name
 
-__all__ = [
-    "abort",
-    "broken_pipe",
-    "crash",
-    "killed_from_outside",
-    "scheduler_timeout",
-    "sent_by_somebody",
-    "time_limit",
-]
-
 _AT_EXIT = (
     "let go of torch before Python ends: drop the DDP model, gc.collect(), then dist.destroy_process_group() at the "
     "end of the script"

@@ -11,8 +11,6 @@ from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
 from saferun.evidence import Cause
 
-__all__ = ["name_failure", "port_in_use", "store_failure"]
-
 _WERE_STARTED = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _STORE = (
     TextRule(

@@ -9,8 +9,6 @@ from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.evidence import Cause
 from saferun.model import Value
 
-__all__ = ["TextRule", "by_text", "first_line"]
-
 
 class TextRule(Value):
     """A message, and what it means.

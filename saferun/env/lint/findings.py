@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 from saferun.errors import printable
 from saferun.model import Value
-from saferun.text.redaction import REDACTED, is_secret, redacted_text
+from saferun.text.redaction import REDACTED, redacted_text
+from saferun.text.secret_names import is_secret
 
 Verdict = Literal[
     "known problem", "bad value", "contradiction", "misconception", "unknown name", "renamed", "cannot tell"

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.causes import RULES, Rule, Standing, cause_of, read_failure, standing
+from saferun.diagnosis.causes import RULES, Standing, cause_of, standing
+from saferun.diagnosis.causes.failure import Rule, read_failure
 from saferun.evidence import Cause, CoreDump, Diagnosis, Evidence, Frame, OomKill, RankOutput, ThreadStack
 from saferun.model import ExitStatus, RankEnd
 

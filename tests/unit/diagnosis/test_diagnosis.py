@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.causes import Standing, cause_of, read_failure, standing
+from saferun.diagnosis.causes import Standing, cause_of, standing
+from saferun.diagnosis.causes.failure import read_failure
 from saferun.evidence import (
     Capture,
     CollectiveCall,

@@ -30,13 +30,13 @@ from saferun.text import redaction
 from saferun.text.evidence_redaction import evidence_without_secrets
 from saferun.text.redaction import (
     REDACTED,
-    is_secret,
     redacted_arguments,
     redacted_environ,
     redacted_json,
     redacted_path,
     redacted_text,
 )
+from saferun.text.secret_names import is_secret
 from tests.unit.samples import CONFIG
 
 S = "S3CR3TVALUE"
