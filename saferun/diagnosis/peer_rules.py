@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.diagnosis.frames import Calls, last_name
-from saferun.diagnosis.sight import (
+from saferun.diagnosis.rank_view import (
     Found,
     Sight,
     is_at_work,

@@ -12,7 +12,7 @@ from saferun.diagnosis.peer_rules import (
     in_store,
     on_gpu,
 )
-from saferun.diagnosis.sight import (
+from saferun.diagnosis.rank_view import (
     Found,
     Rule,
     Sight,
