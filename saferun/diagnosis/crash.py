@@ -24,7 +24,7 @@ from saferun.diagnosis.causes.signals import time_limit
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
-from saferun.diagnosis.stacks import merge
+from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.diagnosis.troubles import Told, end_of_job, silent_lines
 from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits

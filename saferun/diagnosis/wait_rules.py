@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from saferun.diagnosis.frames import Calls, last_name, place_words
+from saferun.diagnosis.merged_stacks import WORKER_NAME, main_thread, started_in_child
 from saferun.diagnosis.peer_rules import (
     found_in_collective,
     in_backward,
@@ -27,7 +28,6 @@ from saferun.diagnosis.rank_view import (
     waits_on,
     wchan,
 )
-from saferun.diagnosis.stacks import WORKER_NAME, main_thread, started_in_child
 
 # ------------------------------------------------------------------------------------- states of the process as a whole
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode, is_native, place_words
 from saferun.diagnosis.hosts import Hosts
+from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, worker_dumps
 from saferun.diagnosis.rank_view import Found, Sight, first_found, user_frame
-from saferun.diagnosis.stacks import best_dumps, followed_threads, main_thread, worker_dumps
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, native_name, place_words
-from saferun.diagnosis.stacks import best_dumps, folded, main_thread, merge
+from saferun.diagnosis.merged_stacks import best_dumps, folded, main_thread, merge
 from saferun.evidence import Frame, StackDump, StackNode, ThreadStack
 from tests.unit.diagnosis.recorded_hangs import C10D, CWD, NAMES, SCRIPT, SITE, capture_of, dump_of, native
 from tests.unit.operations import operations
