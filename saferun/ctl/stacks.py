@@ -17,7 +17,7 @@ from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.ctl.answer import answer, answer_json
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
-from saferun.diagnosis.waiting import wait_groups
+from saferun.diagnosis.rank_waits import wait_groups
 from saferun.errors import UsageError
 from saferun.evidence import Capture, StackDump, WaitGroup
 from saferun.files.run_dir import BASE, shorter_path

@@ -25,9 +25,9 @@ from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_word
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
 from saferun.diagnosis.merged_stacks import merge
+from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.diagnosis.troubles import Told, end_of_job, silent_lines
-from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, Value, signal_name
 

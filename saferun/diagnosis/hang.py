@@ -24,8 +24,8 @@ from saferun.diagnosis.hang_classes import (
 from saferun.diagnosis.hosts import Hosts, host_words
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.peer_rules import ANY, STORE
+from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.diagnosis.troubles import lost_hosts, silent_lines
-from saferun.diagnosis.waiting import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
 from saferun.model import Value
 

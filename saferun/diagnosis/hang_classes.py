@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.diagnosis.waiting import Wait
+from saferun.diagnosis.rank_waits import Wait
 from saferun.model import Value
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.frames import UserCode
-from saferun.diagnosis.waiting import rank_waits, wait_groups
+from saferun.diagnosis.rank_waits import rank_waits, wait_groups
 from saferun.evidence import (
     Capture,
     CollectiveCall,
