@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.causes.failure import Failure, shortened
 from saferun.diagnosis.collectives import CollectiveFindings, rank_words
-from saferun.diagnosis.hosts import Hosts, addresses_in, host_words
+from saferun.diagnosis.job_hosts import Hosts, addresses_in, host_words
 from saferun.evidence import Cause, HostView, StuckLink
 from saferun.model import Value
 

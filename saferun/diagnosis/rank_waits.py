@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode, is_native, place_words
-from saferun.diagnosis.hosts import Hosts
+from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, worker_dumps
 from saferun.diagnosis.rank_view import Found, Sight, first_found, user_frame
 from saferun.diagnosis.wait_rules import RULES

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.collectives import rank_words
-from saferun.diagnosis.hosts import Hosts, host_words
+from saferun.diagnosis.job_hosts import Hosts, host_words
 from saferun.evidence import AbortReason, Cause, Evidence, HostView
 from saferun.model import Value, signal_name
 

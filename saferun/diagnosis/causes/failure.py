@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, native_name, place_words
-from saferun.diagnosis.hosts import Hosts
+from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.tracebacks import (
     CppError,
     FatalReport,
