@@ -23,11 +23,11 @@ from saferun.diagnosis.causes.gpu import gpu_kernel_lines
 from saferun.diagnosis.causes.signals import time_limit
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
 from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.job_end import Told, end_of_job, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, host_words
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
-from saferun.diagnosis.troubles import Told, end_of_job, silent_lines
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, Value, signal_name
 

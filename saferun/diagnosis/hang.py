@@ -21,11 +21,11 @@ from saferun.diagnosis.hang_classes import (
     HangClass,
     class_of,
 )
+from saferun.diagnosis.job_end import lost_hosts, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, host_words
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
-from saferun.diagnosis.troubles import lost_hosts, silent_lines
 from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
 from saferun.model import Value
 
