@@ -9,14 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis.between import (
-    NETWORK_CLASSES,
-    broken_between,
-    complaints_of,
-    link_complaints,
-    refusals,
-    wrong_interface,
-)
 from saferun.diagnosis.causes import Standing, cause_of, standing
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
@@ -26,6 +18,14 @@ from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.job_end import Told, end_of_job, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, host_words
 from saferun.diagnosis.merged_stacks import merge
+from saferun.diagnosis.network_faults import (
+    NETWORK_CLASSES,
+    broken_between,
+    complaints_of,
+    link_complaints,
+    refusals,
+    wrong_interface,
+)
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback

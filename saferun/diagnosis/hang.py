@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from saferun.diagnosis.between import broken_between, link_complaints
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.hang_classes import (
@@ -24,6 +23,7 @@ from saferun.diagnosis.hang_classes import (
 from saferun.diagnosis.job_end import lost_hosts, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, host_words
 from saferun.diagnosis.merged_stacks import merge
+from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
