@@ -47,7 +47,7 @@ MODULES = (
     "saferun.diagnosis",
     "saferun.diagnosis.crash",
     "saferun.diagnosis.hang",
-    "saferun.diagnosis.start",
+    "saferun.diagnosis.start_stage",
     "saferun.preflight.results",
     "saferun.supervisor.policy.facts",
     "saferun.launch.retry_waits",

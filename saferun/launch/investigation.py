@@ -872,7 +872,7 @@ class Investigation:
 
     def _staged(self, evidence: Evidence) -> Evidence:
         """The evidence of the whole job, with how far its start had come."""
-        from saferun.diagnosis.start import read_store_stage, stage_by_time, start_stage
+        from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 
         group = self._group
         if group is None:
@@ -889,7 +889,7 @@ class Investigation:
 
     def _own_stage(self, evidence: Evidence) -> str:
         """How far the ranks of this host had come, as far as they show it."""
-        from saferun.diagnosis.start import start_stage
+        from saferun.diagnosis.start_stage import start_stage
         from saferun.linux.start_marks import ranks_with_group
 
         ranks = self._group.ranks if self._group is not None else []

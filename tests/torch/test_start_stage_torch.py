@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from saferun.diagnosis.start import StoreStage, read_store_stage, start_stage
+from saferun.diagnosis.start_stage import StoreStage, read_store_stage, start_stage
 from saferun.evidence import Evidence, RankOutput
 from saferun.linux.start_marks import ranks_with_group
 from saferun.model import ExitStatus, RankEnd

@@ -16,7 +16,7 @@ from saferun.cluster.evidence import HostPart, HostPeer, decode_part, encode_par
 from saferun.coordinator.start_stage import Stage, read_arrived
 from saferun.coordinator.start_stage import start_stage as stage_in_store
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.start import StoreStage, read_store_stage, stage_by_time, start_stage
+from saferun.diagnosis.start_stage import StoreStage, read_store_stage, stage_by_time, start_stage
 from saferun.evidence import (
     Capture,
     CoreDump,
