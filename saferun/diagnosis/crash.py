@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.causes import Standing, cause_of, standing
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
+from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
-from saferun.diagnosis.causes.signals import time_limit
 from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.job_end import Told, end_of_job, silent_lines
