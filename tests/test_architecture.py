@@ -74,7 +74,7 @@ PURE = (
     "report/picture",
     "report/report_json",
     "report/report_text",
-    "report/text",
+    "report/console_text",
     "watchdog/__init__",
     "watchdog/job",
     "watchdog/job_detector",
@@ -167,7 +167,7 @@ NOT_AT_START = (
     "saferun.preflight.text",
     "saferun.preflight.host_messages",
     "saferun.report.report_json",
-    "saferun.report.text",
+    "saferun.report.console_text",
     "saferun.text.page",
     "saferun.watchdog",
     "shutil",
@@ -350,7 +350,7 @@ def test_the_pure_layers_touch_neither_clock_nor_system(path: Path) -> None:
 def test_every_pure_layer_is_looked_at() -> None:
     """The test above would pass on files that it does not find."""
     found = {str(path.relative_to(PACKAGE)) for path in _pure_sources()}
-    assert {"supervisor/machine.py", "diagnosis/__init__.py", "console/lines.py", "report/text.py"} <= found
+    assert {"supervisor/machine.py", "diagnosis/__init__.py", "console/lines.py", "report/console_text.py"} <= found
 
 
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:

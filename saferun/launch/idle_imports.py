@@ -54,7 +54,7 @@ MODULES = (
     # To check this host beside the ranks
     "saferun.preflight.driver",
     # To report it
-    "saferun.report.text",
+    "saferun.report.console_text",
     "saferun.text.redaction",
     "saferun.report.report_json",
     "saferun.report.report_text",

@@ -489,7 +489,7 @@ class Investigation:
             self._tell_recovery(lasted_s)
 
     def _tell_recovery(self, lasted_s: float) -> None:
-        from saferun.report.text import recovery_text
+        from saferun.report.console_text import recovery_text
 
         self._say(recovery_text(lasted_s))
         self._log.note_recovery(lasted_s)
@@ -694,7 +694,7 @@ class Investigation:
             self._guarded("report", self._log_incident, "hang", self._diagnosis, "continued", [line])
 
     def _tell_hang(self, action: ReportHang, verdict: HangVerdict, diagnosis: Diagnosis) -> None:
-        from saferun.report.text import hang_text
+        from saferun.report.console_text import hang_text
 
         self._hangs[verdict.kind] = self._hangs.get(verdict.kind, 0) + 1
         lines = hang_text(
@@ -982,7 +982,7 @@ class Investigation:
 
     def decision_words(self, diagnosis: Diagnosis, *, restarting: bool, decision: Decision | None = None) -> list[str]:
         """What the other hosts tell their users of a failed attempt."""
-        from saferun.report.text import peer_text
+        from saferun.report.console_text import peer_text
 
         words: list[str] | None = self._guarded(
             "notify the other hosts",
@@ -1019,7 +1019,7 @@ class Investigation:
         self._log.host = host
 
     def _failure_lines(self, action: ReportFailure) -> list[str]:
-        from saferun.report.text import failure_text
+        from saferun.report.console_text import failure_text
 
         diagnosis = action.diagnosis
         if self._evidence is not None and self._evidence.hang is not None:

@@ -22,6 +22,7 @@ from saferun.evidence import (
 )
 from saferun.preflight.results import HostInfo, Preflight
 from saferun.preflight.text import decision_words, table_lines
+from saferun.report.console_text import core_words, duration_words, size_words
 from saferun.report.picture import (
     WIDTH,
     frame_words,
@@ -32,7 +33,6 @@ from saferun.report.picture import (
     whole_tree_lines,
 )
 from saferun.report.report_json import Incident, Run, cores_of, first_and_last, outcome_of
-from saferun.report.text import core_words, duration_words, size_words
 from saferun.text.page import redacted_command, redacted_command_line, redacted_line
 
 LIMIT_BYTES = 4 << 20

@@ -16,9 +16,9 @@ from saferun.diagnosis import diagnose
 from saferun.diagnosis.hang import diagnose_hang
 from saferun.evidence import AbortReason, Capture, Cause, Evidence, HangVerdict, OomKill, StuckLink
 from saferun.report import report_json
+from saferun.report.console_text import failure_text, hang_text, peer_text
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
-from saferun.report.text import failure_text, hang_text, peer_text
 from tests.unit.host_samples import IN_LOAD, captured, ended, host_evidence, job, traceback_of
 from tests.unit.report.report_samples import diagnosis_of
 

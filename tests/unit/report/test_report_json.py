@@ -38,9 +38,9 @@ from saferun.evidence import (
 from saferun.model import ExitStatus, RankEnd
 from saferun.preflight.text import result_lines, table_lines
 from saferun.report import report_text
+from saferun.report.console_text import failure_text, hang_text
 from saferun.report.report_json import Incident, Run, build_report, outcome_of
 from saferun.report.report_text import build_report_text
-from saferun.report.text import failure_text, hang_text
 from saferun.text.page import redacted_line
 from tests.unit.found_samples import FINISH, RETRY, found, infos_of
 from tests.unit.report.report_checking import (

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from saferun.errors import SaferunError
 from saferun.evidence import Diagnosis, HangVerdict, RankOutput, StackNode, Traceback, WaitGroup
+from saferun.report.console_text import failure_text, hang_text, recovery_text
 from saferun.report.picture import rank_words
-from saferun.report.text import failure_text, hang_text, recovery_text
 from tests.unit.report.report_samples import (
     CORE,
     EXCEPTION_EVERYWHERE,
