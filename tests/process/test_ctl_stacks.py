@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from saferun.captures.wire import Target
-from saferun.ctl.stacks import Process, _sockets_only, find_scene, read_processes
+from saferun.ctl.live_stacks import Process, _sockets_only, find_scene, read_processes
 from saferun.errors import UsageError
 from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines, until
 
