@@ -18,7 +18,7 @@ from saferun.captures.tools import Tool
 from saferun.evidence import Frame, ThreadStack
 from saferun.model import Value
 from saferun.text.decoding import loads
-from saferun.text.shapes import fit
+from saferun.text.typed_json import fit
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from saferun.captures.pystack_core import main; sys.exit(main())"

@@ -23,7 +23,7 @@ from saferun.evidence import (
 )
 from saferun.model import JsonObject, Value
 from saferun.text.decoding import loads
-from saferun.text.shapes import fit
+from saferun.text.typed_json import fit
 
 LINE_LIMIT_BYTES = 4 << 20
 """A longer line is dropped whole."""

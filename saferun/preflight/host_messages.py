@@ -17,7 +17,7 @@ from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Pr
 from saferun.text.decoding import loads
 from saferun.text.redaction import redacted_text
 from saferun.text.secret_names import is_secret
-from saferun.text.shapes import fit
+from saferun.text.typed_json import fit
 
 __all__ = [
     "decode_endpoint",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from saferun.evidence import Evidence
 from saferun.model import Value
-from saferun.text.shapes import fit
+from saferun.text.typed_json import fit
 
 __all__ = ["HostPart", "HostPeer", "LostHost", "read_peers"]
 

@@ -11,7 +11,7 @@ from saferun.evidence import CoreDump, Evidence, Frame, GroupProgress, RankColle
 from saferun.model import Value
 from saferun.text.decoding import loads
 from saferun.text.evidence_redaction import evidence_without_secrets
-from saferun.text.shapes import fit
+from saferun.text.typed_json import fit
 
 __all__ = ["decode_part", "encode_part"]
 

@@ -22,7 +22,7 @@ from saferun.preflight.bisect import (
 )
 from saferun.preflight.bisect.halving import judge_pairs, rounds
 from saferun.text.decoding import loads
-from saferun.text.shapes import fit
+from saferun.text.typed_json import fit
 
 Fails = Callable[[Group, str], bool]
 
