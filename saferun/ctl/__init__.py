@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from saferun import __version__
 from saferun.console.stderr import tell
-from saferun.ctl import core, doctor, env, stacks
+from saferun.ctl import core, doctor, env, live_stacks
 from saferun.errors import SaferunError, UsageError
 from saferun.model import Value
 
@@ -35,7 +35,12 @@ class Verb(Value):
 VERBS: tuple[Verb, ...] = (
     Verb("doctor", doctor.WORDS, doctor.add_arguments, doctor.run, takes_more=True),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint", env.add_arguments, env.run),
-    Verb("stacks", "where the processes of a run, or any process, are in their code", stacks.add_arguments, stacks.run),
+    Verb(
+        "stacks",
+        "where the processes of a run, or any process, are in their code",
+        live_stacks.add_arguments,
+        live_stacks.run,
+    ),
     Verb("core", "the stacks in a core file", core.add_arguments, core.run),
 )
 

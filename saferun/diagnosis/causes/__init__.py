@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from saferun.diagnosis.causes import gpu, network, python, resources, signals, store
+from saferun.diagnosis.causes import communication, exhaustion, fatal_signals, gpu, python, rendezvous
 from saferun.diagnosis.causes.failure import Failure, Rule, cause
 from saferun.evidence import Cause
 
@@ -26,9 +26,9 @@ class Standing(enum.IntEnum):
 
 
 RULES: tuple[Rule, ...] = (
-    signals.sent_by_somebody,
-    resources.host_oom_kill,
-    signals.scheduler_timeout,
+    fatal_signals.sent_by_somebody,
+    exhaustion.host_oom_kill,
+    fatal_signals.scheduler_timeout,
     # In the words of an exception, Python's or C++'s.
     gpu.hardware_error,
     gpu.illegal_memory_access,
@@ -36,23 +36,23 @@ RULES: tuple[Rule, ...] = (
     gpu.out_of_memory,
     gpu.missing_gpu,
     gpu.busy_gpu,
-    network.mismatched_collectives,
-    network.nccl_timeout,
-    store.port_in_use,
-    store.name_failure,
-    network.victim,
-    network.collective_timeout,
-    resources.data_loader_worker,
-    resources.exhausted,
-    network.nccl_error,
+    communication.mismatched_collectives,
+    communication.nccl_timeout,
+    rendezvous.port_in_use,
+    rendezvous.name_failure,
+    communication.victim,
+    communication.collective_timeout,
+    exhaustion.data_loader_worker,
+    exhaustion.exhausted,
+    communication.nccl_error,
     gpu.gpu_error,
-    store.store_failure,
+    rendezvous.store_failure,
     # By how it ended.
-    signals.killed_from_outside,
-    resources.shared_memory,
-    signals.crash,
-    signals.abort,
-    signals.broken_pipe,
+    fatal_signals.killed_from_outside,
+    exhaustion.shared_memory,
+    fatal_signals.crash,
+    fatal_signals.abort,
+    fatal_signals.broken_pipe,
     python.syntax_error,
     python.import_error,
     python.usage_error,

@@ -20,7 +20,7 @@ from saferun.captures.cores import _Find, _moved, _write
 from saferun.captures.scene import Process, Scene
 from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, Request, Target, encode
 from saferun.ctl import core as ctl_core
-from saferun.ctl import stacks as ctl_stacks
+from saferun.ctl import live_stacks as ctl_stacks
 from saferun.ctl.answer import answer_json
 from saferun.errors import UsageError
 from saferun.evidence import Capture, CoreDump, Frame, ProcessSnapshot, RankCollectives, StackDump, ThreadStack
