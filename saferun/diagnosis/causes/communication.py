@@ -24,26 +24,22 @@ _DETAIL = re.compile(
 _MISMATCHES = (
     TextRule(
         "mismatched_collectives",
-        re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})"),
+        r"op\.preamble\.length <= op\.nbytes\. (\d{1,19}) vs (\d{1,19})",
         "a collective's sizes differ between ranks: {0} bytes came, where it expects {1}",
         _SAME_ORDER,
     ),
     TextRule(
         "mismatched_collectives",
-        re.compile(
-            r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size"
-            r"|distributed collective mismatch"
-        ),
+        r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size"
+        r"|distributed collective mismatch",
         "the ranks called different collectives",
         _SAME_ORDER,
         in_last_lines=True,
     ),
     TextRule(
         "mismatched_collectives",
-        re.compile(
-            r"DDP expects same model across all ranks"
-            r"|appears not to match (?:sizes|strides) of the same param in process"
-        ),
+        r"DDP expects same model across all ranks"
+        r"|appears not to match (?:sizes|strides) of the same param in process",
         "the model differs between ranks",
         "build the same model on every rank: no layer may depend on the rank or on its data",
     ),
@@ -125,41 +121,41 @@ _NCCL_DEBUG = "run it once with NCCL_DEBUG=WARN, which names the call that faile
 _NCCL = (
     TextRule(
         "nccl_error",
-        re.compile(r"Duplicate GPU detected"),
+        r"Duplicate GPU detected",
         "two ranks use the same GPU",
         "give each rank its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
     ),
     TextRule(
         "network_interface",
-        re.compile(r"no socket interface found"),
+        r"no socket interface found",
         "NCCL found no network interface to use",
         "look at NCCL_SOCKET_IFNAME: `ip addr` shows the names of this host",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_system_error",
-        re.compile(r"(?:nccl|rccl)SystemError|(?:NCCL|RCCL) error.{0,160}unhandled system error"),
+        r"(?:nccl|rccl)SystemError|(?:NCCL|RCCL) error.{0,160}unhandled system error",
         "NCCL system error",
         f"{_NCCL_DEBUG}; look at /dev/shm, at the network interface (NCCL_SOCKET_IFNAME) and at `ulimit -l`",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"ncclUnhandledCudaError|unhandled cuda error"),
+        r"ncclUnhandledCudaError|unhandled cuda error",
         "NCCL: a CUDA call failed",
         f"{_NCCL_DEBUG}; most often the GPU is out of memory, or an earlier kernel failed",
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b"),
+        r"\b((?:nccl|rccl)(?:InternalError|InvalidUsage|InvalidArgument))\b",
         "NCCL error {0}",
         _NCCL_DEBUG,
         in_last_lines=True,
     ),
     TextRule(
         "nccl_error",
-        re.compile(r"\b(?:NCCL|RCCL) [Ee]rror\b"),
+        r"\b(?:NCCL|RCCL) [Ee]rror\b",
         "NCCL error",
         _NCCL_DEBUG,
     ),
@@ -191,24 +187,20 @@ _ELSEWHERE = "look at the rank that ended first; where it was on another host, a
 _VICTIMS = (
     TextRule(
         "store_lost",
-        re.compile(
-            r"Connection was likely closed|(?:recvValue|recvVector|recvBytes|sendBytes|sendValue) failed"
-            r"|DistNetworkError.{0,200}(?:Broken pipe|Connection reset)|Remote peer closed the connection"
-            r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)"
-        ),
+        r"Connection was likely closed|(?:recvValue|recvVector|recvBytes|sendBytes|sendValue) failed"
+        r"|DistNetworkError.{0,200}(?:Broken pipe|Connection reset)|Remote peer closed the connection"
+        r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)",
         "lost its connection to the store",
         _ELSEWHERE,
         in_context=True,
     ),
     TextRule(
         "peer_lost",
-        re.compile(
-            r"Connection closed by (?:remote )?peer|(?:Read|Write|Connection) error \[.{0,120}\]:\d{1,5}: "
-            r"|gloo/.{0,120}(?:Connection reset|Broken pipe|Socket closed|Connection aborted|Connection timed out)"
-            r"|remote process exited or there was a network error|ncclRemoteError"
-            r"|socketProgress.{0,160}(?:Connection reset|Connection closed|Broken pipe)"
-            r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)"
-        ),
+        r"Connection closed by (?:remote )?peer|(?:Read|Write|Connection) error \[.{0,120}\]:\d{1,5}: "
+        r"|gloo/.{0,120}(?:Connection reset|Broken pipe|Socket closed|Connection aborted|Connection timed out)"
+        r"|remote process exited or there was a network error|ncclRemoteError"
+        r"|socketProgress.{0,160}(?:Connection reset|Connection closed|Broken pipe)"
+        r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)",
         "lost its connection to another rank",
         _ELSEWHERE,
         in_context=True,
@@ -216,11 +208,9 @@ _VICTIMS = (
     ),
     TextRule(
         "communicator_aborted",
-        re.compile(
-            r"NCCL communicator (?:was aborted|encountered error set by)"
-            r"|Observed flight recorder dump signal from another"
-            r"|Received a (?:dump|global|timeout) .{0,80}from .{0,40}rank"
-        ),
+        r"NCCL communicator (?:was aborted|encountered error set by)"
+        r"|Observed flight recorder dump signal from another"
+        r"|Received a (?:dump|global|timeout) .{0,80}from .{0,40}rank",
         "its NCCL communicator was aborted, because another rank's was",
         _ELSEWHERE,
         in_context=True,
@@ -228,9 +218,7 @@ _VICTIMS = (
     ),
     TextRule(
         "worker_stopped",
-        re.compile(
-            r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)"
-        ),
+        r"DataLoader worker \(pid(?:\(s\))? (\d{1,10})\) is killed by signal: (Terminated|Interrupt|Hangup)",
         "its data-loader worker {0} was stopped ({1})",
         "look who stopped it: a scheduler, another launcher, a person",
         in_context=True,

@@ -39,27 +39,23 @@ _MIB = 1 << 20
 _EXHAUSTED = (
     TextRule(
         "too_many_open_files",
-        re.compile(r"Too many open files|\[Errno 2[34]\]|received \d{1,6} items of ancdata|\bE[MN]FILE\b"),
+        r"Too many open files|\[Errno 2[34]\]|received \d{1,6} items of ancdata|\bE[MN]FILE\b",
         "too many open files",
         _FILES_ADVICE,
         in_context=True,
     ),
     TextRule(
         "shared_memory_exhausted",
-        re.compile(
-            r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
-            r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
-            r"|creating shared memory segment.{0,160}|BufferPool.{0,80}shm"
-        ),
+        r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
+        r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
+        r"|creating shared memory segment.{0,160}|BufferPool.{0,80}shm",
         "shared memory (/dev/shm) is full",
         _SHM_ADVICE,
         in_context=True,
     ),
     TextRule(
         "stale_file_handle",
-        re.compile(
-            r"(?:\[Errno 116\] )?Stale (?:NFS )?file handle(?:: '(.{1,200}?)'|: (/.{1,200}))?|\[Errno 116\]|\bESTALE\b"
-        ),
+        r"(?:\[Errno 116\] )?Stale (?:NFS )?file handle(?:: '(.{1,200}?)'|: (/.{1,200}))?|\[Errno 116\]|\bESTALE\b",
         lambda _, match: (
             "a file on a network file system was replaced or removed by another host (stale file handle)"
             + (f": {match[1] or match[2]}" if match[1] or match[2] else "")
@@ -69,7 +65,7 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
-        re.compile(r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$"),
+        r"(?:No space left on device|Disk quota exceeded)(?:: '(.{1,200}?)'|: (/.{1,200}))?$",
         lambda _, match: (
             f"no space left: {match[1] or match[2]}" if match[1] or match[2] else "no space left on a disk"
         ),
@@ -78,34 +74,28 @@ _EXHAUSTED = (
     ),
     TextRule(
         "disk_full",
-        re.compile(
-            r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
-            r"|database or disk is full"
-        ),
+        r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|\b(?:ENOSPC|EDQUOT)\b"
+        r"|database or disk is full",
         "no space left on a disk",
         _DISK_ADVICE,
         in_context=True,
     ),
     TextRule(
         "disk_full",
-        re.compile(
-            r"PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos|\biostream error"
-        ),
+        r"PytorchStreamWriter failed writing|inline_container\.cc:\d{1,6}\] \. unexpected pos|\biostream error",
         "torch.save could not write its file: the disk or the quota is full, in most cases",
         _DISK_ADVICE,
         in_context=True,
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(r"can't allocate memory: you tried to allocate (\d{1,20}) bytes"),
+        r"can't allocate memory: you tried to allocate (\d{1,20}) bytes",
         lambda _, match: f"the host has no memory left: tried to allocate {size_words(int(match[1]))}",
         _LESS_MEMORY,
     ),
     TextRule(
         "host_out_of_memory",
-        re.compile(
-            r"^(?:numpy\..{0,60})?(?:_Array)?MemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|Cannot allocate memory"
-        ),
+        r"^(?:numpy\..{0,60})?(?:_Array)?MemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|Cannot allocate memory",
         "the host has no memory left",
         _LESS_MEMORY,
     ),

@@ -54,7 +54,7 @@ _ANY_XID = re.compile(r"NVRM: Xid|amdgpu.{0,80}(?:page fault|GPU reset|ring .{1,
 _FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
 _DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
 _MISSING: tuple[TextRule, ...] = tuple(
-    TextRule("missing_gpu", re.compile(pattern), words, advice, in_context=True)
+    TextRule("missing_gpu", pattern, words, advice, in_context=True)
     for pattern, words, advice in (
         (
             r"invalid device ordinal|(?:cuda|hip)ErrorInvalidDevice\b",
@@ -93,9 +93,7 @@ _WHO_USES_IT = "look who uses it (nvidia-smi, rocm-smi)"
 _BUSY = (
     TextRule(
         "gpu_busy",
-        re.compile(
-            r"exclusive-thread device already in use|(?:cuda|hip)ErrorDeviceAlreadyInUse|hipErrorContextAlreadyInUse"
-        ),
+        r"exclusive-thread device already in use|(?:cuda|hip)ErrorDeviceAlreadyInUse|hipErrorContextAlreadyInUse",
         "the GPU is in exclusive mode, and another process has it",
         f"{_WHO_USES_IT}; `nvidia-smi -c 0` lets several processes use it",
         in_context=True,
@@ -103,10 +101,8 @@ _BUSY = (
     ),
     TextRule(
         "gpu_busy",
-        re.compile(
-            r"(?:CUDA|HIP|ROCm)-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"
-            r"|(?:cuda|hip)ErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE"
-        ),
+        r"(?:CUDA|HIP|ROCm)-capable device(?:\(s\)|s) (?:is/)?are busy or unavailable"
+        r"|(?:cuda|hip)ErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
         "the GPU is busy or unavailable",
         f"{_WHO_USES_IT}, whether it is in exclusive mode, and whether an MPS server holds it",
         in_context=True,
@@ -116,34 +112,32 @@ _BUSY = (
 _OTHER = (
     TextRule(
         "cuda_error",
-        re.compile(r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice"),
+        r"no kernel image is available for execution|(?:cuda|hip)ErrorNoKernelImageForDevice",
         "no code for this GPU in the program (no kernel image)",
         "install a build of torch, and of each compiled extension, that knows this GPU's architecture",
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"(CUDA|HIP) error: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})"),
+        r"(CUDA|HIP) error: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})",
         lambda _, match: f"{match[1] or match[3]} error: {match[2] or match[4]}",
         _SYNCHRONOUS,
         in_last_lines=True,
     ),
     TextRule(
         "cuda_error",
-        re.compile(
-            r"\b(CUBLAS_STATUS_[A-Z_]{1,40}|CUDNN_STATUS_[A-Z_]{1,40}|miopenStatus\w{1,40}|CUSOLVER_STATUS_\w{1,40})"
-        ),
+        r"\b(CUBLAS_STATUS_[A-Z_]{1,40}|CUDNN_STATUS_[A-Z_]{1,40}|miopenStatus\w{1,40}|CUSOLVER_STATUS_\w{1,40})",
         "a GPU library failed: {0}",
         _SYNCHRONOUS,
     ),
     TextRule(
         "cuda_error",
-        re.compile(r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'"),
+        r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'",
         "CUDA error: {0}",
         _SYNCHRONOUS,
     ),
     TextRule(
         "hip_error",
-        re.compile(r"(HSA_STATUS_ERROR_\w{1,60})"),
+        r"(HSA_STATUS_ERROR_\w{1,60})",
         "the GPU's queue was aborted: {0}",
         _SYNCHRONOUS_HIP,
         in_last_lines=True,

@@ -24,7 +24,7 @@ class TextRule(Value):
     """
 
     class_name: str
-    pattern: re.Pattern[str]
+    pattern: str
     words: str | Callable[[Failure, re.Match[str]], str]
     advice: str
     in_context: bool = False
@@ -34,7 +34,7 @@ class TextRule(Value):
 def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
     """The first of the rules that has something to say."""
     for rule in rules:
-        found = first_line(rule.pattern, _lines(failure, rule))
+        found = first_line(re.compile(rule.pattern), _lines(failure, rule))
         if found is not None:
             line, match = found
             words = rule.words
