@@ -24,9 +24,10 @@ from saferun.files.run_dir import BASE, shorter_path
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_cmdline, read_stat
 from saferun.model import JsonObject, Value
-from saferun.report.picture import group_lines, rank_words, tree_lines
+from saferun.report.picture import group_lines, tree_lines
 from saferun.text.evidence_redaction import capture_without_secrets
 from saferun.text.page import shown
+from saferun.text.wording import ranks_text
 
 _BUDGET_S = 20.0
 # Native frames take about a second a process.
@@ -356,7 +357,7 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
     count = len({dump.pid for dump in capture.stacks} | {look.pid for look in capture.processes})
-    ranks = rank_words(target.rank for target in scene.targets) if scene.has_ranks else "no rank, shown as rank 0"
+    ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "no rank, shown as rank 0"
     lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
     groups = _groups(scene, capture)
     if groups:

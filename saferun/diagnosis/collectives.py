@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
 from saferun.model import Value
 from saferun.text.decoding import loads
+from saferun.text.wording import ranks_text
 
 _EQUAL_SIZES = frozenset(
     set(
@@ -24,7 +25,6 @@ _EQUAL_SIZES = frozenset(
 _LONGEST_SIZES = 4096
 _DEFAULT_GROUP = "default_pg"
 _NAMELESS = {"", "undefined"}
-_SPANS_SHOWN = 6
 _SIZES_SHOWN = 60
 
 
@@ -253,7 +253,7 @@ class _Group:
     ) -> list[Mismatch]:
         calls = tuple((tuple(ranks), made[ranks[0]][0]) for ranks in parties)
         if len(parties[0]) == len(parties[1]):
-            told = " and ".join(f"{rank_words(ranks)} called {_call_words(call)}" for ranks, call in calls)
+            told = " and ".join(f"{ranks_text(ranks)} called {_call_words(call)}" for ranks, call in calls)
             everybody = tuple(sorted(rank for ranks in parties for rank in ranks))
             return [
                 Mismatch(self.name, seq, everybody, True, calls, f"{told} as collective {seq} of group {self.name}")
@@ -266,8 +266,8 @@ class _Group:
                 ranks,
                 False,
                 calls,
-                f"{rank_words(ranks)} called {_call_words(call)} as collective {seq} of group {self.name} "
-                f"where {rank_words(usual_ranks)} called {_call_words(usual)}",
+                f"{ranks_text(ranks)} called {_call_words(call)} as collective {seq} of group {self.name} "
+                f"where {ranks_text(usual_ranks)} called {_call_words(usual)}",
             )
             for ranks, call in calls[1:]
         ]
@@ -295,14 +295,14 @@ class _Group:
         op = self._op(seq, ahead)
         other = {wait.rank: wait for wait in reversed(waiting) if wait.rank in ranks and wait.group != self.name}
         words = (
-            f"{rank_words(ranks)} {'has' if len(ranks) == 1 else 'have'} not called {_named(seq, op)} of group "
-            f"{self.name} that {rank_words(ahead)} {_wait(ahead)} in; {'it is' if len(ranks) == 1 else 'they are'} "
+            f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not called {_named(seq, op)} of group "
+            f"{self.name} that {ranks_text(ahead)} {_wait(ahead)} in; {'it is' if len(ranks) == 1 else 'they are'} "
             f"{behind} behind"
         )
         if other:
             wait = other[min(other)]
             there = [rank for rank, its in other.items() if its[1:] == wait[1:]]
-            subject = "it" if len(ranks) == 1 else rank_words(there)
+            subject = "it" if len(ranks) == 1 else ranks_text(there)
             words += f"; {subject} {_wait(there)} in {_named(wait.seq, wait.op)} of group {wait.group}"
         return Missing(self.name, seq, op, tuple(ranks), tuple(ahead), behind, tuple(sorted(other)), words)
 
@@ -327,13 +327,13 @@ class _Group:
         waiting = tuple(sorted(rank for rank, its_seq in self._waits_in.items() if its_seq == seq))
         completed = tuple(sorted(rank for rank, progress in self.ranks.items() if progress.completed >= seq))
         op = self._op(seq, waiting)
-        told = f"{rank_words(waiting)} {_wait(waiting)} in {_named(seq, op)} of group {self.name}"
+        told = f"{ranks_text(waiting)} {_wait(waiting)} in {_named(seq, op)} of group {self.name}"
         if completed:
-            told += f", which has ended on {rank_words(completed)}"
+            told += f", which has ended on {ranks_text(completed)}"
         elif not self.unknown and self.members_known:
             told += ", which all members have called and none has completed"
         if self.unknown:
-            told += f"; nothing is known of {rank_words(self.unknown)}"
+            told += f"; nothing is known of {ranks_text(self.unknown)}"
         elif not self.members_known:
             told += "; who else belongs to the group is not known"
         return [Stuck(self.name, seq, op, waiting, completed, self.unknown, told)]
@@ -424,21 +424,6 @@ def _dimension(size: object) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
-
-
-def rank_words(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-1``, ``ranks 0, 2, 5-7``; many spans are cut short and counted."""
-    ordered = sorted(set(ranks))
-    if len(ordered) == 1:
-        return f"rank {ordered[0]}"
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    told = ", ".join("-".join(map(str, span)) for span in spans[:_SPANS_SHOWN])
-    return f"ranks {told}" + (f", … ({len(ordered)} ranks)" if len(spans) > _SPANS_SHOWN else "")
 
 
 def _wait(ranks: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from saferun.diagnosis.causes import Standing, cause_of, standing
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
-from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
+from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.job_end import Told, end_of_job, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, host_words
@@ -30,6 +30,7 @@ from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
 from saferun.model import RankEnd, Value, signal_name
+from saferun.text.wording import ranks_text
 
 # An error file is stamped in whole seconds when the exception is raised; the exit follows when the interpreter has
 # shut down. Only a difference beyond that rounding can put one failure before another.
@@ -215,7 +216,7 @@ def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Cas
     ranks = tuple(sorted({*root.cause.ranks, *alike}))
     others = [rank for rank in alike if rank != root.end.rank]
     where = f" ({host_words(hosts.of_ranks(others))})" if others and hosts.are_several else ""
-    tail = f"; {rank_words(others)}{where} failed alike" if others else ""
+    tail = f"; {ranks_text(others)}{where} failed alike" if others else ""
     return _Verdict(root.end, root.cause._replace(ranks=ranks), f"{_told(evidence, hosts, root)}{tail}")
 
 
@@ -253,7 +254,7 @@ def _early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> _Ve
     them = "it" if len(ranks) == 1 else "them"
     words = f"exit code 0 while others still needed {them}"
     head = _who_and_when(evidence, hosts, early[0], "ended")
-    more = f"; {rank_words(end.rank for end in early[1:])} likewise" if len(early) > 1 else ""
+    more = f"; {ranks_text(end.rank for end in early[1:])} likewise" if len(early) > 1 else ""
     victim = cases[0]
     cause = Cause("early_exit", words, ranks, victim.cause.proof, _EARLY_EXIT_ADVICE)
     return _Verdict(victim.end, cause, f"{head}: {words}{more}")
@@ -299,7 +300,7 @@ def _timed_out(
         # They did something else than wait for others, when those had waited too long for them.
         ranks = tuple(wait.rank for wait in idle)
         where = f" ({hosts.label(idle[0].rank)})" if hosts.are_several else ""
-        words = f"{rank_words([idle[0].rank])}{where} {idle[0].words}"
+        words = f"{ranks_text([idle[0].rank])}{where} {idle[0].words}"
         return _Verdict(root.end, cause._replace(ranks=ranks), f"{told}; meanwhile {words}")
     return _Verdict(root.end, cause._replace(ranks=()), told)
 

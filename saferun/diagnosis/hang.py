@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from saferun.diagnosis.collectives import CollectiveFindings, compare, rank_words
+from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.hang_classes import (
     ALL_ADVICE,
@@ -28,6 +28,7 @@ from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
 from saferun.model import Value
+from saferun.text.wording import ranks_text
 
 _SHOWN_WAITS = 4
 _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
@@ -138,7 +139,7 @@ class _Case:
         words = f"nothing has come from {names}"
         advice = f"look at {names}: at its ranks, at its saferun, and at the network to it"
         cause = Cause("hang_host_silent", words, ranks, "", advice)
-        return _Verdict(f"nothing has come from {names} ({rank_words(ranks)}), and all others wait in {what}", cause)
+        return _Verdict(f"nothing has come from {names} ({ranks_text(ranks)}), and all others wait in {what}", cause)
 
     def _network(self) -> _Verdict | None:
         """Everybody waits for somebody, and nobody is missing: what lies between them."""
@@ -181,7 +182,7 @@ class _Case:
         ranks = tuple(wait.rank for wait in dead)
         names = self._names(ranks)
         how = dead[0].found.what if len({wait.found.what for wait in dead}) == 1 else "each by itself"
-        peers = rank_words(wait.rank for wait in self._held_up)
+        peers = ranks_text(wait.rank for wait in self._held_up)
         what = _what_they_wait_in(self._held_up)
         headline = f"{names} {_has(ranks)} ended ({how}), and {peers} {_waits(self._held_up)} in {what}"
         cause = Cause("hang_early_exit", f"ended ({how}) while others wait for it", ranks, "", CLASSES["dead"].advice)
@@ -246,14 +247,14 @@ class _Case:
         if name == "hang_unknown" and self._missing_words(culprits):
             name = "hang_missing_collective"
         at = f" at {first.place}" if first.place else ""
-        advice = cause_class.advice.format(at=at, what=first.found.what or "it", ranks=rank_words(ranks))
+        advice = cause_class.advice.format(at=at, what=first.found.what or "it", ranks=ranks_text(ranks))
         return _Verdict(
             headline, Cause(name, first.found.words, ranks, proof or self._kernel_words(first), advice, first.place)
         )
 
     def _keeps(self, ranks: Sequence[int], peers: Sequence[Wait]) -> str:
         """What the culprits owe the others."""
-        who = rank_words(wait.rank for wait in peers)
+        who = ranks_text(wait.rank for wait in peers)
         what = _what_they_wait_in(peers)
         kinds = {wait.found.kind for wait in peers}
         if kinds == {"collective"} and len({wait.found.what for wait in peers}) == 1 and self._can_be_called(what):
@@ -284,7 +285,7 @@ class _Case:
         ordered = sorted(parties.values(), key=len)
         if recorded or len(ordered) < 2 or ANY in parties or not all(map(self._can_be_called, parties)):  # noqa: PLR2004
             return None
-        sides = [f"{rank_words(wait.rank for wait in side)} in {side[0].found.what}" for side in reversed(ordered)]
+        sides = [f"{ranks_text(wait.rank for wait in side)} in {side[0].found.what}" for side in reversed(ordered)]
         is_tie = len(ordered[0]) == len(ordered[1])
         culprits = self._held_up if is_tie else ordered[0]
         ranks = tuple(sorted(wait.rank for wait in culprits))
@@ -361,7 +362,7 @@ def _blind_spots(evidence: Evidence, waits: Sequence[Wait]) -> Iterable[str]:
             if dumps and not any(dump.threads for dump in dumps):
                 why.setdefault(dumps[0].failure or "nothing was found", []).append(wait.rank)
     for failure, ranks in why.items():
-        yield f"no stacks of {rank_words(ranks)}: {failure}"
+        yield f"no stacks of {ranks_text(ranks)}: {failure}"
     if not any(wait.found.kind == "collective" for wait in waits):
         return
     why.clear()
@@ -369,7 +370,7 @@ def _blind_spots(evidence: Evidence, waits: Sequence[Wait]) -> Iterable[str]:
         if one.failure:
             why.setdefault(one.failure, []).append(one.rank)
     for failure, ranks in why.items():
-        yield f"no Flight Recorder of {rank_words(ranks)}: {failure}"
+        yield f"no Flight Recorder of {ranks_text(ranks)}: {failure}"
 
 
 def _taken(dumps: Iterable[StackDump]) -> dict[int, list[StackDump]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis.causes.failure import shortened
-from saferun.diagnosis.collectives import rank_words
 from saferun.diagnosis.job_hosts import Hosts, host_words
 from saferun.evidence import AbortReason, Cause, Evidence, HostView
 from saferun.model import Value, signal_name
+from saferun.text.wording import ranks_text
 
 _MOST_LOST = 4
 
@@ -98,7 +98,7 @@ def lost_hosts(evidence: Evidence, hosts: Hosts) -> Told | None:
     advice = loss.advice.format(host=host_words(lost), leader=evidence.host)
     proof = _proof(first.lost_message, loss)
     if len(lost) == 1:
-        head = f"{first.label} is lost" + (f" ({rank_words(ranks)})" if ranks else "")
+        head = f"{first.label} is lost" + (f" ({ranks_text(ranks)})" if ranks else "")
         cause = Cause(loss.class_name, loss.words, ranks, proof, advice)
         return Told(cause, f"{head}: {loss.words}")
     each = "; ".join(f"{host.label}: {_LOSSES.get(host.lost_reason, loss).words}" for host in lost[:_MOST_LOST])
@@ -127,7 +127,7 @@ def silent_lines(hosts: Hosts, headline: str) -> list[str]:
         lines = []
     unheard = [host for host in hosts.all if not host.has_evidence and not host.lost_reason]
     if unheard and f"nothing has come from {host_words(unheard)}" not in headline:
-        ranks = rank_words(rank for host in unheard for rank in host.ranks)
+        ranks = ranks_text(rank for host in unheard for rank in host.ranks)
         lines.append(f"nothing has come from {host_words(unheard)} ({ranks})")
     return lines
 

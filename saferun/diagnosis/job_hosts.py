@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from saferun.diagnosis.collectives import rank_words
 from saferun.evidence import Evidence, HostView, OomKill
 from saferun.model import RankEnd
+from saferun.text.wording import ranks_text
 
 _SHOWN_HOSTS = 4
 # 10.0.0.2:29500, [10.0.0.2]:40123, [::ffff:10.0.0.2]:55768, (10.0.0.2, 29500)
@@ -90,11 +90,11 @@ class Hosts:
         if len(ranks) > 1 and len(ranks) == count:
             return "all ranks" if self.are_several else f"all ranks of {self._evidence.host}"
         if not self.are_several:
-            return f"{rank_words(ranks)} ({self._evidence.host})"
+            return f"{ranks_text(ranks)} ({self._evidence.host})"
         theirs = self.of_ranks(ranks)
         if len(theirs) == 1 and len(ranks) > 1 and set(theirs[0].ranks) <= set(ranks):
-            return f"all ranks of {theirs[0].label} ({rank_words(ranks)})"
-        return f"{rank_words(ranks)} ({host_words(theirs)})" if theirs else rank_words(ranks)
+            return f"all ranks of {theirs[0].label} ({ranks_text(ranks)})"
+        return f"{ranks_text(ranks)} ({host_words(theirs)})" if theirs else ranks_text(ranks)
 
     def of_ranks(self, ranks: Iterable[int]) -> list[HostView]:
         """The hosts of some ranks, each once."""

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.causes.failure import Failure, shortened
-from saferun.diagnosis.collectives import CollectiveFindings, rank_words
+from saferun.diagnosis.collectives import CollectiveFindings
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, host_words
 from saferun.evidence import Cause, HostView, StuckLink
 from saferun.model import Value
+from saferun.text.wording import ranks_text
 
 NETWORK_CLASSES = frozenset({"network_between_hosts", "network_cut", "network_interface"})
 """Causes that no rank brings about."""
@@ -221,5 +222,5 @@ def _nowhere(findings: CollectiveFindings, hosts: Hosts) -> Broken | None:
 def _broken(class_name: str, words: str, hosts: Sequence[HostView], proof: str, advice: str) -> Broken:
     ranks = hosts[0].ranks if len(hosts) == 1 else ()
     cause = Cause(class_name, words, ranks, proof, advice.format(hosts=host_words(hosts)))
-    tail = f" ({rank_words(ranks)})" if ranks else ""
+    tail = f" ({ranks_text(ranks)})" if ranks else ""
     return Broken(cause, f"{words}{tail}")

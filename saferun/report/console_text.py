@@ -9,16 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from saferun.evidence import CoreDump, Diagnosis, HangVerdict, HostView, Traceback, WaitGroup
 from saferun.model import RankEnd
-from saferun.report.picture import (
-    WIDTH,
-    frame_words,
-    group_lines,
-    is_user_code,
-    rank_ranges,
-    rank_words,
-    tree_lines,
-)
+from saferun.report.picture import WIDTH, frame_words, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.page import shown
+from saferun.text.wording import duration_text, ranks_text, size_text
 
 _MOST_LINES = 39
 _QUOTED_LINES = 12
@@ -35,8 +28,6 @@ _FINDINGS = 4
 _SEVERAL = 2
 _SHOWN_HOSTS = 4
 _PEER_LINE_BYTES = 1024
-_DECIMALS_BELOW_S = 10.0
-_SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def failure_text(
@@ -170,25 +161,12 @@ def _within_bytes(line: str) -> str:
 
 def recovery_text(lasted_s: float) -> str:
     """What the user reads when a job that hung moves again. ``lasted_s``: seconds since it last did."""
-    return f"saferun: job resumed after {duration_words(lasted_s)}"
-
-
-def duration_words(seconds: float) -> str:
-    """``312 s``, ``4.2 s``."""
-    return f"{seconds:.1f} s" if seconds < _DECIMALS_BELOW_S else f"{seconds:.0f} s"
-
-
-def size_words(size_bytes: int) -> str:
-    """``1.2 GiB``."""
-    for unit, factor in _SIZES:
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes} bytes"
+    return f"saferun: job resumed after {duration_text(lasted_s)}"
 
 
 def core_words(core: CoreDump) -> str:
     """What became of a core, in one line; empty where there is nothing to be said."""
-    size = f" ({size_words(core.size_bytes)})" if core.size_bytes > 0 else ""
+    size = f" ({size_text(core.size_bytes)})" if core.size_bytes > 0 else ""
     failure = f": {shown(core.failure)}" if core.failure else ""
     if core.path and core.kept:
         return f"kept in {shown(core.path)}{size}{failure}"
@@ -311,18 +289,18 @@ def _fate_lines(diagnosis: Diagnosis) -> list[str]:
     if others:
         lines.append(f"  failed after it: {_failures(others, diagnosis.hosts)}")
     if victims:
-        lines.append(f"  failed because of it: {rank_words(victims)}{_on(diagnosis.hosts, victims)}")
+        lines.append(f"  failed because of it: {ranks_text(victims)}{_on(diagnosis.hosts, victims)}")
     if diagnosis.stopped:
         lines.append(
-            f"  stopped because of it: {rank_words(diagnosis.stopped)}{_on(diagnosis.hosts, diagnosis.stopped)}"
+            f"  stopped because of it: {ranks_text(diagnosis.stopped)}{_on(diagnosis.hosts, diagnosis.stopped)}"
         )
     if diagnosis.abandoned:
         lines.append(
-            f"  could not be killed (uninterruptible, state D): local {rank_words(diagnosis.abandoned)}; left behind"
+            f"  could not be killed (uninterruptible, state D): local {ranks_text(diagnosis.abandoned)}; left behind"
         )
     if diagnosis.abandoned_ranks:
         where = _on(diagnosis.hosts, diagnosis.abandoned_ranks)
-        names = f"{rank_words(diagnosis.abandoned_ranks)}{where}"
+        names = f"{ranks_text(diagnosis.abandoned_ranks)}{where}"
         lines.append(f"  could not be killed (uninterruptible, state D): {names}; left behind")
     return lines
 
@@ -331,7 +309,7 @@ def _failures(ends: Iterable[RankEnd], hosts: Sequence[HostView]) -> str:
     by_words: dict[str, list[int]] = {}
     for end in ends:
         by_words.setdefault(end.status.description, []).append(end.rank)
-    return shown("; ".join(f"{rank_words(ranks)}{_on(hosts, ranks)} ({words})" for words, ranks in by_words.items()))
+    return shown("; ".join(f"{ranks_text(ranks)}{_on(hosts, ranks)} ({words})" for words, ranks in by_words.items()))
 
 
 def _on(hosts: Sequence[HostView], ranks: Iterable[int]) -> str:
@@ -361,8 +339,8 @@ def _core_lines(core: CoreDump | None) -> list[str]:
 
 
 def _verdict_words(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = ()) -> str:
-    ranks = f"{rank_words(verdict.ranks, 60)}{_on(hosts, verdict.ranks)}"
-    lasted = duration_words(verdict.quiet_s)
+    ranks = f"{ranks_text(verdict.ranks, 60)}{_on(hosts, verdict.ranks)}"
+    lasted = duration_text(verdict.quiet_s)
     match verdict.kind:
         case "quiescent":
             words = f"no rank has made progress for {lasted} (CPU, I/O, output)"
@@ -388,6 +366,6 @@ def _next_step(verdict: HangVerdict, on_hang: str, next_s: float | None) -> str:
         return "stopping all ranks (--on-hang stop)"
     if verdict.certain and on_hang == "restart":
         return "stopping all ranks, to start them again (--on-hang restart)"
-    look = f"next hang check in {duration_words(next_s)}" if next_s is not None else "no further hang checks"
+    look = f"next hang check in {duration_text(next_s)}" if next_s is not None else "no further hang checks"
     why = "(--on-hang report)" if on_hang == "report" else "(suspected hangs are only reported)"
     return f"job left running; {look} {why}"

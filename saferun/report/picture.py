@@ -12,6 +12,7 @@ from saferun.diagnosis.frames import UserCode, file_name, is_native, native_name
 from saferun.evidence import Frame, StackNode, WaitGroup
 from saferun.model import Value
 from saferun.text.page import shown
+from saferun.text.wording import rank_spans
 
 WIDTH = 120
 """Columns that a picture may have."""
@@ -46,7 +47,7 @@ def cut_in_middle(text: str, width: int) -> str:
 
 def rank_ranges(ranks: Iterable[int], width: int = _LONGEST_LABEL) -> str:
     """``rank 3``; ``ranks 0-5,7 (7)``; ``ranks 0,2,4,… (32)`` where all of them would be wider than ``width``."""
-    spans, count = _spans(ranks)
+    spans, count = rank_spans(ranks)
     if count == 0:
         return "no rank"
     if count == 1:
@@ -61,29 +62,6 @@ def rank_ranges(ranks: Iterable[int], width: int = _LONGEST_LABEL) -> str:
             words = f"{words},{span}"
         words += ",…"
     return f"ranks {words}{tail}"
-
-
-def rank_words(ranks: Iterable[int], width: int = 90) -> str:
-    """``rank 3``; ``ranks 0-2, 5``; ``ranks 0, 2, … (500)`` where all of them would be wider than ``width``."""
-    spans, count = _spans(ranks)
-    if count <= 1:
-        return f"rank {spans[0]}" if spans else "no rank"
-    words = ", ".join(spans)
-    if len(words) > width:
-        room = width - len(f", … ({count})")
-        words = f"{words[: room + 2].rpartition(', ')[0] or spans[0]}, … ({count})"
-    return f"ranks {words}"
-
-
-def _spans(ranks: Iterable[int]) -> tuple[list[str], int]:
-    ordered = sorted(set(ranks))
-    spans: list[list[int]] = []
-    for rank in ordered:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return [str(low) if low == high else f"{low}-{high}" for low, high in spans], len(ordered)
 
 
 def is_user_code(frame: Frame) -> bool:

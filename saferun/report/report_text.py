@@ -22,18 +22,11 @@ from saferun.evidence import (
 )
 from saferun.preflight.results import HostInfo, Preflight
 from saferun.preflight.text import decision_words, table_lines
-from saferun.report.console_text import core_words, duration_words, size_words
-from saferun.report.picture import (
-    WIDTH,
-    frame_words,
-    group_lines,
-    group_words,
-    rank_ranges,
-    rank_words,
-    whole_tree_lines,
-)
+from saferun.report.console_text import core_words
+from saferun.report.picture import WIDTH, frame_words, group_lines, group_words, rank_ranges, whole_tree_lines
 from saferun.report.report_json import Incident, Run, cores_of, first_and_last, outcome_of
 from saferun.text.page import redacted_command, redacted_command_line, redacted_line
+from saferun.text.wording import duration_text, ranks_text, size_text
 
 LIMIT_BYTES = 4 << 20
 """How large the report is at most."""
@@ -180,7 +173,7 @@ def _followed_words(incident: Incident) -> str:
     followed = outcome_of(incident)
     if followed == "recovered":
         after_s = incident.recovered_after_s
-        return f"job resumed{f' after {duration_words(after_s)}' if after_s is not None else ''}"
+        return f"job resumed{f' after {duration_text(after_s)}' if after_s is not None else ''}"
     return _FOLLOWED[followed]
 
 
@@ -190,7 +183,7 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
         yield f"  class: {cause.class_name}"
         yield f"  words: {cause.message}"
         if cause.ranks:
-            yield f"  of: {rank_words(cause.ranks, _WIDEST)}"
+            yield f"  of: {ranks_text(cause.ranks, _WIDEST)}"
         if cause.location:
             yield f"  at: {cause.location}"
         if cause.proof:
@@ -199,16 +192,16 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
             yield f"  advice: {cause.advice}"
     if verdict is not None:
         certain = "certain" if verdict.certain else "suspected"
-        lasted = duration_words(verdict.quiet_s)
-        yield f"  verdict: {verdict.kind} ({certain}), {rank_words(verdict.ranks, _WIDEST)}, for {lasted}"
+        lasted = duration_text(verdict.quiet_s)
+        yield f"  verdict: {verdict.kind} ({certain}), {ranks_text(verdict.ranks, _WIDEST)}, for {lasted}"
         if verdict.busy:
-            yield f"  busy: {rank_words(verdict.busy, _WIDEST)}"
+            yield f"  busy: {ranks_text(verdict.busy, _WIDEST)}"
 
 
 def _host_line(host: HostView) -> str:
     lost = f", lost ({host.lost_reason}): {host.lost_message}" if host.lost_reason else ""
     part = "" if host.has_evidence else ", nothing has come from it"
-    unkilled = f", could not be killed: {rank_words(host.abandoned_ranks)}" if host.abandoned_ranks else ""
+    unkilled = f", could not be killed: {ranks_text(host.abandoned_ranks)}" if host.abandoned_ranks else ""
     addresses = f" ({', '.join(host.addresses[:_MOST_NAMES])})" if host.addresses else ""
     return f"  {host.label}{addresses}: {rank_ranges(host.ranks, 200)}{lost}{part}{unkilled}"
 
@@ -238,13 +231,13 @@ def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, st
         ]
         clock = f" at {end.clock}" if end.clock else ""
         note = f" ({', '.join(notes)})" if notes else ""
-        after = duration_words(end.at - evidence.started_at)
+        after = duration_text(end.at - evidence.started_at)
         who = f"rank {end.rank}{places.get(end.rank, '')}, pid {end.pid}"
         yield f"  {who}: {end.status.description}{clock}, {after} after the start{note}"
     if diagnosis.abandoned:
-        yield f"  could not be killed: local {rank_words(diagnosis.abandoned, _WIDEST)}"
+        yield f"  could not be killed: local {ranks_text(diagnosis.abandoned, _WIDEST)}"
     if diagnosis.abandoned_ranks:
-        yield f"  could not be killed: {rank_words(diagnosis.abandoned_ranks, _WIDEST)}"
+        yield f"  could not be killed: {ranks_text(diagnosis.abandoned_ranks, _WIDEST)}"
 
 
 def _traceback_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -277,7 +270,7 @@ def _process_line(look: ProcessSnapshot, places: Mapping[int, str]) -> str:
         *([f"traced by pid {look.tracer_pid}"] if look.tracer_pid else []),
         *(["its core is being written"] if look.core_dumping else []),
         f"{look.threads} thread{'' if look.threads == 1 else 's'}",
-        size_words(look.rss_bytes),
+        size_text(look.rss_bytes),
         f"{look.cpu_s:.1f} s of CPU time",
     ]
     return f"{', '.join(parts)}: {redacted_command_line(look.command)}"
@@ -334,7 +327,7 @@ def _owners(threads: Sequence[tuple[StackDump, ThreadStack]]) -> str:
         ranks,
         *([f"thread {names}"] if names else []),
         *([f"in {below}"] if below else []),
-        *([f"the GIL is held by {rank_words(locked)}"] if locked else []),
+        *([f"the GIL is held by {ranks_text(locked)}"] if locked else []),
         *([f"by {tools}"] if tools else []),
     ]
     return ", ".join(parts)
@@ -367,8 +360,8 @@ def _core_lines(cores: Sequence[CoreDump]) -> Iterator[str]:
 def _oom_lines(oom: OomKill | None) -> Iterator[str]:
     if oom is None:
         return
-    limit = f", limit {size_words(oom.limit_bytes)}" if oom.limit_bytes else ""
-    used = f", the killed process used {size_words(oom.rss_bytes)}" if oom.rss_bytes else ""
+    limit = f", limit {size_text(oom.limit_bytes)}" if oom.limit_bytes else ""
+    used = f", the killed process used {size_text(oom.rss_bytes)}" if oom.rss_bytes else ""
     pids = f", pids {', '.join(map(str, oom.pids[:50]))}" if oom.pids else ""
     where = f" on {oom.host}" if oom.host else ""
     yield (

@@ -9,8 +9,8 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
-from saferun.diagnosis.collectives import rank_words
 from saferun.evidence import Cause
+from saferun.text.wording import ranks_text
 
 # --------------------------------------------------------------------------------------------------- mismatched calls
 
@@ -105,7 +105,7 @@ def collective_timeout(failure: Failure) -> Cause | None:
     found = first_line(_BARRIER, failure.said)
     if found is not None:
         ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
-        words = f"{rank_words(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
+        words = f"{ranks_text(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
         return cause(failure, "collective_timeout", words, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
     found = first_line(_GLOO_TIMEOUT, failure.said)
     if found is not None:

@@ -11,6 +11,7 @@ import signal
 from saferun.diagnosis.causes.failure import Failure, cause
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
 from saferun.evidence import Cause
+from saferun.text.wording import size_text
 
 _LESS_MEMORY = "use fewer data-loader workers or ranks a host, load less at once, or ask for more memory"
 _OOM_LINE = re.compile(r"(?:Killed process|oom-kill:.{0,400}[,:]pid=) ?(\d{1,10})\b")
@@ -31,9 +32,6 @@ _DISK_ADVICE = "make room (df -h, df -i, quota), or write elsewhere"
 _FILES_ADVICE = (
     "raise `ulimit -n`, close what is opened, or call torch.multiprocessing.set_sharing_strategy('file_system')"
 )
-
-_GIB = 1 << 30
-_MIB = 1 << 20
 
 # The more special first: shared memory that is full is told in the words of a full disk.
 _EXHAUSTED = (
@@ -90,7 +88,7 @@ _EXHAUSTED = (
     TextRule(
         "host_out_of_memory",
         r"can't allocate memory: you tried to allocate (\d{1,20}) bytes",
-        lambda _, match: f"the host has no memory left: tried to allocate {size_words(int(match[1]))}",
+        lambda _, match: f"the host has no memory left: tried to allocate {size_text(int(match[1]))}",
         _LESS_MEMORY,
     ),
     TextRule(
@@ -100,13 +98,6 @@ _EXHAUSTED = (
         _LESS_MEMORY,
     ),
 )
-
-
-def size_words(size_bytes: int) -> str:
-    """``61.5 GiB``."""
-    if size_bytes < _GIB:
-        return f"{size_bytes / _MIB:.3g} MiB"
-    return f"{size_bytes / _GIB:.3g} GiB" if size_bytes < 1000 * _GIB else f"{size_bytes / _GIB:.0f} GiB"
 
 
 def host_oom_kill(failure: Failure) -> Cause | None:
@@ -130,9 +121,9 @@ def host_oom_kill(failure: Failure) -> Cause | None:
         return None
     limits: list[str] = []
     if oom is not None and told:
-        limits += [f"{oom.scope} limit {size_words(oom.limit_bytes)}"] if oom.limit_bytes else []
+        limits += [f"{oom.scope} limit {size_text(oom.limit_bytes)}"] if oom.limit_bytes else []
         is_it = not oom.pids or pid in oom.pids
-        limits += [f"it used {size_words(oom.rss_bytes)}"] if oom.rss_bytes and is_it else []
+        limits += [f"it used {size_text(oom.rss_bytes)}"] if oom.rss_bytes and is_it else []
     known = f" ({', '.join(limits)})" if limits else ""
     words = f"{who}killed by the kernel's OOM killer{known}"
     source = oom.source if oom is not None and told else ""

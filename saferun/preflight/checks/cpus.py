@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import count_words, list_of_numbers
+from saferun.preflight.checks.reading import list_of_numbers
 from saferun.preflight.results import CheckResult, Pairs
+from saferun.text.wording import count_text
 
 # A job that a scheduler started has the processors that it was granted, and one that forgot to ask has one.
 _SCHEDULERS = ("SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PBS_JOBID", "LSB_JOBID")
@@ -29,13 +30,13 @@ def check_cpus(context: CheckContext) -> CheckResult:
     )
     if not allowed or not online:
         return CheckResult("cpus", "ok", "the number of processors is not known", facts=facts)
-    words = f"the ranks may use {count_words(allowed, 'processor')} of {online}"
+    words = f"the ranks may use {count_text(allowed, 'processor')} of {online}"
     # A quota is how containers are kept small; ranks that only launch kernels need a processor each.
     few_by_affinity = allowed < context.nproc <= online
     few_by_quota = quota is not None and quota < context.nproc <= online and context.vendor != "none"
     if few_by_affinity and (context.vendor != "none" or any(name in context.environ for name in _SCHEDULERS)):
         words = (
-            f"{count_words(context.nproc, 'rank')} may use {count_words(allowed, 'processor')} of this host's {online}"
+            f"{count_text(context.nproc, 'rank')} may use {count_text(allowed, 'processor')} of this host's {online}"
         )
         hint = (
             f"ask for more: srun --cpus-per-task={context.nproc} (or more), mpirun --bind-to none, docker --cpuset-cpus"

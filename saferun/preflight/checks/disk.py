@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, own_path, size_words
+from saferun.preflight.checks.reading import MIB, own_path
 from saferun.preflight.results import CheckResult, Pairs
+from saferun.text.wording import size_text
 
 # Less than this is what is left of a full disk. torch.compile's and Triton's caches take some ten megabytes, and so do
 # the logs of a few ranks; checkpoints are the script's own business, and nobody knows how large they get.
@@ -39,7 +40,7 @@ def check_disk(context: CheckContext) -> CheckResult:
             continue
         devices.add(device)
         if free_bytes < min(_LITTLE_BYTES, status.f_blocks * status.f_frsize * _LITTLE_SHARE):
-            troubles.append(f"{directory} ({name}) has {size_words(free_bytes)} free")
+            troubles.append(f"{directory} ({name}) has {size_text(free_bytes)} free")
         elif status.f_files and status.f_favail < _FEW_INODES:
             troubles.append(f"{directory} ({name}) takes {status.f_favail} more files (no free inodes)")
     pairs: Pairs = tuple(facts)

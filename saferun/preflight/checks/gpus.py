@@ -16,9 +16,10 @@ from typing import Any
 from saferun.linux.gpus import gpu_vendor
 from saferun.model import JsonObject, Value
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import GIB, MIB, count_words, size_words, version_numbers
+from saferun.preflight.checks.reading import GIB, MIB, version_numbers
 from saferun.preflight.checks.versions import read_versions
 from saferun.preflight.results import CheckResult
+from saferun.text.wording import count_text, size_text
 
 # Without persistence mode the driver initialises every GPU anew for whoever asks first: a second or two for each.
 DRIVER_TIMEOUT_S = 15.0
@@ -118,7 +119,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
     ]
     if not faults:
         names = " and ".join(sorted({str(gpu["name"]) for gpu in gpus if gpu.get("name")})[:3])
-        words = f"{count_words(len(gpus), 'GPU')}{f' ({names})' if names else ''}"
+        words = f"{count_text(len(gpus), 'GPU')}{f' ({names})' if names else ''}"
         if content.get("failure"):
             return CheckResult("gpus", "skipped", f"the GPUs are not known: {content['failure']}", facts=tuple(facts))
         return CheckResult("gpus", "ok", words, facts=tuple(facts))
@@ -196,7 +197,7 @@ def _count_faults(context: CheckContext, visible: Sequence[int] | None, *, serve
         return
     # None at all is a decision: ranks on the processors.
     if 0 < len(visible) < context.nproc:
-        words = f"{context.nproc} ranks have {count_words(len(visible), 'GPU')} between them"
+        words = f"{context.nproc} ranks have {count_text(len(visible), 'GPU')} between them"
         hidden = [name for name in _MASKS if name in context.environ]
         also = f", or look at {' and '.join(hidden)}" if hidden else ""
         hint = f"pass --nproc-per-node {len(visible)}{also}; NCCL refuses two ranks on one GPU"
@@ -222,7 +223,7 @@ def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
         yield _Fault(f"{name} has memory pages to be retired at the next reset", reset)
     if count := gpu.get("ecc_uncorrected"):
         yield _Fault(
-            f"{name} has had {count_words(count, 'uncorrectable memory error')}",
+            f"{name} has had {count_text(count, 'uncorrectable memory error')}",
             f"{reset}; if they come again, {replace}",
         )
     if wanted := gpu.get("recovery"):
@@ -261,12 +262,12 @@ def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
         return _Use(f"{name} is for one process at a time, and {_who(processes[:1], old_pids)} has it", is_ours)
     if processes and (held >= max(_NOTABLE_BYTES, total * _NOTABLE_SHARE) or is_ours):
         largest = sorted(processes, key=lambda one: -(one.get("memory_bytes") or 0))
-        size = f"{size_words(held)} of its {size_words(total)}" if total else size_words(held)
+        size = f"{size_text(held)} of its {size_text(total)}" if total else size_text(held)
         return _Use(
             f"{name} is in use: {_who(largest, old_pids)} {'hold' if len(largest) > 1 else 'holds'} {size}", is_ours
         )
     if not processes and old_pids and total and in_use >= total * _UNOWNED_SHARE:
-        words = f"{size_words(in_use)} of {name}'s {size_words(total)} have not been given back yet"
+        words = f"{size_text(in_use)} of {name}'s {size_text(total)} have not been given back yet"
         return _Use(words, is_ours=True)
     return None
 

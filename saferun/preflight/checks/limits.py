@@ -11,8 +11,9 @@ import threading
 from saferun.linux.procfs import parse_stat
 from saferun.linux.small_files import list_directory, read_bytes, read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, count_words, is_switched_on, size_words
+from saferun.preflight.checks.reading import MIB, is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
+from saferun.text.wording import count_text, size_text
 
 _UNLIMITED = -1
 # Python with torch and its libraries has some forty files open before it does anything, gloo and NCCL some sockets for
@@ -41,13 +42,13 @@ def check_open_files(context: CheckContext) -> CheckResult:
     own = _OWN_FILES + _OWN_FILES_PER_RANK * context.nproc
     hint = _raise_hint("-n", 65536, hard, "--ulimit nofile=65536", "LimitNOFILE=")
     if hard is not None and hard != _UNLIMITED and hard < own:
-        words += f", at most, and saferun takes up to {own} for {count_words(context.nproc, 'rank')}"
+        words += f", at most, and saferun takes up to {own} for {count_text(context.nproc, 'rank')}"
         return CheckResult("open_files", "warn", words, hint, facts, class_name="too_many_open_files")
     world_size = context.nproc * max(len(context.hosts), 1)
     # A full mesh, as gloo builds it, is a connection to every other rank.
     needed = max(_FEW_FILES, _OWN_FILES + world_size)
     if soft < needed:
-        words += f", and {count_words(world_size, 'rank')} may need more"
+        words += f", and {count_text(world_size, 'rank')} may need more"
         return CheckResult("open_files", "warn", words, hint, facts, class_name="too_many_open_files")
     return CheckResult("open_files", "ok", words, facts=facts)
 
@@ -79,7 +80,7 @@ def check_processes(context: CheckContext) -> CheckResult:
         words += f", and there are to be {context.nproc} ranks"
         return CheckResult("processes", "fail", words, hint, facts)
     if room < _THREADS_PER_RANK * context.nproc:
-        words += f", and {count_words(context.nproc, 'rank')} may need {_THREADS_PER_RANK * context.nproc}"
+        words += f", and {count_text(context.nproc, 'rank')} may need {_THREADS_PER_RANK * context.nproc}"
         return CheckResult("processes", "warn", words, hint, facts)
     return CheckResult("processes", "ok", words, facts=facts)
 
@@ -90,7 +91,7 @@ def check_locked_memory(context: CheckContext) -> CheckResult:
     facts = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
     words = "locked memory is not limited"
     if soft is not None and soft != _UNLIMITED:
-        words = f"a process may lock {size_words(soft)} of memory"
+        words = f"a process may lock {size_text(soft)} of memory"
     if soft is None or soft == _UNLIMITED or soft >= _LITTLE_LOCKED_BYTES:
         return CheckResult("locked_memory", "ok", words, facts=facts)
     devices = list_directory(context.path("sys/class/infiniband"))

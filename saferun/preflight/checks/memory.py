@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, count_words, size_words
+from saferun.preflight.checks.reading import MIB
 from saferun.preflight.results import CheckResult, Pairs
+from saferun.text.wording import count_text, size_text
 
 # What a rank takes that imports torch and joins a process group, before it does anything: about 225 MB with a build for
 # CPUs, several times that with one for CUDA.
@@ -34,10 +35,10 @@ def check_memory(context: CheckContext) -> CheckResult:
     if not rooms:
         return CheckResult("memory", "ok", "free memory is not known", facts=facts)
     room, whose, hint = min(rooms)
-    words = f"{whose} {size_words(room)} of memory"
+    words = f"{whose} {size_text(room)} of memory"
     needed = _RANK_BYTES * context.nproc
     if context.python and room < needed:
-        words += f", and {count_words(context.nproc, 'rank')} that import torch need {size_words(needed)}"
+        words += f", and {count_text(context.nproc, 'rank')} that import torch need {size_text(needed)}"
         return CheckResult("memory", "warn", words, hint, facts, class_name="host_out_of_memory")
     return CheckResult("memory", "ok", words, facts=facts)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import count_words
 from saferun.preflight.results import CheckResult
+from saferun.text.wording import count_text
 
 _CONFIG_BYTES = 4096
 _EXTENDED = 0x100  # where the list of extended capabilities begins
@@ -47,7 +47,7 @@ def check_platform(context: CheckContext) -> CheckResult:
         *((("numa_balancing", balancing),) if balancing else ()),
     ]
     pairs = tuple(facts)
-    gpus = count_words(len(addresses), "GPU")
+    gpus = count_text(len(addresses), "GPU")
     # A virtual machine needs both, and its host has seen to them.
     if is_virtual or not (translated or redirecting):
         hint = "AMD recommends `sysctl kernel.numa_balancing=0`" if context.vendor == "amd" and balancing == "1" else ""

@@ -15,20 +15,6 @@ def own_path(context: CheckContext, path: str) -> str:
     return context.path(path.lstrip("/"))
 
 
-def size_words(size_bytes: int) -> str:
-    """``64 MiB``, ``1.5 GiB``."""
-    for unit, factor in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
-        if size_bytes >= factor:
-            size = f"{size_bytes / factor:.1f}".removesuffix(".0")
-            return f"{size} {unit}"
-    return f"{size_bytes} bytes"
-
-
-def count_words(count: int, one: str, many: str = "") -> str:
-    """``1 GPU``, ``2 GPUs``."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
-
-
 def is_switched_on(environ: Mapping[str, str], name: str) -> bool:
     """Whether a variable is set to something that switches it on."""
     return environ.get(name, "").strip().lower() in {"1", "y", "yes", "t", "true", "on"}

@@ -9,8 +9,9 @@ import os
 
 from saferun.linux.small_files import read_text
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import MIB, size_words
+from saferun.preflight.checks.reading import MIB
 from saferun.preflight.results import CheckResult, Pairs
+from saferun.text.wording import size_text
 
 # One connection of NCCL by way of shared memory takes about 9 MiB (its error message: "Error while creating shared
 # memory segment … (size 9637888)"); a batch of a data loader is rarely smaller. With less nothing can be done.
@@ -46,7 +47,7 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
     if not os.access(path, os.W_OK | os.X_OK):
         words = f"{_SHM} may not be written to by this user"
         return CheckResult(name, "warn", words, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")
-    words = f"{_SHM} has {size_words(size_bytes)}, {size_words(free_bytes)} of it free"
+    words = f"{_SHM} has {size_text(size_bytes)}, {size_text(free_bytes)} of it free"
     # A ramfs, and whatever tells no sizes, says 0 of everything.
     is_full = free_bytes < min(_FULL_BYTES, size_bytes * _FULL_SHARE)
     if size_bytes and (is_full or (status.f_files and status.f_favail < _FEW_INODES)):
@@ -57,12 +58,10 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
         else:
             hint = f"give it more ({_LARGER})"
         full = f"{_SHM} is full: " if is_full else f"{_SHM} takes no more files: "
-        words = f"{full}{size_words(free_bytes)} of {size_words(size_bytes)} free"
+        words = f"{full}{size_text(free_bytes)} of {size_text(size_bytes)} free"
         return CheckResult(name, "warn", words, hint, facts, class_name="shared_memory_exhausted")
     if size_bytes and size_bytes <= _DOCKER_DEFAULT_BYTES and context.nproc > 1 and context.vendor != "none":
-        words = (
-            f"{_SHM} has only {size_words(size_bytes)}, and NCCL and data loaders of {context.nproc} ranks need more"
-        )
+        words = f"{_SHM} has only {size_text(size_bytes)}, and NCCL and data loaders of {context.nproc} ranks need more"
         return CheckResult(
             name, "warn", words, f"give it more ({_LARGER})", facts, class_name="shared_memory_exhausted"
         )
@@ -92,4 +91,4 @@ def _largest(path: str) -> str:
     except OSError:
         return ""
     printable = "".join(char if char.isprintable() else "?" for char in name)[:64]
-    return f" (the largest: {printable}, {size_words(largest)})" if name else ""
+    return f" (the largest: {printable}, {size_text(largest)})" if name else ""

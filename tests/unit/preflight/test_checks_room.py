@@ -13,8 +13,9 @@ from saferun.preflight.checks.clock import check_clock
 from saferun.preflight.checks.cpus import check_cpus
 from saferun.preflight.checks.disk import check_disk
 from saferun.preflight.checks.memory import check_memory
-from saferun.preflight.checks.reading import list_of_numbers, size_words, version_numbers
+from saferun.preflight.checks.reading import list_of_numbers, version_numbers
 from saferun.preflight.checks.shared_memory import check_shared_memory
+from saferun.text.wording import size_text
 from tests.unit.preflight.host_roots import Root
 
 MIB = 1 << 20
@@ -266,7 +267,7 @@ def test_a_clock_that_was_never_set_is_told(root: Root, monkeypatch: pytest.Monk
     ("size", "words"), [(0, "0 bytes"), (1024, "1 KiB"), (64 * MIB, "64 MiB"), (3 * GIB // 2, "1.5 GiB")]
 )
 def test_sizes_are_told_as_people_write_them(size: int, words: str) -> None:
-    assert size_words(size) == words
+    assert size_text(size) == words
 
 
 def test_lists_of_the_kernel_are_read() -> None:

@@ -17,11 +17,11 @@ from saferun.report.picture import (
     group_words,
     is_user_code,
     rank_ranges,
-    rank_words,
     tree_lines,
     whole_tree_lines,
 )
 from saferun.text.page import shown
+from saferun.text.wording import ranks_text
 from tests.unit.report.report_samples import ALL_REDUCE, IN_ALL_REDUCE, IN_LOAD, LOAD, MAIN, MODULE, SITE, STEP, merged
 
 TEXT = st.text(st.characters(codec=None, categories=None), max_size=200)
@@ -57,11 +57,11 @@ def test_ranks_as_ranges(ranks: list[int], words: str) -> None:
 
 def test_many_ranks_in_a_sentence_are_cut_too() -> None:
     """Every other of a thousand ranks is no news item of 2500 characters."""
-    words = rank_words(range(0, 1000, 2))
+    words = ranks_text(range(0, 1000, 2))
     assert words.startswith("ranks 0, 2, 4, ")
     assert words.endswith(", … (500)")
     assert len(words) <= 100
-    assert rank_words([]) == "no rank"
+    assert ranks_text([]) == "no rank"
 
 
 def test_a_name_is_cut_in_the_middle() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from saferun.errors import SaferunError
 from saferun.evidence import Diagnosis, HangVerdict, RankOutput, StackNode, Traceback, WaitGroup
 from saferun.report.console_text import failure_text, hang_text, recovery_text
-from saferun.report.picture import rank_words
+from saferun.text.wording import ranks_text
 from tests.unit.report.report_samples import (
     CORE,
     EXCEPTION_EVERYWHERE,
@@ -108,7 +108,7 @@ gmentation fault in at::native::embedding_lookup
   failed because of it: rank 3
   stopped because of it: ranks 0-1
 hint: check the indices and dtypes that go into embedding() at train.py:52
-  core: deleted after it had been read (172.0 MiB); --cores keep keeps it
+  core: deleted after it had been read (172 MiB); --cores keep keeps it
   files: saferun_runs/7"""
 
 AN_EXCEPTION_EVERYWHERE = """\
@@ -228,7 +228,7 @@ def test_without_files_none_are_named() -> None:
 )
 def test_ranks_in_words(ranks: list[int], words: str) -> None:
     """A thousand ranks fit into a line."""
-    assert rank_words(ranks) == words
+    assert ranks_text(ranks) == words
 
 
 def test_failures_of_the_same_kind_are_told_together() -> None:
@@ -393,8 +393,8 @@ def test_other_tracebacks_are_said_to_be_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("core", "words"),
     [
-        (CORE, "deleted after it had been read (172.0 MiB); --cores keep keeps it"),
-        (CORE._replace(kept=True, path="/tmp/core.7"), "kept in /tmp/core.7 (172.0 MiB)"),
+        (CORE, "deleted after it had been read (172 MiB); --cores keep keeps it"),
+        (CORE._replace(kept=True, path="/tmp/core.7"), "kept in /tmp/core.7 (172 MiB)"),
         (CORE._replace(kept=True, path="/tmp/core.7", size_bytes=0), "kept in /tmp/core.7"),
         (CORE._replace(threads=(), failure="piped to systemd-coredump"), "none: piped to systemd-coredump"),
     ],

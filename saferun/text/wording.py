@@ -1,0 +1,50 @@
+"""Ranks, sizes and durations as they are written in messages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_DECIMALS_BELOW_S = 10.0
+
+
+def rank_spans(ranks: Iterable[int]) -> tuple[list[str], int]:
+    """Ranks in rising order, runs of them as ``0-5``, and how many there are."""
+    ordered = sorted(set(ranks))
+    spans: list[list[int]] = []
+    for rank in ordered:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return [str(low) if low == high else f"{low}-{high}" for low, high in spans], len(ordered)
+
+
+def ranks_text(ranks: Iterable[int], width: int = 90) -> str:
+    """``rank 3``; ``ranks 0-2, 5``; ``ranks 0, 2, … (500)`` where all of them would be wider than ``width``."""
+    spans, count = rank_spans(ranks)
+    if count <= 1:
+        return f"rank {spans[0]}" if spans else "no rank"
+    text = ", ".join(spans)
+    if len(text) > width:
+        room = width - len(f", … ({count})")
+        text = f"{text[: room + 2].rpartition(', ')[0] or spans[0]}, … ({count})"
+    return f"ranks {text}"
+
+
+def size_text(size_bytes: float) -> str:
+    """``1.5 GiB``, ``64 MiB``."""
+    for unit, factor in _SIZES:
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size_bytes} bytes"
+
+
+def duration_text(seconds: float) -> str:
+    """``312 s``, ``4.2 s``."""
+    return f"{seconds:.1f} s" if seconds < _DECIMALS_BELOW_S else f"{seconds:.0f} s"
+
+
+def count_text(count: int, one: str, many: str = "") -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
