@@ -26,7 +26,7 @@ class Verb(Value):
     """
 
     name: str
-    words: str
+    summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     takes_more: bool = False
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for verb in VERBS:
         # What is handed on must not be taken for an abbreviation of something else.
         abbreviates = not verb.takes_more
-        subparser = verbs.add_parser(verb.name, help=verb.words, description=verb.words, allow_abbrev=abbreviates)
+        subparser = verbs.add_parser(verb.name, help=verb.summary, description=verb.summary, allow_abbrev=abbreviates)
         verb.add_arguments(subparser)
         subparser.set_defaults(run=verb.run, takes_more=verb.takes_more)
     arguments, more = parser.parse_known_args(argv)

@@ -43,7 +43,7 @@ class Mismatch(Value):
     ranks: tuple[int, ...]
     is_tie: bool
     calls: tuple[tuple[tuple[int, ...], CollectiveCall], ...]
-    words: str
+    message: str
 
 
 class Missing(Value):
@@ -60,7 +60,7 @@ class Missing(Value):
     waiting: tuple[int, ...]
     behind: int
     elsewhere: tuple[int, ...]
-    words: str
+    message: str
 
 
 class Stuck(Value):
@@ -75,7 +75,7 @@ class Stuck(Value):
     waiting: tuple[int, ...]
     completed: tuple[int, ...]
     unknown: tuple[int, ...]
-    words: str
+    message: str
 
 
 class Unpaired(Value):
@@ -85,7 +85,7 @@ class Unpaired(Value):
     rank: int
     peer: int
     op: str
-    words: str
+    message: str
 
 
 class Waiting(Value):
@@ -135,10 +135,10 @@ class CollectiveFindings(Value):
     def lines(self) -> tuple[str, ...]:
         """One line of words for each finding, the most telling first."""
         return (
-            *(mismatch.words for mismatch in self.mismatched),
-            *(missing.words for missing in self.missing),
-            *(unpaired.words for unpaired in self.unpaired),
-            *(stuck.words for stuck in self.stuck),
+            *(mismatch.message for mismatch in self.mismatched),
+            *(missing.message for missing in self.missing),
+            *(unpaired.message for unpaired in self.unpaired),
+            *(stuck.message for stuck in self.stuck),
         )
 
 
@@ -253,7 +253,7 @@ class _Group:
     ) -> list[Mismatch]:
         calls = tuple((tuple(ranks), made[ranks[0]][0]) for ranks in parties)
         if len(parties[0]) == len(parties[1]):
-            told = " and ".join(f"{ranks_text(ranks)} called {_call_words(call)}" for ranks, call in calls)
+            told = " and ".join(f"{ranks_text(ranks)} called {_call_text(call)}" for ranks, call in calls)
             everybody = tuple(sorted(rank for ranks in parties for rank in ranks))
             return [
                 Mismatch(self.name, seq, everybody, True, calls, f"{told} as collective {seq} of group {self.name}")
@@ -266,8 +266,8 @@ class _Group:
                 ranks,
                 False,
                 calls,
-                f"{ranks_text(ranks)} called {_call_words(call)} as collective {seq} of group {self.name} "
-                f"where {ranks_text(usual_ranks)} called {_call_words(usual)}",
+                f"{ranks_text(ranks)} called {_call_text(call)} as collective {seq} of group {self.name} "
+                f"where {ranks_text(usual_ranks)} called {_call_text(usual)}",
             )
             for ranks, call in calls[1:]
         ]
@@ -434,6 +434,6 @@ def _named(seq: int, op: str) -> str:
     return f"collective {seq} ({op})" if op else f"collective {seq}"
 
 
-def _call_words(call: CollectiveCall) -> str:
+def _call_text(call: CollectiveCall) -> str:
     sizes = call.sizes if len(call.sizes) <= _SIZES_SHOWN else call.sizes[:_SIZES_SHOWN] + "…"
     return f"{call.op} {sizes}" if call.sizes not in {"", "[]"} else call.op

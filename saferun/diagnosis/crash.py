@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis.causes import Standing, cause_of, standing
+from saferun.diagnosis.causes import Role, cause_of, standing
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode
 from saferun.diagnosis.job_end import Told, end_of_job, silent_lines
-from saferun.diagnosis.job_hosts import Hosts, addresses_in, host_words
+from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import (
     NETWORK_CLASSES,
@@ -52,7 +52,7 @@ class _Case(Value):
     at: float
     failure: Failure
     cause: Cause
-    standing: Standing
+    role: Role
 
     @property
     def end(self) -> RankEnd:
@@ -83,7 +83,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     cases = _cases(evidence, hosts, outputs)
     findings = compare(evidence.capture.collectives, evidence.ranks)
     waits = _waits(evidence, hosts, findings)
-    told = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].standing is Standing.CULPRIT)
+    told = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].role is Role.CULPRIT)
     verdict = _judge(evidence, hosts, cases, findings, waits) if cases and told is None else None
     first = verdict.first if verdict is not None else None
     cause = told.cause if told is not None else verdict.cause if verdict is not None else None
@@ -96,7 +96,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         None,
     )
     headline = _headline(evidence, told, verdict)
-    waited = bool(cases) and cases[0].standing is Standing.TIMEOUT
+    waited = bool(cases) and cases[0].role is Role.TIMEOUT
     return Diagnosis(
         headline=headline,
         first_failure=first,
@@ -107,7 +107,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         # What was told has advice of its own.
         hint=evidence.error_hint if told is None else "",
         cause=cause,
-        victims=_victims(cases, verdict) if told is None else _bereft(cases),
+        victims=_victims(cases, verdict) if told is None else _collateral(cases),
         groups=group_waits(waits),
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
         tracebacks=_tracebacks(cases, first),
@@ -132,16 +132,16 @@ def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> 
         failure = read_failure(evidence, end, output, hosts)
         cause = _located(cause_of(failure), hosts)
         cases.append(_Case(_failed_at(end, output, evidence.started_at), failure, cause, standing(cause)))
-    cases.sort(key=lambda case: (case.standing, case.at, case.end.rank))
+    cases.sort(key=lambda case: (case.role, case.at, case.end.rank))
     # The clocks of hosts differ by less than this; which of them told first was decided at one place.
-    near = [case for case in cases if case.standing is cases[0].standing and case.at - cases[0].at < _CLOCKS_DIFFER_S]
+    near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < _CLOCKS_DIFFER_S]
     first = next((case for case in near if told is not None and case.end.rank == told.rank), None)
     return cases if first is None or not hosts.are_several else [first, *(case for case in cases if case is not first)]
 
 
 def _located(cause: Cause, hosts: Hosts) -> Cause:
     """A cause whose other end is named by its host."""
-    if not hosts.are_several or standing(cause) is Standing.CULPRIT:
+    if not hosts.are_several or standing(cause) is Role.CULPRIT:
         return cause
     peer = next((host for address in addresses_in(cause.proof) if (host := hosts.at_address(address))), None)
     if peer is None:
@@ -162,7 +162,7 @@ def _judge(
     evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
 ) -> _Verdict:
     root = cases[0]
-    if root.standing is Standing.CULPRIT:
+    if root.role is Role.CULPRIT:
         return _crash_at_exit(evidence, hosts, cases, waits) or _culprit(evidence, hosts, root, cases)
     return (
         _mismatched(evidence, hosts, root, findings)
@@ -170,8 +170,8 @@ def _judge(
         or _network(evidence, hosts, cases, findings, waits)
         or (
             _timed_out(evidence, hosts, root, findings, waits)
-            if root.standing is Standing.TIMEOUT
-            else _nobody(evidence, hosts, root)
+            if root.role is Role.TIMEOUT
+            else _victims_only(evidence, hosts, root)
         )
     )
 
@@ -187,7 +187,7 @@ def _network(
     interface = wrong_interface(complaints, hosts)
     if interface is not None:
         return _Verdict(root.end, interface, f"{interface.message}; {_told(evidence, hosts, root)}")
-    timed_out = root.standing is Standing.TIMEOUT
+    timed_out = root.role is Role.TIMEOUT
     if timed_out and findings.culprits:
         return None
     links = link_complaints(evidence.capture.links)
@@ -215,13 +215,13 @@ def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Cas
     alike = [case.end.rank for case in cases if _is_alike(case, root)]
     ranks = tuple(sorted({*root.cause.ranks, *alike}))
     others = [rank for rank in alike if rank != root.end.rank]
-    where = f" ({host_words(hosts.of_ranks(others))})" if others and hosts.are_several else ""
+    where = f" ({hosts_text(hosts.of_ranks(others))})" if others and hosts.are_several else ""
     tail = f"; {ranks_text(others)}{where} failed alike" if others else ""
     return _Verdict(root.end, root.cause._replace(ranks=ranks), f"{_told(evidence, hosts, root)}{tail}")
 
 
 def _is_alike(case: _Case, root: _Case) -> bool:
-    if case.standing is not root.standing or case.cause.class_name != root.cause.class_name:
+    if case.role is not root.role or case.cause.class_name != root.cause.class_name:
         return False
     return case.cause.location == root.cause.location and likeness([case.cause.message]) == likeness(
         [root.cause.message]
@@ -237,10 +237,10 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: Collect
         "mismatched_collectives",
         "called another collective than the others",
         tuple(sorted({rank for one in findings.mismatched for rank in one.ranks})),
-        mismatch.words,
+        mismatch.message,
         "every rank must make the same collectives, in the same order and with the same sizes: compare their paths",
     )
-    return _Verdict(root.end, cause, f"{mismatch.words}; {_told(evidence, hosts, root)}")
+    return _Verdict(root.end, cause, f"{mismatch.message}; {_told(evidence, hosts, root)}")
 
 
 def _early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> _Verdict | None:
@@ -265,8 +265,8 @@ def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], wai
     root = cases[0]
     if root.failure.error is not None or not root.failure.python_was_over:
         return None
-    bereft = any(wait.found.of_peers for wait in waits) or any(case.standing is not Standing.CULPRIT for case in cases)
-    if not bereft and not _lost_peers(evidence, hosts):
+    has_victims = any(wait.found.of_peers for wait in waits) or any(case.role is not Role.CULPRIT for case in cases)
+    if not has_victims and not _lost_peers(evidence, hosts):
         return None
     words = f"came to its end while others still needed it ({root.cause.message})"
     cause = root.cause._replace(class_name="early_exit", message=words, advice=_EARLY_EXIT_ADVICE)
@@ -279,8 +279,7 @@ def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
     outputs = evidence.outputs_by_rank
     stopped = [end for end in evidence.ends if end.stopped_by_us and not end.status.ok]
     return any(
-        standing(cause_of(read_failure(evidence, end, outputs.get(end.rank), hosts))) is Standing.VICTIM
-        for end in stopped
+        standing(cause_of(read_failure(evidence, end, outputs.get(end.rank), hosts))) is Role.VICTIM for end in stopped
     )
 
 
@@ -294,25 +293,25 @@ def _timed_out(
         return _Verdict(root.end, cause, told)
     idle = _idle(waits)
     if findings.culprits:
-        words = findings.missing[0].words if findings.missing else ""
+        words = findings.missing[0].message if findings.missing else ""
         return _Verdict(root.end, cause._replace(ranks=findings.culprits), f"{told}; {words}" if words else told)
     if idle:
         # They did something else than wait for others, when those had waited too long for them.
         ranks = tuple(wait.rank for wait in idle)
         where = f" ({hosts.label(idle[0].rank)})" if hosts.are_several else ""
-        words = f"{ranks_text([idle[0].rank])}{where} {idle[0].words}"
+        words = f"{ranks_text([idle[0].rank])}{where} {idle[0].description}"
         return _Verdict(root.end, cause._replace(ranks=ranks), f"{told}; meanwhile {words}")
     return _Verdict(root.end, cause._replace(ranks=()), told)
 
 
-def _nobody(evidence: Evidence, hosts: Hosts, root: _Case) -> _Verdict:
+def _victims_only(evidence: Evidence, hosts: Hosts, root: _Case) -> _Verdict:
     """There are victims only."""
     is_store = root.cause.class_name == "store_lost"
     unheard = [host for host in hosts.all if not host.has_evidence]
     where, advice = "the cause is not among the ranks of this host", _ELSEWHERE
     if unheard:
-        where = f"the cause is not among the ranks that are known; nothing has come from {host_words(unheard)}"
-        advice = f"look at {host_words(unheard)}, at its ranks' output, and at the network to it"
+        where = f"the cause is not among the ranks that are known; nothing has come from {hosts_text(unheard)}"
+        advice = f"look at {hosts_text(unheard)}, at its ranks' output, and at the network to it"
     elif hosts.are_several:
         where, advice = "no rank is seen to have failed before", _BETWEEN
     cause = root.cause._replace(
@@ -328,22 +327,22 @@ def _victims(cases: Sequence[_Case], verdict: _Verdict | None) -> tuple[int, ...
     if verdict is None:
         return ()
     if verdict.cause.class_name in NETWORK_CLASSES:
-        return _bereft(cases)
+        return _collateral(cases)
     blamed = set(verdict.cause.ranks)
-    is_culprit = cases[0].standing is Standing.CULPRIT
+    is_culprit = cases[0].role is Role.CULPRIT
     return tuple(
         sorted(
             case.end.rank
             for case in cases
             if case.end.rank not in blamed
-            and (case.standing is Standing.VICTIM or (case.standing is Standing.TIMEOUT and (is_culprit or blamed)))
+            and (case.role is Role.VICTIM or (case.role is Role.TIMEOUT and (is_culprit or blamed)))
         )
     )
 
 
-def _bereft(cases: Sequence[_Case]) -> tuple[int, ...]:
+def _collateral(cases: Sequence[_Case]) -> tuple[int, ...]:
     """The ranks that failed because the job had lost something else than a rank."""
-    return tuple(sorted(case.end.rank for case in cases if case.standing is not Standing.CULPRIT))
+    return tuple(sorted(case.end.rank for case in cases if case.role is not Role.CULPRIT))
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
@@ -370,7 +369,7 @@ def _told(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
     """The first line: who, when, why, where, and how it ended."""
     cause, status = case.cause, case.end.status
     words = cause.message
-    place, manner = case.failure.place_and_manner
+    place, manner = case.failure.location_and_manner
     if cause.location:
         words += f", {manner if place == cause.location else 'at'} {cause.location}"
     # ``killed from outside (SIGKILL)`` says it all; ``exit code 1`` after an exception is still worth its words.
@@ -382,7 +381,7 @@ def _told(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
 def _waits(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
     """What those that lived were waiting in."""
     capture = evidence.capture
-    ranks = sorted({*(dump.rank for dump in capture.stacks), *(look.rank for look in capture.processes)})
+    ranks = sorted({*(dump.rank for dump in capture.stacks), *(process.rank for process in capture.processes)})
     if not ranks:
         return ()
     dead = {end.rank: end.status.description for end in evidence.ends if not end.stopped_by_us}
@@ -414,7 +413,7 @@ def _printed(failure: Failure) -> Sequence[str]:
 def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None, *, waited: bool) -> tuple[str, ...]:
     """What else is worth a line."""
     # While a job is well, ranks are a few calls apart too. Only where one has waited too long does that mean anything.
-    lines = [*findings.lines] if waited else [mismatch.words for mismatch in findings.mismatched]
+    lines = [*findings.lines] if waited else [mismatch.message for mismatch in findings.mismatched]
     lines += gpu_kernel_lines(evidence.kernel_lines)[-_MOST_KERNEL_LINES:]
     unfinished = evidence.capture.timed_out
     if unfinished:

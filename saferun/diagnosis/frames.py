@@ -41,7 +41,7 @@ class UserCode:
     """
 
     def __init__(self, script: str = "", cwd: str = "") -> None:
-        self._own = _own_places(script, cwd)
+        self._own = _own_paths(script, cwd)
         self._owned: dict[str, bool] = {}
 
     def owns(self, frame: Frame) -> bool:
@@ -64,7 +64,7 @@ class UserCode:
         return not (_STANDARD_LIBRARY.search(file) or _TORCH.search(file) or _GENERATED.search(file))
 
 
-def _own_places(script: str, cwd: str) -> tuple[str, ...]:
+def _own_paths(script: str, cwd: str) -> tuple[str, ...]:
     """Parts of paths that are the user's wherever they lie."""
     if not script:
         return ()
@@ -122,18 +122,18 @@ def file_name(file: str) -> str:
     return name
 
 
-def line_words(frame: Frame) -> str:
+def line_text(frame: Frame) -> str:
     """``train.py:52``."""
     name = file_name(frame.file)
     return f"{name}:{frame.line}" if frame.line > 0 else name
 
 
-def place_words(frame: Frame | None) -> str:
+def location_text(frame: Frame | None) -> str:
     """``train.py:52 in step``; empty for None."""
     if frame is None:
         return ""
     function = last_name(frame.function)
-    where = line_words(frame)
+    where = line_text(frame)
     # At the top level of a script there is no function to be named.
     return where if function in {"", "<module>"} else f"{where} in {function}"
 

@@ -21,7 +21,7 @@ from saferun.diagnosis.hang_classes import (
     class_of,
 )
 from saferun.diagnosis.job_end import lost_hosts, silent_lines
-from saferun.diagnosis.job_hosts import Hosts, host_words
+from saferun.diagnosis.job_hosts import Hosts, hosts_text
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
@@ -56,7 +56,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     dead = {end.rank: end.status.description for end in evidence.ends if not end.stopped_by_us}
     capture = evidence.capture
     hosts = Hosts(evidence)
-    seen = {dump.rank for dump in capture.stacks} | {look.rank for look in capture.processes}
+    seen = {dump.rank for dump in capture.stacks} | {process.rank for process in capture.processes}
     # Of several hosts not everything may have come, and who is not known of is not the odd one.
     known = seen | {one.rank for one in capture.collectives if not one.failure}
     ranks = sorted(known | {*dead} if hosts.are_several else {*evidence.ranks, *dead} or seen)
@@ -99,7 +99,7 @@ class _Case:
         self._hosts = hosts
         self._findings = findings
         self._waits = {wait.rank: wait for wait in waits}
-        self._looks = {look.rank: look for look in evidence.capture.processes if look.is_rank}
+        self._processes = {process.rank: process for process in evidence.capture.processes if process.is_rank}
         self._held_up = [wait for wait in waits if wait.found.of_peers]
 
     def judge(self) -> _Verdict:
@@ -115,7 +115,7 @@ class _Case:
             or self._different_collectives()
             or self._unheard()
             or self._network()
-            or self._nobody_odd()
+            or self._none_odd()
         )
 
     def _kind(self, kind: str) -> list[Wait]:
@@ -133,7 +133,7 @@ class _Case:
         unheard = [host for host in self._hosts.all if not host.has_evidence]
         if not unheard or not self._held_up:
             return None
-        names = host_words(unheard)
+        names = hosts_text(unheard)
         ranks = tuple(sorted(rank for host in unheard for rank in host.ranks))
         what = _what_they_wait_in(self._held_up)
         words = f"nothing has come from {names}"
@@ -154,10 +154,10 @@ class _Case:
             return None
         first = self._findings.mismatched[0]
         ranks = tuple(sorted({rank for mismatch in self._findings.mismatched for rank in mismatch.ranks}))
-        place = next((self._waits[rank].place for rank in first.ranks if rank in self._waits), "")
+        place = next((self._waits[rank].location for rank in first.ranks if rank in self._waits), "")
         words = "called another collective than the others"
-        cause = Cause("hang_mismatched_collectives", words, ranks, first.words, MISMATCH_ADVICE, place)
-        return _Verdict(first.words, cause)
+        cause = Cause("hang_mismatched_collectives", words, ranks, first.message, MISMATCH_ADVICE, place)
+        return _Verdict(first.message, cause)
 
     def _absent(self) -> _Verdict | None:
         """Who has not called, by the Flight Recorder."""
@@ -181,7 +181,7 @@ class _Case:
             return None
         ranks = tuple(wait.rank for wait in dead)
         names = self._names(ranks)
-        how = dead[0].found.what if len({wait.found.what for wait in dead}) == 1 else "each by itself"
+        how = dead[0].found.detail if len({wait.found.detail for wait in dead}) == 1 else "each by itself"
         peers = ranks_text(wait.rank for wait in self._held_up)
         what = _what_they_wait_in(self._held_up)
         headline = f"{names} {_has(ranks)} ended ({how}), and {peers} {_waits(self._held_up)} in {what}"
@@ -196,8 +196,8 @@ class _Case:
         suspects = self._suspects(living)
         worst = min(SEVERITY[wait.found.kind] for wait in suspects)
         culprits = [wait for wait in suspects if SEVERITY[wait.found.kind] == worst]
-        others = [f"{self._names([wait.rank])} {wait.words}" for wait in living if wait not in culprits]
-        proof = next((line for line in self._findings.lines if line in self._missing_words(culprits)), "")
+        others = [f"{self._names([wait.rank])} {wait.description}" for wait in living if wait not in culprits]
+        proof = next((line for line in self._findings.lines if line in self._missing_lines(culprits)), "")
         verdict = self._named(culprits, class_of(culprits[0]), proof)
         return verdict._replace(lines=tuple(others[:_SHOWN_WAITS]))
 
@@ -213,25 +213,25 @@ class _Case:
         # An asynchronous collective is waited for in the user's own line: then it is most ranks that stand there.
         places: dict[tuple[str, str], list[Wait]] = {}
         for wait in living:
-            places.setdefault((wait.found.kind, wait.place), []).append(wait)
+            places.setdefault((wait.found.kind, wait.location), []).append(wait)
         (kind, _), most = max(places.items(), key=lambda item: len(item[1]))
         if kind in _MAYBE_OF_PEERS and len(living) > len(most) > len(living) / 2:
             return [wait for wait in living if wait not in most]
         return living
 
-    def _missing_words(self, culprits: Sequence[Wait]) -> set[str]:
+    def _missing_lines(self, culprits: Sequence[Wait]) -> set[str]:
         ranks = {wait.rank for wait in culprits}
-        return {missing.words for missing in self._findings.missing if ranks.intersection(missing.ranks)}
+        return {missing.message for missing in self._findings.missing if ranks.intersection(missing.ranks)}
 
     def _named(self, culprits: Sequence[Wait], cause_class: HangClass, proof: str) -> _Verdict:
         ranks = tuple(wait.rank for wait in culprits)
         first = culprits[0]
         peers = [wait for wait in self._held_up if wait.rank not in ranks]
-        alike = len({wait.words for wait in culprits}) == 1
+        alike = len({wait.description for wait in culprits}) == 1
         if not peers:
             same_doing = len({wait.found.doing for wait in culprits}) == 1
             does = (
-                first.words
+                first.description
                 if alike
                 else f"{first.found.doing}{'' if same_doing else ' or the like'}, in different places"
             )
@@ -239,17 +239,22 @@ class _Case:
             headline = f"{self._names(ranks)}{joint}{does}"
         else:
             it = "it" if len(ranks) == 1 else "each" if alike else f"rank {first.rank}"
-            does = first.words if first.words.startswith("its ") and len(ranks) == 1 else f"{it} {first.words}"
+            does = (
+                first.description
+                if first.description.startswith("its ") and len(ranks) == 1
+                else f"{it} {first.description}"
+            )
             headline = f"{self._names(ranks)} {self._keeps(ranks, peers)}: {does}"
         if peers and cause_class.name in _LEFT_THE_PATH:
             cause_class = cause_class._replace(advice=f"{cause_class.advice}: {OTHER_WAY}")
         name = cause_class.name
-        if name == "hang_unknown" and self._missing_words(culprits):
+        if name == "hang_unknown" and self._missing_lines(culprits):
             name = "hang_missing_collective"
-        at = f" at {first.place}" if first.place else ""
-        advice = cause_class.advice.format(at=at, what=first.found.what or "it", ranks=ranks_text(ranks))
+        at = f" at {first.location}" if first.location else ""
+        advice = cause_class.advice.format(at=at, what=first.found.detail or "it", ranks=ranks_text(ranks))
         return _Verdict(
-            headline, Cause(name, first.found.words, ranks, proof or self._kernel_words(first), advice, first.place)
+            headline,
+            Cause(name, first.found.description, ranks, proof or self._kernel_proof(first), advice, first.location),
         )
 
     def _keeps(self, ranks: Sequence[int], peers: Sequence[Wait]) -> str:
@@ -257,7 +262,7 @@ class _Case:
         who = ranks_text(wait.rank for wait in peers)
         what = _what_they_wait_in(peers)
         kinds = {wait.found.kind for wait in peers}
-        if kinds == {"collective"} and len({wait.found.what for wait in peers}) == 1 and self._can_be_called(what):
+        if kinds == {"collective"} and len({wait.found.detail for wait in peers}) == 1 and self._can_be_called(what):
             return f"{_has(ranks)} not called {_the(what)} that {who} {_waits(peers)} in"
         if kinds == {"network"}:
             return f"{_has(ranks)} not come to {what}, where {who} {_waits(peers)}"
@@ -281,26 +286,26 @@ class _Case:
         recorded = {one.rank for one in self._evidence.capture.collectives if not one.failure and one.groups}
         parties: dict[str, list[Wait]] = {}
         for wait in self._held_up:
-            parties.setdefault(wait.found.what, []).append(wait)
+            parties.setdefault(wait.found.detail, []).append(wait)
         ordered = sorted(parties.values(), key=len)
         if recorded or len(ordered) < 2 or ANY in parties or not all(map(self._can_be_called, parties)):  # noqa: PLR2004
             return None
-        sides = [f"{ranks_text(wait.rank for wait in side)} in {side[0].found.what}" for side in reversed(ordered)]
+        sides = [f"{ranks_text(wait.rank for wait in side)} in {side[0].found.detail}" for side in reversed(ordered)]
         is_tie = len(ordered[0]) == len(ordered[1])
         culprits = self._held_up if is_tie else ordered[0]
         ranks = tuple(sorted(wait.rank for wait in culprits))
         headline = f"the ranks wait in different collectives: {', '.join(sides[:_SHOWN_WAITS])}"
         words = "waits in another collective than the others"
-        cause = Cause("hang_mismatched_collectives", words, ranks, "", MISMATCH_ADVICE, ordered[0][0].place)
+        cause = Cause("hang_mismatched_collectives", words, ranks, "", MISMATCH_ADVICE, ordered[0][0].location)
         return _Verdict(headline, cause)
 
-    def _nobody_odd(self) -> _Verdict:
+    def _none_odd(self) -> _Verdict:
         if not self._held_up:
             words = "nothing is known of what the ranks do"
             return _Verdict(words, Cause("hang_unknown", words, (), "", CLASSES["unanswering"].advice))
         first = self._held_up[0]
-        same_place = len({wait.place for wait in self._held_up}) == 1
-        at = f" at {first.place}" if same_place and first.place else ""
+        same_place = len({wait.location for wait in self._held_up}) == 1
+        at = f" at {first.location}" if same_place and first.location else ""
         what = _what_they_wait_in(self._held_up)
         everybody = "all ranks" if self._hosts.are_several else f"all ranks of {self._evidence.host}"
         headline = f"{everybody} wait in {what}{at}"
@@ -310,7 +315,7 @@ class _Case:
         elif not is_store:
             headline += "; whom they wait for is not seen from here"
         advice = STORE_ADVICE if is_store else ALL_ADVICE
-        proof = self._findings.stuck[0].words if self._findings.stuck else ""
+        proof = self._findings.stuck[0].message if self._findings.stuck else ""
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))
         return _Verdict(headline, cause)
 
@@ -319,20 +324,20 @@ class _Case:
     def _names(self, ranks: Sequence[int]) -> str:
         return self._hosts.names(ranks, everybody=len(self._waits))
 
-    def _kernel_words(self, wait: Wait) -> str:
+    def _kernel_proof(self, wait: Wait) -> str:
         """What /proc says of a rank."""
-        look = self._looks.get(wait.rank)
-        if look is None or look.state not in {"S", "D", "T", "t", "R"}:
+        process = self._processes.get(wait.rank)
+        if process is None or process.state not in {"S", "D", "T", "t", "R"}:
             return ""
-        call = f", system call {look.syscall.removeprefix('system call ')}" if look.syscall else ""
-        where = f" in {look.wchan}" if look.wchan else ""
-        target = f", on {look.waits_on}" if look.waits_on else ""
-        return f"/proc of rank {wait.rank}: state {look.state}{call}{where}{target}"
+        call = f", system call {process.syscall.removeprefix('system call ')}" if process.syscall else ""
+        where = f" in {process.wchan}" if process.wchan else ""
+        target = f", on {process.waits_on}" if process.waits_on else ""
+        return f"/proc of rank {wait.rank}: state {process.state}{call}{where}{target}"
 
 
 def _what_they_wait_in(waits: Iterable[Wait]) -> str:
     """``all_reduce``, ``init_process_group``, ``all_reduce and broadcast``."""
-    whats = dict.fromkeys(wait.found.what for wait in waits)
+    whats = dict.fromkeys(wait.found.detail for wait in waits)
     names = [what.removeprefix(f"{STORE} (").removesuffix(")") if "(" in what else what for what in whats]
     return " and ".join(names[:_SHOWN_WAITS])
 

@@ -56,7 +56,7 @@ _FORK_ADVICE = "look at what the child waits for; locks and threads do not survi
 
 def class_of(wait: Wait) -> HangClass:
     """The class of what one rank waits in."""
-    kind, what = wait.found.kind, wait.found.what
+    kind, what = wait.found.kind, wait.found.detail
     if kind == "file_io" and "FIFO" in what:
         return _FIFO
     if kind == "subprocess" and what in _FORKED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.diagnosis.causes.failure import shortened
-from saferun.diagnosis.job_hosts import Hosts, host_words
+from saferun.diagnosis.job_hosts import Hosts, hosts_text
 from saferun.evidence import AbortReason, Cause, Evidence, HostView
 from saferun.model import Value, signal_name
 from saferun.text.wording import ranks_text
@@ -24,7 +24,7 @@ class _Loss(Value):
     """Why a host is lost: the class of the cause, what is seen of it, what follows, what to do."""
 
     class_name: str
-    words: str
+    message: str
     advice: str
 
 
@@ -68,7 +68,7 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | 
     """
     told = evidence.abort_reason
     if told is not None and told.reason == "start":
-        return _told_trouble(evidence, hosts)
+        return _aborted(evidence, hosts)
     # A rank that failed before anybody missed a host is the cause, whatever became of that host afterwards.
     if told is None or told.reason == "lost" or not is_a_ranks:
         lost = lost_hosts(evidence, hosts)
@@ -76,8 +76,8 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | 
             return lost
     if evidence.error and (told is None or told.reason != "store_lost"):
         return None
-    found = _told_trouble(evidence, hosts)
-    return found if found is not None or is_a_ranks else _told_elsewhere(evidence, hosts)
+    found = _aborted(evidence, hosts)
+    return found if found is not None or is_a_ranks else _failed_elsewhere(evidence, hosts)
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
@@ -95,15 +95,15 @@ def lost_hosts(evidence: Evidence, hosts: Hosts) -> Told | None:
     first = lost[0]
     loss = _LOSSES.get(first.lost_reason, _LOSSES["unknown"])
     alike = all(host.lost_reason == first.lost_reason for host in lost)
-    advice = loss.advice.format(host=host_words(lost), leader=evidence.host)
+    advice = loss.advice.format(host=hosts_text(lost), leader=evidence.host)
     proof = _proof(first.lost_message, loss)
     if len(lost) == 1:
         head = f"{first.label} is lost" + (f" ({ranks_text(ranks)})" if ranks else "")
-        cause = Cause(loss.class_name, loss.words, ranks, proof, advice)
-        return Told(cause, f"{head}: {loss.words}")
-    each = "; ".join(f"{host.label}: {_LOSSES.get(host.lost_reason, loss).words}" for host in lost[:_MOST_LOST])
-    words = f"of each: {loss.words}" if alike else each
-    head = f"{len(lost)} hosts are lost ({host_words(lost)})"
+        cause = Cause(loss.class_name, loss.message, ranks, proof, advice)
+        return Told(cause, f"{head}: {loss.message}")
+    each = "; ".join(f"{host.label}: {_LOSSES.get(host.lost_reason, loss).message}" for host in lost[:_MOST_LOST])
+    words = f"of each: {loss.message}" if alike else each
+    head = f"{len(lost)} hosts are lost ({hosts_text(lost)})"
     class_name = loss.class_name if alike else "host_lost"
     return Told(Cause(class_name, f"{head}: {words}", ranks, proof, advice), f"{head}: {words}")
 
@@ -116,26 +116,26 @@ def _cut_off(evidence: Evidence, lost: Sequence[HostView]) -> Told:
 
 
 def _proof(words: str, loss: _Loss) -> str:
-    return shortened(words) if words and words != loss.words else ""
+    return shortened(words) if words and words != loss.message else ""
 
 
 def silent_lines(hosts: Hosts, headline: str) -> list[str]:
     """A line for the hosts that are lost, and one for those of which nothing has come, where it is not told already."""
     lost = [host for host in hosts.all if host.lost_reason]
-    lines = [f"lost: {host.label}: {host.lost_message or _LOSSES['unknown'].words}" for host in lost[:_MOST_LOST]]
+    lines = [f"lost: {host.label}: {host.lost_message or _LOSSES['unknown'].message}" for host in lost[:_MOST_LOST]]
     if any(host.label in headline for host in lost):
         lines = []
     unheard = [host for host in hosts.all if not host.has_evidence and not host.lost_reason]
-    if unheard and f"nothing has come from {host_words(unheard)}" not in headline:
+    if unheard and f"nothing has come from {hosts_text(unheard)}" not in headline:
         ranks = ranks_text(rank for host in unheard for rank in host.ranks)
-        lines.append(f"nothing has come from {host_words(unheard)} ({ranks})")
+        lines.append(f"nothing has come from {hosts_text(unheard)} ({ranks})")
     return lines
 
 
 # ------------------------------------------------------------------------------------------------------ what was told
 
 
-def _told_trouble(evidence: Evidence, hosts: Hosts) -> Told | None:
+def _aborted(evidence: Evidence, hosts: Hosts) -> Told | None:
     """What made all hosts stop where it is no rank's failure; None where it is one's, or nothing was told."""
     told = evidence.abort_reason
     if told is None:
@@ -193,14 +193,14 @@ def _store_lost(told: AbortReason, label: str, host: str) -> Told:
         advice = f"look at the network of {host}: interface, cable, switch port"
         return Told(Cause("network_cut", words, _ranks(told), "", advice), words)
     loss = _LOSSES.get(told.lost_reason, _LOSSES["unknown"])
-    words = f"{label}, which had the job's store, is lost: {loss.words}"
+    words = f"{label}, which had the job's store, is lost: {loss.message}"
     advice = loss.advice.format(host=label, leader="this host")
     class_name = "network_cut" if loss.class_name == "network_cut" else "store_host_lost"
     proof = _proof(told.message, loss)
     return Told(Cause(class_name, words, _ranks(told), proof, advice), words)
 
 
-def _told_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
+def _failed_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
     """A rank's failure that only its host knows, whose evidence has not come."""
     told = evidence.abort_reason
     if told is None or told.reason not in {"failure", "hang"} or not told.message:
@@ -211,7 +211,7 @@ def _told_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
     who = f"rank {told.rank} ({where})" if told.rank is not None else where
     words = shortened(told.message)
     advice = f"look at what {where} says; its evidence has not come here"
-    told_words = (
+    headline = (
         words if where in words or (told.rank is not None and f"rank {told.rank}" in words) else f"{who}: {words}"
     )
-    return Told(Cause("unknown", words, _ranks(told), "", advice), told_words)
+    return Told(Cause("unknown", words, _ranks(told), "", advice), headline)

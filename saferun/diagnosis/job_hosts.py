@@ -94,7 +94,7 @@ class Hosts:
         theirs = self.of_ranks(ranks)
         if len(theirs) == 1 and len(ranks) > 1 and set(theirs[0].ranks) <= set(ranks):
             return f"all ranks of {theirs[0].label} ({ranks_text(ranks)})"
-        return f"{ranks_text(ranks)} ({host_words(theirs)})" if theirs else ranks_text(ranks)
+        return f"{ranks_text(ranks)} ({hosts_text(theirs)})" if theirs else ranks_text(ranks)
 
     def of_ranks(self, ranks: Iterable[int]) -> list[HostView]:
         """The hosts of some ranks, each once."""
@@ -136,7 +136,7 @@ def addresses_in(text: str) -> list[str]:
     return found
 
 
-def host_words(hosts: Sequence[HostView]) -> str:
+def hosts_text(hosts: Sequence[HostView]) -> str:
     """``node2``; ``node1, node2``; ``node1, node2, node3, … (200 hosts)``."""
     labels = [host.label for host in hosts]
     if len(labels) <= _SHOWN_HOSTS:

@@ -296,13 +296,13 @@ def _without_uneven_ends(paths: Sequence[tuple[int, list[Frame]]]) -> Iterator[t
 
     Ranks that do the same would be told apart by the tool that looked at them.
     """
-    ends = {_python_part(calls) for _, calls in paths if calls and not calls[-1].native}
+    ends = {_python_calls(calls) for _, calls in paths if calls and not calls[-1].native}
     for rank, calls in paths:
-        python = _python_part(calls)
+        python = _python_calls(calls)
         yield rank, list(python) if python in ends else calls
 
 
-def _python_part(calls: Sequence[Frame]) -> tuple[Frame, ...]:
+def _python_calls(calls: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(frame for frame in calls if not is_native(frame))
 
 

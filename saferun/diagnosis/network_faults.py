@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from saferun.diagnosis.causes.failure import Failure, shortened
 from saferun.diagnosis.collectives import CollectiveFindings
-from saferun.diagnosis.job_hosts import Hosts, addresses_in, host_words
+from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
 from saferun.evidence import Cause, HostView, StuckLink
 from saferun.model import Value
 from saferun.text.wording import ranks_text
@@ -54,7 +54,7 @@ class Complaint(Value):
     rank: int
     address: str
     kind: str
-    words: str
+    line: str
 
 
 class Broken(Value):
@@ -72,7 +72,7 @@ def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
     """
     found = []
     for at, failure in failures:
-        for line in (*failure.said, *failure.context, *failure.closing_lines):
+        for line in (*failure.messages, *failure.context, *failure.closing_lines):
             for kind, pattern in ((_REFUSAL, _REFUSED), (_SILENCE, _SILENT), (_CLOSING, _CLOSED)):
                 match = pattern.search(line)
                 if match is None:
@@ -93,13 +93,13 @@ def refusals(complaints: Iterable[Complaint]) -> list[Complaint]:
 def link_complaints(links: Iterable[StuckLink]) -> list[Complaint]:
     """The same of connections on which nothing is acknowledged."""
     return [
-        Complaint(0.0, link.rank, link.remote.rpartition(":")[0], _SILENCE, _link_words(link))
+        Complaint(0.0, link.rank, link.remote.rpartition(":")[0], _SILENCE, _link_text(link))
         for link in links
         if link.remote
     ]
 
 
-def _link_words(link: StuckLink) -> str:
+def _link_text(link: StuckLink) -> str:
     if link.state == "SYN_SENT":
         return f"rank {link.rank} cannot connect from {link.local} to {link.remote}: no answer"
     return (
@@ -120,14 +120,14 @@ def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | No
         is_loopback = complaint.address.rpartition(":")[2].startswith("127.") or complaint.address == "::1"
         words = f"the ranks exchange the address {complaint.address}, which every host has for itself"
         advice = _NAME_ADVICE if is_loopback else _INTERFACE_ADVICE
-        return Cause("network_interface", words, (), shortened(complaint.words), advice)
+        return Cause("network_interface", words, (), shortened(complaint.line), advice)
     return None
 
 
 # ---------------------------------------------------------------------------------------------------------------- paths
 
 
-class _Way(Value):
+class _Route(Value):
     """From a host to another, and who says that it is broken."""
 
     source: HostView
@@ -149,36 +149,36 @@ def broken_between(
     if not hosts.are_several:
         return None
     for kind in (_SILENCE, _REFUSAL):
-        ways = _ways(complaints, kind, hosts)
-        if ways:
-            return _at_ways(ways, kind, len(hosts.all))
+        routes = _routes(complaints, kind, hosts)
+        if routes:
+            return _broken_routes(routes, kind, len(hosts.all))
     if not timed_out:
-        ways = _ways(complaints, _CLOSING, hosts)
-        return _first_way(ways) if ways else None
-    return _nowhere(findings, hosts)
+        routes = _routes(complaints, _CLOSING, hosts)
+        return _first_broken(routes) if routes else None
+    return _stuck_collective(findings, hosts)
 
 
-def _ways(complaints: Iterable[Complaint], kind: str, hosts: Hosts) -> list[_Way]:
-    ways = []
+def _routes(complaints: Iterable[Complaint], kind: str, hosts: Hosts) -> list[_Route]:
+    routes = []
     for complaint in complaints:
         source, target = hosts.of(complaint.rank), hosts.at_address(complaint.address)
         if complaint.kind == kind and source is not None and target is not None and source.host != target.host:
-            ways.append(_Way(source, target, complaint))
-    return ways
+            routes.append(_Route(source, target, complaint))
+    return routes
 
 
-def _at_ways(ways: Sequence[_Way], kind: str, count: int) -> Broken:
-    pairs = {frozenset((way.source.host, way.target.host)) for way in ways}
-    known = {host.host: host for way in ways for host in (way.source, way.target)}
-    proof = shortened(ways[0].complaint.words)
+def _broken_routes(routes: Sequence[_Route], kind: str, count: int) -> Broken:
+    pairs = {frozenset((route.source.host, route.target.host)) for route in routes}
+    known = {host.host: host for route in routes for host in (route.source, route.target)}
+    proof = shortened(routes[0].complaint.line)
     verb = "refuse connections" if kind == _REFUSAL else "do not reach each other"
     common = frozenset.intersection(*pairs)
     if len(pairs) == 1:
         both = sorted(next(iter(pairs)))
         names = " and ".join(known[number].label for number in both)
         if kind == _REFUSAL:
-            target = ways[0].target
-            words = f"{target.label} refuses the connections of {ways[0].source.label}"
+            target = routes[0].target
+            words = f"{target.label} refuses the connections of {routes[0].source.label}"
             return _broken("network_between_hosts", words, [target], proof, _FIREWALL_ADVICE)
         words = f"the ranks of {names} {verb}"
         if count > _FEWEST:
@@ -188,39 +188,39 @@ def _at_ways(ways: Sequence[_Way], kind: str, count: int) -> Broken:
         host = known[next(iter(common))]
         others = [known[number] for number in sorted(known) if number != host.host]
         if kind == _REFUSAL:
-            words = f"{host.label} refuses the connections of {host_words(others)}"
+            words = f"{host.label} refuses the connections of {hosts_text(others)}"
             return _broken("network_cut", words, [host], proof, _FIREWALL_ADVICE)
-        words = f"nothing gets through between {host.label} and {host_words(others)}: its network is cut"
+        words = f"nothing gets through between {host.label} and {hosts_text(others)}: its network is cut"
         return _broken("network_cut", words, [host], proof, _ONE_HOST_ADVICE)
     some = [known[number] for number in sorted(known)]
-    words = f"the ranks of {host_words(some)} {verb}"
+    words = f"the ranks of {hosts_text(some)} {verb}"
     advice = _FIREWALL_ADVICE if kind == _REFUSAL else _NETWORK_ADVICE
     return _broken("network_between_hosts", words, some, proof, advice)
 
 
-def _first_way(ways: Sequence[_Way]) -> Broken:
+def _first_broken(routes: Sequence[_Route]) -> Broken:
     """Connections were closed, and nobody had failed before: the first to go tells where."""
-    first = ways[0]
+    first = routes[0]
     names = f"{first.source.label} and {first.target.label}"
     words = f"a connection between {names} broke first, and no rank is seen to have failed before"
-    proof = shortened(first.complaint.words)
+    proof = shortened(first.complaint.line)
     return _broken("network_between_hosts", words, [first.source, first.target], proof, _NETWORK_ADVICE)
 
 
-def _nowhere(findings: CollectiveFindings, hosts: Hosts) -> Broken | None:
+def _stuck_collective(findings: CollectiveFindings, hosts: Hosts) -> Broken | None:
     """Everybody has come to a collective, and it does not end on anybody's host."""
     for stuck in findings.stuck:
         theirs = hosts.of_ranks(stuck.waiting)
         if len(theirs) >= _FEWEST and not stuck.unknown and not findings.missing and not findings.mismatched:
             op = f"{stuck.op} ({stuck.seq} of group {stuck.group})" if stuck.op else f"collective {stuck.seq}"
-            between = host_words(theirs)
+            between = hosts_text(theirs)
             words = f"all ranks have come to {op}, and it does not end; it goes over the network between {between}"
-            return _broken("network_between_hosts", words, theirs, stuck.words, _NETWORK_ADVICE)
+            return _broken("network_between_hosts", words, theirs, stuck.message, _NETWORK_ADVICE)
     return None
 
 
 def _broken(class_name: str, words: str, hosts: Sequence[HostView], proof: str, advice: str) -> Broken:
     ranks = hosts[0].ranks if len(hosts) == 1 else ()
-    cause = Cause(class_name, words, ranks, proof, advice.format(hosts=host_words(hosts)))
+    cause = Cause(class_name, words, ranks, proof, advice.format(hosts=hosts_text(hosts)))
     tail = f" ({ranks_text(ranks)})" if ranks else ""
     return Broken(cause, f"{words}{tail}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from saferun.diagnosis.frames import Calls, last_name
 from saferun.diagnosis.rank_view import (
     Found,
-    Sight,
+    RankView,
     is_at_work,
     library_call,
     library_calls,
@@ -71,66 +71,66 @@ def _in_store(by: str) -> Found:
     return Found("network", what, f"waits for {what}", of_peers=True)
 
 
-def _pending_op(sight: Sight) -> str:
-    return sight.pending or ANY
+def _pending_op(view: RankView) -> str:
+    return view.pending or ANY
 
 
-def in_store(sight: Sight) -> Found | None:
+def in_store(view: RankView) -> Found | None:
     """It waits for a key in the store, or for the others to come to it."""
-    c10d = _outermost(sight, _C10D)
+    c10d = _outermost(view, _C10D)
     by = last_name(c10d.function) if c10d is not None else ""
     if by in _INIT:
         return _in_store(by)
-    if library_call(sight, _STORE_CALLS) is not None or native_call(sight, *_STORE_NATIVE):
+    if library_call(view, _STORE_CALLS) is not None or native_call(view, *_STORE_NATIVE):
         return _in_store(by)
     # Python's stack ends at the line that asks the store; the connection that the kernel names tells the rest.
-    if sight.look is not None and sight.store_port and f":{sight.store_port} (" in sight.look.waits_on:
+    if view.process is not None and view.store_port and f":{view.store_port} (" in view.process.waits_on:
         return _in_store(by)
     return None
 
 
-def _outermost(sight: Sight, table: Calls) -> Frame | None:
+def _outermost(view: RankView, table: Calls) -> Frame | None:
     """The call with which the user's code, or a library of theirs, has come to a file."""
     found = None
-    for frame in library_calls(sight):
+    for frame in library_calls(view):
         if frame in table and not last_name(frame.function).startswith("__"):
             found = frame
     return found
 
 
-def in_collective(sight: Sight) -> Found | None:
+def in_collective(view: RankView) -> Found | None:
     """Python frames show a collective."""
-    c10d = _outermost(sight, _C10D)
+    c10d = _outermost(view, _C10D)
     if c10d is not None:
         op = last_name(c10d.function).lstrip("_")
-        return found_in_collective(op if op not in {"wait", "wrapper"} else _pending_op(sight))
+        return found_in_collective(op if op not in {"wait", "wrapper"} else _pending_op(view))
     for calls, words in _OTHER_COLLECTIVES:
-        frame = _outermost(sight, calls)
+        frame = _outermost(view, calls)
         if frame is not None:
             return (
-                found_in_collective(_pending_op(sight), words)
+                found_in_collective(_pending_op(view), words)
                 if words
                 else found_in_collective(last_name(frame.function))
             )
     return None
 
 
-def in_native_collective(sight: Sight) -> Found | None:
+def in_native_collective(view: RankView) -> Found | None:
     """Native frames show a collective, as in ``work.wait()``."""
-    if native_call(sight, *_BACKWARD_NATIVE):
-        backward = library_call(sight, _BACKWARD) is not None
-        return found_in_collective(_pending_op(sight), BACKWARD if backward else "DDP's reducer")
-    name = native_call(sight, *_NATIVE_COLLECTIVES)
+    if native_call(view, *_BACKWARD_NATIVE):
+        backward = library_call(view, _BACKWARD) is not None
+        return found_in_collective(_pending_op(view), BACKWARD if backward else "DDP's reducer")
+    name = native_call(view, *_NATIVE_COLLECTIVES)
     if not name:
         return None
     if name.startswith("ncclComm") or "bootstrap" in name:
         return found_in_collective("the start of NCCL")
-    return found_in_collective(sight.pending or _op_of_native(sight) or ANY)
+    return found_in_collective(view.pending or _op_of_native(view) or ANY)
 
 
-def _op_of_native(sight: Sight) -> str:
+def _op_of_native(view: RankView) -> str:
     """``all_reduce`` of ``c10d::ProcessGroupGloo::allreduce``."""
-    for name in native_calls(sight):
+    for name in native_calls(view):
         last = name.rpartition("::")[2].lower().replace("_", "").removeprefix("mpi").removeprefix("nccl")
         for op in _OPS:
             if last == op.replace("_", ""):
@@ -146,24 +146,24 @@ _OPS = tuple(
 )
 
 
-def in_backward(sight: Sight) -> Found | None:
+def in_backward(view: RankView) -> Found | None:
     """Nothing else in a backward pass sleeps than the thread that waits for it, or for the other ranks."""
-    if library_call(sight, _BACKWARD) is None or is_at_work(sight) or next(native_calls(sight), ""):
+    if library_call(view, _BACKWARD) is None or is_at_work(view) or next(native_calls(view), ""):
         return None
-    if sight.pending:
-        return found_in_collective(_pending_op(sight), BACKWARD)
-    return found_in_collective("the backward pass") if syscall(sight) == "futex" else None
+    if view.pending:
+        return found_in_collective(_pending_op(view), BACKWARD)
+    return found_in_collective("the backward pass") if syscall(view) == "futex" else None
 
 
-def on_gpu(sight: Sight) -> Found | None:
+def on_gpu(view: RankView) -> Found | None:
     """It waits for its GPU: where a collective of its is not over, for that."""
-    name = native_call(sight, *_GPU_WAITS) or next(
-        (last_name(frame.function) for frame in library_calls(sight) if frame in _GPU_CALLS), ""
+    name = native_call(view, *_GPU_WAITS) or next(
+        (last_name(frame.function) for frame in library_calls(view) if frame in _GPU_CALLS), ""
     )
     if not name:
         return None
-    if sight.pending:
-        return found_in_collective(_pending_op(sight))
+    if view.pending:
+        return found_in_collective(_pending_op(view))
     return Found("gpu", name, f"waits for its GPU ({name})")
 
 
@@ -182,12 +182,12 @@ _GPU_CALLS = Calls(
 )
 
 
-def in_pending_collective(sight: Sight) -> Found | None:
+def in_pending_collective(view: RankView) -> Found | None:
     """The user's own line waits, nothing tells in what, and a collective of this rank is not over."""
-    if not sight.pending or sight.is_behind or next(native_calls(sight), ""):
+    if not view.pending or view.is_behind or next(native_calls(view), ""):
         return None
-    in_user_code = next(library_calls(sight), None) is None
-    is_stuck = sight.hang is not None and sight.hang.kind == "stuck_collective"
-    if in_user_code and (syscall(sight) == "futex" or (is_stuck and is_at_work(sight))):
-        return found_in_collective(_pending_op(sight))
+    in_user_code = next(library_calls(view), None) is None
+    is_stuck = view.hang is not None and view.hang.kind == "stuck_collective"
+    if in_user_code and (syscall(view) == "futex" or (is_stuck and is_at_work(view))):
+        return found_in_collective(_pending_op(view))
     return None

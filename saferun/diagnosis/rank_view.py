@@ -19,28 +19,28 @@ class Found(Value):
 
     Attributes:
         kind: that of a :class:`~saferun.evidence.WaitGroup`.
-        what: in words, to stand after the kind: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
+        detail: in words, to stand after the kind: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
         doing: in words, to stand after "it": ``sleeps``, ``waits for a lock``.
         of_peers: whether other ranks have to do something for it to go on.
-        trouble: what is wrong with a process that it waits for; ``its data-loader worker pid 12 waits for a lock``.
+        problem: what is wrong with a process that it waits for; ``its data-loader worker pid 12 waits for a lock``.
     """
 
     kind: str
-    what: str
+    detail: str
     doing: str
     of_peers: bool = False
-    trouble: str = ""
+    problem: str = ""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """``waits for its forked child pid 12; its child pid 12 waits for a lock``."""
         # A rank that waits for its workers does nothing wrong; what they do is what there is to be told.
-        if self.trouble and self.kind == "data_loading":
-            return self.trouble
-        return f"{self.doing}; {self.trouble}" if self.trouble else self.doing
+        if self.problem and self.kind == "data_loading":
+            return self.problem
+        return f"{self.doing}; {self.problem}" if self.problem else self.doing
 
 
-class Sight(Value):
+class RankView(Value):
     """Everything that is seen of one rank, or of a process that descends from it.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sight(Value):
     user: UserCode
     frames: tuple[Frame, ...] = ()
     active: bool = False
-    look: ProcessSnapshot | None = None
+    process: ProcessSnapshot | None = None
     owns_gil: bool = False
     is_main: bool = True
     children: tuple[ProcessSnapshot, ...] = ()
@@ -80,7 +80,7 @@ class Sight(Value):
     is_bare: bool = False
 
 
-Rule = Callable[[Sight], Found | None]
+Rule = Callable[[RankView], Found | None]
 
 
 def user_frame(frames: Sequence[Frame], user: UserCode) -> Frame | None:
@@ -88,57 +88,57 @@ def user_frame(frames: Sequence[Frame], user: UserCode) -> Frame | None:
     return next((frame for frame in frames if user.owns(frame)), None)
 
 
-def library_calls(sight: Sight) -> Iterator[Frame]:
+def library_calls(view: RankView) -> Iterator[Frame]:
     """The Python calls that the user's innermost call has led to, innermost first."""
-    for frame in sight.frames:
-        if sight.user.owns(frame):
+    for frame in view.frames:
+        if view.user.owns(frame):
             return
         if not is_native(frame):
             yield frame
 
 
-def native_calls(sight: Sight) -> Iterator[str]:
+def native_calls(view: RankView) -> Iterator[str]:
     """The names of the native calls that Python's innermost call has led to, innermost first."""
-    for frame in sight.frames:
+    for frame in view.frames:
         if not is_native(frame):
             return
         yield native_name(frame.function)
 
 
-def library_call(sight: Sight, table: Calls) -> Frame | None:
+def library_call(view: RankView, table: Calls) -> Frame | None:
     """The innermost of those calls that stands in a table."""
-    return next((frame for frame in library_calls(sight) if frame in table), None)
+    return next((frame for frame in library_calls(view) if frame in table), None)
 
 
-def native_call(sight: Sight, *starts: str) -> str:
+def native_call(view: RankView, *starts: str) -> str:
     """The innermost native call whose name starts so; empty where there is none."""
-    return next((name for name in native_calls(sight) if name.startswith(starts)), "")
+    return next((name for name in native_calls(view) if name.startswith(starts)), "")
 
 
-def syscall(sight: Sight) -> str:
+def syscall(view: RankView) -> str:
     """The system call that the thread is in; empty where that is not known."""
-    return sight.look.syscall if sight.look is not None and sight.is_main else ""
+    return view.process.syscall if view.process is not None and view.is_main else ""
 
 
-def wchan(sight: Sight) -> str:
+def wchan(view: RankView) -> str:
     """The kernel function that the thread sleeps in; empty likewise."""
-    return sight.look.wchan if sight.look is not None and sight.is_main else ""
+    return view.process.wchan if view.process is not None and view.is_main else ""
 
 
-def waits_on(sight: Sight) -> str:
+def waits_on(view: RankView) -> str:
     """What the system call waits for, in words; empty likewise."""
-    return sight.look.waits_on if sight.look is not None and sight.is_main else ""
+    return view.process.waits_on if view.process is not None and view.is_main else ""
 
 
-def is_at_work(sight: Sight) -> bool:
+def is_at_work(view: RankView) -> bool:
     """Whether the thread is at work rather than asleep."""
-    return sight.active or (sight.is_main and sight.look is not None and sight.look.state == "R")
+    return view.active or (view.is_main and view.process is not None and view.process.state == "R")
 
 
-def first_found(sight: Sight, rules: Sequence[Rule]) -> Found | None:
+def first_found(view: RankView, rules: Sequence[Rule]) -> Found | None:
     """What the first rule that knows says."""
     for rule in rules:
-        found = rule(sight)
+        found = rule(view)
         if found is not None:
             return found
     return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.diagnosis.collectives import CollectiveFindings, compare
-from saferun.diagnosis.frames import UserCode, is_native, place_words
+from saferun.diagnosis.frames import UserCode, is_native, location_text
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.merged_stacks import best_dumps, followed_threads, main_thread, worker_dumps
-from saferun.diagnosis.rank_view import Found, Sight, first_found, user_frame
+from saferun.diagnosis.rank_view import Found, RankView, first_found, user_frame
 from saferun.diagnosis.wait_rules import RULES
 from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, StackDump, ThreadStack, WaitGroup
 from saferun.model import Value
@@ -21,19 +21,19 @@ _HELD_UP_BY_GIL = frozenset({"sleep", "lock", "file_io", "network", "user_code"}
 
 
 class Wait(Value):
-    """What one rank waits in, and where in the user's code; ``place`` is empty where that is not known."""
+    """What one rank waits in, and where in the user's code; ``location`` is empty where that is not known."""
 
     rank: int
     found: Found
-    place: str
+    location: str
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """To stand after "it": ``sleeps at train.py:52 in step``."""
-        if self.found.trouble and self.found.kind == "data_loading":
-            return self.found.trouble
-        at = f" at {self.place}" if self.place else ""
-        trouble = f"; {self.found.trouble}" if self.found.trouble else ""
+        if self.found.problem and self.found.kind == "data_loading":
+            return self.found.problem
+        at = f" at {self.location}" if self.location else ""
+        trouble = f"; {self.found.problem}" if self.found.problem else ""
         return f"{self.found.doing}{at}{trouble}"
 
 
@@ -64,7 +64,7 @@ def group_waits(waits: Iterable[Wait]) -> tuple[WaitGroup, ...]:
     """Ranks that wait alike as one group."""
     members: dict[tuple[str, str, str], list[int]] = {}
     for wait in waits:
-        members.setdefault((wait.found.kind, wait.found.what, wait.place), []).append(wait.rank)
+        members.setdefault((wait.found.kind, wait.found.detail, wait.location), []).append(wait.rank)
     groups = [WaitGroup(kind, what, tuple(sorted(ranks)), place) for (kind, what, place), ranks in members.items()]
     return tuple(sorted(groups, key=lambda group: group.ranks))
 
@@ -90,25 +90,25 @@ def rank_waits(
         user: tells whose code a call is.
         store_port: of the job's store; 0: unknown.
     """
-    looks, children = _looks(capture.processes)
+    processes, children = _processes(capture.processes)
     dumps = best_dumps(capture.stacks)
     workers: dict[int, list[StackDump]] = {}
     for dump in worker_dumps(capture.stacks):
         workers.setdefault(dump.rank, []).append(dump)
     pending = {wait.rank: wait.op or "a collective" for wait in reversed(findings.waiting)}
     behind = {rank for missing in findings.missing for rank in missing.ranks}
-    natives = _natives(dumps, looks)
+    natives = _natives(dumps, processes)
     waits = []
     for rank in sorted({*ranks, *dead}):
         found_dump = dumps.get(rank)
         thread = main_thread(found_dump) if found_dump is not None else None
-        sight = Sight(
+        view = RankView(
             rank,
             user,
             frames=thread.frames if thread is not None else (),
             active=thread is not None and thread.active,
             owns_gil=thread is not None and thread.owns_gil,
-            look=looks.get(rank),
+            process=processes.get(rank),
             children=tuple(children.get(rank, ())),
             workers=tuple(workers.get(rank, ())),
             pending=pending.get(rank, ""),
@@ -121,19 +121,21 @@ def rank_waits(
             and not found_dump.failure
             and not any(thread.frames for thread in found_dump.threads),
         )
-        sight = sight._replace(frames=natives.get(_likeness(sight.frames, sight.look), sight.frames))
-        waits.append(_wait(sight, followed_threads(found_dump, user) if found_dump is not None else ()))
+        view = view._replace(frames=natives.get(_likeness(view.frames, view.process), view.frames))
+        waits.append(_wait(view, followed_threads(found_dump, user) if found_dump is not None else ()))
     return tuple(waits)
 
 
-def _looks(looks: Iterable[ProcessSnapshot]) -> tuple[dict[int, ProcessSnapshot], dict[int, list[ProcessSnapshot]]]:
+def _processes(
+    processes: Iterable[ProcessSnapshot],
+) -> tuple[dict[int, ProcessSnapshot], dict[int, list[ProcessSnapshot]]]:
     """The ranks' own looks and those of what descends from them, by rank. A later look at a process says more."""
-    newest = {(look.rank, look.pid): look for look in looks}
-    own = {look.rank: look for look in newest.values() if look.is_rank}
+    newest = {(process.rank, process.pid): process for process in processes}
+    own = {process.rank: process for process in newest.values() if process.is_rank}
     children: dict[int, list[ProcessSnapshot]] = {}
-    for _, look in sorted(newest.items()):
-        if not look.is_rank:
-            children.setdefault(look.rank, []).append(look)
+    for _, process in sorted(newest.items()):
+        if not process.is_rank:
+            children.setdefault(process.rank, []).append(process)
     return own, children
 
 
@@ -141,19 +143,19 @@ def located_waits(waits: Sequence[Wait], hosts: Hosts) -> tuple[Wait, ...]:
     """The same waits, with the host's name after each address that belongs to a host of the job."""
     if not hosts.are_several:
         return tuple(waits)
-    located = {found: found._replace(what=hosts.located(found.what)) for found in {wait.found for wait in waits}}
+    located = {found: found._replace(detail=hosts.located(found.detail)) for found in {wait.found for wait in waits}}
     return tuple(wait._replace(found=located[wait.found]) for wait in waits)
 
 
 _Likeness = tuple[tuple[Frame, ...], str]
 
 
-def _likeness(frames: Sequence[Frame], look: ProcessSnapshot | None) -> _Likeness:
-    return tuple(frame for frame in frames if not is_native(frame)), look.syscall if look is not None else ""
+def _likeness(frames: Sequence[Frame], process: ProcessSnapshot | None) -> _Likeness:
+    return tuple(frame for frame in frames if not is_native(frame)), process.syscall if process is not None else ""
 
 
 def _natives(
-    dumps: Mapping[int, StackDump], looks: Mapping[int, ProcessSnapshot]
+    dumps: Mapping[int, StackDump], processes: Mapping[int, ProcessSnapshot]
 ) -> dict[_Likeness, tuple[Frame, ...]]:
     """Stacks with native calls, by what they have in common with those that were taken without.
 
@@ -164,27 +166,27 @@ def _natives(
         thread = main_thread(dump)
         # What runs is elsewhere at the next glance.
         if thread is not None and not thread.active and any(map(is_native, thread.frames)):
-            likeness = _likeness(thread.frames, looks.get(rank))
+            likeness = _likeness(thread.frames, processes.get(rank))
             if likeness[0]:
                 found.setdefault(likeness, thread.frames)
     return found
 
 
-def _wait(sight: Sight, followed: Sequence[ThreadStack]) -> Wait:
-    found = first_found(sight, RULES) or Found("unanswering", "", "cannot be inspected")
-    place = place_words(user_frame(sight.frames, sight.user))
-    if sight.owns_gil and not sight.active and found.kind in _HELD_UP_BY_GIL and not found.of_peers:
+def _wait(view: RankView, followed: Sequence[ThreadStack]) -> Wait:
+    found = first_found(view, RULES) or Found("unanswering", "", "cannot be inspected")
+    place = location_text(user_frame(view.frames, view.user))
+    if view.owns_gil and not view.active and found.kind in _HELD_UP_BY_GIL and not found.of_peers:
         found = found._replace(doing=f"{found.doing} in C code that holds the GIL")
     if found.kind in _VAGUE and followed:
-        views = [_view_of(sight, thread) for thread in followed]
+        inner_views = [_view_of(view, thread) for thread in followed]
         # What a thread waits for other ranks with is what the rank does.
-        _, found, place = min(views, key=lambda view: view[0])
-    return Wait(sight.rank, found, place if found.kind != "dead" else "")
+        _, found, place = min(inner_views, key=lambda inner: inner[0])
+    return Wait(view.rank, found, place if found.kind != "dead" else "")
 
 
-def _view_of(sight: Sight, thread: ThreadStack) -> tuple[tuple[bool, bool], Found, str]:
-    view = sight._replace(frames=thread.frames, active=thread.active, is_main=False)
-    found = first_found(view, RULES) or Found("user_code", "", "stands")
-    place = place_words(user_frame(thread.frames, sight.user))
-    told = found._replace(what=f"{found.what}, {_IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
+def _view_of(view: RankView, thread: ThreadStack) -> tuple[tuple[bool, bool], Found, str]:
+    inner = view._replace(frames=thread.frames, active=thread.active, is_main=False)
+    found = first_found(inner, RULES) or Found("user_code", "", "stands")
+    place = location_text(user_frame(thread.frames, view.user))
+    told = found._replace(detail=f"{found.detail}, {_IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
     return (not found.of_peers, found.kind in _VAGUE), told, f"{place}" if place else ""

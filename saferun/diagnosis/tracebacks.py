@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from saferun.diagnosis.frames import UserCode, place_words
+from saferun.diagnosis.frames import UserCode, location_text
 from saferun.evidence import Frame, Traceback
 from saferun.model import Value
 
@@ -64,7 +64,7 @@ class Block(Value):
     end: int
 
     @property
-    def told_at(self) -> int:
+    def message_start(self) -> int:
         """Where the line stands that names the exception."""
         return self.end - len(self.message)
 
@@ -117,21 +117,21 @@ class PythonError(Value):
         told = set(self.messages)
         return tuple(line for block in reversed(self.blocks) for line in block.message if line not in told)
 
-    def place(self, user: UserCode) -> str:
+    def location(self, user: UserCode) -> str:
         """The last frame in the user's code, in words; empty where there is none."""
         for block in (self.innermost, self.last, *reversed(self.blocks)):
             frame = next((frame for frame in reversed(block.frames) if user.owns(frame)), None)
             if frame is not None:
-                return place_words(frame)
+                return location_text(frame)
         frames = self.innermost.frames
-        return place_words(frames[-1]) if frames else ""
+        return location_text(frames[-1]) if frames else ""
 
 
 class FatalReport(Value):
     """What faulthandler prints when a signal ends a Python process.
 
     Attributes:
-        words: ``Segmentation fault``.
+        message: ``Segmentation fault``.
         frames: the Python calls of the thread that it happened in, innermost first.
         main_frames: those of the main thread.
         is_python: whether the thread that it happened in runs Python at all, and has not come to its end.
@@ -139,7 +139,7 @@ class FatalReport(Value):
         start: where it stands.
     """
 
-    words: str
+    message: str
     frames: tuple[Frame, ...]
     main_frames: tuple[Frame, ...]
     is_python: bool
@@ -342,7 +342,7 @@ def find_fatal_report(lines: Sequence[str]) -> FatalReport | None:
     current = next((frames for head, frames in pythons if head.startswith("Current thread")), None)
     main = pythons[-1][1] if pythons else []
     return FatalReport(
-        words=clean[start].partition(":")[2].strip()[:200],
+        message=clean[start].partition(":")[2].strip()[:200],
         frames=tuple([*natives, *(current or [])][:_MOST_FRAMES]),
         main_frames=tuple(main[:_MOST_FRAMES]),
         is_python=bool(current),

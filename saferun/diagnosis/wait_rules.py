@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.diagnosis.frames import Calls, last_name, place_words
+from saferun.diagnosis.frames import Calls, last_name, location_text
 from saferun.diagnosis.merged_stacks import WORKER_NAME, main_thread, started_in_child
 from saferun.diagnosis.peer_rules import (
     found_in_collective,
@@ -15,8 +15,8 @@ from saferun.diagnosis.peer_rules import (
 )
 from saferun.diagnosis.rank_view import (
     Found,
+    RankView,
     Rule,
-    Sight,
     first_found,
     is_at_work,
     library_call,
@@ -32,24 +32,24 @@ from saferun.diagnosis.rank_view import (
 # ------------------------------------------------------------------------------------- states of the process as a whole
 
 
-def _ended(sight: Sight) -> Found | None:
-    if sight.ended:
-        return Found("dead", sight.ended, f"has ended ({sight.ended})")
-    if sight.look is None or sight.frames:
+def _ended(view: RankView) -> Found | None:
+    if view.ended:
+        return Found("dead", view.ended, f"has ended ({view.ended})")
+    if view.process is None or view.frames:
         return None
-    if sight.look.state in {"Z", "X", "?"}:
+    if view.process.state in {"Z", "X", "?"}:
         return Found("dead", "exited during the capture", "has ended")
-    if sight.look.core_dumping:
+    if view.process.core_dumping:
         return Found("dead", "the kernel writes its core", "crashes: the kernel writes its core")
     return None
 
 
-def _traced(sight: Sight) -> Found | None:
-    look = sight.look
-    if look is not None and (look.tracer_pid or look.state == "t"):
-        who = f"process {look.tracer_pid}" if look.tracer_pid else "a debugger"
+def _traced(view: RankView) -> Found | None:
+    process = view.process
+    if process is not None and (process.tracer_pid or process.state == "t"):
+        who = f"process {process.tracer_pid}" if process.tracer_pid else "a debugger"
         return Found("debugger", f"traced by {who}", f"is held by {who}, which traces it")
-    frame = library_call(sight, _DEBUGGERS)
+    frame = library_call(view, _DEBUGGERS)
     if frame is not None:
         name = next(name for name in _DEBUGGER_NAMES if name in frame.file)
         return Found("debugger", name, f"waits at a prompt of the debugger ({name})")
@@ -67,32 +67,32 @@ _DEBUGGERS = Calls(
 _DEBUGGER_NAMES = ("IPython", "debugpy", "pydevd", "pdb", "bdb", "torch")
 
 
-def _stopped(sight: Sight) -> Found | None:
-    if sight.look is not None and sight.look.state == "T":
+def _stopped(view: RankView) -> Found | None:
+    if view.process is not None and view.process.state == "T":
         return Found("stopped", "state T", "is stopped (state T)")
     return None
 
 
-def _uninterruptible(sight: Sight) -> Found | None:
-    look = sight.look
-    if look is None or look.state != "D" or (sight.hang is not None and sight.rank in sight.hang.busy):
+def _uninterruptible(view: RankView) -> Found | None:
+    process = view.process
+    if process is None or process.state != "D" or (view.hang is not None and view.rank in view.hang.busy):
         return None
-    where = " in ".join(filter(None, (look.syscall, look.wchan)))
-    what = ", ".join(filter(None, (where, look.waits_on))) or "state D"
+    where = " in ".join(filter(None, (process.syscall, process.wchan)))
+    what = ", ".join(filter(None, (where, process.waits_on))) or "state D"
     return Found("uninterruptible", what, f"sleeps in the kernel and cannot be woken (state D: {what})")
 
 
-def _unanswering(sight: Sight) -> Found | None:
-    if sight.frames:
+def _unanswering(view: RankView) -> Found | None:
+    if view.frames:
         return None
-    if sight.pending:
-        return found_in_collective(sight.pending)
-    found = first_found(sight, _KERNEL_RULES)
+    if view.pending:
+        return found_in_collective(view.pending)
+    found = first_found(view, _KERNEL_RULES)
     if found is not None:
         return found
-    if sight.is_bare:
+    if view.is_bare:
         return Found("interpreter", "Python is starting or shutting down", "is starting or shutting down")
-    why = sight.failure or "no stacks of it"
+    why = view.failure or "no stacks of it"
     return Found("unanswering", why, f"cannot be inspected ({why})")
 
 
@@ -105,37 +105,37 @@ _LOADER_WAIT = Calls(
 _IN_PROCESS = "_SingleProcessDataLoaderIter"
 
 
-def _data_loading(sight: Sight) -> Found | None:
-    frame = library_call(sight, _LOADER_WAIT)
-    if frame is None or any(_IN_PROCESS in call.function for call in library_calls(sight)):
+def _data_loading(view: RankView) -> Found | None:
+    frame = library_call(view, _LOADER_WAIT)
+    if frame is None or any(_IN_PROCESS in call.function for call in library_calls(view)):
         return None
-    short, trouble = worker_trouble(sight)
-    return Found("data_loading", short or "its workers", "waits for its data loader", trouble=trouble)
+    short, trouble = worker_problem(view)
+    return Found("data_loading", short or "its workers", "waits for its data loader", problem=trouble)
 
 
-def worker_trouble(sight: Sight) -> tuple[str, str]:
+def worker_problem(view: RankView) -> tuple[str, str]:
     """What the data-loader workers of a rank are stuck in: in short, and with the numbers of the processes.
 
     Both are empty where none is seen to be stuck.
     """
-    looks = {look.pid: look for look in sight.children if look.name == WORKER_NAME}
-    dumps = {dump.pid: dump for dump in sight.workers if dump.name == WORKER_NAME}
+    processes = {process.pid: process for process in view.children if process.name == WORKER_NAME}
+    dumps = {dump.pid: dump for dump in view.workers if dump.name == WORKER_NAME}
     stuck: dict[tuple[str, str, str], list[int]] = {}
-    for pid in sorted({*looks, *dumps}):
+    for pid in sorted({*processes, *dumps}):
         thread = main_thread(dumps[pid]) if pid in dumps else None
         frames = started_in_child(thread.frames) if thread is not None else ()
         active = thread is not None and thread.active
-        view = Sight(sight.rank, sight.user, frames, active, looks.get(pid))
-        place = user_frame(frames, sight.user)
+        inner = RankView(view.rank, view.user, frames, active, processes.get(pid))
+        place = user_frame(frames, view.user)
         # One that waits for the next index to load has nothing to do.
-        found = first_found(view, RULES if place is not None else _STATE_RULES)
+        found = first_found(inner, RULES if place is not None else _STATE_RULES)
         if found is not None:
-            stuck.setdefault((found.what or found.kind, found.doing, place_words(place)), []).append(pid)
+            stuck.setdefault((found.detail or found.kind, found.doing, location_text(place)), []).append(pid)
     if not stuck:
-        gone = "" if looks or dumps or not sight.children else "no worker of its data loader is left"
+        gone = "" if processes or dumps or not view.children else "no worker of its data loader is left"
         return gone, gone
-    (what, doing, place_told), pids = max(stuck.items(), key=lambda item: (len(item[1]), -item[1][0]))
-    at = f" at {place_told}" if place_told else ""
+    (what, doing, location), pids = max(stuck.items(), key=lambda item: (len(item[1]), -item[1][0]))
+    at = f" at {location}" if location else ""
     more = f" (and {len(pids) - 1} more)" if len(pids) > 1 else ""
     return f"{what}{at.partition(' in ')[0]} in a worker", f"its data-loader worker pid {pids[0]}{more} {doing}{at}"
 
@@ -167,12 +167,12 @@ _CHILD_WAITS = Calls(
 _POOL_WAITS = Calls(("/multiprocessing/pool.py", ("get", "wait", "next", "join", "apply", "map", "starmap")))
 
 
-def _compile(sight: Sight) -> Found | None:
-    compiler = next((look for look in sight.children if look.name in _COMPILERS), None)
-    frame = library_call(sight, _COMPILE_CALLS)
+def _compile(view: RankView) -> Found | None:
+    compiler = next((process for process in view.children if process.name in _COMPILERS), None)
+    frame = library_call(view, _COMPILE_CALLS)
     if compiler is None and frame is None:
         return None
-    if library_call(sight, _FILE_LOCKS) is not None:
+    if library_call(view, _FILE_LOCKS) is not None:
         return None
     by = compiler.name if compiler is not None else "torch.compile"
     if frame is not None and frame.file.endswith("/cpp_extension.py") and compiler is None:
@@ -180,23 +180,29 @@ def _compile(sight: Sight) -> Found | None:
     return Found("compile", by, f"compiles ({by})")
 
 
-def _subprocess(sight: Sight) -> Found | None:
-    pool = library_call(sight, _POOL_WAITS)
+def _subprocess(view: RankView) -> Found | None:
+    pool = library_call(view, _POOL_WAITS)
     if pool is not None:
-        return Found("subprocess", "a process pool", "waits for its process pool", trouble=_child_trouble(sight))
-    is_waiting = library_call(sight, _CHILD_WAITS) is not None or syscall(sight) in {"wait4", "waitid"}
-    if not is_waiting and not native_call(sight, "wait4", "waitpid", "waitid", "__waitpid", "os_waitpid"):
+        return Found("subprocess", "a process pool", "waits for its process pool", problem=_child_problem(view))
+    is_waiting = library_call(view, _CHILD_WAITS) is not None or syscall(view) in {"wait4", "waitid"}
+    if not is_waiting and not native_call(view, "wait4", "waitpid", "waitid", "__waitpid", "os_waitpid"):
         return None
-    what, words = _child_words(sight)
-    return Found("subprocess", what, f"waits for {words}", trouble=_child_trouble(sight))
+    what, words = _awaited_child(view)
+    return Found("subprocess", what, f"waits for {words}", problem=_child_problem(view))
 
 
-def _child_words(sight: Sight) -> tuple[str, str]:
+def _awaited_child(view: RankView) -> tuple[str, str]:
     """The child that a rank waits for, without and with its number."""
-    own = sight.look
-    awaited = waits_on(sight)
-    direct = [look for look in sight.children if own is not None and look.ppid == own.pid and look.name != WORKER_NAME]
-    named = [look for look in direct if f"process {look.pid} " in f"{awaited} "] or (direct if len(direct) == 1 else [])
+    own = view.process
+    awaited = waits_on(view)
+    direct = [
+        process
+        for process in view.children
+        if own is not None and process.ppid == own.pid and process.name != WORKER_NAME
+    ]
+    named = [process for process in direct if f"process {process.pid} " in f"{awaited} "] or (
+        direct if len(direct) == 1 else []
+    )
     if not named:
         awaited = awaited.removesuffix(" to end") or "a child process"
         return "a child process", awaited
@@ -208,17 +214,17 @@ def _child_words(sight: Sight) -> tuple[str, str]:
     return what, f"pid {child.pid} ({what})"
 
 
-def _child_trouble(sight: Sight) -> str:
+def _child_problem(view: RankView) -> str:
     """What a Python child stands in."""
-    for dump in sight.workers:
+    for dump in view.workers:
         thread = main_thread(dump)
         if thread is None or dump.name == WORKER_NAME:
             continue
-        look = next((look for look in sight.children if look.pid == dump.pid), None)
-        view = Sight(sight.rank, sight.user, started_in_child(thread.frames), thread.active, look)
-        found = first_found(view, RULES)
+        process = next((process for process in view.children if process.pid == dump.pid), None)
+        inner = RankView(view.rank, view.user, started_in_child(thread.frames), thread.active, process)
+        found = first_found(inner, RULES)
         if found is not None:
-            place = place_words(user_frame(view.frames, sight.user))
+            place = location_text(user_frame(inner.frames, view.user))
             return f"its child pid {dump.pid} {found.doing}{f' at {place}' if place else ''}"
     return ""
 
@@ -251,16 +257,16 @@ _LOCK_NATIVE = tuple(
 _GIL_NATIVE = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure", "pybind11::gil_scoped")
 
 
-def _lock(sight: Sight) -> Found | None:
-    if native_call(sight, *_GIL_NATIVE):
+def _lock(view: RankView) -> Found | None:
+    if native_call(view, *_GIL_NATIVE):
         return _in_lock("the GIL, which another thread holds")
     for table, words in _LOCKS:
-        frames = [frame for frame in library_calls(sight) if frame in table]
-        if frames and not is_at_work(sight):
+        frames = [frame for frame in library_calls(view) if frame in table]
+        if frames and not is_at_work(view):
             return _in_lock(words or _THREADING.get(frames[-1].function.partition(".")[0], "a lock"))
-    if syscall(sight) == "flock" or waits_on(sight).startswith("a lock on "):
-        return _in_lock(waits_on(sight) or "a lock on a file")
-    if native_call(sight, *_LOCK_NATIVE):
+    if syscall(view) == "flock" or waits_on(view).startswith("a lock on "):
+        return _in_lock(waits_on(view) or "a lock on a file")
+    if native_call(view, *_LOCK_NATIVE):
         return _in_lock("a lock")
     return None
 
@@ -278,8 +284,8 @@ _THREADING = {
 }
 
 
-def _futex(sight: Sight) -> Found | None:
-    if syscall(sight).startswith("futex") or "futex" in wchan(sight):
+def _futex(view: RankView) -> Found | None:
+    if syscall(view).startswith("futex") or "futex" in wchan(view):
         return _in_lock("a lock")
     return None
 
@@ -325,36 +331,36 @@ _FILE_IO_CALLS = Calls(
 )
 
 
-def _sleep(sight: Sight) -> Found | None:
-    native = next(native_calls(sight), "")
-    if syscall(sight) in _SLEEPS or native in {"clock_nanosleep", "nanosleep", "__nanosleep", "usleep", "time_sleep"}:
-        return Found("sleep", "time.sleep" if not native_call(sight, "sleep", "usleep") else "sleep", "sleeps")
+def _sleep(view: RankView) -> Found | None:
+    native = next(native_calls(view), "")
+    if syscall(view) in _SLEEPS or native in {"clock_nanosleep", "nanosleep", "__nanosleep", "usleep", "time_sleep"}:
+        return Found("sleep", "time.sleep" if not native_call(view, "sleep", "usleep") else "sleep", "sleeps")
     return None
 
 
-def _file_io(sight: Sight) -> Found | None:
-    what = waits_on(sight)
-    if syscall(sight) in _FILE_CALLS and (what.startswith(_FILES) or not what):
-        if "partner" in wchan(sight) or what.startswith(("the FIFO", "a FIFO")):
+def _file_io(view: RankView) -> Found | None:
+    what = waits_on(view)
+    if syscall(view) in _FILE_CALLS and (what.startswith(_FILES) or not what):
+        if "partner" in wchan(view) or what.startswith(("the FIFO", "a FIFO")):
             what = what or "a FIFO to be opened at its other end"
             return Found("file_io", what, f"waits for {what}")
         if what == "a pipe" or what.startswith("a pipe,"):
             return Found("file_io", what, f"waits for {what}")
-        verb = "writes to" if "write" in syscall(sight) or "sync" in syscall(sight) else "waits for"
-        return Found("file_io", what or syscall(sight), f"{verb} {what}" if what else f"is in {syscall(sight)}()")
+        verb = "writes to" if "write" in syscall(view) or "sync" in syscall(view) else "waits for"
+        return Found("file_io", what or syscall(view), f"{verb} {what}" if what else f"is in {syscall(view)}()")
     if what.startswith("the terminal"):
         return Found("file_io", what, f"waits for input from {what}")
-    if library_call(sight, _FILE_IO_CALLS) is not None and not is_at_work(sight):
+    if library_call(view, _FILE_IO_CALLS) is not None and not is_at_work(view):
         return Found("file_io", what or "a file", f"waits for {what or 'a file'}")
     return None
 
 
-def _network(sight: Sight) -> Found | None:
-    what = waits_on(sight)
-    if what.startswith(_SOCKETS) and syscall(sight) in _SOCKET_CALLS:
+def _network(view: RankView) -> Found | None:
+    what = waits_on(view)
+    if what.startswith(_SOCKETS) and syscall(view) in _SOCKET_CALLS:
         return Found("network", what, f"waits for {what}")
-    native = native_call(sight, "recv", "send", "connect", "accept", "SSL_read", "sock_")
-    if (library_call(sight, _NETWORK_CALLS) is not None or native) and not is_at_work(sight):
+    native = native_call(view, "recv", "send", "connect", "accept", "SSL_read", "sock_")
+    if (library_call(view, _NETWORK_CALLS) is not None or native) and not is_at_work(view):
         return Found("network", what or "a connection", f"waits for {what or 'a connection'}")
     return None
 
@@ -362,28 +368,28 @@ def _network(sight: Sight) -> Found | None:
 # --------------------------------------------------------------------------------------------------------- what is left
 
 
-def _spinning(sight: Sight) -> Found | None:
-    if sight.hang is None or sight.hang.kind != "spinning" or sight.rank not in sight.hang.ranks:
+def _spinning(view: RankView) -> Found | None:
+    if view.hang is None or view.hang.kind != "spinning" or view.rank not in view.hang.ranks:
         return None
     return Found("spinning", "a loop that does not end", "spins")
 
 
-def _loading_in_process(sight: Sight) -> Found | None:
-    if any(frame in _LOADER for frame in sight.frames):
+def _loading_in_process(view: RankView) -> Found | None:
+    if any(frame in _LOADER for frame in view.frames):
         return Found("data_loading", "the dataset, in the rank itself", "loads data")
     return None
 
 
-def _user_code(sight: Sight) -> Found | None:
-    call = next(library_calls(sight), None)
-    in_library = call is not None and user_frame(sight.frames, sight.user) is not None
-    if is_at_work(sight):
+def _user_code(view: RankView) -> Found | None:
+    call = next(library_calls(view), None)
+    in_library = call is not None and user_frame(view.frames, view.user) is not None
+    if is_at_work(view):
         return Found("user_code", "", "computes")
     what = last_name(call.function) if call is not None and in_library else ""
-    call_name = syscall(sight)
+    call_name = syscall(view)
     if call_name.isidentifier():
         return Found("user_code", what, f"waits in {call_name}()")
-    return Found("user_code", what, "stands" if sight.is_main else "waits")
+    return Found("user_code", what, "stands" if view.is_main else "waits")
 
 
 _STATE_RULES: tuple[Rule, ...] = (_ended, _traced, _stopped, _uninterruptible)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from saferun.evidence import CoreDump, Diagnosis, HangVerdict, HostView, Traceback, WaitGroup
 from saferun.model import RankEnd
-from saferun.report.picture import WIDTH, frame_words, group_lines, is_user_code, rank_ranges, tree_lines
+from saferun.report.picture import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.page import shown
 from saferun.text.wording import duration_text, ranks_text, size_text
 
@@ -54,7 +54,7 @@ def failure_text(
         head.append(f"hint: {shown(diagnosis.hint)}")
     crash = _crash_lines(diagnosis.core)
     rest = " in report.txt" if files else ""
-    said = _said_lines(diagnosis, rest, beside_a_core=bool(crash))
+    said = _output_lines_of(diagnosis, rest, beside_a_core=bool(crash))
     body = [*said, *_cause_lines(diagnosis, [*head, *said, *crash]), *crash]
     # The dead are told of by name elsewhere.
     living = [group for group in diagnosis.groups if group.kind != "dead"]
@@ -100,7 +100,7 @@ def hang_text(
         next_s: seconds until it is looked at again; None: it is not.
     """
     rest = " in report.txt" if files else ""
-    head = [f"saferun: {shown(diagnosis.headline)}", f"  {_verdict_words(verdict, count, diagnosis.hosts)}"]
+    head = [f"saferun: {shown(diagnosis.headline)}", f"  {_verdict_text(verdict, count, diagnosis.hosts)}"]
     body = _groups(diagnosis.groups, diagnosis, _GROUPS_IN_A_HANG, rest)
     whose = f"the ranks on {shown(host, 60)}" if len(diagnosis.hosts) < _SEVERAL else "all ranks"
     body += _tree(diagnosis, _TREE_LINES, rest, f"  calls of {whose}, outermost first:")
@@ -164,7 +164,7 @@ def recovery_text(lasted_s: float) -> str:
     return f"saferun: job resumed after {duration_text(lasted_s)}"
 
 
-def core_words(core: CoreDump) -> str:
+def core_text(core: CoreDump) -> str:
     """What became of a core, in one line; empty where there is nothing to be said."""
     size = f" ({size_text(core.size_bytes)})" if core.size_bytes > 0 else ""
     failure = f": {shown(core.failure)}" if core.failure else ""
@@ -178,7 +178,7 @@ def core_words(core: CoreDump) -> str:
 # ---------------------------------------------------------------------------------------------------------------- parts
 
 
-def _said_lines(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) -> list[str]:
+def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) -> list[str]:
     """What the first rank said: its traceback, its last lines, or what it recorded."""
     output = diagnosis.output
     path = shown(output.stderr_path) if output is not None else ""
@@ -255,7 +255,7 @@ def _crash_lines(core: CoreDump | None) -> list[str]:
     for pick in picks:
         gap = pick - before - 1
         skipped = f"… {gap} call{'s' if gap > 1 else ''} …  " if gap else ""
-        lines.append(f"  | {skipped}{frame_words(frames[pick], WIDTH - 4 - len(skipped))}")
+        lines.append(f"  | {skipped}{frame_text(frames[pick], WIDTH - 4 - len(skipped))}")
         before = pick
     return lines
 
@@ -306,10 +306,10 @@ def _fate_lines(diagnosis: Diagnosis) -> list[str]:
 
 
 def _failures(ends: Iterable[RankEnd], hosts: Sequence[HostView]) -> str:
-    by_words: dict[str, list[int]] = {}
+    by_status: dict[str, list[int]] = {}
     for end in ends:
-        by_words.setdefault(end.status.description, []).append(end.rank)
-    return shown("; ".join(f"{ranks_text(ranks)}{_on(hosts, ranks)} ({words})" for words, ranks in by_words.items()))
+        by_status.setdefault(end.status.description, []).append(end.rank)
+    return shown("; ".join(f"{ranks_text(ranks)}{_on(hosts, ranks)} ({words})" for words, ranks in by_status.items()))
 
 
 def _on(hosts: Sequence[HostView], ranks: Iterable[int]) -> str:
@@ -331,14 +331,14 @@ def _advice_lines(diagnosis: Diagnosis) -> list[str]:
 
 
 def _core_lines(core: CoreDump | None) -> list[str]:
-    words = core_words(core) if core is not None else ""
+    words = core_text(core) if core is not None else ""
     return [f"  core: {words}"] if words else []
 
 
 # ---------------------------------------------------------------------------------------------------------------- hangs
 
 
-def _verdict_words(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = ()) -> str:
+def _verdict_text(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = ()) -> str:
     ranks = f"{ranks_text(verdict.ranks, 60)}{_on(hosts, verdict.ranks)}"
     lasted = duration_text(verdict.quiet_s)
     match verdict.kind:
@@ -366,6 +366,6 @@ def _next_step(verdict: HangVerdict, on_hang: str, next_s: float | None) -> str:
         return "stopping all ranks (--on-hang stop)"
     if verdict.certain and on_hang == "restart":
         return "stopping all ranks, to start them again (--on-hang restart)"
-    look = f"next hang check in {duration_text(next_s)}" if next_s is not None else "no further hang checks"
+    process = f"next hang check in {duration_text(next_s)}" if next_s is not None else "no further hang checks"
     why = "(--on-hang report)" if on_hang == "report" else "(suspected hangs are only reported)"
-    return f"job left running; {look} {why}"
+    return f"job left running; {process} {why}"

@@ -25,7 +25,7 @@ _LONGEST_LABEL = 26
 _WIDEST_INDENT = 36
 _USER_CODE = UserCode()
 _IN_THAT_CALL = "(in that call itself)"
-_KIND_WORDS = {
+_KIND_NAMES = {
     "data_loading": "data loading",
     "file_io": "file I/O",
     "user_code": "user code",
@@ -69,7 +69,7 @@ def is_user_code(frame: Frame) -> bool:
     return _USER_CODE.owns(frame)
 
 
-def file_words(file: str) -> str:
+def file_text(file: str) -> str:
     """A file's name, with as much of its path as is needed: ``train.py``, ``torch/…/functional.py``."""
     parts = [part for part in file.split("/") if part]
     if not parts:
@@ -81,10 +81,10 @@ def file_words(file: str) -> str:
     return file_name("/".join(parts))
 
 
-def frame_words(frame: Frame, width: int = 2 * _LONGEST_FUNCTION) -> str:
+def frame_text(frame: Frame, width: int = 2 * _LONGEST_FUNCTION) -> str:
     """One call: ``step  train.py:52``, ``poll  libc.so.6 [native]``."""
     native = is_native(frame)
-    file = file_name(frame.file) if native else file_words(frame.file)
+    file = file_name(frame.file) if native else file_text(frame.file)
     place = cut_in_middle(shown(file, 2 * _LONGEST_PLACE), _LONGEST_PLACE)
     if frame.line > 0:
         place = f"{place}:{frame.line}"
@@ -99,9 +99,9 @@ def frame_words(frame: Frame, width: int = 2 * _LONGEST_FUNCTION) -> str:
 # --------------------------------------------------------------------------------------------------------------- groups
 
 
-def group_words(group: WaitGroup) -> str:
+def group_text(group: WaitGroup) -> str:
     """What a group waits in: ``collective: all_reduce``, ``sleep``."""
-    kind = _KIND_WORDS.get(group.kind, shown(group.kind.replace("_", " "), 40))
+    kind = _KIND_NAMES.get(group.kind, shown(group.kind.replace("_", " "), 40))
     what = shown(group.detail)
     return f"{kind}: {what}" if what and what != kind else kind
 
@@ -129,7 +129,7 @@ def group_lines(
     drawn = ordered if len(ordered) <= budget else [*ordered[: budget - 2], ordered[-1]]
     labels = [rank_ranges(group.ranks) for group in drawn]
     column = max(map(len, labels), default=0)
-    whats = [cut_in_middle(group_words(group), _LONGEST_WHAT) for group in drawn]
+    whats = [cut_in_middle(group_text(group), _LONGEST_WHAT) for group in drawn]
     what_column = max(map(len, whats), default=0)
     lines = []
     for group, label, what in zip(drawn, labels, whats, strict=True):
@@ -335,7 +335,7 @@ def _branch_texts(branch: Branch, calls: int, width: int, *, whole: bool) -> lis
         order = _from_telling(frames) if branch.is_leaf else range(len(frames) - 1, -1, -1)
         return [_path(frames, order, width)]
     if len(frames) <= calls:
-        return [frame_words(frame, width) for frame in frames]
+        return [frame_text(frame, width) for frame in frames]
     if whole:
         outer = calls // 4
         picks = [*range(outer), *range(len(frames) - calls + outer, len(frames))]
@@ -345,7 +345,7 @@ def _branch_texts(branch: Branch, calls: int, width: int, *, whole: bool) -> lis
     for pick, after in zip(picks, [*picks[1:], len(frames)], strict=True):
         gap = after - pick - 1
         tail = f"  … {_calls(gap)}" if gap else ""
-        texts.append(frame_words(frames[pick], max(width - len(tail), 12)) + tail)
+        texts.append(frame_text(frames[pick], max(width - len(tail), 12)) + tail)
     if picks[0] > 0:
         texts[0] = f"… {_calls(picks[0])}  {texts[0]}"
     return texts
@@ -378,7 +378,7 @@ def _joined(frames: Sequence[Frame], picks: Sequence[int]) -> str:
     for pick in picks:
         if pick - before > 1:
             parts.append(f"… {_calls(pick - before - 1)} …")
-        parts.append(frame_words(frames[pick]).replace("  ", " "))
+        parts.append(frame_text(frames[pick]).replace("  ", " "))
         before = pick
     if before < len(frames) - 1:
         parts.append(f"… {_calls(len(frames) - 1 - before)}")

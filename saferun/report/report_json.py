@@ -224,7 +224,7 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
         "kernel_log": page.lines("kernel_log", evidence.kernel_lines),
         "host_status": page.lines("host_status", capture.host_lines),
         "stuck_connections": page.objects("stuck_connections", capture.links, lambda link: _link(page, link)),
-        "processes": page.objects("processes", capture.processes, lambda look: _process(page, look)),
+        "processes": page.objects("processes", capture.processes, lambda process: _process(page, process)),
         "collectives": page.objects("collectives", capture.collectives, lambda rank: _collectives(page, rank)),
         "captures": page.objects(
             "captures",
@@ -390,23 +390,23 @@ def _link(page: Page, link: StuckLink) -> JsonObject:
     }
 
 
-def _process(page: Page, look: ProcessSnapshot) -> JsonObject:
+def _process(page: Page, process: ProcessSnapshot) -> JsonObject:
     return {
-        "rank": count(look.rank),
-        "pid": count(look.pid),
-        "ppid": count(look.ppid),
-        "is_rank": bool(look.is_rank),
-        "name": page.text(look.name),
-        "command": page.command(look.command),
-        "state": page.text(look.state),
-        "wchan": page.text(look.wchan),
-        "syscall": page.text(look.syscall),
-        "waits_on": page.text(look.waits_on),
-        "threads": count(look.threads),
-        "tracer_pid": count(look.tracer_pid) if look.tracer_pid > 0 else None,
-        "core_dumping": bool(look.core_dumping),
-        "rss_bytes": count(look.rss_bytes),
-        "cpu_s": number(look.cpu_s),
+        "rank": count(process.rank),
+        "pid": count(process.pid),
+        "ppid": count(process.ppid),
+        "is_rank": bool(process.is_rank),
+        "name": page.text(process.name),
+        "command": page.command(process.command),
+        "state": page.text(process.state),
+        "wchan": page.text(process.wchan),
+        "syscall": page.text(process.syscall),
+        "waits_on": page.text(process.waits_on),
+        "threads": count(process.threads),
+        "tracer_pid": count(process.tracer_pid) if process.tracer_pid > 0 else None,
+        "core_dumping": bool(process.core_dumping),
+        "rss_bytes": count(process.rss_bytes),
+        "cpu_s": number(process.cpu_s),
     }
 
 

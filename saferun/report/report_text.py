@@ -22,8 +22,8 @@ from saferun.evidence import (
 )
 from saferun.preflight.results import HostInfo, Preflight
 from saferun.preflight.text import decision_words, table_lines
-from saferun.report.console_text import core_words
-from saferun.report.picture import WIDTH, frame_words, group_lines, group_words, rank_ranges, whole_tree_lines
+from saferun.report.console_text import core_text
+from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.report.report_json import Incident, Run, cores_of, first_and_last, outcome_of
 from saferun.text.page import redacted_command, redacted_command_line, redacted_line
 from saferun.text.wording import duration_text, ranks_text, size_text
@@ -35,7 +35,7 @@ _RULE = "=" * 100
 _MOST_FRAMES = 200
 _MOST_NAMES = 6
 _SEVERAL = 2
-_FOLLOWED = {
+_OUTCOMES = {
     "continued": "the job went on",
     "stopped": "the ranks were stopped",
     "restarted": "the ranks were started again",
@@ -124,7 +124,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     yield f"{number}. {incident.kind} in attempt {incident.attempt} on {where}{clock}"
     yield _RULE
     yield from incident.console_lines or (diagnosis.headline,)
-    yield f"what followed: {_followed_words(incident)}"
+    yield f"what followed: {_outcome_text(incident)}"
     if diagnosis.start in _STARTS:
         yield f"how far the start had come: {_STARTS[diagnosis.start]}"
     if incident.directory:
@@ -143,7 +143,7 @@ def _incident_lines(number: int, incident: Incident) -> Iterator[str]:
     yield from _section("ends", _end_lines(diagnosis, evidence, places))
     yield from _section("tracebacks", _traceback_lines(diagnosis))
     yield from _section("last lines of the ranks", _output_lines(evidence, places))
-    yield from _section("processes", (_process_line(look, places) for look in capture.processes))
+    yield from _section("processes", (_process_line(process, places) for process in capture.processes))
     yield from _section("connections on which nothing is acknowledged", map(_link_line, capture.links))
     yield from _section("collectives (Flight Recorder)", _collective_lines(capture.collectives))
     yield from _section("all threads, each distinct stack once, innermost call first", _stack_lines(capture.stacks))
@@ -169,12 +169,12 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield line
 
 
-def _followed_words(incident: Incident) -> str:
+def _outcome_text(incident: Incident) -> str:
     followed = outcome_of(incident)
     if followed == "recovered":
         after_s = incident.recovered_after_s
         return f"job resumed{f' after {duration_text(after_s)}' if after_s is not None else ''}"
-    return _FOLLOWED[followed]
+    return _OUTCOMES[followed]
 
 
 def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
@@ -217,7 +217,7 @@ def _rank_lines(diagnosis: Diagnosis, places: Mapping[int, str]) -> Iterator[str
     rows = [(rank, group) for group in diagnosis.groups for rank in group.ranks]
     for rank, group in sorted(rows, key=lambda row: row[0]):
         place = f"  {group.location}" if group.location else ""
-        yield f"  rank {rank}{places.get(rank, '')}: {group_words(group)}{place}"
+        yield f"  rank {rank}{places.get(rank, '')}: {group_text(group)}{place}"
 
 
 def _end_lines(diagnosis: Diagnosis, evidence: Evidence, places: Mapping[int, str]) -> Iterator[str]:
@@ -260,20 +260,22 @@ def _output_lines(evidence: Evidence, places: Mapping[int, str]) -> Iterator[str
             yield f"  {who} recorded: {output.error_message}"
 
 
-def _process_line(look: ProcessSnapshot, places: Mapping[int, str]) -> str:
-    who = f"rank {look.rank}{places.get(look.rank, '')}" + ("" if look.is_rank else f", child of {look.ppid}")
+def _process_line(process: ProcessSnapshot, places: Mapping[int, str]) -> str:
+    who = f"rank {process.rank}{places.get(process.rank, '')}" + (
+        "" if process.is_rank else f", child of {process.ppid}"
+    )
     parts = [
-        f"  {who}: pid {look.pid} {look.name}, state {look.state}",
-        *([f"in {look.syscall}"] if look.syscall else []),
-        *([f"asleep in {look.wchan}"] if look.wchan else []),
-        *([f"waits on {look.waits_on}"] if look.waits_on else []),
-        *([f"traced by pid {look.tracer_pid}"] if look.tracer_pid else []),
-        *(["its core is being written"] if look.core_dumping else []),
-        f"{look.threads} thread{'' if look.threads == 1 else 's'}",
-        size_text(look.rss_bytes),
-        f"{look.cpu_s:.1f} s of CPU time",
+        f"  {who}: pid {process.pid} {process.name}, state {process.state}",
+        *([f"in {process.syscall}"] if process.syscall else []),
+        *([f"asleep in {process.wchan}"] if process.wchan else []),
+        *([f"waits on {process.waits_on}"] if process.waits_on else []),
+        *([f"traced by pid {process.tracer_pid}"] if process.tracer_pid else []),
+        *(["its core is being written"] if process.core_dumping else []),
+        f"{process.threads} thread{'' if process.threads == 1 else 's'}",
+        size_text(process.rss_bytes),
+        f"{process.cpu_s:.1f} s of CPU time",
     ]
-    return f"{', '.join(parts)}: {redacted_command_line(look.command)}"
+    return f"{', '.join(parts)}: {redacted_command_line(process.command)}"
 
 
 def _collective_lines(ranks: Sequence[RankCollectives]) -> Iterator[str]:
@@ -303,14 +305,14 @@ def _stack_lines(dumps: Sequence[StackDump]) -> Iterator[str]:
     for frames, threads in sorted(by_frames.items(), key=lambda item: _stack_order(item[1])):
         yield f"  {_owners(threads)}:"
         shown_frames = frames if len(frames) <= _MOST_FRAMES else frames[:_MOST_FRAMES]
-        yield from (f"      {frame_words(frame, 2 * WIDTH)}" for frame in shown_frames)
+        yield from (f"      {frame_text(frame, 2 * WIDTH)}" for frame in shown_frames)
         if len(shown_frames) < len(frames):
             yield f"      … {len(frames) - len(shown_frames)} more calls"
         if not frames:
             yield "      (no calls)"
     for dump in dumps:
         if dump.failure:
-            yield f"  no stack of {_process_words(dump)} by {dump.tool}: {dump.failure}"
+            yield f"  no stack of {_process_text(dump)} by {dump.tool}: {dump.failure}"
 
 
 def _stack_order(threads: Sequence[tuple[StackDump, ThreadStack]]) -> tuple[bool, int]:
@@ -321,7 +323,7 @@ def _owners(threads: Sequence[tuple[StackDump, ThreadStack]]) -> str:
     ranks = rank_ranges((dump.rank for dump, _ in threads), 200)
     names = _few(thread.name for _, thread in threads)
     tools = _few(dump.tool for dump, _ in threads)
-    below = _few(_process_words(dump) for dump, _ in threads if not dump.is_rank)
+    below = _few(_process_text(dump) for dump, _ in threads if not dump.is_rank)
     locked = [dump.rank for dump, thread in threads if thread.owns_gil]
     parts = [
         ranks,
@@ -333,7 +335,7 @@ def _owners(threads: Sequence[tuple[StackDump, ThreadStack]]) -> str:
     return ", ".join(parts)
 
 
-def _process_words(dump: StackDump) -> str:
+def _process_text(dump: StackDump) -> str:
     return f"pid {dump.pid}" + (f" ({dump.name})" if dump.name else "") + f" of rank {dump.rank}"
 
 
@@ -350,11 +352,11 @@ def _core_lines(cores: Sequence[CoreDump]) -> Iterator[str]:
     for core in cores:
         sender = f", sent by pid {core.sender_pid}" if core.sender_pid else ""
         address = f", address {core.address}" if core.address else ""
-        yield f"  rank {core.rank}, pid {core.pid}, signal {core.signum}{sender}{address}: {core_words(core) or 'none'}"
+        yield f"  rank {core.rank}, pid {core.pid}, signal {core.signum}{sender}{address}: {core_text(core) or 'none'}"
         for number, thread in enumerate(core.threads):
             crashed = " (it crashed)" if number == 0 else ""
             yield f"    thread {thread.name or thread.tid}{crashed}, by {core.tool}:"
-            yield from (f"      {frame_words(frame, 2 * WIDTH)}" for frame in thread.frames[:_MOST_FRAMES])
+            yield from (f"      {frame_text(frame, 2 * WIDTH)}" for frame in thread.frames[:_MOST_FRAMES])
 
 
 def _oom_lines(oom: OomKill | None) -> Iterator[str]:

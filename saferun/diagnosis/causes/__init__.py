@@ -14,7 +14,7 @@ from saferun.diagnosis.causes.failure import Failure, Rule, cause
 from saferun.evidence import Cause
 
 
-class Standing(enum.IntEnum):
+class Role(enum.IntEnum):
     """How well a cause explains that a whole job failed. The lesser counts."""
 
     CULPRIT = 0
@@ -26,7 +26,7 @@ class Standing(enum.IntEnum):
 
 
 RULES: tuple[Rule, ...] = (
-    fatal_signals.sent_by_somebody,
+    fatal_signals.sent_by_another_process,
     exhaustion.host_oom_kill,
     fatal_signals.scheduler_timeout,
     # In the words of an exception, Python's or C++'s.
@@ -63,16 +63,16 @@ RULES: tuple[Rule, ...] = (
     python.python_exit,
 )
 
-_STANDINGS = {
-    "nccl_timeout": Standing.TIMEOUT,
-    "collective_timeout": Standing.TIMEOUT,
-    "rendezvous_store_failure": Standing.TIMEOUT,
-    "connection_lost": Standing.TIMEOUT,
-    "store_lost": Standing.VICTIM,
-    "peer_lost": Standing.VICTIM,
-    "communicator_aborted": Standing.VICTIM,
-    "worker_stopped": Standing.VICTIM,
-    "broken_pipe": Standing.VICTIM,
+_ROLES = {
+    "nccl_timeout": Role.TIMEOUT,
+    "collective_timeout": Role.TIMEOUT,
+    "rendezvous_store_failure": Role.TIMEOUT,
+    "connection_lost": Role.TIMEOUT,
+    "store_lost": Role.VICTIM,
+    "peer_lost": Role.VICTIM,
+    "communicator_aborted": Role.VICTIM,
+    "worker_stopped": Role.VICTIM,
+    "broken_pipe": Role.VICTIM,
 }
 
 
@@ -86,6 +86,6 @@ def cause_of(failure: Failure) -> Cause:
     return cause(failure, "unknown", words, "look at the rank's output in its files")
 
 
-def standing(found: Cause) -> Standing:
+def standing(found: Cause) -> Role:
     """Whether a cause can be that of the whole job."""
-    return _STANDINGS.get(found.class_name, Standing.CULPRIT)
+    return _ROLES.get(found.class_name, Role.CULPRIT)

@@ -53,7 +53,7 @@ def mismatched_collectives(failure: Failure) -> Cause | None:
         return None
     calls = sorted({(int(match[1]), match[2], match[3], match[4] or "") for match in _DETAIL.finditer(found.proof)})
     # The other rank's line may be cut off; the line itself is longer than the proof.
-    for line in failure.said:
+    for line in failure.messages:
         calls = sorted({*calls, *((int(m[1]), m[2], m[3], m[4] or "") for m in _DETAIL.finditer(line))})
     if len(calls) < 2:  # noqa: PLR2004 - a comparison needs two
         return found
@@ -80,7 +80,7 @@ _STUCK_ADVICE = (
 
 def nccl_timeout(failure: Failure) -> Cause | None:
     """NCCL or RCCL waited for other ranks until its watchdog gave up."""
-    lines = (*failure.said, *failure.closing_lines)
+    lines = (*failure.messages, *failure.closing_lines)
     found = first_line(_WATCHDOG, lines)
     if found is not None:
         line, match = found
@@ -102,12 +102,12 @@ _GLOO_TIMEOUT = re.compile(r"Timed out waiting (\d{1,12})ms for (send|recv) oper
 
 def collective_timeout(failure: Failure) -> Cause | None:
     """Gloo waited for other ranks until the timeout of the process group."""
-    found = first_line(_BARRIER, failure.said)
+    found = first_line(_BARRIER, failure.messages)
     if found is not None:
         ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
         words = f"{ranks_text(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
         return cause(failure, "collective_timeout", words, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
-    found = first_line(_GLOO_TIMEOUT, failure.said)
+    found = first_line(_GLOO_TIMEOUT, failure.messages)
     if found is not None:
         words = f"gloo timeout: another rank did not come to the collective within {int(found[1][1]) / 1000:g} s"
         return cause(failure, "collective_timeout", words, _TIMEOUT_ADVICE, proof=found[0])
@@ -167,7 +167,7 @@ def nccl_error(failure: Failure) -> Cause | None:
     found = by_text(failure, _NCCL)
     if found is None:
         return None
-    detail = _last_error(failure.said)
+    detail = _last_error(failure.messages)
     return found._replace(message=f"{found.message.rstrip()}: {detail}") if detail else found
 
 

@@ -136,13 +136,13 @@ def _names(line: str, pid: int) -> bool:
 
 
 def _killed_worker(failure: Failure) -> int | None:
-    found = first_line(_KILLED_WORKER, (*failure.said, *failure.context))
+    found = first_line(_KILLED_WORKER, (*failure.messages, *failure.context))
     return int(found[1][1]) if found is not None and found[1][2] == "Killed" else None
 
 
 def data_loader_worker(failure: Failure) -> Cause | None:
     """A worker of the rank's data loader died."""
-    said = (*failure.said, *failure.context)
+    said = (*failure.messages, *failure.context)
     found = first_line(_KILLED_WORKER, said)
     if found is not None:
         line, match = found
@@ -180,10 +180,10 @@ def _lost_while_it_sent(failure: Failure) -> Cause | None:
     return cause(failure, "data_loader_worker_killed", words, _worker_advice(""), proof=error.last.message[0])
 
 
-def _worker_advice(signal_words: str) -> str:
-    if signal_words == "Killed":
+def _worker_advice(signal_text: str) -> str:
+    if signal_text == "Killed":
         return "look in the kernel log for the OOM killer (dmesg); else it was killed by hand"
-    if signal_words == "Segmentation fault":
+    if signal_text == "Segmentation fault":
         return "run it once with num_workers=0, to see the crash in the rank itself; look at the decoders it uses"
     return "run it once with num_workers=0, to see what the worker dies of"
 

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 
-from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, native_name, place_words
+from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.tracebacks import (
     CppError,
@@ -88,7 +88,7 @@ class Failure(Value):
     supervisor_pids: tuple[int, ...] = ()
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def messages(self) -> tuple[str, ...]:
         """What the exception says that ended it, Python's or C++'s; nearest first."""
         messages = self.error.messages if self.error is not None else ()
         return (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
@@ -116,30 +116,30 @@ class Failure(Value):
     @property
     def died_silently(self) -> bool:
         """Whether no exception tells why it ended."""
-        return not self.said
+        return not self.messages
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The last call in the user's code, in words; empty where unknown."""
-        return self.place_and_manner[0]
+        return self.location_and_manner[0]
 
     @property
-    def place_and_manner(self) -> tuple[str, str]:
+    def location_and_manner(self) -> tuple[str, str]:
         """The last call in the user's code, and how it stands to the end: ``at``, ``called from``."""
         if self.error is not None:
-            return shortened(self.error.place(self.user)), "at"
+            return shortened(self.error.location(self.user)), "at"
         own = self._crashed_frames()
         frame = next((frame for frame in own if self.user.owns(frame)), None)
         if frame is not None:
             # The line of the signal itself is where it happened, not where it was called from.
-            return shortened(place_words(frame)), "at" if frame is own[0] else "called from"
+            return shortened(location_text(frame)), "at" if frame is own[0] else "called from"
         frame = next((frame for frame in self._main_frames() if self.user.owns(frame)), None)
         if frame is not None:
-            return shortened(place_words(frame)), "with the main thread at"
+            return shortened(location_text(frame)), "with the main thread at"
         return "", ""
 
     @property
-    def native_place(self) -> str:
+    def native_location(self) -> str:
         """The native call that it crashed in: ``at::native::add_kernel (libtorch_cpu.so)``; empty where unknown."""
         raised = False
         inner = ""
@@ -206,7 +206,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
     clean = clean_lines(lines)
     if error is not None and not _is_believed(error, end, signum, fatal):
         # Nor is what stands in it.
-        clean[error.blocks[0].start : error.blocks[-1].told_at + 1] = []
+        clean[error.blocks[0].start : error.blocks[-1].message_start + 1] = []
         error = None
     if error is None and output is not None and output.error_message and not end.status.signum:
         error = recorded_error(output.error_message)
@@ -249,7 +249,7 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
         # Where Python was over when the crash came, what had ended it counts. Else the exception had been got over.
         if fatal is None:
             return error.lines_after == 0
-        gap = fatal.start - error.blocks[-1].told_at - 1
+        gap = fatal.start - error.blocks[-1].message_start - 1
         return not fatal.is_python and not fatal.main_frames and 0 <= gap <= _LINES_AFTER_CAUGHT
     return not signum and error.lines_after <= _LINES_AFTER_CAUGHT
 
@@ -257,7 +257,7 @@ def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalRepo
 def cause(failure: Failure, class_name: str, words: str, advice: str, *, proof: str = "", place: str = "") -> Cause:
     """A cause that is this one rank's."""
     return Cause(
-        class_name, shortened(words), (failure.end.rank,), shortened(proof.strip()), advice, place or failure.place
+        class_name, shortened(words), (failure.end.rank,), shortened(proof.strip()), advice, place or failure.location
     )
 
 

@@ -27,7 +27,7 @@ _HEAP = re.compile(
     r"|\*\*\* (?:stack smashing|buffer overflow) detected \*\*\*.{0,40}"
 )
 _ASSERTION = re.compile(r"Assertion [`'].{1,300}' failed|Check failed: .{1,300}")
-_FAULTHANDLER_WORDS = {
+_FAULTHANDLER_MESSAGES = {
     "Segmentation fault",
     "Aborted",
     "Bus error",
@@ -37,7 +37,7 @@ _FAULTHANDLER_WORDS = {
 }
 
 
-def sent_by_somebody(failure: Failure) -> Cause | None:
+def sent_by_another_process(failure: Failure) -> Cause | None:
     """A signal that programs bring upon themselves, but that another process sent."""
     core = failure.core
     if core is None or failure.signum not in CRASH_SIGNALS:
@@ -75,7 +75,7 @@ def crash(failure: Failure) -> Cause | None:
             return None
     if failure.python_was_over:
         return cause(failure, name, f"{words} while the interpreter ended", _AT_EXIT, proof=_fatal_line(failure))
-    native = failure.native_place
+    native = failure.native_location
     words += f" in {native}" if native else ""
     return cause(failure, name, words, advice, proof=_fatal_line(failure))
 
@@ -109,10 +109,10 @@ def abort(failure: Failure) -> Cause | None:
         words = f"uncaught C++ exception {cpp.type_name}"
         return cause(failure, "abort", words, "look at the C++ stack in its output", proof=cpp.line)
     fatal = failure.fatal
-    if fatal is not None and fatal.words not in _FAULTHANDLER_WORDS:
-        words = f"fatal Python error: {shortened(fatal.words, 160)}"
+    if fatal is not None and fatal.message not in _FAULTHANDLER_MESSAGES:
+        words = f"fatal Python error: {shortened(fatal.message, 160)}"
         return cause(failure, "abort", words, _NATIVE, proof=fatal.lines[0])
-    native = failure.native_place
+    native = failure.native_location
     return cause(failure, "abort", f"abort{f' in {native}' if native else ''}", _NATIVE, proof=_fatal_line(failure))
 
 
@@ -180,7 +180,7 @@ def time_limit(lines: Iterable[str]) -> Cause | None:
 
 def killed_from_outside(failure: Failure) -> Cause | None:
     """A signal that others send, and nobody says why."""
-    told = first_line(_GOT_SIGNAL, failure.said)
+    told = first_line(_GOT_SIGNAL, failure.messages)
     if told is not None:
         name = told[1][1]
         number = int(name) if name.isdigit() else signal.Signals.__members__.get(name, 0)

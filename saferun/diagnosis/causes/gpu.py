@@ -45,7 +45,7 @@ _HARDWARE = re.compile(
     r"uncorrectable ECC error|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable"
 )
-_GPU_WORDS = re.compile(r"CUDA|HIP|NCCL|RCCL|[Cc]uda failure|HSA_")
+_GPU_TERMS = re.compile(r"CUDA|HIP|NCCL|RCCL|[Cc]uda failure|HSA_")
 # Double-bit ECC, row remapping failed, NVLink, fallen off the bus, contained and uncontained ECC, GSP. Others, such as
 # 13 and 31, are what a faulty program causes. Source: NVIDIA, "XID Errors".
 _HARDWARE_XID = re.compile(r"Xid.{0,40}?: (?:48|62|64|74|79|92|94|95|119|120|140)\b")
@@ -175,11 +175,11 @@ def side_assert(failure: Failure) -> Cause | None:
 
 def out_of_memory(failure: Failure) -> Cause | None:
     """The GPU's memory is full."""
-    found = first_line(_OUT_OF_MEMORY, (*failure.said, *failure.closing_lines))
+    found = first_line(_OUT_OF_MEMORY, (*failure.messages, *failure.closing_lines))
     if found is None:
         return None
     line = found[0]
-    text = " ".join(failure.said)[:_LONGEST_MESSAGE] or line
+    text = " ".join(failure.messages)[:_LONGEST_MESSAGE] or line
     whose = _WHOSE_MEMORY.search(text)
     name = whose[1] if whose is not None else "HIP" if _HIP.search(text) else "CUDA"
     tried = _TRIED.search(text)
@@ -204,7 +204,7 @@ def hardware_error(failure: Failure) -> Cause | None:
     if found is not None:
         return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", advice, proof=found[0])
     xid = first_line(_HARDWARE_XID, reversed(failure.kernel_lines))
-    if xid is not None and _in_all(failure, _GPU_WORDS) is not None:
+    if xid is not None and _in_all(failure, _GPU_TERMS) is not None:
         return cause(failure, "gpu_hardware_error", "the GPU failed, as the kernel log says", advice, proof=xid[0])
     return None
 
@@ -234,4 +234,4 @@ def gpu_kernel_lines(lines: tuple[str, ...]) -> list[str]:
 
 def _in_all(failure: Failure, pattern: re.Pattern[str]) -> tuple[str, re.Match[str]] | None:
     """In what the exceptions say; in the last lines where there is none."""
-    return first_line(pattern, (*failure.said, *failure.context, *failure.closing_lines))
+    return first_line(pattern, (*failure.messages, *failure.context, *failure.closing_lines))

@@ -125,7 +125,7 @@ def python_exception(failure: Failure) -> Cause | None:
     """An exception that nobody caught."""
     if failure.error is None:
         return None
-    hint = next((hint for pattern, hint in _HINTS if first_line(pattern, failure.said[:20])), "")
+    hint = next((hint for pattern, hint in _HINTS if first_line(pattern, failure.messages[:20])), "")
     return _exception(
         failure, "python_exception", hint or "read the traceback from its end to the first line of your own code"
     )

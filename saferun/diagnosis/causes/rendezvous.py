@@ -110,7 +110,7 @@ def name_failure(failure: Failure) -> Cause | None:
 
 def _name_of_store(failure: Failure) -> Cause | None:
     """The name of the store's host: torch's exception speaks of a time-out only, a line of its log says why."""
-    connecting = first_line(_CONNECTING, failure.said)
+    connecting = first_line(_CONNECTING, failure.messages)
     if connecting is None:
         return None
     address = connecting[1][1]
@@ -126,7 +126,7 @@ def _name_of_store(failure: Failure) -> Cause | None:
         return None
     line, match = unresolved
     rule = _NAMES[0] if match[2] == _EAI_AGAIN else _NAMES[1]
-    words = rule.words(failure, match) if callable(rule.words) else rule.words
+    words = rule.message(failure, match) if callable(rule.message) else rule.message
     return cause(failure, rule.class_name, words, rule.advice, proof=line)
 
 
@@ -138,7 +138,7 @@ def _name_in(match: re.Match[str]) -> str:
 
 def port_in_use(failure: Failure) -> Cause | None:
     """Somebody has the port."""
-    found = first_line(_IN_USE, [*failure.said, *failure.context])
+    found = first_line(_IN_USE, [*failure.messages, *failure.context])
     if found is None:
         return None
     match = _PORT.search(found[0])

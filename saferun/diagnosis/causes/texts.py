@@ -16,7 +16,7 @@ class TextRule(Value):
     Attributes:
         class_name: the class of the cause.
         pattern: found in one line. It may not backtrack: no repetition within a repetition, all bounded.
-        words: the cause in a few words; ``{0}`` is the pattern's first group. A function takes the failure and the
+        message: the cause in a few words; ``{0}`` is the pattern's first group. A function takes the failure and the
             match.
         advice: what to do.
         in_context: whether an exception during whose handling the last one was raised counts too.
@@ -25,7 +25,7 @@ class TextRule(Value):
 
     class_name: str
     pattern: str
-    words: str | Callable[[Failure, re.Match[str]], str]
+    message: str | Callable[[Failure, re.Match[str]], str]
     advice: str
     in_context: bool = False
     in_last_lines: bool = False
@@ -37,14 +37,14 @@ def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
         found = first_line(re.compile(rule.pattern), _lines(failure, rule))
         if found is not None:
             line, match = found
-            words = rule.words
+            words = rule.message
             told = words(failure, match) if callable(words) else words.format(*match.groups(""))
             return cause(failure, rule.class_name, told, rule.advice, proof=line)
     return None
 
 
 def _lines(failure: Failure, rule: TextRule) -> Iterable[str]:
-    yield from failure.said
+    yield from failure.messages
     if rule.in_context:
         yield from failure.context
     if rule.in_last_lines:

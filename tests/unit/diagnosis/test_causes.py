@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.causes import RULES, Standing, cause_of, standing
+from saferun.diagnosis.causes import RULES, Role, cause_of, standing
 from saferun.diagnosis.causes.failure import Rule, read_failure
 from saferun.evidence import Cause, CoreDump, Diagnosis, Evidence, Frame, OomKill, RankOutput, ThreadStack
 from saferun.model import ExitStatus, RankEnd
@@ -374,16 +374,16 @@ def test_victims_and_timeouts_weigh_less_than_what_a_rank_brings_about_alone() -
 
 
 NAMED = {
-    "key_error": Standing.CULPRIT,
-    "killed": Standing.CULPRIT,
-    "exit_code_3": Standing.CULPRIT,
-    "nccl_timeout": Standing.TIMEOUT,
-    "gloo_timeout": Standing.TIMEOUT,
-    "store_clients_missing": Standing.TIMEOUT,
-    "connection_reset_in_python": Standing.TIMEOUT,
-    "gloo_peer_closed": Standing.VICTIM,
-    "gloo_peer_reset": Standing.VICTIM,
-    "nccl_remote_error": Standing.VICTIM,
-    "nccl_communicator_aborted": Standing.VICTIM,
-    "store_gone": Standing.VICTIM,
+    "key_error": Role.CULPRIT,
+    "killed": Role.CULPRIT,
+    "exit_code_3": Role.CULPRIT,
+    "nccl_timeout": Role.TIMEOUT,
+    "gloo_timeout": Role.TIMEOUT,
+    "store_clients_missing": Role.TIMEOUT,
+    "connection_reset_in_python": Role.TIMEOUT,
+    "gloo_peer_closed": Role.VICTIM,
+    "gloo_peer_reset": Role.VICTIM,
+    "nccl_remote_error": Role.VICTIM,
+    "nccl_communicator_aborted": Role.VICTIM,
+    "store_gone": Role.VICTIM,
 }

@@ -289,7 +289,10 @@ def test_groups_of_one_name_are_told_apart() -> None:
         ([3], "rank 3"),
         ([1, 0], "ranks 0-1"),
         ([5, 0, 2, 6, 7], "ranks 0, 2, 5-7"),
-        (range(0, 80, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, … (40)"),
+        (
+            range(0, 80, 2),
+            "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, … (40)",
+        ),
     ],
 )
 def test_ranks_are_named_in_spans(ranks: Sequence[int], words: str) -> None:

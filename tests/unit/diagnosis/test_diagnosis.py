@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.causes import Standing, cause_of, standing
+from saferun.diagnosis.causes import Role, cause_of, standing
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.evidence import (
     Capture,
@@ -564,7 +564,7 @@ def test_a_root_is_never_a_victim_while_there_is_a_better_one(case: Evidence) ->
     assert set(found.victims) <= set(standings)
     if found.first_failure is not None:
         assert standings[found.first_failure.rank] == min(standings.values())
-        if min(standings.values()) is Standing.CULPRIT:
+        if min(standings.values()) is Role.CULPRIT:
             assert found.first_failure.rank not in found.victims
     assert "\n" not in found.headline
     assert len(found.tracebacks) <= 3

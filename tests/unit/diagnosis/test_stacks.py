@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.diagnosis.frames import UserCode, file_name, is_nameless, native_name, place_words
+from saferun.diagnosis.frames import UserCode, file_name, is_nameless, location_text, native_name
 from saferun.diagnosis.merged_stacks import best_dumps, folded, main_thread, merge
 from saferun.evidence import Frame, StackDump, StackNode, ThreadStack
 from tests.unit.diagnosis.recorded_hangs import C10D, CWD, NAMES, SCRIPT, SITE, capture_of, dump_of, native
@@ -127,10 +127,11 @@ def test_any_name_has_a_short_one(name: str) -> None:
 def test_a_place_reads_as_file_line_and_function() -> None:
     """It is what one types into an editor."""
     assert (
-        place_words(Frame("Trainer.fit.<locals>.step", "/job/models/__init__.py", 7)) == "models/__init__.py:7 in step"
+        location_text(Frame("Trainer.fit.<locals>.step", "/job/models/__init__.py", 7))
+        == "models/__init__.py:7 in step"
     )
-    assert place_words(Frame("<module>", "/job/train.py", 3)) == "train.py:3"
-    assert place_words(None) == ""
+    assert location_text(Frame("<module>", "/job/train.py", 3)) == "train.py:3"
+    assert location_text(None) == ""
 
 
 def test_an_address_is_no_name() -> None:

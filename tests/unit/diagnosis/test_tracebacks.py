@@ -36,14 +36,14 @@ def test_the_place_is_the_last_call_in_the_users_code() -> None:
     assert error is not None
     assert error.last.exception == "ValueError"
     assert error.messages == ("ValueError: bad",)
-    assert error.place(USER) == "train.py:52 in step"
+    assert error.location(USER) == "train.py:52 in step"
 
 
 def test_a_traceback_in_libraries_alone_has_its_last_call_as_the_place() -> None:
     """Better than nothing."""
     error = find_python_error([HEAD, LIBRARY, "ValueError: bad"])
     assert error is not None
-    assert error.place(USER) == "functional.py:9 in relu"
+    assert error.location(USER) == "functional.py:9 in relu"
 
 
 def test_only_the_last_traceback_counts() -> None:
@@ -75,7 +75,7 @@ def test_a_quoted_traceback_is_where_it_began() -> None:
     assert error.messages[0] == "ValueError: bad sample"
     assert error.innermost.link == "nested"
     assert error.last.message[0].startswith("ValueError: Caught")
-    assert error.place(USER) == "data.py:7 in __getitem__"
+    assert error.location(USER) == "data.py:7 in __getitem__"
 
 
 def test_what_torch_puts_before_each_line_shows_that_nobody_caught_it() -> None:
@@ -172,7 +172,7 @@ def test_a_recorded_message_is_an_error_without_frames() -> None:
     error = recorded_error("torch.OutOfMemoryError: CUDA out of memory. Tried")
     assert error is not None
     assert error.last.exception == "torch.OutOfMemoryError"
-    assert error.place(USER) == ""
+    assert error.location(USER) == ""
     assert recorded_error("") is None
     assert recorded_error("three words only") is None
 
@@ -197,7 +197,7 @@ def test_a_report_of_faulthandler_has_the_thread_that_crashed() -> None:
     """It is not always the first that is listed."""
     report = find_fatal_report(FATAL)
     assert report is not None
-    assert report.words == "Segmentation fault"
+    assert report.message == "Segmentation fault"
     assert report.frames[1] == Frame("step", "/home/user/job/train.py", 40)
     assert report.is_python
     assert report.lines[-1].strip() == ""
@@ -350,7 +350,7 @@ def test_whatever_stands_there_is_read_without_an_error(lines: list[str]) -> Non
     if error is not None:
         assert error.blocks
         assert 0 <= error.lines_after <= len(lines)
-        assert isinstance(error.place(USER), str)
+        assert isinstance(error.location(USER), str)
         assert len(error.messages) + len(error.context) <= len(lines) * 2
     find_fatal_report(lines)
     find_cpp_error(lines)

@@ -11,10 +11,10 @@ from saferun.report.picture import (
     WIDTH,
     branches_of,
     cut_in_middle,
-    file_words,
-    frame_words,
+    file_text,
+    frame_text,
     group_lines,
-    group_words,
+    group_text,
     is_user_code,
     rank_ranges,
     tree_lines,
@@ -96,7 +96,7 @@ def test_what_is_shown_is_one_line_without_control_characters() -> None:
     ],
 )
 def test_files_are_named_as_shortly_as_they_can_be(file: str, words: str) -> None:
-    assert file_words(file) == words
+    assert file_text(file) == words
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_files_are_named_as_shortly_as_they_can_be(file: str, words: str) -> Non
 )
 def test_a_call_is_its_function_and_its_place(frame: Frame, words: str) -> None:
     """Native calls are marked: there is no line of the user's to be looked at."""
-    assert frame_words(frame) == words
+    assert frame_text(frame) == words
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_the_users_code_is_known_by_its_file(frame: Frame, is_users: bool) -> No
 
 
 def test_groups_are_in_the_words_of_the_field() -> None:
-    assert group_words(WaitGroup("collective", "all_reduce", (0,), "")) == "collective: all_reduce"
-    assert group_words(WaitGroup("file_io", "the FIFO /tmp/x", (0,), "")) == "file I/O: the FIFO /tmp/x"
-    assert group_words(WaitGroup("sleep", "sleep", (0,), "")) == "sleep"
-    assert group_words(WaitGroup("data_loading", "", (0,), "")) == "data loading"
+    assert group_text(WaitGroup("collective", "all_reduce", (0,), "")) == "collective: all_reduce"
+    assert group_text(WaitGroup("file_io", "the FIFO /tmp/x", (0,), "")) == "file I/O: the FIFO /tmp/x"
+    assert group_text(WaitGroup("sleep", "sleep", (0,), "")) == "sleep"
+    assert group_text(WaitGroup("data_loading", "", (0,), "")) == "data loading"
 
 
 def test_the_culprit_is_the_first_group_and_marked_then_the_smallest() -> None:

@@ -211,7 +211,7 @@ def test_secrets_reach_neither_report() -> None:
             host_lines=(leak,),
             timed_out=(leak,),
             notes=(CaptureNote("py_spy", 0, 1, leak, 0.0, leak),),
-            processes=tuple(look._replace(waits_on=leak) for look in evidence.capture.processes),
+            processes=tuple(process._replace(waits_on=leak) for process in evidence.capture.processes),
         ),
     )
     incident = HANG._replace(diagnosis=diagnosis, evidence=evidence, console_lines=(leak,), directory=leak)
