@@ -19,9 +19,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """
     from saferun.diagnosis.crash import diagnose_crash, failed_by_itself
 
-    told = evidence.abort_reason
+    reason = evidence.abort_reason
     is_lost = any(host.lost_reason for host in evidence.hosts) or (
-        told is not None and told.reason not in {"hang", "failure"}
+        reason is not None and reason.reason not in {"hang", "failure"}
     )
     if evidence.hang is not None and not is_lost and not any(failed_by_itself(end) for end in evidence.ends):
         from saferun.diagnosis.hang import diagnose_hang

@@ -253,10 +253,10 @@ class _Group:
     ) -> list[Mismatch]:
         calls = tuple((tuple(ranks), made[ranks[0]][0]) for ranks in parties)
         if len(parties[0]) == len(parties[1]):
-            told = " and ".join(f"{ranks_text(ranks)} called {_call_text(call)}" for ranks, call in calls)
+            message = " and ".join(f"{ranks_text(ranks)} called {_call_text(call)}" for ranks, call in calls)
             everybody = tuple(sorted(rank for ranks in parties for rank in ranks))
             return [
-                Mismatch(self.name, seq, everybody, True, calls, f"{told} as collective {seq} of group {self.name}")
+                Mismatch(self.name, seq, everybody, True, calls, f"{message} as collective {seq} of group {self.name}")
             ]
         usual_ranks, usual = calls[0]
         return [
@@ -294,7 +294,7 @@ class _Group:
     ) -> Missing:
         op = self._op(seq, ahead)
         other = {wait.rank: wait for wait in reversed(waiting) if wait.rank in ranks and wait.group != self.name}
-        words = (
+        message = (
             f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not called {_named(seq, op)} of group "
             f"{self.name} that {ranks_text(ahead)} {_wait(ahead)} in; {'it is' if len(ranks) == 1 else 'they are'} "
             f"{behind} behind"
@@ -303,8 +303,8 @@ class _Group:
             wait = other[min(other)]
             there = [rank for rank, its in other.items() if its[1:] == wait[1:]]
             subject = "it" if len(ranks) == 1 else ranks_text(there)
-            words += f"; {subject} {_wait(there)} in {_named(wait.seq, wait.op)} of group {wait.group}"
-        return Missing(self.name, seq, op, tuple(ranks), tuple(ahead), behind, tuple(sorted(other)), words)
+            message += f"; {subject} {_wait(there)} in {_named(wait.seq, wait.op)} of group {wait.group}"
+        return Missing(self.name, seq, op, tuple(ranks), tuple(ahead), behind, tuple(sorted(other)), message)
 
     def _count(self, enqueued: int, furthest: int) -> int:
         """How many calls lie between; some numbers are used up by calls that are not recorded."""
@@ -327,16 +327,16 @@ class _Group:
         waiting = tuple(sorted(rank for rank, its_seq in self._waits_in.items() if its_seq == seq))
         completed = tuple(sorted(rank for rank, progress in self.ranks.items() if progress.completed >= seq))
         op = self._op(seq, waiting)
-        told = f"{ranks_text(waiting)} {_wait(waiting)} in {_named(seq, op)} of group {self.name}"
+        message = f"{ranks_text(waiting)} {_wait(waiting)} in {_named(seq, op)} of group {self.name}"
         if completed:
-            told += f", which has ended on {ranks_text(completed)}"
+            message += f", which has ended on {ranks_text(completed)}"
         elif not self.unknown and self.members_known:
-            told += ", which all members have called and none has completed"
+            message += ", which all members have called and none has completed"
         if self.unknown:
-            told += f"; nothing is known of {ranks_text(self.unknown)}"
+            message += f"; nothing is known of {ranks_text(self.unknown)}"
         elif not self.members_known:
-            told += "; who else belongs to the group is not known"
-        return [Stuck(self.name, seq, op, waiting, completed, self.unknown, told)]
+            message += "; who else belongs to the group is not known"
+        return [Stuck(self.name, seq, op, waiting, completed, self.unknown, message)]
 
     # ----------------------------------------------------------------------------------------------- sends and receives
 
@@ -354,11 +354,11 @@ class _Group:
                 if any(other == opposite and self._rank_at(back) == rank for other, back in open_ends[peer]):
                     continue
                 preposition = "to" if op == "send" else "from"
-                words = (
+                message = (
                     f"rank {rank} waits in a {op} {preposition} rank {peer} in group {self.name}, "
                     f"and rank {peer} is in no {opposite} {'from' if op == 'send' else 'to'} it"
                 )
-                found.append(Unpaired(self.name, rank, peer, op, words))
+                found.append(Unpaired(self.name, rank, peer, op, message))
         return found
 
     def _rank_at(self, position: int) -> int:
@@ -409,7 +409,7 @@ def _kind(call: CollectiveCall, sized: bool) -> tuple[object, ...]:  # noqa: FBT
 
 
 def _elements(sizes: str) -> tuple[int, ...] | None:
-    """How many elements each tensor has: ``[[2, 3], [4]]`` -> ``(6, 4)``; None where it cannot be told."""
+    """How many elements each tensor has: ``[[2, 3], [4]]`` -> ``(6, 4)``; None where it is not known."""
     try:
         shapes = loads(sizes, longest=_LONGEST_SIZES)
         return tuple(math.prod(_dimension(size) for size in shape) for shape in shapes)

@@ -15,8 +15,9 @@ from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode
-from saferun.diagnosis.job_end import Told, end_of_job, silent_lines
+from saferun.diagnosis.job_end import end_of_job, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
+from saferun.diagnosis.judgement import Judgement
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import (
     NETWORK_CLASSES,
@@ -59,16 +60,8 @@ class _Case(Value):
         return self.failure.end
 
 
-class _Verdict(Value):
-    """The root: the rank that is shown, the cause, and the words of the first line."""
-
-    first: RankEnd
-    cause: Cause
-    headline: str
-
-
 def failed_by_itself(end: RankEnd) -> bool:
-    """Whether a rank ended badly, and not because saferun told it to."""
+    """Whether a rank ended badly, and not because saferun ended it."""
     return not end.status.ok and not end.stopped_by_us
 
 
@@ -76,26 +69,26 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     """Name the cause, the rank that it lies with, and what became of the others.
 
     Args:
-        evidence: what is known. Where no rank failed by itself, only what stopped them is told.
+        evidence: what is known. Where no rank failed by itself, only what stopped them is named.
     """
     hosts = Hosts(evidence)
     outputs = evidence.outputs_by_rank
     cases = _cases(evidence, hosts, outputs)
     findings = compare(evidence.capture.collectives, evidence.ranks)
     waits = _waits(evidence, hosts, findings)
-    told = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].role is Role.CULPRIT)
-    verdict = _judge(evidence, hosts, cases, findings, waits) if cases and told is None else None
+    ended = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].role is Role.CULPRIT)
+    verdict = _judge(evidence, hosts, cases, findings, waits) if cases and ended is None else None
     first = verdict.first if verdict is not None else None
-    cause = told.cause if told is not None else verdict.cause if verdict is not None else None
+    cause = ended.cause if ended is not None else verdict.cause if verdict is not None else None
     if evidence.stop_signum is not None:
-        cause = _scheduler(evidence) or (told.cause if told is not None else None)
-    elif evidence.error and told is None:
+        cause = _scheduler(evidence) or (ended.cause if ended is not None else None)
+    elif evidence.error and ended is None:
         cause = None
     core = next(
         (core for core in evidence.cores if first is not None and (core.rank, core.pid) == (first.rank, first.pid)),
         None,
     )
-    headline = _headline(evidence, told, verdict)
+    headline = _headline(evidence, ended, verdict)
     waited = bool(cases) and cases[0].role is Role.TIMEOUT
     return Diagnosis(
         headline=headline,
@@ -104,10 +97,10 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         also_failed=tuple(case.end for case in sorted(cases, key=lambda case: case.at) if case.end is not first),
         stopped=tuple(end.rank for end in evidence.ends if end.stopped_by_us),
         abandoned=evidence.abandoned,
-        # What was told has advice of its own.
-        hint=evidence.error_hint if told is None else "",
+        # What ended the job has advice of its own.
+        hint=evidence.error_hint if ended is None else "",
         cause=cause,
-        victims=_victims(cases, verdict) if told is None else _collateral(cases),
+        victims=_victims(cases, verdict) if ended is None else _collateral(cases),
         groups=group_waits(waits),
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
         tracebacks=_tracebacks(cases, first),
@@ -124,7 +117,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
 def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> list[_Case]:
     """The ranks that failed by themselves, the best explanation first."""
     cases = []
-    told = evidence.abort_reason
+    reason = evidence.abort_reason
     for end in evidence.ends:
         if not failed_by_itself(end):
             continue
@@ -133,9 +126,9 @@ def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> 
         cause = _located(cause_of(failure), hosts)
         cases.append(_Case(_failed_at(end, output, evidence.started_at), failure, cause, standing(cause)))
     cases.sort(key=lambda case: (case.role, case.at, case.end.rank))
-    # The clocks of hosts differ by less than this; which of them told first was decided at one place.
+    # The clocks of hosts differ by less than this; which of them reported first was decided at one place.
     near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < _CLOCKS_DIFFER_S]
-    first = next((case for case in near if told is not None and case.end.rank == told.rank), None)
+    first = next((case for case in near if reason is not None and case.end.rank == reason.rank), None)
     return cases if first is None or not hosts.are_several else [first, *(case for case in cases if case is not first)]
 
 
@@ -146,8 +139,8 @@ def _located(cause: Cause, hosts: Hosts) -> Cause:
     peer = next((host for address in addresses_in(cause.proof) if (host := hosts.at_address(address))), None)
     if peer is None:
         return cause
-    words = cause.message.replace("to another rank", f"to a rank of {peer.label}")
-    return cause._replace(message=words, proof=hosts.located(cause.proof))
+    message = cause.message.replace("to another rank", f"to a rank of {peer.label}")
+    return cause._replace(message=message, proof=hosts.located(cause.proof))
 
 
 def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> float:
@@ -160,7 +153,7 @@ def _failed_at(end: RankEnd, output: RankOutput | None, started_at: float) -> fl
 
 def _judge(
     evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
-) -> _Verdict:
+) -> Judgement:
     root = cases[0]
     if root.role is Role.CULPRIT:
         return _crash_at_exit(evidence, hosts, cases, waits) or _culprit(evidence, hosts, root, cases)
@@ -178,7 +171,7 @@ def _judge(
 
 def _network(
     evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
-) -> _Verdict | None:
+) -> Judgement | None:
     """The network between hosts, where no rank is seen to hold up the others."""
     if not hosts.are_several:
         return None
@@ -186,7 +179,7 @@ def _network(
     complaints = complaints_of((case.at, case.failure) for case in cases)
     interface = wrong_interface(complaints, hosts)
     if interface is not None:
-        return _Verdict(root.end, interface, f"{interface.message}; {_told(evidence, hosts, root)}")
+        return Judgement(interface, f"{interface.message}; {_first_line(evidence, hosts, root)}", root.end)
     timed_out = root.role is Role.TIMEOUT
     if timed_out and findings.culprits:
         return None
@@ -202,7 +195,7 @@ def _network(
     broken = broken_between([*links, *complaints], hosts, findings, timed_out=timed_out)
     if broken is None:
         return None
-    return _Verdict(root.end, broken.cause, f"{broken.headline}; {_told(evidence, hosts, root)}")
+    return Judgement(broken.cause, f"{broken.headline}; {_first_line(evidence, hosts, root)}", root.end)
 
 
 def _idle(waits: Sequence[Wait]) -> list[Wait]:
@@ -210,14 +203,14 @@ def _idle(waits: Sequence[Wait]) -> list[Wait]:
     return [wait for wait in waits if not wait.found.of_peers and wait.found.kind not in {"dead", "unanswering"}]
 
 
-def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Case]) -> _Verdict:
+def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Case]) -> Judgement:
     """A rank brought it about alone, or several did alike."""
     alike = [case.end.rank for case in cases if _is_alike(case, root)]
     ranks = tuple(sorted({*root.cause.ranks, *alike}))
     others = [rank for rank in alike if rank != root.end.rank]
     where = f" ({hosts_text(hosts.of_ranks(others))})" if others and hosts.are_several else ""
     tail = f"; {ranks_text(others)}{where} failed alike" if others else ""
-    return _Verdict(root.end, root.cause._replace(ranks=ranks), f"{_told(evidence, hosts, root)}{tail}")
+    return Judgement(root.cause._replace(ranks=ranks), f"{_first_line(evidence, hosts, root)}{tail}", root.end)
 
 
 def _is_alike(case: _Case, root: _Case) -> bool:
@@ -228,7 +221,7 @@ def _is_alike(case: _Case, root: _Case) -> bool:
     )
 
 
-def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings) -> _Verdict | None:
+def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings) -> Judgement | None:
     """Ranks waited for each other in different collectives, as the Flight Recorders of the living show."""
     if not findings.mismatched:
         return None
@@ -240,10 +233,10 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: Collect
         mismatch.message,
         "every rank must make the same collectives, in the same order and with the same sizes: compare their paths",
     )
-    return _Verdict(root.end, cause, f"{mismatch.message}; {_told(evidence, hosts, root)}")
+    return Judgement(cause, f"{mismatch.message}; {_first_line(evidence, hosts, root)}", root.end)
 
 
-def _early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> _Verdict | None:
+def _early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Judgement | None:
     """Ranks that ended well while the others still needed them."""
     earliest = min(case.at for case in cases) + (_CLOCKS_DIFFER_S if hosts.are_several else 0.0)
     early = [end for end in evidence.ends if end.status.ok and not end.stopped_by_us and end.time <= earliest]
@@ -252,15 +245,15 @@ def _early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> _Ve
     early.sort(key=lambda end: end.time)
     ranks = tuple(sorted(end.rank for end in early))
     them = "it" if len(ranks) == 1 else "them"
-    words = f"exit code 0 while others still needed {them}"
+    message = f"exit code 0 while others still needed {them}"
     head = _who_and_when(evidence, hosts, early[0], "ended")
     more = f"; {ranks_text(end.rank for end in early[1:])} likewise" if len(early) > 1 else ""
     victim = cases[0]
-    cause = Cause("early_exit", words, ranks, victim.cause.proof, _EARLY_EXIT_ADVICE)
-    return _Verdict(victim.end, cause, f"{head}: {words}{more}")
+    cause = Cause("early_exit", message, ranks, victim.cause.proof, _EARLY_EXIT_ADVICE)
+    return Judgement(cause, f"{head}: {message}{more}", victim.end)
 
 
-def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], waits: Sequence[Wait]) -> _Verdict | None:
+def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], waits: Sequence[Wait]) -> Judgement | None:
     """A rank whose script was through, too early, and whose interpreter then crashed over what torch still had open."""
     root = cases[0]
     if root.failure.error is not None or not root.failure.python_was_over:
@@ -268,10 +261,10 @@ def _crash_at_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], wai
     has_victims = any(wait.found.of_peers for wait in waits) or any(case.role is not Role.CULPRIT for case in cases)
     if not has_victims and not _lost_peers(evidence, hosts):
         return None
-    words = f"came to its end while others still needed it ({root.cause.message})"
-    cause = root.cause._replace(class_name="early_exit", message=words, advice=_EARLY_EXIT_ADVICE)
+    message = f"came to its end while others still needed it ({root.cause.message})"
+    cause = root.cause._replace(class_name="early_exit", message=message, advice=_EARLY_EXIT_ADVICE)
     head = _who_and_when(evidence, hosts, root.end, "ended first")
-    return _Verdict(root.end, cause, f"{head}: it {words}; {root.end.status.description}")
+    return Judgement(cause, f"{head}: it {message}; {root.end.status.description}", root.end)
 
 
 def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
@@ -285,26 +278,28 @@ def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
 
 def _timed_out(
     evidence: Evidence, hosts: Hosts, root: _Case, findings: CollectiveFindings, waits: Sequence[Wait]
-) -> _Verdict:
-    """A rank waited too long. Who did not come is the cause, where it can be told."""
+) -> Judgement:
+    """A rank waited too long. Who did not come is the cause, where that is known."""
     cause = root.cause
-    told = _told(evidence, hosts, root)
+    headline = _first_line(evidence, hosts, root)
     if cause.ranks != (root.end.rank,) or cause.class_name == "connection_lost":
-        return _Verdict(root.end, cause, told)
+        return Judgement(cause, headline, root.end)
     idle = _idle(waits)
     if findings.culprits:
-        words = findings.missing[0].message if findings.missing else ""
-        return _Verdict(root.end, cause._replace(ranks=findings.culprits), f"{told}; {words}" if words else told)
+        message = findings.missing[0].message if findings.missing else ""
+        return Judgement(
+            cause._replace(ranks=findings.culprits), f"{headline}; {message}" if message else headline, root.end
+        )
     if idle:
         # They did something else than wait for others, when those had waited too long for them.
         ranks = tuple(wait.rank for wait in idle)
         where = f" ({hosts.label(idle[0].rank)})" if hosts.are_several else ""
-        words = f"{ranks_text([idle[0].rank])}{where} {idle[0].description}"
-        return _Verdict(root.end, cause._replace(ranks=ranks), f"{told}; meanwhile {words}")
-    return _Verdict(root.end, cause._replace(ranks=()), told)
+        message = f"{ranks_text([idle[0].rank])}{where} {idle[0].description}"
+        return Judgement(cause._replace(ranks=ranks), f"{headline}; meanwhile {message}", root.end)
+    return Judgement(cause._replace(ranks=()), headline, root.end)
 
 
-def _victims_only(evidence: Evidence, hosts: Hosts, root: _Case) -> _Verdict:
+def _victims_only(evidence: Evidence, hosts: Hosts, root: _Case) -> Judgement:
     """There are victims only."""
     is_store = root.cause.class_name == "store_lost"
     unheard = [host for host in hosts.all if not host.has_evidence]
@@ -320,10 +315,10 @@ def _victims_only(evidence: Evidence, hosts: Hosts, root: _Case) -> _Verdict:
         ranks=(),
         advice=advice,
     )
-    return _Verdict(root.end, cause, f"{_told(evidence, hosts, root)}; {where}")
+    return Judgement(cause, f"{_first_line(evidence, hosts, root)}; {where}", root.end)
 
 
-def _victims(cases: Sequence[_Case], verdict: _Verdict | None) -> tuple[int, ...]:
+def _victims(cases: Sequence[_Case], verdict: Judgement | None) -> tuple[int, ...]:
     if verdict is None:
         return ()
     if verdict.cause.class_name in NETWORK_CLASSES:
@@ -348,9 +343,9 @@ def _collateral(cases: Sequence[_Case]) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-def _headline(evidence: Evidence, told: Told | None, verdict: _Verdict | None) -> str:
-    if told is not None:
-        return told.headline
+def _headline(evidence: Evidence, ended: Judgement | None, verdict: Judgement | None) -> str:
+    if ended is not None:
+        return ended.headline
     if evidence.error:
         return evidence.error
     if evidence.stop_signum is not None:
@@ -365,17 +360,19 @@ def _who_and_when(evidence: Evidence, hosts: Hosts, end: RankEnd, how: str) -> s
     return f"{hosts.who(end)} {how}{clock}, {end.at - evidence.started_at:.1f} s after the start"
 
 
-def _told(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
+def _first_line(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
     """The first line: who, when, why, where, and how it ended."""
     cause, status = case.cause, case.end.status
-    words = cause.message
+    message = cause.message
     place, manner = case.failure.location_and_manner
     if cause.location:
-        words += f", {manner if place == cause.location else 'at'} {cause.location}"
-    # ``killed from outside (SIGKILL)`` says it all; ``exit code 1`` after an exception is still worth its words.
-    if status.description not in words and (status.signum is None or f"({signal_name(status.signum)})" not in words):
-        words += f"; {status.description}"
-    return f"{_who_and_when(evidence, hosts, case.end, 'failed first')}: {words}"
+        message += f", {manner if place == cause.location else 'at'} {cause.location}"
+    # ``killed from outside (SIGKILL)`` says it all; ``exit code 1`` after an exception is still worth a mention.
+    if status.description not in message and (
+        status.signum is None or f"({signal_name(status.signum)})" not in message
+    ):
+        message += f"; {status.description}"
+    return f"{_who_and_when(evidence, hosts, case.end, 'failed first')}: {message}"
 
 
 def _waits(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
@@ -391,7 +388,7 @@ def _waits(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tu
 
 
 def _scheduler(evidence: Evidence) -> Cause | None:
-    """Why the launch was told to stop, where the scheduler says so in the ranks' output."""
+    """Why the launch was stopped, where the scheduler has written it into the ranks' output."""
     lines = (
         line for output in evidence.outputs for line in (*output.last_lines[-10:], *output.last_stdout_lines[-10:])
     )

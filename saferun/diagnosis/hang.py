@@ -22,26 +22,18 @@ from saferun.diagnosis.hang_classes import (
 )
 from saferun.diagnosis.job_end import lost_hosts, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, hosts_text
+from saferun.diagnosis.judgement import Judgement
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
-from saferun.model import Value
 from saferun.text.wording import ranks_text
 
 _SHOWN_WAITS = 4
 _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
 _MAYBE_OF_PEERS = frozenset({"gpu", "lock", "user_code"})
 _LEFT_THE_PATH = frozenset({"hang_sleep", "hang_missing_collective"})
-
-
-class _Verdict(Value):
-    """What is made of it all: the cause, the words of the first line, and what else is to be told."""
-
-    headline: str
-    cause: Cause
-    lines: tuple[str, ...] = ()
 
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -74,7 +66,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     waits = located_waits(waits, hosts)
     verdict = _Case(evidence, hosts, findings, waits).judge()
     lines = [*silent_lines(hosts, verdict.headline)]
-    lines += [*verdict.lines, *(line for line in findings.lines if line not in verdict.headline)]
+    lines += [*verdict.findings, *(line for line in findings.lines if line not in verdict.headline)]
     lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=f"the job hangs: {verdict.headline}",
@@ -102,7 +94,7 @@ class _Case:
         self._processes = {process.rank: process for process in evidence.capture.processes if process.is_rank}
         self._held_up = [wait for wait in waits if wait.found.of_peers]
 
-    def judge(self) -> _Verdict:
+    def judge(self) -> Judgement:
         """The first of these that finds somebody."""
         return (
             self._lost()
@@ -123,12 +115,11 @@ class _Case:
 
     # ---------------------------------------------------------------------------------------------------------- hosts
 
-    def _lost(self) -> _Verdict | None:
+    def _lost(self) -> Judgement | None:
         """Hosts that are silent hold up all others."""
-        lost = lost_hosts(self._evidence, self._hosts)
-        return _Verdict(lost.headline, lost.cause) if lost is not None else None
+        return lost_hosts(self._evidence, self._hosts)
 
-    def _unheard(self) -> _Verdict | None:
+    def _unheard(self) -> Judgement | None:
         """Everybody who is known waits for others, and of some hosts nothing is known."""
         unheard = [host for host in self._hosts.all if not host.has_evidence]
         if not unheard or not self._held_up:
@@ -136,30 +127,29 @@ class _Case:
         names = hosts_text(unheard)
         ranks = tuple(sorted(rank for host in unheard for rank in host.ranks))
         what = _what_they_wait_in(self._held_up)
-        words = f"nothing has come from {names}"
+        message = f"nothing has come from {names}"
         advice = f"look at {names}: at its ranks, at its saferun, and at the network to it"
-        cause = Cause("hang_host_silent", words, ranks, "", advice)
-        return _Verdict(f"nothing has come from {names} ({ranks_text(ranks)}), and all others wait in {what}", cause)
+        cause = Cause("hang_host_silent", message, ranks, "", advice)
+        return Judgement(cause, f"nothing has come from {names} ({ranks_text(ranks)}), and all others wait in {what}")
 
-    def _network(self) -> _Verdict | None:
+    def _network(self) -> Judgement | None:
         """Everybody waits for somebody, and nobody is missing: what lies between them."""
         links = link_complaints(self._evidence.capture.links)
-        broken = broken_between(links, self._hosts, self._findings, timed_out=True)
-        return _Verdict(broken.headline, broken.cause) if broken is not None else None
+        return broken_between(links, self._hosts, self._findings, timed_out=True)
 
     # ------------------------------------------------------------------------------------------------ Flight Recorder
 
-    def _mismatch(self) -> _Verdict | None:
+    def _mismatch(self) -> Judgement | None:
         if not self._findings.mismatched:
             return None
         first = self._findings.mismatched[0]
         ranks = tuple(sorted({rank for mismatch in self._findings.mismatched for rank in mismatch.ranks}))
         place = next((self._waits[rank].location for rank in first.ranks if rank in self._waits), "")
-        words = "called another collective than the others"
-        cause = Cause("hang_mismatched_collectives", words, ranks, first.message, MISMATCH_ADVICE, place)
-        return _Verdict(first.message, cause)
+        message = "called another collective than the others"
+        cause = Cause("hang_mismatched_collectives", message, ranks, first.message, MISMATCH_ADVICE, place)
+        return Judgement(cause, first.message)
 
-    def _absent(self) -> _Verdict | None:
+    def _absent(self) -> Judgement | None:
         """Who has not called, by the Flight Recorder."""
         absent = [self._waits[rank] for rank in self._findings.culprits if rank in self._waits]
         if not absent:
@@ -175,7 +165,7 @@ class _Case:
 
     # ---------------------------------------------------------------------------------------------- what the ranks do
 
-    def _early_exit(self) -> _Verdict | None:
+    def _early_exit(self) -> Judgement | None:
         dead = self._kind("dead")
         if not dead or not self._held_up:
             return None
@@ -186,9 +176,9 @@ class _Case:
         what = _what_they_wait_in(self._held_up)
         headline = f"{names} {_has(ranks)} ended ({how}), and {peers} {_waits(self._held_up)} in {what}"
         cause = Cause("hang_early_exit", f"ended ({how}) while others wait for it", ranks, "", CLASSES["dead"].advice)
-        return _Verdict(headline, cause)
+        return Judgement(cause, headline)
 
-    def _of(self, odd: Sequence[Wait]) -> _Verdict | None:
+    def _of(self, odd: Sequence[Wait]) -> Judgement | None:
         """Name those among ranks that do not wait for others that are the likeliest cause."""
         living = [wait for wait in odd if wait.found.kind != "dead"]
         if not living:
@@ -199,7 +189,7 @@ class _Case:
         others = [f"{self._names([wait.rank])} {wait.description}" for wait in living if wait not in culprits]
         proof = next((line for line in self._findings.lines if line in self._missing_lines(culprits)), "")
         verdict = self._named(culprits, class_of(culprits[0]), proof)
-        return verdict._replace(lines=tuple(others[:_SHOWN_WAITS]))
+        return verdict._replace(findings=tuple(others[:_SHOWN_WAITS]))
 
     def _suspects(self, living: Sequence[Wait]) -> Sequence[Wait]:
         """Ranks that are not seen to wait for others, less those that probably do."""
@@ -223,7 +213,7 @@ class _Case:
         ranks = {wait.rank for wait in culprits}
         return {missing.message for missing in self._findings.missing if ranks.intersection(missing.ranks)}
 
-    def _named(self, culprits: Sequence[Wait], cause_class: HangClass, proof: str) -> _Verdict:
+    def _named(self, culprits: Sequence[Wait], cause_class: HangClass, proof: str) -> Judgement:
         ranks = tuple(wait.rank for wait in culprits)
         first = culprits[0]
         peers = [wait for wait in self._held_up if wait.rank not in ranks]
@@ -252,9 +242,9 @@ class _Case:
             name = "hang_missing_collective"
         at = f" at {first.location}" if first.location else ""
         advice = cause_class.advice.format(at=at, what=first.found.detail or "it", ranks=ranks_text(ranks))
-        return _Verdict(
-            headline,
+        return Judgement(
             Cause(name, first.found.description, ranks, proof or self._kernel_proof(first), advice, first.location),
+            headline,
         )
 
     def _keeps(self, ranks: Sequence[int], peers: Sequence[Wait]) -> str:
@@ -274,14 +264,14 @@ class _Case:
 
     # -------------------------------------------------------------------------------- everybody waits for somebody else
 
-    def _in_store_while_others_are_not(self) -> _Verdict | None:
+    def _in_store_while_others_are_not(self) -> Judgement | None:
         """Ranks that wait in the store while others are in a collective: they have not come to it."""
         in_store = [wait for wait in self._held_up if wait.found.kind == "network"]
         if not in_store or len(in_store) == len(self._held_up):
             return None
         return self._named(in_store, CLASSES["collective"], "")
 
-    def _different_collectives(self) -> _Verdict | None:
+    def _different_collectives(self) -> Judgement | None:
         """Without a Flight Recorder: what the stacks say of a mismatch."""
         recorded = {one.rank for one in self._evidence.capture.collectives if not one.failure and one.groups}
         parties: dict[str, list[Wait]] = {}
@@ -295,14 +285,14 @@ class _Case:
         culprits = self._held_up if is_tie else ordered[0]
         ranks = tuple(sorted(wait.rank for wait in culprits))
         headline = f"the ranks wait in different collectives: {', '.join(sides[:_SHOWN_WAITS])}"
-        words = "waits in another collective than the others"
-        cause = Cause("hang_mismatched_collectives", words, ranks, "", MISMATCH_ADVICE, ordered[0][0].location)
-        return _Verdict(headline, cause)
+        message = "waits in another collective than the others"
+        cause = Cause("hang_mismatched_collectives", message, ranks, "", MISMATCH_ADVICE, ordered[0][0].location)
+        return Judgement(cause, headline)
 
-    def _none_odd(self) -> _Verdict:
+    def _none_odd(self) -> Judgement:
         if not self._held_up:
-            words = "nothing is known of what the ranks do"
-            return _Verdict(words, Cause("hang_unknown", words, (), "", CLASSES["unanswering"].advice))
+            message = "nothing is known of what the ranks do"
+            return Judgement(Cause("hang_unknown", message, (), "", CLASSES["unanswering"].advice), message)
         first = self._held_up[0]
         same_place = len({wait.location for wait in self._held_up}) == 1
         at = f" at {first.location}" if same_place and first.location else ""
@@ -317,7 +307,7 @@ class _Case:
         advice = STORE_ADVICE if is_store else ALL_ADVICE
         proof = self._findings.stuck[0].message if self._findings.stuck else ""
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))
-        return _Verdict(headline, cause)
+        return Judgement(cause, headline)
 
     # ---------------------------------------------------------------------------------------------------------- words
 

@@ -1,4 +1,4 @@
-"""What ends a job on all its hosts though no rank failed: hosts that are lost, signals, what others told. Pure."""
+"""What ends a job on all its hosts though no rank failed: hosts that are lost, signals, abort reasons of other hosts. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from collections.abc import Sequence
 
 from saferun.diagnosis.causes.failure import shortened
 from saferun.diagnosis.job_hosts import Hosts, hosts_text
+from saferun.diagnosis.judgement import Judgement
 from saferun.evidence import AbortReason, Cause, Evidence, HostView
 from saferun.model import Value, signal_name
 from saferun.text.wording import ranks_text
 
 _MOST_LOST = 4
-
-
-class Told(Value):
-    """The cause, and the words of the first line."""
-
-    cause: Cause
-    headline: str
 
 
 class _Loss(Value):
@@ -58,7 +52,7 @@ _LOSSES = {
 _FROM_FAR = frozenset({"unreachable", "cut", "unknown"})
 
 
-def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | None:
+def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Judgement | None:
     """What ended the job though no rank brought it about; None where one did, or nothing tells.
 
     Args:
@@ -66,15 +60,15 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | 
         hosts: its hosts.
         is_a_ranks: whether a rank failed by itself, and not because of others.
     """
-    told = evidence.abort_reason
-    if told is not None and told.reason == "start":
+    reason = evidence.abort_reason
+    if reason is not None and reason.reason == "start":
         return _aborted(evidence, hosts)
     # A rank that failed before anybody missed a host is the cause, whatever became of that host afterwards.
-    if told is None or told.reason == "lost" or not is_a_ranks:
+    if reason is None or reason.reason == "lost" or not is_a_ranks:
         lost = lost_hosts(evidence, hosts)
         if lost is not None:
             return lost
-    if evidence.error and (told is None or told.reason != "store_lost"):
+    if evidence.error and (reason is None or reason.reason != "store_lost"):
         return None
     found = _aborted(evidence, hosts)
     return found if found is not None or is_a_ranks else _failed_elsewhere(evidence, hosts)
@@ -83,7 +77,7 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Told | 
 # --------------------------------------------------------------------------------------------------------------- losses
 
 
-def lost_hosts(evidence: Evidence, hosts: Hosts) -> Told | None:
+def lost_hosts(evidence: Evidence, hosts: Hosts) -> Judgement | None:
     """Hosts that are silent, as the one that judges sees it."""
     lost = [host for host in hosts.all if host.lost_reason]
     if not lost:
@@ -100,27 +94,27 @@ def lost_hosts(evidence: Evidence, hosts: Hosts) -> Told | None:
     if len(lost) == 1:
         head = f"{first.label} is lost" + (f" ({ranks_text(ranks)})" if ranks else "")
         cause = Cause(loss.class_name, loss.message, ranks, proof, advice)
-        return Told(cause, f"{head}: {loss.message}")
+        return Judgement(cause, f"{head}: {loss.message}")
     each = "; ".join(f"{host.label}: {_LOSSES.get(host.lost_reason, loss).message}" for host in lost[:_MOST_LOST])
-    words = f"of each: {loss.message}" if alike else each
+    message = f"of each: {loss.message}" if alike else each
     head = f"{len(lost)} hosts are lost ({hosts_text(lost)})"
     class_name = loss.class_name if alike else "host_lost"
-    return Told(Cause(class_name, f"{head}: {words}", ranks, proof, advice), f"{head}: {words}")
+    return Judgement(Cause(class_name, f"{head}: {message}", ranks, proof, advice), f"{head}: {message}")
 
 
-def _cut_off(evidence: Evidence, lost: Sequence[HostView]) -> Told:
+def _cut_off(evidence: Evidence, lost: Sequence[HostView]) -> Judgement:
     """All others at once: then it is the one that judges."""
-    words = f"{evidence.host} reaches none of the other {len(lost)} hosts any more: its own network is cut"
+    message = f"{evidence.host} reaches none of the other {len(lost)} hosts any more: its own network is cut"
     advice = f"look at the network of {evidence.host}: interface, cable, switch port, firewall"
-    return Told(Cause("network_cut", words, (), shortened(lost[0].lost_message), advice), words)
+    return Judgement(Cause("network_cut", message, (), shortened(lost[0].lost_message), advice), message)
 
 
-def _proof(words: str, loss: _Loss) -> str:
-    return shortened(words) if words and words != loss.message else ""
+def _proof(message: str, loss: _Loss) -> str:
+    return shortened(message) if message and message != loss.message else ""
 
 
 def silent_lines(hosts: Hosts, headline: str) -> list[str]:
-    """A line for the hosts that are lost, and one for those of which nothing has come, where it is not told already."""
+    """A line for the hosts that are lost, and one for those of which nothing has come, unless the headline has them."""
     lost = [host for host in hosts.all if host.lost_reason]
     lines = [f"lost: {host.label}: {host.lost_message or _LOSSES['unknown'].message}" for host in lost[:_MOST_LOST]]
     if any(host.label in headline for host in lost):
@@ -132,86 +126,92 @@ def silent_lines(hosts: Hosts, headline: str) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------------ what was told
+# ------------------------------------------------------------------------------------------------------ abort reasons
 
 
-def _aborted(evidence: Evidence, hosts: Hosts) -> Told | None:
-    """What made all hosts stop where it is no rank's failure; None where it is one's, or nothing was told."""
-    told = evidence.abort_reason
-    if told is None:
+def _aborted(evidence: Evidence, hosts: Hosts) -> Judgement | None:
+    """What made all hosts stop where it is no rank's failure; None where it is one's, or no reason is known."""
+    reason = evidence.abort_reason
+    if reason is None:
         return _signal(evidence, hosts) if hosts.are_several and evidence.stop_signum is not None else None
-    label = told.label or evidence.host
-    words = shortened(told.message)
-    match told.reason:
+    label = reason.label or evidence.host
+    message = shortened(reason.message)
+    match reason.reason:
         case "signal":
             return _signal(evidence, hosts)
         case "parent":
-            what = f"saferun's parent process on {label} exited" + (f" ({words})" if words else "")
+            what = f"saferun's parent process on {label} exited" + (f" ({message})" if message else "")
             advice = (
                 "the session that it was started from has ended (ssh, mpirun, an srun step): look at its end, or start "
                 "with --stop-with-parent off"
             )
-            return Told(Cause("parent_gone", what, (), "", advice), what)
+            return Judgement(Cause("parent_gone", what, (), "", advice), what)
         case "store_lost":
-            return _store_lost(told, label, evidence.host)
+            return _store_lost(reason, label, evidence.host)
         case "task_lost":
-            what = f"a saferun process of {label} is gone" + (f": {words}" if words else "")
-            return Told(Cause("host_lost", what, _ranks(told), "", _LOSSES["gone"].advice.format(host=label)), what)
+            what = f"a saferun process of {label} is gone" + (f": {message}" if message else "")
+            return Judgement(
+                Cause("host_lost", what, _ranks(reason), "", _LOSSES["gone"].advice.format(host=label)), what
+            )
         case "start":
-            what = f"{label} could not start its ranks" + (f": {words}" if words else "")
+            what = f"{label} could not start its ranks" + (f": {message}" if message else "")
             if evidence.error and label == evidence.host:
                 # What the checks found may be about any host, and says about which.
                 what = evidence.error if evidence.is_checked else f"{label}: {evidence.error}"
             advice = evidence.error_hint or f"look at what {label} says"
-            return Told(Cause("start_failed", what, _ranks(told), "", advice), what)
+            return Judgement(Cause("start_failed", what, _ranks(reason), "", advice), what)
         case "membership" | "leave":
-            what = words or ("a host left the job" if told.reason == "leave" else "hosts came to the job")
-            if told.reason == "leave" and label not in what:
+            what = message or ("a host left the job" if reason.reason == "leave" else "hosts came to the job")
+            if reason.reason == "leave" and label not in what:
                 what = f"{label}: {what}"
-            return Told(Cause("membership", what, (), "", "nothing: the job goes on with the hosts that it has"), what)
+            return Judgement(
+                Cause("membership", what, (), "", "nothing: the job goes on with the hosts that it has"), what
+            )
     return None
 
 
-def _ranks(told: AbortReason) -> tuple[int, ...]:
-    return (told.rank,) if told.rank is not None and told.rank >= 0 else ()
+def _ranks(reason: AbortReason) -> tuple[int, ...]:
+    return (reason.rank,) if reason.rank is not None and reason.rank >= 0 else ()
 
 
-def _signal(evidence: Evidence, hosts: Hosts) -> Told:
-    told = evidence.abort_reason
+def _signal(evidence: Evidence, hosts: Hosts) -> Judgement:
+    reason = evidence.abort_reason
     name = signal_name(evidence.stop_signum) if evidence.stop_signum is not None else ""
     label = evidence.host if hosts.are_several else ""
-    if told is not None:
-        name, label = told.message or name, told.label or label
-    words = f"stopped by {shortened(name, 60) or 'a signal'}" + (f" on {label}" if label else "")
+    if reason is not None:
+        name, label = reason.message or name, reason.label or label
+    message = f"stopped by {shortened(name, 60) or 'a signal'}" + (f" on {label}" if label else "")
     advice = f"look on {label or 'this host'} who sent it: the scheduler, or a person"
-    return Told(Cause("stopped_by_signal", words, (), "", advice), words)
+    return Judgement(Cause("stopped_by_signal", message, (), "", advice), message)
 
 
-def _store_lost(told: AbortReason, label: str, host: str) -> Told:
-    if told.lost_reason == "nic":
-        words = f"{host}: {shortened(told.message)}: it does not reach {label}, which has the job's store, any more"
+def _store_lost(reason: AbortReason, label: str, host: str) -> Judgement:
+    if reason.lost_reason == "nic":
+        message = f"{host}: {shortened(reason.message)}: it does not reach {label}, which has the job's store, any more"
         advice = f"look at the network of {host}: interface, cable, switch port"
-        return Told(Cause("network_cut", words, _ranks(told), "", advice), words)
-    loss = _LOSSES.get(told.lost_reason, _LOSSES["unknown"])
-    words = f"{label}, which had the job's store, is lost: {loss.message}"
+        return Judgement(Cause("network_cut", message, _ranks(reason), "", advice), message)
+    loss = _LOSSES.get(reason.lost_reason, _LOSSES["unknown"])
+    message = f"{label}, which had the job's store, is lost: {loss.message}"
     advice = loss.advice.format(host=label, leader="this host")
     class_name = "network_cut" if loss.class_name == "network_cut" else "store_host_lost"
-    proof = _proof(told.message, loss)
-    return Told(Cause(class_name, words, _ranks(told), proof, advice), words)
+    proof = _proof(reason.message, loss)
+    return Judgement(Cause(class_name, message, _ranks(reason), proof, advice), message)
 
 
-def _failed_elsewhere(evidence: Evidence, hosts: Hosts) -> Told | None:
+def _failed_elsewhere(evidence: Evidence, hosts: Hosts) -> Judgement | None:
     """A rank's failure that only its host knows, whose evidence has not come."""
-    told = evidence.abort_reason
-    if told is None or told.reason not in {"failure", "hang"} or not told.message:
+    reason = evidence.abort_reason
+    if reason is None or reason.reason not in {"failure", "hang"} or not reason.message:
         return None
-    if told.rank is not None and told.rank in {end.rank for end in evidence.ends if not end.stopped_by_us}:
+    if reason.rank is not None and reason.rank in {end.rank for end in evidence.ends if not end.stopped_by_us}:
         return None
-    where = told.label or (hosts.label(told.rank) if told.rank is not None else "another host")
-    who = f"rank {told.rank} ({where})" if told.rank is not None else where
-    words = shortened(told.message)
+    where = reason.label or (hosts.label(reason.rank) if reason.rank is not None else "another host")
+    who = f"rank {reason.rank} ({where})" if reason.rank is not None else where
+    message = shortened(reason.message)
     advice = f"look at what {where} says; its evidence has not come here"
     headline = (
-        words if where in words or (told.rank is not None and f"rank {told.rank}" in words) else f"{who}: {words}"
+        message
+        if where in message or (reason.rank is not None and f"rank {reason.rank}" in message)
+        else f"{who}: {message}"
     )
-    return Told(Cause("unknown", words, _ranks(told), "", advice), headline)
+    return Judgement(Cause("unknown", message, _ranks(reason), "", advice), headline)

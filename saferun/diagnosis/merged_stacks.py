@@ -14,7 +14,7 @@ from saferun.evidence import Frame, StackDump, StackNode, ThreadStack
 WORKER_NAME = "pt_data_worker"
 """What torch calls the processes of its data loaders."""
 _MOST_CALLS = 64
-"""A deeper stack is told with a gap: nobody reads more, and deep trees are a burden for whoever walks them."""
+"""A deeper stack is shown with a gap: deep trees are unreadable, and slow to process."""
 _OUTER_CALLS = 20
 _LIBRARY_HEAD, _LIBRARY_TAIL = 1, 2
 _SHORTEST_GAP = 2
@@ -294,7 +294,7 @@ def _paths(
 def _without_uneven_ends(paths: Sequence[tuple[int, list[Frame]]]) -> Iterator[tuple[int, list[Frame]]]:
     """Cut native calls where other ranks end at the same Python call because nobody looked at theirs.
 
-    Ranks that do the same would be told apart by the tool that looked at them.
+    Ranks that do the same would differ only by the tool that captured them.
     """
     ends = {_python_calls(calls) for _, calls in paths if calls and not calls[-1].native}
     for rank, calls in paths:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from saferun.diagnosis.causes.failure import Failure, shortened
 from saferun.diagnosis.collectives import CollectiveFindings
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
+from saferun.diagnosis.judgement import Judgement
 from saferun.evidence import Cause, HostView, StuckLink
 from saferun.model import Value
 from saferun.text.wording import ranks_text
@@ -23,7 +24,7 @@ _SILENT = re.compile(
     r"|\bETIMEDOUT\b|\bEHOSTUNREACH\b|\bENETUNREACH\b"
 )
 _REFUSED = re.compile(r"[Cc]onnection refused|\bECONNREFUSED\b")
-_CLOSED = re.compile(r"Connection reset|Connection closed|Broken pipe|Socket closed")
+_CLOSED = re.compile(r"Connection reset|Connection closed|Judgement pipe|Socket closed")
 _SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
 _NETWORK_ADVICE = (
     "look at the network that the ranks use between {hosts}: interface, cable, switch port, firewall, MTU; "
@@ -55,13 +56,6 @@ class Complaint(Value):
     address: str
     kind: str
     line: str
-
-
-class Broken(Value):
-    """What is wrong: the cause, and the words of the first line."""
-
-    cause: Cause
-    headline: str
 
 
 def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
@@ -118,9 +112,9 @@ def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | No
             continue
         # Ranks of one host may meet at such an address.
         is_loopback = complaint.address.rpartition(":")[2].startswith("127.") or complaint.address == "::1"
-        words = f"the ranks exchange the address {complaint.address}, which every host has for itself"
+        message = f"the ranks exchange the address {complaint.address}, which every host has for itself"
         advice = _NAME_ADVICE if is_loopback else _INTERFACE_ADVICE
-        return Cause("network_interface", words, (), shortened(complaint.line), advice)
+        return Cause("network_interface", message, (), shortened(complaint.line), advice)
     return None
 
 
@@ -137,7 +131,7 @@ class _Route(Value):
 
 def broken_between(
     complaints: Sequence[Complaint], hosts: Hosts, findings: CollectiveFindings, *, timed_out: bool
-) -> Broken | None:
+) -> Judgement | None:
     """Where the network is broken; None where nothing tells that it is.
 
     Args:
@@ -167,7 +161,7 @@ def _routes(complaints: Iterable[Complaint], kind: str, hosts: Hosts) -> list[_R
     return routes
 
 
-def _broken_routes(routes: Sequence[_Route], kind: str, count: int) -> Broken:
+def _broken_routes(routes: Sequence[_Route], kind: str, count: int) -> Judgement:
     pairs = {frozenset((route.source.host, route.target.host)) for route in routes}
     known = {host.host: host for route in routes for host in (route.source, route.target)}
     proof = shortened(routes[0].complaint.line)
@@ -178,49 +172,49 @@ def _broken_routes(routes: Sequence[_Route], kind: str, count: int) -> Broken:
         names = " and ".join(known[number].label for number in both)
         if kind == _REFUSAL:
             target = routes[0].target
-            words = f"{target.label} refuses the connections of {routes[0].source.label}"
-            return _broken("network_between_hosts", words, [target], proof, _FIREWALL_ADVICE)
-        words = f"the ranks of {names} {verb}"
+            message = f"{target.label} refuses the connections of {routes[0].source.label}"
+            return _broken("network_between_hosts", message, [target], proof, _FIREWALL_ADVICE)
+        message = f"the ranks of {names} {verb}"
         if count > _FEWEST:
-            words += "; no other connection is seen to fail"
-        return _broken("network_between_hosts", words, [known[number] for number in both], proof, _NETWORK_ADVICE)
+            message += "; no other connection is seen to fail"
+        return _broken("network_between_hosts", message, [known[number] for number in both], proof, _NETWORK_ADVICE)
     if len(common) == 1:
         host = known[next(iter(common))]
         others = [known[number] for number in sorted(known) if number != host.host]
         if kind == _REFUSAL:
-            words = f"{host.label} refuses the connections of {hosts_text(others)}"
-            return _broken("network_cut", words, [host], proof, _FIREWALL_ADVICE)
-        words = f"nothing gets through between {host.label} and {hosts_text(others)}: its network is cut"
-        return _broken("network_cut", words, [host], proof, _ONE_HOST_ADVICE)
+            message = f"{host.label} refuses the connections of {hosts_text(others)}"
+            return _broken("network_cut", message, [host], proof, _FIREWALL_ADVICE)
+        message = f"nothing gets through between {host.label} and {hosts_text(others)}: its network is cut"
+        return _broken("network_cut", message, [host], proof, _ONE_HOST_ADVICE)
     some = [known[number] for number in sorted(known)]
-    words = f"the ranks of {hosts_text(some)} {verb}"
+    message = f"the ranks of {hosts_text(some)} {verb}"
     advice = _FIREWALL_ADVICE if kind == _REFUSAL else _NETWORK_ADVICE
-    return _broken("network_between_hosts", words, some, proof, advice)
+    return _broken("network_between_hosts", message, some, proof, advice)
 
 
-def _first_broken(routes: Sequence[_Route]) -> Broken:
+def _first_broken(routes: Sequence[_Route]) -> Judgement:
     """Connections were closed, and nobody had failed before: the first to go tells where."""
     first = routes[0]
     names = f"{first.source.label} and {first.target.label}"
-    words = f"a connection between {names} broke first, and no rank is seen to have failed before"
+    message = f"a connection between {names} broke first, and no rank is seen to have failed before"
     proof = shortened(first.complaint.line)
-    return _broken("network_between_hosts", words, [first.source, first.target], proof, _NETWORK_ADVICE)
+    return _broken("network_between_hosts", message, [first.source, first.target], proof, _NETWORK_ADVICE)
 
 
-def _stuck_collective(findings: CollectiveFindings, hosts: Hosts) -> Broken | None:
+def _stuck_collective(findings: CollectiveFindings, hosts: Hosts) -> Judgement | None:
     """Everybody has come to a collective, and it does not end on anybody's host."""
     for stuck in findings.stuck:
         theirs = hosts.of_ranks(stuck.waiting)
         if len(theirs) >= _FEWEST and not stuck.unknown and not findings.missing and not findings.mismatched:
             op = f"{stuck.op} ({stuck.seq} of group {stuck.group})" if stuck.op else f"collective {stuck.seq}"
             between = hosts_text(theirs)
-            words = f"all ranks have come to {op}, and it does not end; it goes over the network between {between}"
-            return _broken("network_between_hosts", words, theirs, stuck.message, _NETWORK_ADVICE)
+            message = f"all ranks have come to {op}, and it does not end; it goes over the network between {between}"
+            return _broken("network_between_hosts", message, theirs, stuck.message, _NETWORK_ADVICE)
     return None
 
 
-def _broken(class_name: str, words: str, hosts: Sequence[HostView], proof: str, advice: str) -> Broken:
+def _broken(class_name: str, message: str, hosts: Sequence[HostView], proof: str, advice: str) -> Judgement:
     ranks = hosts[0].ranks if len(hosts) == 1 else ()
-    cause = Cause(class_name, words, ranks, proof, advice.format(hosts=hosts_text(hosts)))
+    cause = Cause(class_name, message, ranks, proof, advice.format(hosts=hosts_text(hosts)))
     tail = f" ({ranks_text(ranks)})" if ranks else ""
-    return Broken(cause, f"{words}{tail}")
+    return Judgement(cause, f"{message}{tail}")

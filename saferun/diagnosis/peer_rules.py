@@ -104,12 +104,12 @@ def in_collective(view: RankView) -> Found | None:
     if c10d is not None:
         op = last_name(c10d.function).lstrip("_")
         return found_in_collective(op if op not in {"wait", "wrapper"} else _pending_op(view))
-    for calls, words in _OTHER_COLLECTIVES:
+    for calls, message in _OTHER_COLLECTIVES:
         frame = _outermost(view, calls)
         if frame is not None:
             return (
-                found_in_collective(_pending_op(view), words)
-                if words
+                found_in_collective(_pending_op(view), message)
+                if message
                 else found_in_collective(last_name(frame.function))
             )
     return None

@@ -34,7 +34,7 @@ class Found(Value):
     @property
     def description(self) -> str:
         """``waits for its forked child pid 12; its child pid 12 waits for a lock``."""
-        # A rank that waits for its workers does nothing wrong; what they do is what there is to be told.
+        # A rank that waits for its workers does nothing wrong; what they do is what matters.
         if self.problem and self.kind == "data_loading":
             return self.problem
         return f"{self.doing}; {self.problem}" if self.problem else self.doing

@@ -188,5 +188,7 @@ def _view_of(view: RankView, thread: ThreadStack) -> tuple[tuple[bool, bool], Fo
     inner = view._replace(frames=thread.frames, active=thread.active, is_main=False)
     found = first_found(inner, RULES) or Found("user_code", "", "stands")
     place = location_text(user_frame(thread.frames, view.user))
-    told = found._replace(detail=f"{found.detail}, {_IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
-    return (not found.of_peers, found.kind in _VAGUE), told, f"{place}" if place else ""
+    found_there = (
+        found._replace(detail=f"{found.detail}, {_IN_THREAD}".removeprefix(", ")) if not found.of_peers else found
+    )
+    return (not found.of_peers, found.kind in _VAGUE), found_there, f"{place}" if place else ""

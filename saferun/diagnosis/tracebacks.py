@@ -75,7 +75,7 @@ class PythonError(Value):
     Attributes:
         blocks: in the order of the text; what ended the process is ``last``.
         lines: the text, cleaned.
-        lines_after: how many lines follow it, less torch's C++ stack. Where it cannot be told where its message ends,
+        lines_after: how many lines follow it, less torch's C++ stack. Where the end of its message is not known,
             all but the first line of that counts too.
         is_uncaught: whether torch's hook for exceptions that nobody caught has printed it.
         is_aside: whether it is of a thread or a destructor, which do not end a process.
@@ -114,8 +114,8 @@ class PythonError(Value):
     @property
     def context(self) -> tuple[str, ...]:
         """What the exceptions say during whose handling the last one was raised."""
-        told = set(self.messages)
-        return tuple(line for block in reversed(self.blocks) for line in block.message if line not in told)
+        nearer = set(self.messages)
+        return tuple(line for block in reversed(self.blocks) for line in block.message if line not in nearer)
 
     def location(self, user: UserCode) -> str:
         """The last frame in the user's code, in words; empty where there is none."""

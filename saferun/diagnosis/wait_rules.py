@@ -187,8 +187,8 @@ def _subprocess(view: RankView) -> Found | None:
     is_waiting = library_call(view, _CHILD_WAITS) is not None or syscall(view) in {"wait4", "waitid"}
     if not is_waiting and not native_call(view, "wait4", "waitpid", "waitid", "__waitpid", "os_waitpid"):
         return None
-    what, words = _awaited_child(view)
-    return Found("subprocess", what, f"waits for {words}", problem=_child_problem(view))
+    what, message = _awaited_child(view)
+    return Found("subprocess", what, f"waits for {message}", problem=_child_problem(view))
 
 
 def _awaited_child(view: RankView) -> tuple[str, str]:
@@ -260,10 +260,10 @@ _GIL_NATIVE = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGI
 def _lock(view: RankView) -> Found | None:
     if native_call(view, *_GIL_NATIVE):
         return _in_lock("the GIL, which another thread holds")
-    for table, words in _LOCKS:
+    for table, message in _LOCKS:
         frames = [frame for frame in library_calls(view) if frame in table]
         if frames and not is_at_work(view):
-            return _in_lock(words or _THREADING.get(frames[-1].function.partition(".")[0], "a lock"))
+            return _in_lock(message or _THREADING.get(frames[-1].function.partition(".")[0], "a lock"))
     if syscall(view) == "flock" or waits_on(view).startswith("a lock on "):
         return _in_lock(waits_on(view) or "a lock on a file")
     if native_call(view, *_LOCK_NATIVE):

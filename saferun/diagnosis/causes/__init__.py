@@ -82,8 +82,8 @@ def cause_of(failure: Failure) -> Cause:
         found = rule(failure)
         if found is not None:
             return found
-    words = failure.end.status.description
-    return cause(failure, "unknown", words, "look at the rank's output in its files")
+    message = failure.end.status.description
+    return cause(failure, "unknown", message, "look at the rank's output in its files")
 
 
 def standing(found: Cause) -> Role:

@@ -58,8 +58,8 @@ def mismatched_collectives(failure: Failure) -> Cause | None:
     if len(calls) < 2:  # noqa: PLR2004 - a comparison needs two
         return found
     sides = ", ".join(f"rank {rank} {op} {shape}".rstrip() for rank, _, op, shape in calls)
-    words = f"different collectives under number {calls[0][1]}: {sides}"
-    return found._replace(message=words, ranks=tuple(sorted({rank for rank, *_ in calls})))
+    message = f"different collectives under number {calls[0][1]}: {sides}"
+    return found._replace(message=message, ranks=tuple(sorted({rank for rank, *_ in calls})))
 
 
 # ------------------------------------------------------------------------------------------------------------ timeouts
@@ -87,8 +87,8 @@ def nccl_timeout(failure: Failure) -> Cause | None:
         ran = _RAN_FOR.search(line)
         number = f" number {match[1]}" if match[1] else ""
         lasted = f" within {int(ran[1]) / 1000:.0f} s" if ran is not None else ""
-        words = f"NCCL timeout: {match[2] or 'a collective'}{number} did not end{lasted}"
-        return cause(failure, "nccl_timeout", words, _TIMEOUT_ADVICE, proof=line)
+        message = f"NCCL timeout: {match[2] or 'a collective'}{number} did not end{lasted}"
+        return cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=line)
     found = first_line(_STUCK_WATCHDOG, lines)
     if found is not None:
         lasted = f" for {found[1][1]} s" if found[1][1] else ""
@@ -105,12 +105,12 @@ def collective_timeout(failure: Failure) -> Cause | None:
     found = first_line(_BARRIER, failure.messages)
     if found is not None:
         ranks = tuple(sorted({int(rank) for rank in found[1][1].split(",")}))
-        words = f"{ranks_text(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
-        return cause(failure, "collective_timeout", words, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
+        message = f"{ranks_text(ranks)} did not come to monitored_barrier within {int(found[1][2]) / 1000:g} s"
+        return cause(failure, "collective_timeout", message, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
     found = first_line(_GLOO_TIMEOUT, failure.messages)
     if found is not None:
-        words = f"gloo timeout: another rank did not come to the collective within {int(found[1][1]) / 1000:g} s"
-        return cause(failure, "collective_timeout", words, _TIMEOUT_ADVICE, proof=found[0])
+        message = f"gloo timeout: another rank did not come to the collective within {int(found[1][1]) / 1000:g} s"
+        return cause(failure, "collective_timeout", message, _TIMEOUT_ADVICE, proof=found[0])
     return None
 
 

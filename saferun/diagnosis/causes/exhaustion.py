@@ -125,9 +125,9 @@ def host_oom_kill(failure: Failure) -> Cause | None:
         is_it = not oom.pids or pid in oom.pids
         limits += [f"it used {size_text(oom.rss_bytes)}"] if oom.rss_bytes and is_it else []
     known = f" ({', '.join(limits)})" if limits else ""
-    words = f"{who}killed by the kernel's OOM killer{known}"
+    message = f"{who}killed by the kernel's OOM killer{known}"
     source = oom.source if oom is not None and told else ""
-    return cause(failure, "host_oom_kill", words, _LESS_MEMORY, proof=line or (scheduler[0] if scheduler else source))
+    return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=line or (scheduler[0] if scheduler else source))
 
 
 def _names(line: str, pid: int) -> bool:
@@ -148,25 +148,25 @@ def data_loader_worker(failure: Failure) -> Cause | None:
         line, match = found
         # Workers report bus errors so, whatever they come from; of all places /dev/shm is where they come from.
         if match[2] == "Bus error":
-            words = f"shared memory (/dev/shm) is full: data-loader worker {match[1]} died of a bus error"
-            return cause(failure, "shared_memory_exhausted", words, _SHM_ADVICE, proof=line)
-        words = f"its data-loader worker {match[1]} died ({match[2]})"
-        return cause(failure, "data_loader_worker_killed", words, _worker_advice(match[2]), proof=line)
+            message = f"shared memory (/dev/shm) is full: data-loader worker {match[1]} died of a bus error"
+            return cause(failure, "shared_memory_exhausted", message, _SHM_ADVICE, proof=line)
+        message = f"its data-loader worker {match[1]} died ({match[2]})"
+        return cause(failure, "data_loader_worker_killed", message, _worker_advice(match[2]), proof=line)
     found = first_line(_LOST_WORKER, said)
     if found is None:
         return _lost_while_it_sent(failure)
     line, match = found
     fuller = first_line(re.compile(r"exited unexpectedly with exit code (\d{1,3})"), said)
-    words = f"its data-loader worker {match[1].strip()} ended unexpectedly"
+    message = f"its data-loader worker {match[1].strip()} ended unexpectedly"
     if fuller is not None:
         line = fuller[0]
-        words += f" with exit code {fuller[1][1]}"
+        message += f" with exit code {fuller[1][1]}"
     elif first_line(_BUS_IN_WORKER, failure.lines) is not None:
-        words = f"shared memory (/dev/shm) is full: data-loader worker {match[1].strip()} died of a bus error"
-        return cause(failure, "shared_memory_exhausted", words, _SHM_ADVICE, proof=line)
+        message = f"shared memory (/dev/shm) is full: data-loader worker {match[1].strip()} died of a bus error"
+        return cause(failure, "shared_memory_exhausted", message, _SHM_ADVICE, proof=line)
     segfault = first_line(_SEGFAULT_IN_WORKER, failure.lines)
     advice = _worker_advice("Segmentation fault" if segfault else "")
-    return cause(failure, "data_loader_worker_killed", words, advice, proof=line)
+    return cause(failure, "data_loader_worker_killed", message, advice, proof=line)
 
 
 def _lost_while_it_sent(failure: Failure) -> Cause | None:
@@ -176,8 +176,8 @@ def _lost_while_it_sent(failure: Failure) -> Cause | None:
         return None
     if not any(frame.file.endswith(_LOADER) for frame in error.last.frames):
         return None
-    words = "a data-loader worker died while it transferred a batch"
-    return cause(failure, "data_loader_worker_killed", words, _worker_advice(""), proof=error.last.message[0])
+    message = "a data-loader worker died while it transferred a batch"
+    return cause(failure, "data_loader_worker_killed", message, _worker_advice(""), proof=error.last.message[0])
 
 
 def _worker_advice(signal_text: str) -> str:
@@ -202,5 +202,5 @@ def shared_memory(failure: Failure) -> Cause | None:
     )
     if found is None:
         return None
-    words = "shared memory (/dev/shm) is full: bus error"
-    return cause(failure, "shared_memory_exhausted", words, _SHM_ADVICE, proof=found[0])
+    message = "shared memory (/dev/shm) is full: bus error"
+    return cause(failure, "shared_memory_exhausted", message, _SHM_ADVICE, proof=found[0])

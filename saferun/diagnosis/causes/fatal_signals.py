@@ -45,8 +45,8 @@ def sent_by_another_process(failure: Failure) -> Cause | None:
     sender = core.sender_pid
     if sender in {0, failure.end.pid, *failure.supervisor_pids} or sender < 0:
         return None
-    words = f"{signal_name(failure.signum)} sent by {_who(failure, sender)}"
-    return cause(failure, "killed_from_outside", words, "look at what that process is, and why it did so")
+    message = f"{signal_name(failure.signum)} sent by {_who(failure, sender)}"
+    return cause(failure, "killed_from_outside", message, "look at what that process is, and why it did so")
 
 
 def _who(failure: Failure, pid: int) -> str:
@@ -61,23 +61,23 @@ def crash(failure: Failure) -> Cause | None:
         return None
     match failure.signum:
         case signal.SIGSEGV:
-            name, words, advice = "segmentation_fault", "segmentation fault", _NATIVE
+            name, message, advice = "segmentation_fault", "segmentation fault", _NATIVE
         case signal.SIGBUS:
-            name, words = "bus_error", "bus error"
+            name, message = "bus_error", "bus error"
             advice = "check whether /dev/shm is full, or a mapped file was cut short or lies on a failing disk"
         case signal.SIGFPE:
-            name, words = "floating_point_error", "floating point exception"
+            name, message = "floating_point_error", "floating point exception"
             advice = "look for a division of integers by zero in native code"
         case signal.SIGILL:
-            name, words = "illegal_instruction", "illegal instruction"
+            name, message = "illegal_instruction", "illegal instruction"
             advice = "a library was built for another processor than this host's: install or build it for this one"
         case _:
             return None
     if failure.python_was_over:
-        return cause(failure, name, f"{words} while the interpreter ended", _AT_EXIT, proof=_fatal_line(failure))
+        return cause(failure, name, f"{message} while the interpreter ended", _AT_EXIT, proof=_fatal_line(failure))
     native = failure.native_location
-    words += f" in {native}" if native else ""
-    return cause(failure, name, words, advice, proof=_fatal_line(failure))
+    message += f" in {native}" if native else ""
+    return cause(failure, name, message, advice, proof=_fatal_line(failure))
 
 
 def abort(failure: Failure) -> Cause | None:
@@ -87,8 +87,8 @@ def abort(failure: Failure) -> Cause | None:
     cpp = failure.cpp_error
     if cpp is not None and cpp.message:
         kind = f"{cpp.type_name}: " if cpp.type_name else ""
-        words = f"uncaught C++ exception {kind}{shortened(cpp.message[0], 160)}"
-        return cause(failure, "abort", words, "look at the C++ stack in its output", proof=cpp.message[0])
+        message = f"uncaught C++ exception {kind}{shortened(cpp.message[0], 160)}"
+        return cause(failure, "abort", message, "look at the C++ stack in its output", proof=cpp.message[0])
     lines = failure.last_lines
     heap = first_line(_HEAP, reversed(lines))
     if heap is not None:
@@ -98,20 +98,20 @@ def abort(failure: Failure) -> Cause | None:
         return cause(failure, "abort", f"broken heap: {shortened(heap[1][0], 120)}", advice, proof=heap[0])
     assertion = first_line(_ASSERTION, reversed(lines))
     if assertion is not None:
-        words = shortened(assertion[1][0], 160)
-        return cause(failure, "abort", words, "look at the native code that checks this", proof=assertion[0])
+        message = shortened(assertion[1][0], 160)
+        return cause(failure, "abort", message, "look at the native code that checks this", proof=assertion[0])
     over = failure.python_was_over
     if over or (cpp is not None and not cpp.type_name):
         when = " while the interpreter ended" if over else ""
         proof = cpp.line if cpp is not None else _fatal_line(failure)
         return cause(failure, "abort", f"abort{when}: a thread was still running", _AT_EXIT, proof=proof)
     if cpp is not None:
-        words = f"uncaught C++ exception {cpp.type_name}"
-        return cause(failure, "abort", words, "look at the C++ stack in its output", proof=cpp.line)
+        message = f"uncaught C++ exception {cpp.type_name}"
+        return cause(failure, "abort", message, "look at the C++ stack in its output", proof=cpp.line)
     fatal = failure.fatal
     if fatal is not None and fatal.message not in _FAULTHANDLER_MESSAGES:
-        words = f"fatal Python error: {shortened(fatal.message, 160)}"
-        return cause(failure, "abort", words, _NATIVE, proof=fatal.lines[0])
+        message = f"fatal Python error: {shortened(fatal.message, 160)}"
+        return cause(failure, "abort", message, _NATIVE, proof=fatal.lines[0])
     native = failure.native_location
     return cause(failure, "abort", f"abort{f' in {native}' if native else ''}", _NATIVE, proof=_fatal_line(failure))
 
@@ -164,8 +164,8 @@ def scheduler_timeout(failure: Failure) -> Cause | None:
     found = first_line(_CANCELLED, lines)
     if found is not None:
         why = f" ({found[1][1].lower()})" if found[1][1] else ""
-        words = f"the scheduler cancelled the job{why}"
-        return cause(failure, "killed_from_outside", words, "look at the scheduler's log", proof=found[0])
+        message = f"the scheduler cancelled the job{why}"
+        return cause(failure, "killed_from_outside", message, "look at the scheduler's log", proof=found[0])
     return None
 
 
@@ -184,21 +184,21 @@ def killed_from_outside(failure: Failure) -> Cause | None:
     if told is not None:
         name = told[1][1]
         number = int(name) if name.isdigit() else signal.Signals.__members__.get(name, 0)
-        words, advice = _OUTSIDE.get(number, (f"signal {name}", _UNKNOWN_SENDER))
-        return cause(failure, "killed_from_outside", words, advice, proof=told[0])
+        message, advice = _OUTSIDE.get(number, (f"signal {name}", _UNKNOWN_SENDER))
+        return cause(failure, "killed_from_outside", message, advice, proof=told[0])
     error = failure.error
     if error is not None:
         if error.last.exception != "KeyboardInterrupt":
             return None
-        words, advice = _OUTSIDE[signal.SIGINT]
-        return cause(failure, "killed_from_outside", words, advice, proof=error.last.message[0])
+        message, advice = _OUTSIDE[signal.SIGINT]
+        return cause(failure, "killed_from_outside", message, advice, proof=error.last.message[0])
     if failure.signum not in _OUTSIDE:
         return None
-    words, advice = _OUTSIDE[failure.signum]
+    message, advice = _OUTSIDE[failure.signum]
     core = failure.core
     if core is not None and core.sender_pid > 0 and core.sender_pid != failure.end.pid:
-        words += f" by {_who(failure, core.sender_pid)}"
-    return cause(failure, "killed_from_outside", words, advice)
+        message += f" by {_who(failure, core.sender_pid)}"
+    return cause(failure, "killed_from_outside", message, advice)
 
 
 def broken_pipe(failure: Failure) -> Cause | None:

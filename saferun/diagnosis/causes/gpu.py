@@ -54,8 +54,8 @@ _ANY_XID = re.compile(r"NVRM: Xid|amdgpu.{0,80}(?:page fault|GPU reset|ring .{1,
 _FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
 _DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
 _MISSING: tuple[TextRule, ...] = tuple(
-    TextRule("missing_gpu", pattern, words, advice, in_context=True)
-    for pattern, words, advice in (
+    TextRule("missing_gpu", pattern, message, advice, in_context=True)
+    for pattern, message, advice in (
         (
             r"invalid device ordinal|(?:cuda|hip)ErrorInvalidDevice\b",
             "no GPU of that number (invalid device ordinal)",
@@ -164,12 +164,14 @@ def side_assert(failure: Failure) -> Cause | None:
         return None
     # Each thread that finds it prints a line, well before the exception.
     assertion = first_line(_ASSERTION, reversed(failure.lines))
-    words = f"device-side assert: {shortened(assertion[1][1], 160)}" if assertion is not None else "device-side assert"
+    message = (
+        f"device-side assert: {shortened(assertion[1][1], 160)}" if assertion is not None else "device-side assert"
+    )
     advice = (
         f"most often an index beyond a table's size (a label, a token); CUDA_LAUNCH_BLOCKING=1 shows the call: {_LATE}"
     )
     return cause(
-        failure, "device_side_assert", words, advice, proof=assertion[0] if assertion is not None else found[0]
+        failure, "device_side_assert", message, advice, proof=assertion[0] if assertion is not None else found[0]
     )
 
 
@@ -186,7 +188,7 @@ def out_of_memory(failure: Failure) -> Cause | None:
     capacity = _CAPACITY.search(text) or _OLD_CAPACITY.search(text)
     sizes = [f"tried to allocate {tried[1]}"] if tried is not None else []
     sizes += [f"GPU {capacity[1]} has {capacity[3]} free of {capacity[2]}"] if capacity is not None else []
-    words = f"{name} out of memory{': ' if sizes else ''}{', and '.join(sizes)}"
+    message = f"{name} out of memory{': ' if sizes else ''}{', and '.join(sizes)}"
     if _SHARED_GPU.search(text):
         advice = "other processes use this GPU too: look (nvidia-smi) whether each rank has its own, set by LOCAL_RANK"
     else:
@@ -194,7 +196,7 @@ def out_of_memory(failure: Failure) -> Cause | None:
             "use a smaller batch, activation checkpointing or sharding; where much is reserved but unallocated, "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
-    return cause(failure, "cuda_out_of_memory", words, advice, proof=line)
+    return cause(failure, "cuda_out_of_memory", message, advice, proof=line)
 
 
 def hardware_error(failure: Failure) -> Cause | None:

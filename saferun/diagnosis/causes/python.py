@@ -73,8 +73,8 @@ def import_error(failure: Failure) -> Cause | None:
     found = first_line(_NO_MODULE, failure.last_lines[-3:]) if failure.died_silently and not failure.signum else None
     if found is None:
         return None
-    words = f"no module named {found[1][1] or found[1][2]}"
-    return cause(failure, "import_error", words, "look at the module's name, and at PYTHONPATH", proof=found[0])
+    message = f"no module named {found[1][1] or found[1][2]}"
+    return cause(failure, "import_error", message, "look at the module's name, and at PYTHONPATH", proof=found[0])
 
 
 def usage_error(failure: Failure) -> Cause | None:
@@ -83,16 +83,16 @@ def usage_error(failure: Failure) -> Cause | None:
         return None
     found = first_line(_NO_SCRIPT, reversed(failure.last_lines[-5:]))
     if found is not None:
-        words = f"Python cannot open {found[1][1]}: {found[1][2]}"
-        return cause(failure, "usage_error", words, "look at the path of the script", proof=found[0])
+        message = f"Python cannot open {found[1][1]}: {found[1][2]}"
+        return cause(failure, "usage_error", message, "look at the path of the script", proof=found[0])
     found = first_line(_OPTION_ERROR, reversed(failure.last_lines))
     if found is not None:
-        words = f"the script does not understand its arguments: {found[1][2] or found[1][0]}"
-        return cause(failure, "usage_error", words, "look at what stands after the script's name", proof=found[0])
+        message = f"the script does not understand its arguments: {found[1][2] or found[1][0]}"
+        return cause(failure, "usage_error", message, "look at what stands after the script's name", proof=found[0])
     found = first_line(_USAGE, reversed(failure.last_lines))
     if found is not None:
-        words = "the script does not understand its arguments"
-        return cause(failure, "usage_error", words, "look at what stands after the script's name", proof=found[0])
+        message = "the script does not understand its arguments"
+        return cause(failure, "usage_error", message, "look at what stands after the script's name", proof=found[0])
     return None
 
 
@@ -135,10 +135,10 @@ def _exception(failure: Failure, class_name: str, advice: str) -> Cause:
     assert failure.error is not None  # noqa: S101 - both callers have asked
     innermost = failure.error.innermost
     line = innermost.message[0] if innermost.message else innermost.exception
-    words = shortened(line, _LONGEST_MESSAGE)
+    message = shortened(line, _LONGEST_MESSAGE)
     if innermost.link == "nested" and "in DataLoader worker process" in "".join(failure.error.last.message[:1]):
-        words += " (in a data-loader worker)"
-    return cause(failure, class_name, words, advice, proof=line)
+        message += " (in a data-loader worker)"
+    return cause(failure, class_name, message, advice, proof=line)
 
 
 def python_exit(failure: Failure) -> Cause | None:
@@ -148,10 +148,12 @@ def python_exit(failure: Failure) -> Cause | None:
         return None
     last = failure.lines[-1] if failure.lines else ""
     if code in {_NOT_EXECUTABLE, _NOT_FOUND} and last:
-        words = f"exit code {code}: {shortened(last, 160)}"
-        return cause(failure, "python_exit", words, "a shell did not find or may not run the command", proof=last)
-    words = f"ended with exit code {code} and no message"
+        message = f"exit code {code}: {shortened(last, 160)}"
+        return cause(failure, "python_exit", message, "a shell did not find or may not run the command", proof=last)
+    message = f"ended with exit code {code} and no message"
     advice = "look for sys.exit and os._exit in the script, and what it calls"
     if last:
-        words = f"ended with exit code {code} and no traceback; its last line of output: {shortened(last.strip(), 160)}"
-    return cause(failure, "python_exit", words, advice, proof=last)
+        message = (
+            f"ended with exit code {code} and no traceback; its last line of output: {shortened(last.strip(), 160)}"
+        )
+    return cause(failure, "python_exit", message, advice, proof=last)

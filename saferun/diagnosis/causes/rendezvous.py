@@ -126,8 +126,8 @@ def _name_of_store(failure: Failure) -> Cause | None:
         return None
     line, match = unresolved
     rule = _NAMES[0] if match[2] == _EAI_AGAIN else _NAMES[1]
-    words = rule.message(failure, match) if callable(rule.message) else rule.message
-    return cause(failure, rule.class_name, words, rule.advice, proof=line)
+    message = rule.message(failure, match) if callable(rule.message) else rule.message
+    return cause(failure, rule.class_name, message, rule.advice, proof=line)
 
 
 def _name_in(match: re.Match[str]) -> str:

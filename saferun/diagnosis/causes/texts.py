@@ -1,4 +1,4 @@
-"""Rules that know a failure by the words that it is told in. Pure."""
+"""Rules that recognize a failure by a message. Pure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
         found = first_line(re.compile(rule.pattern), _lines(failure, rule))
         if found is not None:
             line, match = found
-            words = rule.message
-            told = words(failure, match) if callable(words) else words.format(*match.groups(""))
+            message = rule.message
+            told = message(failure, match) if callable(message) else message.format(*match.groups(""))
             return cause(failure, rule.class_name, told, rule.advice, proof=line)
     return None
 
