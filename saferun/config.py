@@ -34,7 +34,7 @@ class RendezvousConfig(Value):
     """How the hosts of the job meet.
 
     ``master_addr`` None: this host's own name. ``master_port`` None: the kernel chooses.
-    ``agent_store``: whether the launcher serves the store (the ranks are told by TORCHELASTIC_USE_AGENT_STORE).
+    ``agent_store``: whether the launcher serves the store (TORCHELASTIC_USE_AGENT_STORE for the ranks).
 
     In a job of several hosts, with ``static``, ``ports`` are those where the master may be found, the first free one
     being taken: the given one, or several that follow from the scheduler's job where none was given. With the other

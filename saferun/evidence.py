@@ -64,7 +64,7 @@ class ProcessSnapshot(Value):
         core_dumping: whether the kernel is writing its core.
         rss_bytes: its resident memory.
         waits_on: what the system call waits for, in words: ``a connection to 10.0.0.2:29500 (ESTABLISHED)``,
-            ``the FIFO /tmp/x``; empty where it cannot be told.
+            ``the FIFO /tmp/x``; empty where it is not known.
         cpu_s: processor time of all its threads.
     """
 
@@ -217,7 +217,7 @@ class HangVerdict(Value):
             has stopped).
         ranks: the ranks that it is about: the stopped, the spinning, …; all of them for ``quiescent``.
         quiet_s: how long it has lasted.
-        certain: whether it may be acted upon; a suspicion is only told.
+        certain: whether it may be acted upon; a suspected hang is only reported.
         busy: ranks that use their processor, in an NCCL job often those that wait.
     """
 
@@ -280,11 +280,11 @@ class HostView(Value):
 
 
 class AbortReason(Value):
-    """What one host told the others, and on which all of them stopped.
+    """Why one host stopped the job on all hosts.
 
     Attributes:
         reason: ``failure hang signal parent lost store_lost task_lost start membership leave``.
-        label: the host that it is about where that is known (the lost one for ``store_lost``), else the one that told.
+        label: the host that it is about where known (the lost one for ``store_lost``), else the one that reported it.
         message: in its own words; of a signal its name, of a parent what it was.
         rank: the rank that it is about; None where it is about none.
         lost_reason: of ``store_lost``, as in :class:`HostView`.
@@ -458,7 +458,7 @@ class DecisionRow(Value):
         attempt: the one that failed; 0 for the first.
         time: seconds since the epoch.
         next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
-        message: what follows and why, as it is told: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
+        message: what follows and why, as it is printed: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
         wait_s: before the next attempt.
         class_name: the class of the failure's cause, in the diagnosis' terms.
         host: the host that caused it, or that leaves the job because of it; empty: none, or there is one host.

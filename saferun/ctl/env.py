@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lint = actions.add_parser("lint", help="variables that nothing installed reads, and values that make no sense")
     lint.add_argument("--env-profile", default="none", help="with the variables of these profiles, as for a launch")
     lint.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="with this variable")
-    lint.add_argument("--all", action="store_true", help="also what cannot be told for sure")
+    lint.add_argument("--all", action="store_true", help="also uncertain findings")
     lint.add_argument("--python", default=os.environ.get("PYTHON_EXEC", sys.executable), help="the ranks' interpreter")
     lint.add_argument("script", nargs="?", help="the training script: what it reads is known")
     for action in actions.choices.values():

@@ -362,10 +362,10 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     groups = _groups(scene, capture)
     if groups:
         lines += ["", "who waits in what:", *group_lines(groups, budget=_GROUP_LINES, rest=" (all: --json)")]
-    told = compare(capture.collectives, [target.rank for target in scene.targets]).lines
-    if told:
+    findings = compare(capture.collectives, [target.rank for target in scene.targets]).lines
+    if findings:
         # A look at a job that runs well may find a rank that is a moment late.
-        lines += ["", "collectives, at this moment:", *(f"    {shown(line)}" for line in told[:_NAMED_FAILURES])]
+        lines += ["", "collectives, at this moment:", *(f"    {shown(line)}" for line in findings[:_NAMED_FAILURES])]
     tree = merge(capture.stacks, scene.script, scene.cwd)
     if tree:
         lines += ["", "merged stacks:", *tree_lines(tree, budget=_TREE_LINES, rest=" (all: --json)")]

@@ -1,4 +1,4 @@
-"""What ends a job on all its hosts though no rank failed: hosts that are lost, signals, abort reasons of other hosts. Pure."""
+"""What ends a job on all its hosts though no rank failed: lost hosts, signals, reasons of other hosts. Pure."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def failure_text(
     rest = " in report.txt" if files else ""
     said = _output_lines_of(diagnosis, rest, beside_a_core=bool(crash))
     body = [*said, *_cause_lines(diagnosis, [*head, *said, *crash]), *crash]
-    # The dead are told of by name elsewhere.
+    # Dead ranks have lines of their own.
     living = [group for group in diagnosis.groups if group.kind != "dead"]
     where = _groups(living, diagnosis, _GROUPS_IN_A_FAILURE, rest)
     findings = _finding_lines(diagnosis, rest)
@@ -71,7 +71,7 @@ def failure_text(
         where.insert(
             0, "  where the others were:" if diagnosis.first_failure is not None else "  where the ranks were:"
         )
-    # Ranks that all wait in the same thing are told of by one line; only of several is the way there worth reading.
+    # One group is one line; only with several of them are the calls worth reading.
     room = _MOST_LINES - 1 - sum(map(len, (head, body, where, findings, tail)))
     if len(living) != 1 and room >= _FEWEST_TREE_LINES:
         where += _tree(diagnosis, min(room, _TREE_LINES_IN_A_FAILURE), rest, "  their calls, outermost first:")
@@ -132,7 +132,7 @@ def peer_text(
         leader: the host that has judged.
         files: its run directory, if there is one.
         restarting: whether all ranks are started again.
-        attempt: 0 for the first; None where it is not to be told.
+        attempt: 0 for the first; None: not shown.
         max_restarts: how often the ranks may be started again; None likewise.
         decided: what follows and why, to be said instead of that.
     """
@@ -221,12 +221,12 @@ def _quoted(lines: Iterable[str]) -> list[str]:
     return [f"  | {shown(line)}" for line in lines]
 
 
-def _cause_lines(diagnosis: Diagnosis, told: Iterable[str]) -> list[str]:
+def _cause_lines(diagnosis: Diagnosis, shown_lines: Iterable[str]) -> list[str]:
     """What is known of the cause and does not stand in the lines before."""
     cause = diagnosis.cause
     if cause is None:
         return []
-    text = "\n".join(told)
+    text = "\n".join(shown_lines)
     words = shown(cause.message) if cause.message and shown(cause.message) not in text else ""
     place = shown(cause.location) if cause.location and shown(cause.location) not in text else ""
     lines = []

@@ -87,7 +87,7 @@ class Incident(Value):
         diagnosis: what follows from it.
         outcome: what happened then. ``ended``: the launch failed of it.
         recovered_after_s: after ``recovered``, how long nothing had moved.
-        console_lines: what the user was told on the console.
+        console_lines: the lines on the console.
         directory: where the capture's files are; empty where there are none.
         clock: when it was, as it is to be shown; empty where that is not wanted.
     """

@@ -63,7 +63,7 @@ def build_report_text(
         incidents: what went wrong, in the order of time.
         decisions: what followed each failed attempt, likewise.
         preflight: what the newest checks before a start found; None: there were none.
-        cards: what the hosts told of themselves then, by their numbers.
+        cards: what the hosts reported of themselves, by their numbers.
     """
     kept = first_and_last(incidents)
     # What is over when an incident is cut must hold the words that say so.

@@ -33,7 +33,7 @@ _FILES_ADVICE = (
     "raise `ulimit -n`, close what is opened, or call torch.multiprocessing.set_sharing_strategy('file_system')"
 )
 
-# The more special first: shared memory that is full is told in the words of a full disk.
+# The more special first: full shared memory has the message of a full disk.
 _EXHAUSTED = (
     TextRule(
         "too_many_open_files",
@@ -112,21 +112,21 @@ def host_oom_kill(failure: Failure) -> Cause | None:
     line = next((line for line in reversed(failure.kernel_lines) if _names(line, pid)), "")
     scheduler = first_line(_SCHEDULER_OOM, reversed(failure.last_lines))
     oom = failure.oom
-    told = oom is not None and oom.kills > 0
+    is_reported = oom is not None and oom.kills > 0
     # Where the log names others, a count for the whole host says nothing about this one. A cgroup's does: its processes
     # are ours, and in a container their numbers differ from those in the log.
-    if oom is not None and told and oom.scope != "cgroup" and oom.pids and pid not in oom.pids:
-        told = False
-    if not (told or line or scheduler):
+    if oom is not None and is_reported and oom.scope != "cgroup" and oom.pids and pid not in oom.pids:
+        is_reported = False
+    if not (is_reported or line or scheduler):
         return None
     limits: list[str] = []
-    if oom is not None and told:
+    if oom is not None and is_reported:
         limits += [f"{oom.scope} limit {size_text(oom.limit_bytes)}"] if oom.limit_bytes else []
         is_it = not oom.pids or pid in oom.pids
         limits += [f"it used {size_text(oom.rss_bytes)}"] if oom.rss_bytes and is_it else []
     known = f" ({', '.join(limits)})" if limits else ""
     message = f"{who}killed by the kernel's OOM killer{known}"
-    source = oom.source if oom is not None and told else ""
+    source = oom.source if oom is not None and is_reported else ""
     return cause(failure, "host_oom_kill", message, _LESS_MEMORY, proof=line or (scheduler[0] if scheduler else source))
 
 

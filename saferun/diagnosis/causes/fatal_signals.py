@@ -159,8 +159,8 @@ def scheduler_timeout(failure: Failure) -> Cause | None:
     if not failure.signum and not failure.died_silently:
         return None
     lines = [*reversed(failure.last_lines), *reversed(failure.stdout_lines[-_FEW_LINES:])]
-    if (told := time_limit(lines)) is not None:
-        return told._replace(ranks=(failure.end.rank,))
+    if (limit := time_limit(lines)) is not None:
+        return limit._replace(ranks=(failure.end.rank,))
     found = first_line(_CANCELLED, lines)
     if found is not None:
         why = f" ({found[1][1].lower()})" if found[1][1] else ""
@@ -180,12 +180,12 @@ def time_limit(lines: Iterable[str]) -> Cause | None:
 
 def killed_from_outside(failure: Failure) -> Cause | None:
     """A signal that others send, and nobody says why."""
-    told = first_line(_GOT_SIGNAL, failure.messages)
-    if told is not None:
-        name = told[1][1]
+    got = first_line(_GOT_SIGNAL, failure.messages)
+    if got is not None:
+        name = got[1][1]
         number = int(name) if name.isdigit() else signal.Signals.__members__.get(name, 0)
         message, advice = _OUTSIDE.get(number, (f"signal {name}", _UNKNOWN_SENDER))
-        return cause(failure, "killed_from_outside", message, advice, proof=told[0])
+        return cause(failure, "killed_from_outside", message, advice, proof=got[0])
     error = failure.error
     if error is not None:
         if error.last.exception != "KeyboardInterrupt":

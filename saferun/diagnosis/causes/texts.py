@@ -38,8 +38,8 @@ def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
         if found is not None:
             line, match = found
             message = rule.message
-            told = message(failure, match) if callable(message) else message.format(*match.groups(""))
-            return cause(failure, rule.class_name, told, rule.advice, proof=line)
+            text = message(failure, match) if callable(message) else message.format(*match.groups(""))
+            return cause(failure, rule.class_name, text, rule.advice, proof=line)
     return None
 
 
