@@ -32,13 +32,33 @@ SECOND = (
     "    run.Examiner._serve = second"
 )
 
+# The first capture process stops itself before it has begun: it is short, and could be over before a test has seen it.
+HELD = (
+    "import os, saferun.captures.serve as serve\n"
+    "    set_name = serve.set_name\n"
+    "    def hold(name):\n"
+    "        set_name(name)\n"
+    "        if name == 'sr-capture' and not os.path.exists({mark!r}):\n"
+    "            open({mark!r}, 'w').close()\n"
+    "            os.kill(os.getpid(), {signum})\n"
+    "    serve.set_name = hold"
+)
+
+
+def holding(folder: Path, then: str = "") -> dict[str, str]:
+    """An environment in which the first capture is held; ``then`` is done in saferun as well."""
+    held = HELD.format(mark=str(folder / "held"), signum=int(signal.SIGSTOP))
+    return customized(folder, in_saferun(f"{held}\n    {then}"))
+
 
 @pytest.mark.parametrize("signum", slow_but([signal.SIGKILL, signal.SIGSTOP], "SIGKILL"), ids=["SIGKILL", "SIGSTOP"])
 def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path, signum: int) -> None:
     """The whole of it, within the same budget. One that is stopped does not answer, and is ended."""
     program = "from rank import *\ntell('ready')\nawait_release('hang')\ntime.sleep(1000)\n"
     options = ("--env-profile", "minimal", "--hang-timeout", "3", "--on-hang", "stop", "--shutdown-timeout", "5")
-    with running(tmp_path, program, *options, nproc=2, store=False) as job:
+    options += ("--capture-budget", "60")  # half of it for each of the two, on a busy machine
+    environ = holding(tmp_path) if signum == signal.SIGKILL else None
+    with running(tmp_path / "run", program, *options, nproc=2, environ=environ, store=False) as job:
         job.hear("ready", 2)
         first = until(lambda: process_called("sr-examiner", job), "the examiner")
         until(lambda: job.has_happened("ExaminerReady"), "it is ready")
@@ -47,8 +67,8 @@ def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path
             job.release("hang")
         else:
             job.release("hang")
-            # Held in the midst of the capture, so that it is lost there and not after it.
-            kill(until(lambda: process_called("sr-capture", job), "the capture process"), signal.SIGSTOP)
+            # Lost in the midst of the capture and not after it.
+            until((tmp_path / "held").exists, "the capture process")
             kill(first, signum)
         assert job.wait(60) == 1
         told = "does not answer" if signum == signal.SIGSTOP else "has ended"
@@ -61,12 +81,12 @@ def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path
 @pytest.mark.parametrize("signum", slow_but([signal.SIGKILL, signal.SIGSTOP], "SIGKILL"), ids=["SIGKILL", "SIGSTOP"])
 def test_a_second_examiner_that_is_lost_is_not_waited_for(tmp_path: Path, signum: int) -> None:
     """The hang is told without what it would have seen, long before the budget is over."""
-    environ = customized(tmp_path, in_saferun(SECOND.format(signum=int(signum))))
+    environ = holding(tmp_path, SECOND.format(signum=int(signum)))
     options = (*STOPPED, "--capture-budget", "20")
     with running(tmp_path / "run", HANG, *options, nproc=2, environ=environ, store=False) as job:
         job.hear("ready", 2)
         first = until(lambda: process_called("sr-examiner", job), "the examiner")
-        kill(until(lambda: process_called("sr-capture", job), "the capture process"), signal.SIGSTOP)
+        until((tmp_path / "held").exists, "the capture process")
         kill(first, signal.SIGKILL)
         assert job.wait(60) == 1
         assert "the examiner has ended; another one takes its place" in job.err

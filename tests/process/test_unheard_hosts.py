@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.launching import Job, kill, until
+from tests.process.launching import Job, kill, state_of, until
 from tests.torch.several import hosts
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def end_rank(job: Job) -> None:
 def test_a_leader_whose_ranks_have_ended_waits_for_the_only_other_host(tmp_path: Path, *, comes_back: bool) -> None:
     """Which may be at work: nothing shows that. It is named, and the wait is bounded."""
     with hosts(tmp_path, RANK, "--host-timeout", "2") as (leader, other):
-        for job in (leader, other):
-            job.hear("ready")
+        heard = [job.hear("ready") for job in (leader, other)]
         end_rank(leader)
         pids = stop(other)
         until(lambda: "all ranks that are known of ended well; waiting for 20 s at most" in leader.err, "it says so")
@@ -51,6 +50,10 @@ def test_a_leader_whose_ranks_have_ended_waits_for_the_only_other_host(tmp_path:
         if not comes_back:
             assert leader.wait() == 0
             assert " for 20 s; all ranks that are known of ended well" in leader.err
+            # Where there is no leader any more, a rank that still runs would be ended.
+            (rank,) = {word.pid for word in heard[1]}
+            other.release("end")
+            until(lambda: not state_of(rank), "the other host's rank has ended")
         for pid in pids:
             kill(pid, signal.SIGCONT)
         other.release("end")
