@@ -250,7 +250,7 @@ def _library_spec(name: str, content: bytes) -> ModuleSpec | None:
     """A shared library, to be loaded from a file in memory; None: there is no such place."""
     try:
         # It stays open: a library that is loaded by the same name later would be taken for this one.
-        path = f"/proc/self/fd/{memory_file(name, content)}"
+        path = f"/proc/self/fd/{memory_file(name, content, disks=False)}"
     except OSError:
         return None
     spec = ModuleSpec(name, sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, path), origin=path)

@@ -13,13 +13,14 @@ _MFD_EXEC = 0x10  # Linux 6.3, where vm.memfd_noexec may ask for it
 _TRIES = 8
 
 
-def memory_file(name: str, content: bytes | memoryview, *, executable: bool = False) -> int:
+def memory_file(name: str, content: bytes | memoryview, *, executable: bool = False, disks: bool = True) -> int:
     """A file with this content, as a descriptor for reading, at its begin. It is closed by exec.
 
     Args:
         name: shown by tools that list a process's descriptors.
         content: the whole content.
         executable: it is a program, to be started as /proc/self/fd/N.
+        disks: where the system has no files in memory, a file on a disk will do, whose file system may hang.
 
     Raises:
         OSError: there is no place for it.
@@ -27,7 +28,7 @@ def memory_file(name: str, content: bytes | memoryview, *, executable: bool = Fa
     try:
         fd = _memfd(name, executable=executable)
     except OSError:
-        return _unlinked_file(content, executable=executable)
+        return _unlinked_file(content, executable=executable, disks=disks)
     try:
         _write(fd, content)
         os.lseek(fd, 0, os.SEEK_SET)
@@ -62,10 +63,10 @@ def _memfd_create(name: str, flags: int) -> int:
     return system_call("memfd_create", os.fsencode(name), flags)
 
 
-def _unlinked_file(content: bytes | memoryview, *, executable: bool) -> int:
+def _unlinked_file(content: bytes | memoryview, *, executable: bool, disks: bool) -> int:
     """The same in the first place that takes it: memory first, disks last."""
     failure = OSError(errno.ENOENT, "no place for a temporary file")
-    for place in _places():
+    for place in _places(disks=disks):
         try:
             if executable and os.statvfs(place).f_flag & os.ST_NOEXEC:
                 continue
@@ -75,8 +76,10 @@ def _unlinked_file(content: bytes | memoryview, *, executable: bool) -> int:
     raise failure
 
 
-def _places() -> Iterator[str]:
+def _places(*, disks: bool) -> Iterator[str]:
     yield "/dev/shm"  # noqa: S108 - a file of its own, which has no name any more when it is filled
+    if not disks:
+        return
     for place in (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"):  # noqa: S108
         if place:
             yield place

@@ -185,7 +185,7 @@ def test_the_output_of_a_child_ends_with_the_child(lacking: str) -> None:
 def test_a_memory_file_has_its_content_and_no_name(
     lacking: str, executable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_file, "_places", lambda: iter(["/nowhere", str(tmp_path)]))
+    monkeypatch.setattr(memory_file, "_places", lambda **_: iter(["/nowhere", str(tmp_path)]))
     content = Path("/bin/true").read_bytes()
     fd = memory_file.memory_file("sample", content, executable=executable)
     try:
@@ -200,12 +200,31 @@ def test_a_memory_file_has_its_content_and_no_name(
         os.close(fd)
 
 
+def test_a_memory_file_may_be_kept_off_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor's loop must not wait for a file system."""
+    tried = []
+
+    def refuse(place: str, _content: bytes, *, executable: bool) -> int:
+        tried.append((place, executable))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(memory_file, "_memfd", refuse_memfd)
+    monkeypatch.setattr(memory_file, "_made_in", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        memory_file.memory_file("sample", b"", disks=False)
+    assert tried == [("/dev/shm", False)]
+
+
+def refuse_memfd(_name: str, *, executable: bool) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(executable))
+
+
 @pytest.mark.parametrize("lacking", ["the system calls"], indirect=True)
 def test_a_memory_file_that_finds_no_place_says_so(
     lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del lacking
-    monkeypatch.setattr(memory_file, "_places", lambda: iter([str(tmp_path / "none")]))
+    monkeypatch.setattr(memory_file, "_places", lambda **_: iter([str(tmp_path / "none")]))
     with pytest.raises(FileNotFoundError):
         memory_file.memory_file("sample", b"")
 
