@@ -56,9 +56,9 @@ def test_a_capture_whose_examiner_is_lost_is_made_by_the_next_one(tmp_path: Path
     """The whole of it, within the same budget. One that is stopped does not answer, and is ended."""
     program = "from rank import *\ntell('ready')\nawait_release('hang')\ntime.sleep(1000)\n"
     options = ("--env-profile", "minimal", "--hang-timeout", "3", "--on-hang", "stop", "--shutdown-timeout", "5")
-    options += ("--capture-budget", "60")  # half of it for each of the two, on a busy machine
+    budget = ("--capture-budget", "60")  # half of it for each of the two, on a busy machine
     environ = holding(tmp_path) if signum == signal.SIGKILL else None
-    with running(tmp_path / "run", program, *options, nproc=2, environ=environ, store=False) as job:
+    with running(tmp_path / "run", program, *options, *budget, nproc=2, environ=environ, store=False) as job:
         job.hear("ready", 2)
         first = until(lambda: process_called("sr-examiner", job), "the examiner")
         until(lambda: job.has_happened("ExaminerReady"), "it is ready")
