@@ -5,16 +5,7 @@ from __future__ import annotations
 from saferun.errors import suppress
 from saferun.launch.launch_context import LaunchContext
 from saferun.launch.torchelastic_error import write_error_file
-from saferun.supervisor.actions import (
-    BroadcastAbort,
-    BroadcastDecision,
-    Diagnose,
-    Finish,
-    NotifyDone,
-    ReportDecision,
-    ReportFailure,
-)
-from saferun.supervisor.events import Diagnosed, Event, JobAborted
+from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
@@ -40,7 +31,7 @@ class AttemptEnd:
     # ----------------------------------------------------------------------------------------------------------------
     # Diagnosis and report
 
-    def diagnose(self, action: Diagnose) -> None:
+    def diagnose(self, action: actions.Diagnose) -> None:
         """Find the cause; Diagnosed follows."""
         self._stop_signum = action.stop_signum
         self._context.ranks.close()
@@ -76,16 +67,16 @@ class AttemptEnd:
             )
             self._context.loop.parts += (self._waits,)
 
-    def post_investigated(self, event: Event) -> None:
+    def post_investigated(self, event: events.Event) -> None:
         """Post what was found out. A start that is tried again waits a second anyway: it can wait for the waits."""
-        if isinstance(event, Diagnosed) and self._waits is not None:
+        if isinstance(event, events.Diagnosed) and self._waits is not None:
             facts = event.facts
             if facts is not None and facts.started is False and facts.is_transient:
                 self._waits.need(lambda: self._context.post(event))
                 return
         self._context.post(event)
 
-    def report_failure(self, action: ReportFailure) -> None:
+    def report_failure(self, action: actions.ReportFailure) -> None:
         """Report why the attempt failed, and what follows."""
         self._context.investigation.report_failure(action)
         if action.decision is not None and action.decision.new_port:
@@ -97,13 +88,13 @@ class AttemptEnd:
     # ----------------------------------------------------------------------------------------------------------------
     # Other hosts
 
-    def post_from_job(self, event: Event) -> None:
+    def post_from_job(self, event: events.Event) -> None:
         """Post what happened on other hosts."""
-        if isinstance(event, JobAborted) and event.signum:
+        if isinstance(event, events.JobAborted) and event.signum:
             event = event._replace(quiet_s=self._context.investigation.quiet_s())
         self._context.post(event)
 
-    def report_trouble(self, action: BroadcastAbort) -> None:
+    def report_trouble(self, action: actions.BroadcastAbort) -> None:
         """Have the attempt end on all hosts."""
         message, ranks = action.message, tuple(self._context.job.blamed)
         if action.reason == "failure":
@@ -113,11 +104,11 @@ class AttemptEnd:
                 message = message or f"rank {first.place.rank}: {first.end.status.description}"
         self._context.job.abort_attempt(action.reason, message or action.reason, ranks=ranks, signum=action.signum)
 
-    def report_done(self, _action: NotifyDone) -> None:
+    def report_done(self, _action: actions.NotifyDone) -> None:
         """Report to the leader that every rank here has ended with exit code 0."""
         self._context.job.set_state({"s": "done"})
 
-    def send_decision(self, action: BroadcastDecision) -> None:
+    def send_decision(self, action: actions.BroadcastDecision) -> None:
         """Tell all hosts what follows."""
         lines: list[str] = []
         if action.diagnosis is not None:
@@ -127,7 +118,7 @@ class AttemptEnd:
             )
         self._context.job.broadcast_decision(action, lines)
 
-    def report_decision(self, action: ReportDecision) -> None:
+    def report_decision(self, action: actions.ReportDecision) -> None:
         """Report what the leader has decided."""
         self._context.investigation.report_decision(action)
         self._context.ranks.forget()
@@ -135,7 +126,7 @@ class AttemptEnd:
     # ----------------------------------------------------------------------------------------------------------------
     # The end of the launch
 
-    def finish(self, action: Finish) -> None:
+    def finish(self, action: actions.Finish) -> None:
         """The launch is over, but for the end of the run."""
         # By a signal to this host, or to another one of the job.
         reason = self._context.job.abort_reason

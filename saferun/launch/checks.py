@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from saferun.config import LaunchConfig
-from saferun.errors import EXIT_USAGE
+from saferun.errors import EXIT_USAGE, SaferunError
 from saferun.linux.process_room import may_be_short_of_processes
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import ProbeHosts
@@ -16,7 +16,6 @@ from saferun.supervisor.events import (
     ChecksOver,
     ChecksPassed,
     ProbesPassed,
-    StartFailed,
 )
 
 TYPE_CHECKING = False
@@ -140,7 +139,7 @@ class Checks:
             return
         self._opened().tell_own()
         if outcome.failure is not None:
-            self._context.post(_start_failed(now, attempt, outcome.failure))
+            self._start_failed(attempt, outcome.failure)
         else:
             self._context.post(ChecksPassed(now, attempt))
 
@@ -164,9 +163,13 @@ class Checks:
         if self._config.checks.preflight == "only":
             self._context.post(ChecksOver(now, attempt, self._show(outcome)))
         elif outcome.failure is not None:
-            self._context.post(_start_failed(now, attempt, outcome.failure))
+            self._start_failed(attempt, outcome.failure)
         else:
             self._context.post(ProbesPassed(now, attempt))
+
+    def _start_failed(self, attempt: int, failure: Failure) -> None:
+        error = SaferunError(failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)
+        self._context.start_failed(attempt, error)
 
     def _use_nics(self, names: Sequence[str]) -> None:
         """Set what makes gloo, NCCL and UCX use these interfaces, for the ranks that are started next."""
@@ -265,7 +268,3 @@ class Checks:
             self._run.close()
         elif self._process is not None:
             self._process.discard()
-
-
-def _start_failed(now: float, attempt: int, failure: Failure) -> StartFailed:
-    return StartFailed(now, attempt, failure.what, failure.hint, EXIT_USAGE, class_name=failure.class_name)

@@ -10,7 +10,6 @@ from saferun.config import LaunchConfig
 from saferun.console.screen import Screen
 from saferun.errors import SaferunError, printable
 from saferun.files.run_dir import RunDirectory
-from saferun.launch.ranks import AttemptPlan, Rank, RankGroup
 from saferun.linux.poller import Poller
 from saferun.supervisor.events import Event, StartFailed
 from saferun.supervisor.machine import State, Supervisor
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from saferun.launch.investigation import Investigation
     from saferun.launch.lint import Lint
     from saferun.launch.loop import Loop
+    from saferun.launch.ranks import AttemptPlan, Rank, RankGroup
     from saferun.launch.running_ranks import RunningRanks
     from saferun.launch.torchrun_events import TorchrunEvents
 

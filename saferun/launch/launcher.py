@@ -162,11 +162,11 @@ def _run(
         return Runtime(
             context,
             resolution=resolution,
+            writer=writer,
             older_children=older,
             reaper=reaper,
             peers_s=peers_s,
             checks=checks,
-            writer=writer,
             spares=spares,
             secret=secret,
         ).run()

@@ -8,14 +8,8 @@ from collections.abc import Callable, Mapping
 from saferun.launch.launch_context import LaunchContext
 from saferun.linux.children import reap
 from saferun.linux.procfs import is_core_dumping
+from saferun.supervisor import events
 from saferun.supervisor.actions import Finish, SignalRanks
-from saferun.supervisor.events import (
-    CoreDumpSeen,
-    DeadlineExpired,
-    JobAborted,
-    LoopStalled,
-    SignalReceived,
-)
 from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
@@ -64,7 +58,7 @@ class Loop:
             event = self._context.events.popleft()
             before = self._supervisor.state
             decided = self._supervisor.handle(event)
-            if isinstance(event, SignalReceived | JobAborted):
+            if isinstance(event, events.SignalReceived | events.JobAborted):
                 # The ranks of a job that is stopped have the signal before anything else is done about it.
                 for action in decided:
                     if isinstance(action, SignalRanks):
@@ -105,11 +99,11 @@ class Loop:
         if deadline is None or not is_over:
             return
         if self._supervisor.state is State.STOPPING and any(map(is_core_dumping, self._context.current.by_pid)):
-            self._context.post(CoreDumpSeen(now, attempt))
+            self._context.post(events.CoreDumpSeen(now, attempt))
         elif now - deadline > _STALL_S and alive_at < deadline:
-            self._context.post(LoopStalled(now, attempt, deadline - alive_at))
+            self._context.post(events.LoopStalled(now, attempt, deadline - alive_at))
         else:
-            self._context.post(DeadlineExpired(now, attempt))
+            self._context.post(events.DeadlineExpired(now, attempt))
 
     def reap(self) -> None:
         """Take in which children have ended. One that no part knows was a rank's, and came to this process."""

@@ -11,10 +11,10 @@ from time import localtime, strftime
 from saferun.config import LaunchConfig
 from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
-from saferun.console.screen import ConsoleStream, Screen
+from saferun.console.screen import ConsoleStream
 from saferun.errors import SaferunError
-from saferun.files.file_stream import FRESH, LAZY, FileStream
-from saferun.files.run_dir import RunDirectory, shorter_path
+from saferun.files.run_dir import shorter_path
+from saferun.files.streams import FRESH, LAZY, FileStream
 from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files
@@ -29,6 +29,7 @@ from saferun.supervisor.topology import rank_environ, substitute_local_rank
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import RankOutput
+    from saferun.launch.launch_context import LaunchContext
     from saferun.linux.reaper import Reaper
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -80,36 +81,28 @@ class RankGroup:
     """All ranks of an attempt on this host.
 
     Args:
-        config: the launch.
+        context: the launch.
         plan: what the ranks are started with.
-        screen: where their lines go.
-        run_dir: where their bytes go.
-        host: the host's name for prefixes.
-        warn: takes one line about what could not be written.
+        reaper: hears of each rank's session before its program can start anything in it.
         preparation: what is done in each rank's process before its program starts.
         spares: processes that may become ranks.
-        reaper: hears of each rank's session before its program can start anything in it.
     """
 
     def __init__(
         self,
-        config: LaunchConfig,
+        context: LaunchContext,
         plan: AttemptPlan,
+        reaper: Reaper,
         *,
-        screen: Screen,
-        run_dir: RunDirectory,
-        host: str,
-        warn: Callable[[str], None],
         preparation: RankPreparation | None = None,
         spares: Spares | None = None,
-        reaper: Reaper | None = None,
     ) -> None:
-        self._config = config
+        config = self._config = context.config
         self.plan = plan
-        self._screen = screen
-        self._run_dir = run_dir
-        self._host = host
-        self._warn = warn
+        self._screen = context.screen
+        self._run_dir = context.run_dir
+        self._host = context.host
+        self._warn = context.warn
         self._filters = self._open_filters()
         self._preparation = preparation
         self._spares = spares
@@ -196,8 +189,7 @@ class RankGroup:
             )
             if begun is not None:
                 return begun
-            if self._reaper is not None:
-                self._reaper.note_ended(pids[0])
+            self._reaper.note_ended(pids[0])
         begun = begin_spawn(argv, environ, stdout=stdout, stderr=stderr, prepare=self._prepare)
         self._note_session(begun[0].pid)
         return begun
@@ -206,15 +198,13 @@ class RankGroup:
         try:
             return _modest(child, report)
         except SpawnError:
-            if self._reaper is not None:
-                self._reaper.note_ended(child.pid)
+            self._reaper.note_ended(child.pid)
             raise
 
     def _note_session(self, pid: int) -> None:
         """On a busy machine a rank's program may run before this process does again, which may be killed meanwhile."""
-        if self._reaper is not None:
-            stat = read_stat(pid)
-            self._reaper.note_started(pid, stat.start_ticks if stat is not None else 0)
+        stat = read_stat(pid)
+        self._reaper.note_started(pid, stat.start_ticks if stat is not None else 0)
 
     def _prepare(self) -> None:
         """In a rank's process, before its program starts."""

@@ -14,19 +14,7 @@ from saferun.launch.shared_memory import SharedMemory
 from saferun.linux.helper import WithoutHelper
 from saferun.linux.reaper import Reaper
 from saferun.model import ExitStatus
-from saferun.supervisor.actions import (
-    CaptureEvidence,
-    ServeStore,
-    SignalRanks,
-    StartRanks,
-    SweepOrphans,
-)
-from saferun.supervisor.events import (
-    EvidenceCaptured,
-    OrphansGone,
-    RankExited,
-    RanksStarted,
-)
+from saferun.supervisor import actions, events
 from saferun.supervisor.machine import State
 
 TYPE_CHECKING = False
@@ -76,23 +64,16 @@ class RunningRanks(WithoutHelper):
     # ----------------------------------------------------------------------------------------------------------------
     # Start
 
-    def start(self, _action: StartRanks) -> None:
+    def start(self, _action: actions.StartRanks) -> None:
         """Start every rank; RanksStarted or StartFailed follows."""
         current = self._context.current
         if current.plan is None:
             return
         current.started_at = time.monotonic()
         self.orphans.begin_attempt()
+        preparation = self._context.investigation.preparation
         group = current.group = RankGroup(
-            self._context.config,
-            current.plan,
-            screen=self._context.screen,
-            run_dir=self._context.run_dir,
-            host=self._context.host,
-            warn=self._context.warn,
-            preparation=self._context.investigation.preparation,
-            spares=self._spares,
-            reaper=self._reaper,
+            self._context, current.plan, self._reaper, preparation=preparation, spares=self._spares
         )
         forked, failure = group.start()
         self._context.investigation.ranks_started(group, current.started_at)
@@ -112,7 +93,8 @@ class RunningRanks(WithoutHelper):
         self._context.torchrun_events.ranks_started(current, attempt)
         if current.plan is not None:
             self._context.checks.begin_beside(current.plan)
-        self._context.post(RanksStarted(time.monotonic(), attempt, tuple(rank.child.pid for rank in current.ranks)))
+        pids = tuple(rank.child.pid for rank in current.ranks)
+        self._context.post(events.RanksStarted(time.monotonic(), attempt, pids))
         if current.plan is not None and attempt == 0:
             self._context.lint.begin_soon(current.plan)
 
@@ -122,21 +104,21 @@ class RunningRanks(WithoutHelper):
         self._context.torchrun_events.ranks_started(self._context.current, attempt)
         self._context.start_failed(attempt, error, running)
 
-    def serve_store(self, _action: ServeStore) -> None:
+    def serve_store(self, _action: actions.ServeStore) -> None:
         """Have the store of these ranks served."""
         self._context.job.serve_soon()
 
     # ----------------------------------------------------------------------------------------------------------------
     # While they run
 
-    def capture(self, action: CaptureEvidence) -> None:
+    def capture(self, action: actions.CaptureEvidence) -> None:
         """Have the ranks captured; EvidenceCaptured follows."""
         if action.verdict is None:
             self._note_shared_memory()
         # What has not become its program is still saferun itself: there is nothing to be seen in it.
         ranks = tuple(rank for rank in action.local_ranks if rank not in self.rank_start.waiting)
         if not ranks:
-            self._context.post(EvidenceCaptured(time.monotonic(), action.attempt))
+            self._context.post(events.EvidenceCaptured(time.monotonic(), action.attempt))
             return
         action = action._replace(local_ranks=ranks)
         # CAPTURING, or STOPPING, where ranks do not end: what waits for the imports must still be wanted then.
@@ -152,7 +134,7 @@ class RunningRanks(WithoutHelper):
 
         self._context.imports.need(call_in_time)
 
-    def signal(self, action: SignalRanks) -> None:
+    def signal(self, action: actions.SignalRanks) -> None:
         """Send ranks a signal."""
         group = self._context.current.group
         if group is None:
@@ -195,13 +177,13 @@ class RunningRanks(WithoutHelper):
         if not status.ok:
             # Before anything of this attempt is taken out of the store.
             self._context.job.ask_start_stage(len(group.ranks))
-        self._context.post(RankExited(now, self._context.attempt, rank.place.local_rank, status))
+        self._context.post(events.RankExited(now, self._context.attempt, rank.place.local_rank, status))
         return True
 
     # ----------------------------------------------------------------------------------------------------------------
     # The end of an attempt
 
-    def sweep(self, action: SweepOrphans) -> None:
+    def sweep(self, action: actions.SweepOrphans) -> None:
         """End what the ranks left behind, or wait for its end; OrphansGone follows."""
         if action.leave:
             self.orphans.leave()
@@ -220,7 +202,7 @@ class RunningRanks(WithoutHelper):
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
         self.close()
         self.shared_memory.sweep()
-        self._context.post(OrphansGone(time.monotonic(), self._context.attempt, pids))
+        self._context.post(events.OrphansGone(time.monotonic(), self._context.attempt, pids))
 
     def close(self) -> None:
         """The ranks are gone: take in what is left in their streams, and close those."""

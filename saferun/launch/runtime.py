@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -24,6 +23,7 @@ from saferun.launch.passed_signals import PassedSignals
 from saferun.launch.running_ranks import RunningRanks
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.launch.wakeup import Wakeup
+from saferun.linux.children import await_exits
 from saferun.linux.reaper import Reaper
 from saferun.supervisor import actions
 from saferun.supervisor.events import LaunchRequested
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from saferun.preflight.client import CheckProcess
 
 # Processes that got SIGKILL are gone within milliseconds, unless they sleep uninterruptibly.
-_HELPERS_S, _CHECK_AGAIN_S = 0.5, 0.001
+_HELPERS_S = 0.5
 
 
 class Runtime:
@@ -48,11 +48,11 @@ class Runtime:
     Args:
         context: the launch.
         resolution: what env profiles, --env and --unset come to.
+        writer: the process that writes the files.
         older_children: children that this process had before the launch.
         reaper: ends the run if this process cannot.
         peers_s: how long other hosts' evidence is waited for after a failure.
         checks: the check process, where it has been forked already.
-        writer: the process that writes the files; None: there is none.
         spares: processes that may become ranks.
         secret: the job's.
     """
@@ -62,17 +62,17 @@ class Runtime:
         context: LaunchContext,
         *,
         resolution: Resolution,
+        writer: Writer,
         older_children: frozenset[int],
         reaper: Reaper,
         peers_s: float = 0.0,
         checks: CheckProcess | None = None,
-        writer: Writer | None = None,
         spares: Spares | None = None,
         secret: JobSecret | None = None,
     ) -> None:
         config = context.config
-        self._context = context
         self._writer = writer
+        self._context = context
         self._reaper = reaper
         own_environ = {**context.environ, "SAFERUN_RUN_ID": context.run_id, "OMP_NUM_THREADS": "1"}
         wanted = MODULES + (FOR_SEVERAL_HOSTS if config.hosts.together else ())
@@ -96,7 +96,7 @@ class Runtime:
             wanted=wanted,
             on_loaded=context.imports.begin,
             on_ready=lambda: context.log.note("ExaminerReady"),
-            outbox=(lambda: writer.outbox) if writer is not None else None,
+            outbox=lambda: writer.outbox,
         )
         context.job = job = self._open_job(own_environ, secret)
         context.torchrun_events = TorchrunEvents(config, job.client)
@@ -117,15 +117,14 @@ class Runtime:
         )
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
-        if writer is not None:
-            writer.attach(context.poller)
-        beside = (
+        writer.attach(context.poller)
+        parts = (
             *(ranks, writer, ranks.intake, ranks.rank_start, passed, context.investigation),
             *(context.checks, job, context.lint, ranks.shared_memory),
             *(context.imports, context.examiner, ranks.orphans),
         )
         self._console = ConsolePart(context)
-        context.loop = Loop(context, self._console, tuple(part for part in beside if part is not None))
+        context.loop = Loop(context, self._console, parts)
 
     def _actions(self) -> dict[type, Callable[[Any], object]]:
         """What carries out each kind of action."""
@@ -176,7 +175,7 @@ class Runtime:
         self._is_done("the console", lambda: self._console.drain(self._wakeup))
         self._is_done("signals", self._wakeup.close)
         self._is_done("the poller", self._context.poller.close)
-        self._is_done("the helper processes", lambda: _await_end(helpers))
+        self._is_done("the helper processes", lambda: await_exits(helpers, _HELPERS_S))
 
     def _is_done(self, name: str, step: Callable[[], object]) -> bool:
         """Take one step of the end. Returns whether it could be taken; if not, that is reported."""
@@ -191,9 +190,8 @@ class Runtime:
     def _finish_files(self) -> None:
         """Have everything written; a file system that does not answer is left to itself."""
         self._context.run_dir.close()
-        if self._writer is not None:
-            self._context.events.clear()
-            self._writer.finish(self._context.poller, self._wakeup.is_hurried, self._context.screen.flush)
+        self._context.events.clear()
+        self._writer.finish(self._context.poller, self._wakeup.is_hurried, self._context.screen.flush)
 
     def _open_job(self, environ: Mapping[str, str], secret: JobSecret | None) -> JobPort:
         context = self._context
@@ -240,19 +238,3 @@ class Runtime:
         self._context.log.note("ModulesImported")
         self._context.investigation.imported()
         self._context.checks.imported()
-
-
-def _await_end(pids: set[int]) -> None:
-    """Reap helper processes that were ended, so that none is seen after saferun; one that hangs is left to itself."""
-    give_up_at = time.monotonic() + _HELPERS_S
-    while pids:
-        for pid in tuple(pids):
-            try:
-                is_gone = os.waitpid(pid, os.WNOHANG)[0] == pid
-            except ChildProcessError:
-                is_gone = True  # reaped before
-            if is_gone:
-                pids.discard(pid)
-        if not pids or time.monotonic() >= give_up_at:
-            return
-        time.sleep(_CHECK_AGAIN_S)

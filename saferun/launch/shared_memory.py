@@ -1,26 +1,24 @@
 """Shared memory that the ranks of an attempt leave in /dev/shm, and the end of it.
 
 What a rank has mapped is known only while it lives, and reading that may wait for a rank in an uninterruptible sleep.
-So a helper is forked before the ranks are stopped: it looks at once, waits until they are gone, and then removes what
-nobody else uses.
+So a helper is forked before the ranks are stopped: it reads their maps at once, waits until they are gone, and then
+removes what no other process uses.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Sequence
 
 from saferun.errors import suppress
-from saferun.linux.children import fork
+from saferun.linux.children import await_exits, fork
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.prctl import die_with_parent
 from saferun.linux.procfs import descendants_of
 from saferun.model import ExitStatus
 
 _LAST_S = 2.0
-_LOOK_AGAIN_S = 0.005
 
 
 class SharedMemory:
@@ -36,16 +34,16 @@ class SharedMemory:
 
     @property
     def pids(self) -> set[int]:
-        """The helper, which is no leftover of the ranks."""
+        """The helper process."""
         return {self._pid} if self._pid is not None else set()
 
     @property
     def is_noted(self) -> bool:
-        """Whether the ranks of this attempt have been looked at, or are being."""
+        """Whether the maps of this attempt's ranks have been read, or are being."""
         return self._pid is not None
 
     def note(self, pids: Sequence[int], since: float) -> None:
-        """Look what these ranks, and all that came from them, have mapped now; once an attempt.
+        """Read what these ranks, and all that came from them, have mapped now; once an attempt.
 
         Args:
             pids: the ranks.
@@ -59,7 +57,7 @@ class SharedMemory:
         except OSError:  # no descriptor is left, and the ranks are stopped all the same
             return
 
-        def look_and_remove() -> None:
+        def remove_when_gone() -> None:
             die_with_parent(parent_pid)
             os.dup2(read_end, 0)
             close_all_but()
@@ -72,7 +70,7 @@ class SharedMemory:
                 remove_orphans(paths, family, since=since)
 
         try:
-            self._pid = fork(look_and_remove)
+            self._pid = fork(remove_when_gone)
         except OSError:
             os.close(write_end)
             return
@@ -101,13 +99,7 @@ class SharedMemory:
     def close(self) -> None:
         """The launch is over: wait a moment for what is being removed."""
         self.sweep()
-        give_up_at = time.monotonic() + _LAST_S
-        while self._pid is not None and time.monotonic() < give_up_at:
-            with suppress(ChildProcessError):
-                if os.waitpid(self._pid, os.WNOHANG)[0] == 0:
-                    time.sleep(_LOOK_AGAIN_S)
-                    continue
-            self._pid = None
-        if self._pid is not None:
+        for pid in await_exits(self.pids, _LAST_S):
             with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        self._pid = None

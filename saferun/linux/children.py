@@ -10,6 +10,7 @@ import gc
 import os
 import select
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.errors import suppress
@@ -24,6 +25,7 @@ __all__ = [
     "JOB_SIGNALS",
     "Child",
     "SpawnError",
+    "await_exits",
     "exit_status",
     "fork",
     "open_pidfd",
@@ -36,6 +38,7 @@ __all__ = [
 
 ALL_SIGNALS = signal.valid_signals()
 _AWAITED_MS = 1000
+_REAP_AGAIN_S = 0.001
 # Python ignores these two; a program expects their defaults (as subprocess's restore_signals does).
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -322,6 +325,21 @@ def reap() -> list[tuple[int, ExitStatus]]:
             break
         ended.append((pid, exit_status(status)))
     return ended
+
+
+def await_exits(pids: set[int], within_s: float) -> set[int]:
+    """Reap these children, which are about to end. Returns those that have not ended in time."""
+    left = set(pids)
+    give_up_at = time.monotonic() + within_s
+    while left and time.monotonic() < give_up_at:
+        for pid in pids & left:
+            with suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    continue
+            left.discard(pid)
+        if left:
+            time.sleep(_REAP_AGAIN_S)
+    return left
 
 
 def exit_status(status: int) -> ExitStatus:
