@@ -1,0 +1,163 @@
+"""The loop: what is carried out first, what a deadline leads to, and what it goes on without."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from saferun.launch.launch_context import HostAttempt, LaunchContext
+from saferun.launch.loop import Loop
+from saferun.linux.helper import WithoutHelper
+from saferun.supervisor.events import (
+    Action,
+    DeadlineExpired,
+    Event,
+    Finish,
+    LaunchRequested,
+    LoopStalled,
+    NotifyDone,
+    SignalRanks,
+    SignalReceived,
+)
+from saferun.supervisor.machine import State
+
+
+class Decisions:
+    """A supervisor that answers each event with what is next in a list, and finishes in the end."""
+
+    def __init__(self, *answers: list[Action]) -> None:
+        self.state = State.RUNNING
+        self.attempt = 0
+        self.deadline: float | None = None
+        self.heard: list[Event] = []
+        self._answers = deque(answers)
+
+    def handle(self, event: Event) -> list[Action]:
+        self.heard.append(event)
+        return self._answers.popleft() if self._answers else [Finish(0)]
+
+
+class Console(WithoutHelper):
+    """Nothing to be written."""
+
+    deadline: float | None = None
+
+    def flush(self) -> None: ...
+
+    def tick(self, now: float) -> None: ...
+
+
+class Missing(Console):
+    """A part whose module cannot be imported."""
+
+    deadline = 0.0
+
+    def tick(self, now: float) -> None:
+        del now
+        raise ImportError("saferun.never is not in memory")
+
+    def close(self) -> None: ...
+
+
+class Launch:
+    """What a loop takes of a launch."""
+
+    def __init__(self, supervisor: Decisions, on_wait: Callable[[Launch], None] = lambda _: None) -> None:
+        self.supervisor = supervisor
+        self.events: deque[Event] = deque([LaunchRequested(0.0, 0)])
+        self.current = HostAttempt()
+        self.recorded: list[Event] = []
+        self.warned: list[str] = []
+        self.waits = 0
+        self.is_sealed = True
+        self.log = self.poller = self.imports = self
+        self._on_wait = on_wait
+
+    @property
+    def attempt(self) -> int:
+        return self.supervisor.attempt
+
+    def record(self, event: Event, _before: State, _after: State) -> None:
+        self.recorded.append(event)
+
+    def wait(self, _timeout_s: float | None) -> None:
+        self.waits += 1
+        self._on_wait(self)
+
+    def post(self, event: Event) -> None:
+        self.events.append(event)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+    def loop(self, *parts: Any) -> Loop:
+        return Loop(cast("LaunchContext", self), cast("Any", Console()), parts)
+
+
+def test_the_ranks_of_a_job_that_is_stopped_have_the_signal_first() -> None:
+    """Before anything is written, said or forked."""
+    order: list[object] = []
+    stop: list[Action] = [NotifyDone(0), SignalRanks(0, (0,), signal.SIGTERM), Finish(0)]
+    launch = Launch(Decisions(stop))
+    launch.events = deque([SignalReceived(0.0, 0, signal.SIGTERM)])
+    launch.record = lambda event, _before, _after: order.append(type(event))  # type: ignore[method-assign]
+    kinds: tuple[type, ...] = (NotifyDone, SignalRanks, Finish)
+    actions = {kind: lambda action: order.append(type(action)) for kind in kinds}
+    launch.loop().run(actions)
+    assert order == [SignalRanks, SignalReceived, NotifyDone, Finish]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "expected"), [(0.0, DeadlineExpired), (60.0, LoopStalled)], ids=["in time", "long stopped"]
+)
+def test_a_deadline_is_over_or_this_process_was_stopped(late_s: float, expected: type) -> None:
+    """A process that was suspended has not given anybody the time that has passed."""
+    supervisor = Decisions([])
+    launch = Launch(supervisor)
+    loop = launch.loop()
+    supervisor.deadline = time.monotonic() - late_s
+    loop.run({Finish: lambda _: None})
+    assert [type(event) for event in supervisor.heard] == [LaunchRequested, expected]
+
+
+def test_what_has_happened_comes_before_a_deadline() -> None:
+    """An answer that came in the same moment is in time."""
+
+    def answer(launch: Launch) -> None:
+        launch.post(SignalReceived(0.0, 0, signal.SIGTERM))
+
+    supervisor = Decisions([], [Finish(0)])
+    supervisor.deadline = 0.0
+    Launch(supervisor, answer).loop().run({Finish: lambda _: None})
+    assert [type(event) for event in supervisor.heard] == [LaunchRequested, SignalReceived]
+
+
+def test_an_order_to_stop_is_obeyed_before_anything_else_that_is_due() -> None:
+    """Parts that are due, and a deadline that is over, wait for the next turn."""
+
+    def stop(launch: Launch) -> None:
+        launch.post(SignalReceived(0.0, 0, signal.SIGTERM))
+        loop.is_interrupted = True
+
+    launch = Launch(Decisions([], [Finish(0)]), stop)
+    loop = launch.loop(Missing())
+    loop.run({Finish: lambda _: None})
+    assert (launch.waits, launch.warned) == (1, [])
+
+
+def test_a_part_that_cannot_be_imported_ends_nothing_while_ranks_run() -> None:
+    launch = Launch(Decisions([]), lambda launch: launch.post(LaunchRequested(0.0, 0)))
+    assert launch.loop(Missing()).run({Finish: lambda _: None}) == Finish(0)
+    assert launch.warned == ["saferun.never is not in memory: the launch goes on without it"]
+
+
+def test_before_the_ranks_it_is_an_error_like_any_other() -> None:
+    launch = Launch(Decisions([]))
+    launch.is_sealed = False
+    with pytest.raises(ImportError, match="never"):
+        launch.loop(Missing()).run({})
