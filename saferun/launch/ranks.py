@@ -13,8 +13,8 @@ from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.console.screen import ConsoleStream
 from saferun.errors import SaferunError
+from saferun.files.file_stream import FRESH, LAZY, FileStream
 from saferun.files.run_dir import shorter_path
-from saferun.files.streams import FRESH, LAZY, FileStream
 from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.limits import has_room_for_files, make_room_for_files, restore_files

@@ -13,17 +13,8 @@ import pytest
 from saferun.launch.launch_context import HostAttempt, LaunchContext
 from saferun.launch.loop import Loop
 from saferun.linux.helper import WithoutHelper
-from saferun.supervisor.events import (
-    Action,
-    DeadlineExpired,
-    Event,
-    Finish,
-    LaunchRequested,
-    LoopStalled,
-    NotifyDone,
-    SignalRanks,
-    SignalReceived,
-)
+from saferun.supervisor.actions import Action, Finish, NotifyDone, SignalRanks
+from saferun.supervisor.events import DeadlineExpired, Event, LaunchRequested, LoopStalled, SignalReceived
 from saferun.supervisor.machine import State
 
 
