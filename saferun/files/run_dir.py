@@ -266,14 +266,14 @@ class RunDirectory:
         """Write a file of the run directory as a whole, or not at all."""
         self.write_text(name, json.dumps(content, indent=1, default=str) + "\n")
 
-    def write_text(self, name: str, content: str) -> None:
-        """Write a file of the run directory as a whole, or not at all."""
+    def write_text(self, name: str, content: str, *, of_host: bool = False) -> None:
+        """Write a file of the run directory as a whole, or not at all. ``of_host``: below the name of this host."""
         if self._waiting is not None:
-            self._waiting.append(lambda: self.write_text(name, content))
+            self._waiting.append(lambda: self.write_text(name, content, of_host=of_host))
             return
         if self.path is None or self.host_path is None:
             return
-        if self._is_part:
+        if self._is_part or of_host:
             stem, extension = os.path.splitext(name)
             path = os.path.join(self.host_path, f"{stem}{self._part}{extension}")
         else:

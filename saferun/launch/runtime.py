@@ -21,6 +21,7 @@ from saferun.launch.lint import Lint
 from saferun.launch.loop import Loop
 from saferun.launch.passed_signals import PassedSignals
 from saferun.launch.running_ranks import RunningRanks
+from saferun.launch.story_file import StoryFile
 from saferun.launch.torchrun_events import TorchrunEvents
 from saferun.launch.wakeup import Wakeup
 from saferun.linux.children import await_exits
@@ -121,7 +122,7 @@ class Runtime:
         parts = (
             *(ranks, writer, ranks.intake, ranks.rank_start, passed, context.investigation),
             *(context.checks, job, context.lint, ranks.shared_memory),
-            *(context.imports, context.examiner, ranks.orphans),
+            *(context.imports, context.examiner, ranks.orphans, StoryFile(context)),
         )
         self._console = ConsolePart(context)
         context.loop = Loop(context, self._console, parts)
@@ -156,6 +157,9 @@ class Runtime:
         self._context.post(LaunchRequested(time.monotonic(), 0))
         try:
             return self._context.loop.run(self._actions())
+        except Exception:
+            self._context.supervisor.story.is_wanted = True
+            raise
         finally:
             self._end()
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from saferun.supervisor.actions import ReportDecision, ReportFailure, ReportHang
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,17 +22,21 @@ _ENTRIES = 200
 _LONGEST_TEXT = 300
 _MOST_ITEMS = 16
 _DEEPEST = 3
+# Actions after which it is worth to be read.
+_WRONG = frozenset({ReportDecision, ReportFailure, ReportHang})
 
 
 class Story:
-    """The last 200 events of a launch, oldest first."""
+    """The last 200 events of a launch, oldest first. ``is_wanted``: something has gone wrong since it was written."""
 
     def __init__(self) -> None:
+        self.is_wanted = False
         self._entries: deque[tuple[State, Event, Sequence[Action], State, str]] = deque(maxlen=_ENTRIES)
 
     def note(self, before: State, event: Event, actions: Sequence[Action], after: State, remark: str) -> None:
         """Keep one event. ``remark``: why nothing followed from it; empty where something could."""
         self._entries.append((before, event, actions, after, remark))
+        self.is_wanted = self.is_wanted or any(type(action) in _WRONG for action in actions)
 
     def entries(self, clock_s: float) -> list[JsonObject]:
         """What is written to story.jsonl, one object an event; every text is bounded.

@@ -1,0 +1,78 @@
+"""``saferunctl story``: the last events of a run in which something went wrong, and what saferun made of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from saferun.ctl.answer import answer
+from saferun.errors import UsageError
+from saferun.files.run_dir import BASE, shorter_path
+from saferun.model import JsonObject
+
+WORDS = "the last events of a run in which something went wrong, and what saferun made of them"
+_INDENT = " " * 14
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the verb."""
+    parser.add_argument(
+        "run_dir",
+        nargs="?",
+        default="latest",
+        metavar="RUN_DIR",
+        help="the directory of a run, or its name below saferun_runs; 'latest' is the default",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the story of each host."""
+    directory = _directory(arguments.run_dir)
+    paths = sorted(directory.glob("*/story*.jsonl"))
+    if not paths:
+        raise UsageError(
+            f"there is no story in {shorter_path(str(directory))}",
+            "one is written when something goes wrong: a failure, a hang, an error of saferun itself",
+        )
+    answer("\n".join("\n".join((f"{shorter_path(str(path))}:", *_lines(path), "")) for path in paths))
+    return 0
+
+
+def _directory(target: str) -> Path:
+    for path in (target, os.path.join(BASE, target)):
+        if os.path.isdir(path):
+            return Path(os.path.realpath(path))
+    raise UsageError(f"there is no run directory {target}", f"name a directory like {BASE}/latest")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        yield f"cannot be read: {error.strerror}"
+        return
+    for line in text.splitlines():
+        try:
+            yield from _entry_lines(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, OSError, RecursionError):
+            yield f"{_INDENT}(a line that cannot be read)"
+
+
+def _entry_lines(entry: JsonObject) -> Iterator[str]:
+    seconds = float(entry["time"])
+    clock = time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}"
+    before, after = str(entry["before"]), str(entry["after"])
+    states = before if before == after else f"{before} -> {after}"
+    remark = f"  ({entry['remark']})" if entry.get("remark") else ""
+    yield f"{clock}  attempt {entry['attempt']}  {states}: {_call(entry['event'])}{remark}"
+    for action in entry["actions"]:
+        yield f"{_INDENT}{_call(action)}"
+
+
+def _call(value: JsonObject) -> str:
+    fields = {name: json.dumps(item, ensure_ascii=False) for name, item in value.items() if name != "name"}
+    return f"{value['name']}({', '.join(f'{name}={text}' for name, text in fields.items())})"
