@@ -1,46 +1,30 @@
-"""The capture process, on real processes: sleeping, stopped, blocked, undumpable, gone."""
+"""The capture process, on real processes: sleeping, stopped, blocked, undumpable; and the process itself."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from saferun.captures import run, stacks, strace
 from saferun.captures.process_state import read_process_look
-from saferun.captures.scene import Process, Scene
-from saferun.captures.steps import CAPTURES, CaptureStep
-from saferun.captures.wire import (
-    NOT_READY,
-    CaptureReader,
-    CoreRequest,
-    Request,
-    Target,
-    encode,
-    encode_request,
-)
-from saferun.evidence import CaptureNote, ProcessSnapshot, StackDump
+from saferun.captures.wire import CaptureReader, CoreRequest, Target, encode_request
+from saferun.evidence import ProcessSnapshot, StackDump
 from saferun.linux.children import JOB_SIGNALS, exit_status, spawn
+from tests.process.capturing import ROOT, SLEEP, capture, functions, python
 from tests.process.launching import state_of, until
 
-ROOT = Path(__file__).resolve().parents[2]
-SLEEP = "def step(): print('ready', flush=True); time.sleep(1000)\nstep()"
 LOCK = "def step(): lock = threading.Lock(); lock.acquire(); print('ready', flush=True); lock.acquire()\nstep()"
-BUDGET_S = 20.0
-# Whoever waits so long does not come back before the test is over.
-FOR_EVER_S = 100_000.0
+
+
 _CAP_SYS_PTRACE, _PR_CAPBSET_DROP, _PR_SET_DUMPABLE = 19, 24, 4
+
+
 REGISTER = "import faulthandler; faulthandler.register(63, open(f'{sys.argv[1]}.{os.getpid()}.stacks', 'w'))\n"
 
 
@@ -49,50 +33,9 @@ def without_ptrace() -> None:
     ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_PTRACE, 0, 0, 0)
 
 
-@contextmanager
-def python(source: str, *arguments: str, prepare: Callable[[], None] | None = None) -> Iterator[int]:
-    """A Python process that has said that it is ready, and then waits for something."""
-    with subprocess.Popen(
-        [sys.executable, "-c", f"import ctypes, os, signal, socket, sys, threading, time\n{source}", *arguments],
-        stdout=subprocess.PIPE,
-        preexec_fn=prepare,  # noqa: PLW1509 - there is one thread here
-        start_new_session=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            until(lambda: state_of(process.pid) in {"S", "D"}, "it waits")
-            yield process.pid
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def capture(
-    *targets: Target, program: str = "", prepare: Callable[[], None] | None = None, **fields: Any
-) -> CaptureReader:
-    """What the capture process finds."""
-    request = Request(targets, budget_s=fields.pop("budget_s", BUDGET_S), since=time.time(), **fields)
-    done = subprocess.run(
-        [sys.executable, *(["-c", program] if program else ["-m", "saferun.captures"])],
-        input=encode_request(request),
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        preexec_fn=prepare,
-        check=True,
-    )
-    reader = CaptureReader()
-    reader.feed(done.stdout)
-    assert reader.is_done
-    return reader
-
-
 def await_syscall(pid: int, name: str) -> None:
     """Return when a process is in a system call."""
     until(lambda: read_process_look(0, pid, is_rank=True).syscall == name, f"process {pid} is in {name}")
-
-
-def functions(dump: StackDump) -> list[str]:
-    return [frame.function for frame in dump.threads[0].frames]
 
 
 def look_of(reader: CaptureReader, pid: int) -> ProcessSnapshot:
@@ -103,9 +46,6 @@ def look_of(reader: CaptureReader, pid: int) -> ProcessSnapshot:
 def python_dump_of(reader: CaptureReader, pid: int) -> StackDump:
     (dump,) = (dump for dump in reader.capture.stacks if dump.pid == pid and not dump.tool.endswith("--native"))
     return dump
-
-
-# --------------------------------------------------------------------------------------------- what there is to be seen
 
 
 def test_ranks_and_their_descendants_are_seen(tmp_path: Path) -> None:
@@ -240,8 +180,6 @@ def test_a_rank_that_is_no_python_is_said_to_be_none() -> None:
     assert (dump.failure, dump.threads, dump.tool) == ("sleep is no Python process", (), "")
 
 
-# ---------------------------------------------------------------------------------------------------- what is left then
-
 UNDUMPABLE = f"ctypes.CDLL(None).prctl({_PR_SET_DUMPABLE}, 0, 0, 0, 0)\n"
 
 
@@ -302,210 +240,6 @@ threading.Thread(target=answer, daemon=True).start()
         reader = capture(Target(0, pid, prefix), prepare=without_ptrace)
     (dump,) = reader.capture.stacks
     assert (dump.tool, functions(dump)) == ("worker server", ["f"])
-
-
-# ------------------------------------------------------------------------------------------ every capture, and bad luck
-
-
-class Found:
-    """Takes what a capture emits."""
-
-    def __init__(self) -> None:
-        self.reader = CaptureReader()
-
-    def __call__(self, kind: str, value: object) -> None:
-        self.reader.feed(encode(kind, value))
-
-    @property
-    def notes(self) -> tuple[CaptureNote, ...]:
-        return self.reader.capture.notes
-
-
-def do(step: CaptureStep, pid: int, left_s: float, directory: str = "") -> Found:
-    """Run one capture in this process."""
-    found = Found()
-    look = read_process_look(0, pid, is_rank=True)
-    request = Request((Target(0, pid, "/nonexistent/hook"),), directory, native="always", strace=True)
-    process = Process(0, pid, True, "/nonexistent/hook", look)
-    step.run(Scene(request, (process,), time.monotonic() + left_s, found))
-    return found
-
-
-EVERY = pytest.mark.parametrize("step", CAPTURES, ids=[step.name for step in CAPTURES])
-
-
-@EVERY
-def test_a_process_that_is_gone_costs_a_capture_nothing(step: CaptureStep) -> None:
-    """It may end between the request and the look."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    found = do(step, gone.pid, FOR_EVER_S)
-    assert found.reader.capture.stacks == () or found.reader.capture.stacks[0].failure == "the process has ended"
-    assert not [note for note in found.notes if note.pid and not note.failure]
-
-
-@EVERY
-def test_a_missing_tool_is_a_failure_and_no_exception(
-    step: CaptureStep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nothing has to be installed but what the package needs."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for module in (stacks, strace):
-        monkeypatch.setattr(module, "find_tool", lambda _name: "")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with python(SLEEP) as pid:
-        found = do(step, pid, 8.0)
-    failures = {note.capture: note.failure for note in found.notes}
-    assert failures.get("py_spy", "py-spy is not installed") == "py-spy is not installed"
-    assert failures.get("strace", "strace is not installed") == "strace is not installed"
-    assert [dump.failure for dump in found.reader.capture.stacks] in ([], ["py-spy is not installed"])
-
-
-@EVERY
-def test_a_deadline_that_has_passed_ends_a_capture_at_once(step: CaptureStep) -> None:
-    """Whatever is not ready is named."""
-    with python(SLEEP) as pid:
-        found = do(step, pid, -1.0)
-    assert found.reader.capture.stacks == () or found.reader.capture.stacks[0].failure == NOT_READY
-    if step.name in {"stacks", "process_state", "strace"}:
-        assert found.reader.capture.timed_out
-
-
-@pytest.mark.skipif(importlib.util.find_spec("pystack") is None, reason="pystack is an extra")
-@pytest.mark.parametrize("stopped", [False, True])
-def test_without_py_spy_pystack_is_asked(monkeypatch: pytest.MonkeyPatch, *, stopped: bool) -> None:
-    """Without stopping the process where it could not be stopped."""
-    monkeypatch.setattr(stacks, "find_tool", lambda _name: "")
-    with python(SLEEP) as pid:
-        if stopped:
-            os.kill(pid, signal.SIGSTOP)
-            until(lambda: state_of(pid) == "T", "stopped")
-        found = do(CAPTURES[0], pid, 20.0)
-        # Who was looked at with ptrace has to get a processor before it sleeps again.
-        until(lambda: state_of(pid) == ("T" if stopped else "S"), "it is as before")
-    (dump,) = found.reader.capture.stacks
-    assert (dump.tool, functions(dump), dump.threads[0].is_main) == ("pystack", ["step", "<module>"], True)
-
-
-# ------------------------------------------------------------------------------------------------- tools that misbehave
-
-
-def fake_tool(folder: Path, script: str) -> str:
-    path = folder / "py-spy"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("script", "failure"),
-    [
-        ("exit 3", "it ended with code 3"),
-        ("kill -TERM $$", "it ended with code -15"),
-        ("echo '[]'", "what it says cannot be read: there is no thread in it"),
-        ("echo no JSON", "what it says cannot be read: Expecting value: line 1 column 1 (char 0)"),
-        ("head -c 20000000 /dev/zero; exec sleep 1000", "py-spy wrote more than 8 MiB"),
-        ("exec 1>&- 2>&-; exec sleep 1000", "it ended with code -9"),
-    ],
-)
-def test_what_a_broken_tool_says_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, failure: str
-) -> None:
-    """It costs its own evidence."""
-    path = fake_tool(tmp_path, script)
-    monkeypatch.setattr(stacks, "find_tool", lambda _name: path)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with python(SLEEP) as pid:
-        found = do(CAPTURES[0], pid, 10.0)
-    assert [note.failure for note in found.notes] == [failure]
-    assert [dump.failure for dump in found.reader.capture.stacks] == [failure]
-
-
-def test_a_tool_that_never_ends_is_killed_with_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it was to tell is named as unfinished."""
-    path = fake_tool(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 1000")
-    monkeypatch.setattr(stacks, "find_tool", lambda _name: path)
-    with python(SLEEP) as pid:
-        found = do(CAPTURES[0], pid, 2.0)
-    assert found.reader.capture.timed_out == (f"py_spy of rank 0 (pid {pid})",)
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
-
-
-def test_no_tool_outlives_a_capture_process_that_is_killed(tmp_path: Path) -> None:
-    """The supervisor kills it when the budget is spent, whatever it is doing."""
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    path = fake_tool(tmp_path, f"echo $$ > {fifo}; exec sleep 1000")
-    program = f"""
-import saferun.captures.stacks as stacks
-from saferun.captures.__main__ import main
-stacks.find_tool = lambda name: {path!r}
-main()
-"""
-    with (
-        python(SLEEP) as pid,
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=ROOT
-        ) as process,
-    ):
-        try:
-            assert process.stdin is not None
-            process.stdin.write(encode_request(Request((Target(0, pid),))))
-            process.stdin.close()
-            tool = int(fifo.read_text())
-        finally:
-            process.kill()
-    until(lambda: not Path(f"/proc/{tool}").exists() or state_of(tool) == "Z", "the tool is gone")
-
-
-def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
-    """A driver may crash who asks it, or never answer."""
-
-    def crash(_emit: Callable[[str, Any], None]) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def fail(_emit: Callable[[str, Any], None]) -> None:
-        raise KeyError("x")
-
-    def hang(emit: Callable[[str, Any], None]) -> None:
-        emit("host_line", str(os.getpid()))
-        time.sleep(1000)
-
-    def answer(emit: Callable[[str, Any], None]) -> None:
-        emit("kernel_line", "x" * 4000)
-
-    reader = CaptureReader()
-    steps = [("crash", crash), ("fail", fail), ("hang", hang), ("answer", answer)]
-    run._run_beside_each_other(steps, reader.feed, time.monotonic() + 2.0)
-    assert {note.capture: note.failure for note in reader.capture.notes} == {
-        "crash": "it was killed by SIGKILL",
-        "fail": "KeyError: 'x'",
-    }
-    assert reader.kernel_lines == ("x" * 4000,)
-    (hanging,) = reader.capture.host_lines
-    until(lambda: state_of(int(hanging)) in {"Z", ""}, "it is killed")
-    os.waitpid(int(hanging), 0)
-
-
-def test_what_ranks_write_is_read_with_a_limit_of_memory() -> None:
-    """A hostile answer costs its own capture; programs that other captures start map libraries of gigabytes."""
-    limits = {}
-    for step in (step._replace(run=tell_limit) for step in CAPTURES):
-        reader = CaptureReader()
-        steps = [(step.name, run._bound(step, Scene(Request(()), (), 0.0, lambda *_: None)))]
-        run._run_beside_each_other(steps, reader.feed, time.monotonic() + 30.0)
-        (limits[step.name],) = reader.capture.host_lines
-    unlimited = str(resource.getrlimit(resource.RLIMIT_AS)[0])
-    limited = {name for name, limit in limits.items() if limit != unlimited}
-    assert limited == {"flight_recorder"}
-    assert (1 << 30) < int(limits["flight_recorder"]) < (8 << 30)
-
-
-def tell_limit(scene: Scene) -> None:
-    scene.emit("host_line", str(resource.getrlimit(resource.RLIMIT_AS)[0]))
-
-
-# ---------------------------------------------------------------------------------------------------------- the process
 
 
 def test_a_budget_that_does_not_suffice_is_kept() -> None:

@@ -28,7 +28,7 @@ from saferun.preflight.checks.names import check_names
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult, HostInfo
 from tests.process.gloo_ranks import Ranks
-from tests.process.test_probing import Host, in_namespaces
+from tests.process.test_probing_networks import Host, in_namespaces
 from tests.unit.preflight.preflight_samples import infos_of, judged, probes_of, where
 
 REPOSITORY = Path(__file__).resolve().parents[2]
