@@ -24,9 +24,9 @@ class RunChecks(Value):
 
 
 class JoinHosts(Value):
-    """Meet the other hosts and take away what the attempt before left in the store; answer HostsJoined.
+    """Rendezvous with the other hosts and empty the store of the previous attempt; answer HostsJoined.
 
-    ``restarts``: how many failures the job has got over.
+    ``restarts``: how many failures the job has recovered from.
     """
 
     attempt: int
@@ -34,7 +34,7 @@ class JoinHosts(Value):
 
 
 class ProbeHosts(Value):
-    """Have the hosts look at each other; answer ProbesPassed, StartFailed or ChecksOver."""
+    """Have the hosts probe each other; answer ProbesPassed, StartFailed or ChecksOver."""
 
     attempt: int
 
@@ -53,7 +53,7 @@ class ServeStore(Value):
 
 
 class CaptureEvidence(Value):
-    """Look at the ranks that still run, before any of them is signalled; answer EvidenceCaptured.
+    """Capture the ranks that still run, before any of them is signalled; answer EvidenceCaptured.
 
     ``verdict``: the hang that asks for it; None: a failure or a signal.
     """
@@ -65,7 +65,7 @@ class CaptureEvidence(Value):
 
 
 class ReportHang(Value):
-    """Tell the user of the hang that has been captured, and what is done about it."""
+    """Report the hang that has been captured, and what is done about it."""
 
     attempt: int
     next_step: Literal["report", "stop", "restart"]
@@ -80,7 +80,7 @@ class SignalRanks(Value):
 
 
 class SweepOrphans(Value):
-    """End what the ranks left behind, or wait for its end; answer OrphansGone.
+    """End the processes that the ranks left behind, or wait for their end; answer OrphansGone.
 
     Attributes:
         term_s: seconds between SIGTERM and SIGKILL.
@@ -149,7 +149,7 @@ class Diagnose(Value):
 
 
 class ReportFailure(Value):
-    """Tell the user why the attempt failed, and what happens next.
+    """Report why the attempt failed, and what happens next.
 
     ``decision``: what was decided, and why.
     """
@@ -161,9 +161,9 @@ class ReportFailure(Value):
 
 
 class BroadcastAbort(Value):
-    """Tell all hosts that this attempt is to end. The fields are those of JobAborted.
+    """Announce to all hosts that this attempt is to end. The fields are those of JobAborted.
 
-    ``culprits`` are local ranks here; those that a hang on other hosts is blamed on are known to who carries this out.
+    ``culprits`` are local ranks here; those of other hosts are known to the part that carries this out.
     """
 
     attempt: int
@@ -173,13 +173,13 @@ class BroadcastAbort(Value):
 
 
 class NotifyDone(Value):
-    """Tell the host that decides that every rank of this one has ended with exit code 0."""
+    """Report to the leader that every rank of this host has ended with exit code 0."""
 
     attempt: int
 
 
 class BroadcastDecision(Value):
-    """Tell all hosts what follows. ``diagnosis``: of a failed attempt; ``decision``: why.
+    """Announce to all hosts what follows. ``diagnosis``: of a failed attempt; ``decision``: why.
 
     ``excluded``: the number of a host that is left out from now on; -1: none.
     """
@@ -195,7 +195,7 @@ class BroadcastDecision(Value):
 
 
 class ReportDecision(Value):
-    """Tell the user what another host has decided, in its own words."""
+    """Show the user what the leader has decided, in its own lines."""
 
     attempt: int
     messages: tuple[str, ...]

@@ -101,5 +101,5 @@ def is_final(ending: Ending | None) -> bool:
 
 
 def _is_order(ending: Ending) -> bool:
-    """Whether somebody wants this host to stop."""
+    """Whether it is an order to this host to stop."""
     return isinstance(ending, Leave) or (isinstance(ending, Stopped) and not ending.host)

@@ -31,14 +31,14 @@ class ChecksAsked(Value):
 
 
 class ChecksPassed(Value):
-    """What can be known before the hosts meet is in order; the store's port is bound."""
+    """The checks of this host found nothing that refuses the launch; the store's port is bound."""
 
     at: float
     attempt: int
 
 
 class ProbesPassed(Value):
-    """What the hosts found out about each other is in order."""
+    """The hosts reach each other."""
 
     at: float
     attempt: int
@@ -53,14 +53,14 @@ class ChecksOver(Value):
 
 
 class HostsJoined(Value):
-    """All hosts of the job have met, and this host knows its place.
+    """The rendezvous is complete, and this host knows its ranks.
 
     Attributes:
-        placement: this host's place.
+        placement: this host's ranks and their numbers.
         number: the job's number of the attempt, where this host did not know it; -1: it is ``attempt``.
-        leads: whether this host decides for the job.
+        leads: whether this host is the leader, which decides for the job.
         may_leave: whether the job goes on without this host.
-        probes: whether the hosts look at each other before the ranks are started.
+        probes: whether the hosts probe each other before the ranks are started.
     """
 
     at: float
@@ -115,7 +115,7 @@ class StoreServed(Value):
 
 
 class StoreUnavailable(Value):
-    """A rank asks for the store, and there is nobody to serve it."""
+    """A rank asks for the store, and no process serves it."""
 
     at: float
     attempt: int
@@ -126,8 +126,8 @@ class StoreUnavailable(Value):
 class SignalReceived(Value):
     """The user or the scheduler sent saferun a signal.
 
-    ``why``: what happened instead, where it only counts as one: what had started saferun is gone.
-    ``quiet_s``: for how long no rank of this host has moved; 0 where they work, or nobody knows.
+    ``why``: what happened instead, where it only counts as one: the parent process of saferun is gone.
+    ``quiet_s``: for how long no rank of this host has made progress; 0 where they work, or it is unknown.
     """
 
     at: float
@@ -138,7 +138,7 @@ class SignalReceived(Value):
 
 
 class HangSuspected(Value):
-    """Nothing has moved for too long."""
+    """There has been no progress for too long."""
 
     at: float
     attempt: int
@@ -146,9 +146,9 @@ class HangSuspected(Value):
 
 
 class EvidenceCaptured(Value):
-    """The ranks that run have been looked at.
+    """The ranks that run have been captured.
 
-    ``culprits``: the local ranks that a hang is blamed on. ``moved``: the job came to life while it was looked at.
+    ``culprits``: the local ranks that a hang is blamed on. ``moved``: the job made progress during the capture.
     """
 
     at: float
@@ -158,17 +158,17 @@ class EvidenceCaptured(Value):
 
 
 class JobAborted(Value):
-    """The job's attempt is to end; all hosts are told the same.
+    """The job's attempt is to end; all hosts get the same news.
 
     Attributes:
         reason: ``failure``, ``hang``, ``signal``, ``parent``, ``lost``, ``task_lost``, ``start``: something went wrong;
             ``membership``, ``leave``: other hosts form the job from now on.
         message: what happened, in a few words.
-        host: the host that told it, or that it is about.
-        ours: whether this process told it.
+        host: the host that announced it, or that it is about.
+        ours: whether this process announced it.
         signum: the signal, where it was one; 0: none.
         culprits: local ranks of this process that a hang is blamed on.
-        quiet_s: for how long no rank of this host has moved, where it was a signal.
+        quiet_s: for how long no rank of this host has made progress, where it was a signal.
     """
 
     at: float
@@ -183,7 +183,7 @@ class JobAborted(Value):
 
 
 class JobDecided(Value):
-    """The host that decides has decided what follows.
+    """The leader has decided what follows.
 
     ``messages``: lines for the user. ``restarts``: how many there have been, this one included. ``excluded``: the
     number of a host that is left out from now on; -1: none.
@@ -207,9 +207,9 @@ class HostsDone(Value):
 
 
 class HostsUnreachable(Value):
-    """Hosts are not heard of, and the job goes on all the same.
+    """Hosts cannot be reached, and the job goes on all the same.
 
-    Where this host leads, those are the only ones that have not ended well.
+    Where this host is the leader, those are the only ones that have not ended well.
     """
 
     at: float
@@ -218,7 +218,7 @@ class HostsUnreachable(Value):
 
 
 class HostsReachable(Value):
-    """They are heard of again."""
+    """They can be reached again."""
 
     at: float
     attempt: int
@@ -227,7 +227,7 @@ class HostsReachable(Value):
 class JobLost(Value):
     """The other hosts cannot be reached any more: this one is on its own.
 
-    ``class_name``: ``store_lost`` where the store of the host that leads is gone, which may serve another.
+    ``class_name``: ``store_lost`` where the store of the leader is gone, which may serve another.
     """
 
     at: float
@@ -245,7 +245,7 @@ class CoreDumpSeen(Value):
 
 
 class OrphansGone(Value):
-    """No process of the attempt is left but the ranks that were given up; ``pids`` had to be ended."""
+    """No process of the attempt is left but ranks that were given up; ``pids`` had to be ended."""
 
     at: float
     attempt: int
@@ -253,9 +253,9 @@ class OrphansGone(Value):
 
 
 class Diagnosed(Value):
-    """The failed attempt has a diagnosis. ``stopped``: on some host it was the user or the scheduler who ended it.
+    """The failed attempt has a diagnosis. ``stopped``: on some host the user or the scheduler ended it.
 
-    ``facts``: what of it decides about another attempt.
+    ``facts``: the part of it that decides about another attempt.
     """
 
     at: float

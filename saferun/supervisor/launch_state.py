@@ -35,14 +35,6 @@ class State(Enum):
     DONE = "done"
 
 
-class Stage(Enum):
-    """How far STOPPING has come."""
-
-    ASKED = "asked"  # the ranks have been sent a signal and have their grace
-    KILLED = "killed"  # they have been sent SIGKILL
-    SWEEPING = "sweeping"  # they are gone; the processes that they left behind are being ended
-
-
 class Limits(Value):
     """How long each phase may last, in seconds. RUNNING lasts as long as its ranks, WAITING as other hosts' do."""
 
@@ -65,7 +57,7 @@ class CutOff(Value):
     """This host is on its own from now on: the others cannot be reached, or know nothing of the attempt.
 
     Attributes:
-        what: happened; empty where there is nothing to be said.
+        what: what happened; empty where there is nothing to report.
         hint: what to do about it.
         class_name: ``store_lost`` where the store of the leader is gone, which may serve another.
         is_final: there is to be no other attempt.
@@ -78,10 +70,14 @@ class CutOff(Value):
 
 
 class Stopping:
-    """How far the ranks of an attempt have been stopped."""
+    """How far the ranks of an attempt have been stopped.
+
+    ``stage``: they have been sent a signal and have their grace, or SIGKILL, or are gone, and the processes that they
+    left behind are being ended.
+    """
 
     def __init__(self) -> None:
-        self.stage = Stage.ASKED
+        self.stage: Literal["asked", "killed", "sweeping"] = "asked"
         self.kill_at = 0.0
         self.killed_by: float | None = None  # when a scheduler that asked for the end would kill them itself
         self.capture_at: float | None = None  # when ranks that were sent a signal, and are still there, are captured

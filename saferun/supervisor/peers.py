@@ -7,7 +7,7 @@ import signal
 from saferun.supervisor.actions import Action, BroadcastDecision, PrintLine
 from saferun.supervisor.deciding import diagnose, follow
 from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, signum_of
-from saferun.supervisor.launch_state import CutOff, Launch, Stage, State
+from saferun.supervisor.launch_state import CutOff, Launch, State
 from saferun.supervisor.stopping import (
     capture,
     end_well_alone,
@@ -93,7 +93,7 @@ def on_abort_on_the_way_out(launch: Launch, event: JobAborted) -> list[Action]:
 
 
 def _has_acted(event: JobAborted) -> bool:
-    """Whether this host announced it because of what it had done already."""
+    """Whether this host has acted already, and announced it."""
     return event.ours and event.reason not in _HEARD
 
 
@@ -174,7 +174,7 @@ def on_job_lost(launch: Launch, event: JobLost) -> list[Action]:
             return diagnose(launch, event.at)
         case State.CAPTURING:
             launch.end_for(Failed())
-        case State.STOPPING if attempt.stopping.stage is Stage.SWEEPING and attempt.ending is None:
+        case State.STOPPING if attempt.stopping.stage == "sweeping" and attempt.ending is None:
             # As in WAITING, where it would be next.
             if not _may_end_alone(launch, event):
                 launch.end_for(Failed())

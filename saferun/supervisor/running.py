@@ -6,7 +6,7 @@ import signal
 
 from saferun.supervisor.actions import Action, ReportHang
 from saferun.supervisor.ending import Failed, Hung, StoreLost
-from saferun.supervisor.launch_state import Launch, Stage, State
+from saferun.supervisor.launch_state import Launch, State
 from saferun.supervisor.stopping import capture, fail, stop, sweep
 
 TYPE_CHECKING = False
@@ -48,7 +48,7 @@ def on_rank_exited_in_capture(launch: Launch, event: RankExited) -> list[Action]
 def on_rank_exited_in_stop(launch: Launch, event: RankExited) -> list[Action]:
     """STOPPING: the sweep follows the last rank."""
     _note_exit(launch, event)
-    if launch.attempt.running or launch.attempt.stopping.stage is Stage.SWEEPING:
+    if launch.attempt.running or launch.attempt.stopping.stage == "sweeping":
         return []
     return sweep(launch, event.at)
 

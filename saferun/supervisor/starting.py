@@ -14,7 +14,7 @@ from saferun.supervisor.actions import (
 )
 from saferun.supervisor.deciding import diagnose
 from saferun.supervisor.events import StartFailed
-from saferun.supervisor.launch_state import CutOff, Launch, Stage, State
+from saferun.supervisor.launch_state import CutOff, Launch, State
 from saferun.supervisor.stopping import fail, sweep
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ def run_checks(launch: Launch, event: LaunchRequested) -> list[Action]:
 
 
 def on_checks_asked(launch: Launch, event: ChecksAsked) -> list[Action]:
-    """What came before, names that had to be looked up for one, is no part of the checks' time."""
+    """What came before, a name lookup for instance, is no part of the checks' time."""
     launch.enter(State.CHECKING, event.at + launch.limits.checks_s)
     return []
 
@@ -103,9 +103,9 @@ def on_start_failed(launch: Launch, event: StartFailed) -> list[Action]:
     if launch.state in {State.STARTING, State.RUNNING}:
         # -> CAPTURING | STOPPING: the ranks that do run are ended like those of any failed attempt.
         return [*announced, *fail(launch, event.at)]
-    is_swept = launch.state is State.STOPPING and attempt.stopping.stage is Stage.SWEEPING
+    is_swept = launch.state is State.STOPPING and attempt.stopping.stage == "sweeping"
     if not attempt.running and not is_swept:
-        # A signal was quicker than the news that there is nobody to stop.
+        # A signal came before the news that there is no rank to stop.
         return [*announced, *sweep(launch, event.at)]
     return announced
 
@@ -116,7 +116,7 @@ def on_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:
         event.at,
         event.attempt,
         f"{launch.state.value} took longer than it may",
-        "look at events.jsonl in the run directory for the last thing that happened",
+        "see events.jsonl in the run directory for the last event",
         1,
         launch.attempt.ranks,
     )

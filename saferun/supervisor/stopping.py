@@ -11,7 +11,7 @@ from saferun.model import signal_name
 from saferun.supervisor.actions import Action, CaptureEvidence, NotifyDone, PrintLine, SignalRanks, SweepOrphans
 from saferun.supervisor.deciding import diagnose, follow
 from saferun.supervisor.ending import Failed, Leave, Regroup, Stopped
-from saferun.supervisor.launch_state import Launch, Stage, State
+from saferun.supervisor.launch_state import Launch, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def stop(launch: Launch, at: float, signum: int, aborted: tuple[int, ...] = ()) 
     if stopping.killed_by is not None:
         kill_at = max(min(kill_at, stopping.killed_by), at)
     stopping.kill_at = kill_at
-    stopping.stage = Stage.ASKED
+    stopping.stage = "asked"
     stopping.dumped_by = at + launch.limits.grace_s + launch.limits.dump_s
     launch.enter(State.STOPPING, kill_at if stopping.capture_at is None else min(stopping.capture_at, kill_at))
     asked = tuple(sorted(attempt.running.difference(aborted)))
@@ -79,8 +79,8 @@ def stop(launch: Launch, at: float, signum: int, aborted: tuple[int, ...] = ()) 
 def stop_for(launch: Launch, at: float, signum: int, quiet_s: float) -> list[Action]:
     """The user or the scheduler wants the ranks to end; they get ``signum``.
 
-    Ranks that make progress need their grace, for a checkpoint say, and get the signal at once. Where there has been
-    no progress for ``quiet_s``, a job that hangs is being cancelled, and its stacks come first.
+    Ranks that make progress need their grace, for a checkpoint for instance, and get the signal at once. Where there
+    has been no progress for ``quiet_s``, a job that hangs is being cancelled, and its stacks come first.
     """
     if quiet_s >= _HUNG_S:
         return capture(launch, at, at_most_s=_FIRST_CAPTURE_S)
@@ -99,11 +99,11 @@ def hurry(launch: Launch, at: float) -> None:
 def on_deadline(launch: Launch, event: DeadlineExpired | CoreDumpSeen) -> list[Action]:
     """The next step: the late capture, SIGKILL, giving a rank up, or the end of the sweep."""
     stopping = launch.attempt.stopping
-    if stopping.stage is Stage.ASKED:
+    if stopping.stage == "asked":
         if stopping.capture_at is not None and event.at < stopping.kill_at:
             return _capture_late(launch, event.at)
         return _kill(launch, event.at)
-    if stopping.stage is Stage.KILLED:
+    if stopping.stage == "killed":
         # A process in an uninterruptible sleep cannot be killed: name it and leave it.
         stopping.abandoned = launch.attempt.ranks
         launch.attempt.has_failed_rank = True
@@ -127,7 +127,7 @@ def on_core_dump(launch: Launch, event: CoreDumpSeen) -> list[Action]:
     if not launch.is_due(event.at):
         return []
     stopping = launch.attempt.stopping
-    if stopping.stage is Stage.SWEEPING or event.at >= stopping.dumped_by:
+    if stopping.stage == "sweeping" or event.at >= stopping.dumped_by:
         return on_deadline(launch, event)
     launch.enter(State.STOPPING, min(event.at + _CHECK_DUMP_S, stopping.dumped_by))
     return []
@@ -135,7 +135,7 @@ def on_core_dump(launch: Launch, event: CoreDumpSeen) -> list[Action]:
 
 def _kill(launch: Launch, at: float) -> list[Action]:
     launch.enter(State.STOPPING, at + launch.limits.kill_s)
-    launch.attempt.stopping.stage = Stage.KILLED
+    launch.attempt.stopping.stage = "killed"
     return [SignalRanks(launch.number, launch.attempt.ranks, signal.SIGKILL)]
 
 
@@ -181,7 +181,7 @@ def on_signal_on_the_way_out(launch: Launch, event: SignalReceived) -> list[Acti
     by_keyboard = event.signum == signal.SIGINT and launch.state is not State.DIAGNOSING
     if launch.stop_signum is not None:
         return _end_grace(launch, event.at) if by_keyboard else []
-    if launch.state is State.STOPPING and stopping.stage is Stage.SWEEPING and attempt.ending is None:
+    if launch.state is State.STOPPING and stopping.stage == "sweeping" and attempt.ending is None:
         # Every rank ended well; there is nothing left to stop, but processes that are waited for.
         line = PrintLine(f"{_name(event)}: processes that the ranks left behind are not waited for")
         return [line, *hurried] if (hurried := hurry_orphans(launch, event.at)) else []
@@ -214,7 +214,7 @@ def _ordered(launch: Launch, event: SignalReceived) -> list[Action]:
 
 
 def _end_grace(launch: Launch, at: float) -> list[Action]:
-    if launch.state is State.STOPPING and launch.attempt.stopping.stage is Stage.SWEEPING:
+    if launch.state is State.STOPPING and launch.attempt.stopping.stage == "sweeping":
         return [SweepOrphans(launch.number, 0.0)]
     return [PrintLine(f"SIGINT: killing {_ranks(len(launch.attempt.running))}"), *_kill(launch, at)]
 
@@ -234,7 +234,7 @@ def _ranks(count: int) -> str:
 def sweep(launch: Launch, at: float) -> list[Action]:
     """-> STOPPING: no rank is left; end the processes that they left behind, or wait for their end."""
     attempt, stopping, limits = launch.attempt, launch.attempt.stopping, launch.limits
-    stopping.stage = Stage.SWEEPING
+    stopping.stage = "sweeping"
     if attempt.ending is not None or attempt.peers.cut_off is not None:
         stopping.awaits_orphans = False
         launch.enter(State.STOPPING, at + limits.sweep_s)
@@ -265,7 +265,7 @@ def on_orphans_gone(launch: Launch, event: OrphansGone) -> list[Action]:
 
 def _after_sweep(launch: Launch, at: float) -> list[Action]:
     attempt, peers = launch.attempt, launch.attempt.peers
-    if attempt.stopping.stage is not Stage.SWEEPING:
+    if attempt.stopping.stage != "sweeping":
         return []
     attempt.stopping.awaits_orphans = False
     if isinstance(attempt.ending, Regroup):

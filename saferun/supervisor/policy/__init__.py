@@ -19,10 +19,10 @@ __all__ = ["AttemptPolicy", "Decision", "FailureFacts", "Fingerprint", "HangPoli
 
 
 class JobPolicy(Value):
-    """How this process stands to the others of its job.
+    """The role of this process among the others of its job.
 
-    ``together``: there are others. ``outlives_leader``: they can meet again where the host that decides is gone.
-    ``peers_s``: how long the host that decides waits for what the others have seen. ``hurries``: a scheduler that asks
+    ``together``: there are others. ``outlives_leader``: they can meet again where the leader is gone.
+    ``peers_s``: how long the leader waits for the evidence of the others. ``hurries``: a scheduler that asks
     for an end by a signal kills whatever is still there soon afterwards, saferun included. ``least_hosts``: without how
     many hosts the job cannot be.
     """
@@ -37,12 +37,12 @@ class JobPolicy(Value):
 class HangPolicy(Value):
     """What to do about a hang.
 
-    ``abort_culprits``: its culprits are ended by SIGABRT, for a core of the hang; the others get SIGTERM.
+    ``abort_culprits``: its culprits get SIGABRT, for a core of the hang; the others get SIGTERM.
     """
 
     on_hang: Literal["report", "stop", "restart"] = "report"
     abort_culprits: bool = False
 
     def next_step(self, *, certain: bool) -> Literal["report", "stop", "restart"]:
-        """A suspicion is told and never acted upon."""
+        """A suspected hang is reported and never acted upon."""
         return self.on_hang if certain else "report"

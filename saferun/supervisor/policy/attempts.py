@@ -66,7 +66,7 @@ PERMANENT = frozenset(
         "usage_error",
     }
 )
-"""Causes that another start will not change, or that somebody wanted: a failed start is not tried again."""
+"""Causes that another start does not change, or that were an order: a failed start is not tried again."""
 
 INCOMPARABLE = frozenset(
     {
@@ -86,7 +86,7 @@ INCOMPARABLE = frozenset(
         "worker_stopped",
     }
 )
-"""Ends that came from outside, or were others' doing: they tell nothing of what would happen another time."""
+"""Ends that came from outside or from other ranks: they do not show what would happen another time."""
 
 SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
 """Causes that stand in the script or its surroundings before it begins: no time and no other process changes them."""
@@ -94,7 +94,7 @@ SETTLED = frozenset({"import_error", "syntax_error", "usage_error"})
 LONGEST_WAIT_S = 60.0
 # More changes nothing: the first wait cannot be that short.
 _DOUBLED_AT_MOST = 30
-# The same start takes longer or shorter by so much, by chance and load.
+# How much longer or shorter the same start may take, depending on the load.
 _SAME_LIFE_S = 3.0
 _MOST_RANKS_SHOWN = 4
 
@@ -152,7 +152,7 @@ class Life(Value):
     def is_no_further_than(self, before: Life) -> bool:
         """Whether an attempt that ended so cannot have got beyond where the one before it ended.
 
-        A checkpoint may lie between two failures at the same line that look alike in every other way.
+        A checkpoint may lie between two failures at the same line that are alike in every other way.
         """
         return (
             self.in_window
@@ -168,18 +168,18 @@ class FailureFacts(Value):
     Attributes:
         class_name: of the cause; ``unknown`` where there is none.
         fingerprint: by what the failure is known again.
-        started: whether the start was over; None: nobody knows, and then it is taken for over.
+        started: whether the start was over; None: unknown, which counts as over.
         in_init: whether it failed within ``init_process_group``: a script that never calls that is not run twice for a
-            reason that nobody knows.
+            unknown reason.
         transient: whether the cause may go away by itself; None: its class tells.
-        host: the number of the host whose fault it is; None: nobody's, or several hosts'.
+        host: the number of the host at fault; None: none, or several.
         host_label: its name in the job.
         restarting_allowed: False where the user, a scheduler or the state of the job wants an end.
         stop_reason: why, where it is: ``stopped by SIGTERM``.
         message: the cause in a few words: ``port 29500 is in use``.
         port_is_free: whether another port may be taken for the store.
-        life: how far the attempt had come; None: nobody knows, and it may have made progress.
-        may_differ: whether the cause may be gone the next time, however alike it looks: input and output, networks.
+        life: how far the attempt had come; None: unknown, and it may have made progress.
+        may_differ: whether the cause may be gone the next time although it is the same: input and output, networks.
     """
 
     class_name: str
@@ -206,8 +206,8 @@ class FailureFacts(Value):
 
         That takes the same failure; a cause that time does not change; and two attempts of which neither can have got
         beyond the other: both ended before a rank was started, or within ``init_process_group``, or by what stands in
-        the script itself. Anywhere else the line of code tells nothing: nearly everything that passes in training
-        fails at the same few lines.
+        the script itself. Anywhere else the line of code shows nothing: nearly every transient failure of training is
+        raised at the same few lines.
         """
         if before is None or self.is_transient or self.may_differ or self.life is None or before.life is None:
             return False
@@ -229,7 +229,7 @@ class Decision(Value):
         exclude: the number of a host that is left out from now on.
         reason: the same line without what follows: only why.
         retry: which of the start's retries this is, from 1; 0: none.
-        is_plain: whether nothing was to be decided: the attempt came to its end, and nobody asked for another. The
+        is_plain: whether nothing was to be decided: the attempt came to its end, and no other was asked for. The
             line may be left out.
     """
 
@@ -247,18 +247,18 @@ class AttemptPolicy:
     """Decides what follows each failed attempt of a launch; it remembers the one before.
 
     * A failed start is tried again ``start_retries`` times where its cause may pass (:data:`TRANSIENT`, or a check says
-      so); never where another try changes nothing (:data:`PERMANENT`); once where nobody knows the cause, if it failed
+      so); never where another try changes nothing (:data:`PERMANENT`); once where the cause is unknown, if it failed
       within ``init_process_group``.
-    * Anything else, and a start whose retries are used up, is started anew ``max_restarts`` times.
+    * Anything else, and a start whose retries are used up, is restarted ``max_restarts`` times.
     * The same failure twice in a row ends both only where it is bound to come again, and no attempt can have made
       progress (:meth:`FailureFacts.is_bound_to_repeat`). ``--max-restarts`` is torchrun's otherwise.
     * A host that caused the same failure twice in a row may be left out instead, if the others suffice.
 
     Args:
         max_restarts: torchrun's ``--max-restarts``.
-        start_retries: how often a failed start is tried again; anew after each start that went well.
+        start_retries: how often a failed start is tried again; counted from the last start that went well.
         retry_wait_s: before the first retry, in seconds; each further one waits twice as long, up to a minute. Up to
-            as much again is added by chance (:meth:`take_waits`), so that jobs that failed together do not all come
+            as much again is added as jitter (:meth:`take_waits`), so that jobs that failed together do not all come
             back at once.
         always: the same failure twice in a row is no reason to stop, and unknown causes have all retries.
         exclude_bad_hosts: whether hosts may be left out.
@@ -308,12 +308,12 @@ class AttemptPolicy:
         limit = self._retry_limit(facts) if is_start else 0
         is_retry = self._retries < limit
         has_next = is_retry or self.may_restart(restarts)
-        exclude, words = self._excluded(facts, before, hosts - 1 >= least_hosts) if has_next else (None, "")
+        exclude, note = self._excluded(facts, before, hosts - 1 >= least_hosts) if has_next else (None, "")
         if exclude is None and not self._always and facts.is_bound_to_repeat(before):
-            return _finish(f"{_same(facts)}{words}")
+            return _finish(f"{_same(facts)}{note}")
         if not has_next:
             return self._exhausted(facts, restarts, limit, is_start=is_start)
-        reason = words if exclude is not None else f"{facts.message or facts.class_name}{words}"
+        reason = note if exclude is not None else f"{facts.message or facts.class_name}{note}"
         return self._again(facts, reason, exclude, restarts, limit if is_retry else 0)
 
     def _again(
@@ -374,7 +374,7 @@ class AttemptPolicy:
         before: FailureFacts | None,
         suffices: bool,  # noqa: FBT001
     ) -> tuple[int | None, str]:
-        """The number of a host to be left out, and why; or None and, to stand after other words, why not."""
+        """The number of a host to be left out, and why; or None and, to follow another text, why not."""
         label = facts.host_label
         if before is None or facts.host is None or not label or not self._exclude_bad_hosts:
             return None, ""

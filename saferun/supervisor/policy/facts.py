@@ -41,7 +41,7 @@ _VARYING = frozenset(
         "unknown",
     }
 )
-"""Timeouts, GPUs, memory, input and output, networks: however alike two of them look, a third need not follow."""
+"""Timeouts, GPUs, memory, input and output, networks: however alike two of them are, a third need not follow."""
 _HANG = "hang_"
 _IO_ERRORS = frozenset(
     {

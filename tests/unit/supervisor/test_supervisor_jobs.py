@@ -155,6 +155,20 @@ def test_the_others_go_on_where_a_host_leaves_an_elastic_job() -> None:
     assert codes(job)[:2] == [0, 0]
 
 
+def test_a_signal_while_the_hosts_regroup_stops_this_host() -> None:
+    """Also in the sweep, after which all ranks would be started again."""
+    job = started(least=1)
+    host = job.hosts[1]
+    host.deliver(JobAborted(job.now, 0, "membership", "a host wants to join", "node9"))
+    while (
+        host.state is not State.STOPPING or host.alive or host.supervisor._launch.attempt.stopping.stage != "sweeping"
+    ):
+        host.take()
+    host.signal(signal.SIGTERM)
+    job.settle()
+    assert host.finish == Finish(1)
+
+
 def test_a_lost_host_ends_a_fixed_job() -> None:
     """Its ranks cannot be replaced."""
     job = started(max_restarts=1)
