@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from saferun.errors import suppress
 from saferun.linux.helper import NoHelperError, WithoutHelper
@@ -199,34 +200,34 @@ class IdleImports(WithoutHelper):
 
     def _request(self) -> None:
         self._ask_at = None
-        if self._is_closed or self._held is None or self._is_there or self._fd >= 0:
+        held = self._held
+        if self._is_closed or held is None or self._is_there or self._fd >= 0:
             return
-        self._held.begin()
+        held.begin()
         try:
             self._fd = self._ask(self._wanted, _BUDGET_S)
         except NoHelperError:
-            # Nobody can read it, so this process has to: what captures and reports would be missing in every launch.
-            self._held.unseal()
+            # No other process can read it, so this one has to: no launch would have captures and reports otherwise.
+            held.unseal()
             self._have()
             return
         except OSError:
-            # Whoever read it has been lost, perhaps to the file system on which the code lies.
+            # The process that read it has been lost, perhaps to the file system on which the code lies.
             self._ask_at = time.monotonic() + _AGAIN_S
             return
-        self._poller.watch(self._fd, self._on_readable)
+        self._poller.watch(self._fd, partial(self._on_readable, held))
 
-    def _on_readable(self) -> None:
-        assert self._held is not None  # noqa: S101 - it was asked for
+    def _on_readable(self, held: HeldModules) -> None:
         try:
             chunk = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return
         if chunk:
-            self._held.feed(chunk)
+            held.feed(chunk)
             self._give_up_at = time.monotonic() + _PATIENCE_S
             return
         self._drop()
-        if self._held.is_whole:
+        if held.is_whole:
             self._have()
         else:
             self._ask_at = time.monotonic() + _AGAIN_S
@@ -249,8 +250,7 @@ class IdleImports(WithoutHelper):
 
     def _fetch(self, name: str) -> bool | None:
         """Have one module read that is missing in the lists. The loop waits for it, though not for long, nor twice."""
-        assert self._held is not None  # noqa: S101 - it asks
-        if self._is_closed or not self._is_patient:
+        if self._held is None or self._is_closed or not self._is_patient:
             return False
         try:
             fd = self._ask([name], _FETCH_S)

@@ -134,17 +134,11 @@ class RankStart(WithoutHelper):
 
     def failed(self, pid: int) -> bool:
         """A child has been reaped. Whether it was a rank that never became its program."""
-        if pid in self._never:
-            self._never.discard(pid)
-            return True
-        one = self._waiting.get(pid)
-        if one is None:
-            return False
-        self._take_in(one)
-        if pid in self._never:
-            self._never.discard(pid)
-            return True
-        return False
+        if pid in self._waiting:
+            self._take_in(self._waiting[pid])
+        is_failed = pid in self._never
+        self._never.discard(pid)
+        return is_failed
 
     def close(self) -> None:
         """The attempt is over."""
