@@ -49,13 +49,7 @@ class _Parser(argparse.ArgumentParser):
 class _Store(argparse.Action):
     """Stores a value and remembers that it came from the command line."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002
-        namespace: argparse.Namespace,
-        values: Any,  # noqa: ANN401
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:  # noqa: ANN401, ARG002
         given = namespace.__dict__.setdefault("given", set())
         if self.dest in _REPEATABLE:
             values = [*getattr(namespace, self.dest), values] if self.dest in given else [values]
@@ -66,26 +60,14 @@ class _Store(argparse.Action):
 class _HelpAll(argparse.Action):
     """Prints the help with all options, and ends the process."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,  # noqa: ARG002
-        values: Any,  # noqa: ANN401, ARG002
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:  # noqa: ANN401, ARG002
         parser.exit(show_help("--help-all"))
 
 
 class _PrintCompletion(argparse.Action):
     """Prints a completion script made from the parser, and ends the process, as torchrun does."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,  # noqa: ARG002
-        values: Any,  # noqa: ANN401
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:  # noqa: ANN401, ARG002
         if not values:  # --print-completion=--, of which argparse takes the dashes out
             parser.error(f"argument {option_string}: expected one argument")
         try:
@@ -106,10 +88,7 @@ def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     Raises:
         SaferunError: a ``PET_*`` variable of a switch is not a number (exit code 1, as under torchrun).
     """
-    parser = _Parser(
-        prog="saferun",
-        usage="saferun [options] script [script arguments]",
-    )
+    parser = _Parser(prog="saferun", usage="saferun [options] script [script arguments]")
     parser.add_argument(
         "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all options and exit"
     )

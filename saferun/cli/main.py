@@ -125,8 +125,8 @@ def _resolve(
     hosts, rendezvous, nproc_per_node = find_place(values, settings, environ)
     task = hosts.task
     _check_monitor_interval(values.monitor_interval)
-    if values.max_restarts < 0:
-        raise UsageError(f"--max-restarts {values.max_restarts} is negative", "use 0 for no restarts")
+    _check_count(values, "max_restarts", "use 0 for no restarts")
+    _check_seconds(values, "leftovers_timeout", "0 waits for nothing")
     return LaunchConfig(
         nproc_per_node=nproc_per_node,
         role=values.role,
@@ -151,17 +151,22 @@ def _resolve(
         checks=_checks(values),
         retry=_retry(values),
         leftovers=values.leftovers,
-        leftovers_timeout_s=_leftovers_timeout_s(values),
+        leftovers_timeout_s=values.leftovers_timeout,
         secret_file=values.job_secret_file,
         sign_messages=values.sign_messages,
     )
 
 
-def _leftovers_timeout_s(values: SimpleNamespace) -> float:
-    seconds: float = values.leftovers_timeout
-    if not 0 <= seconds < _LONGEST_S:
-        raise UsageError(f"--leftovers-timeout {seconds:g} is not a number of seconds", "0 waits for nothing")
-    return seconds
+def _check_seconds(values: SimpleNamespace, dest: str, hint: str) -> None:
+    value = getattr(values, dest)
+    if not 0 <= value < _LONGEST_S:
+        raise UsageError(f"--{dest.replace('_', '-')} {value:g} is not a number of seconds", hint)
+
+
+def _check_count(values: SimpleNamespace, dest: str, hint: str) -> None:
+    value = getattr(values, dest)
+    if value < 0:
+        raise UsageError(f"--{dest.replace('_', '-')} {value} is negative", hint)
 
 
 def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapping[str, Setting]) -> EnvironConfig:
@@ -181,12 +186,9 @@ def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapp
 
 
 def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchConfig:
-    for name in ("hang_timeout", "capture_budget"):
-        value = getattr(values, name)
-        if not 0 <= value < _LONGEST_S:
-            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not a number of seconds", "0 turns it off")
-    if values.keep_cores < 0:
-        raise UsageError(f"--keep-cores {values.keep_cores} is negative", "to keep none, leave --cores at backtrace")
+    _check_seconds(values, "hang_timeout", "0 turns it off")
+    _check_seconds(values, "capture_budget", "0 turns it off")
+    _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
     if values.on_hang == "restart" and values.max_restarts <= 0:
         raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
     if values.on_hang != "report" and values.hang_timeout == 0:
@@ -212,20 +214,13 @@ def _checks(values: SimpleNamespace) -> ChecksConfig:
     nics = tuple(name.strip() for name in values.nic.split(",")) if values.nic else ()
     if any(not name for name in nics) or ("auto" in nics and len(nics) > 1):
         raise UsageError(f"--nic {values.nic} is not a list of interfaces", "write it as eth0 or eth0,eth1, or auto")
-    return ChecksConfig(
-        preflight=values.preflight,
-        full=values.preflight_full,
-        nics=nics,
-    )
+    return ChecksConfig(preflight=values.preflight, full=values.preflight_full, nics=nics)
 
 
 def _retry(values: SimpleNamespace) -> RetryConfig:
-    if values.start_retries < 0:
-        raise UsageError(f"--start-retries {values.start_retries} is negative", "use 0 for no retries")
-    for name in ("retry_wait", "start_window"):
-        value = getattr(values, name)
-        if not 0 <= value < _LONGEST_S:
-            raise UsageError(f"--{name.replace('_', '-')} {value:g} is not a number of seconds", "use 0 or more")
+    _check_count(values, "start_retries", "use 0 for no retries")
+    _check_seconds(values, "retry_wait", "use 0 or more")
+    _check_seconds(values, "start_window", "use 0 or more")
     return RetryConfig(
         start_retries=values.start_retries,
         wait_s=values.retry_wait,

@@ -81,7 +81,7 @@ SETTINGS = "settings"
 _KINDS: Mapping[type, Kind] = {bool: "flag", int: "int", float: "float"}
 
 
-def _saferuns(
+def _option(
     usage: str,
     default: Default,
     group: str,
@@ -89,7 +89,6 @@ def _saferuns(
     *,
     kind: Kind | None = None,
     dest: str = "",
-    pet: bool = False,
     asks: bool = False,
 ) -> Option:
     """An option from what ``--help`` shows of it: ``-t --tee VALUE``, ``--pty {auto,on,off}``.
@@ -108,47 +107,34 @@ def _saferuns(
     dest = dest or next(flag for flag in words if flag[:2] == "--")[2:].replace("-", "_")
     kind = kind or _KINDS.get(type(default), "str")
     metavar = value if choices is None else None
-    return Option(tuple(flags), dest, kind, default, text, group, choices, pet, metavar, asks)
+    return Option(tuple(flags), dest, kind, default, text, group, choices, False, metavar, asks)
 
 
-def _torchruns(
-    usage: str,
-    default: Default,
-    group: str,
-    text: str,
-    *,
-    kind: Kind | None = None,
-    pet: bool = True,
-    asks: bool = False,
-) -> Option:
-    """The same for an option of torchrun, which also takes its default from ``PET_<DEST>``."""
-    return _saferuns(usage, default, group, text, kind=kind, pet=pet, asks=asks)
-
-
+_NO_PET = frozenset({"logs_specs", "numa_binding", "print_completion"})
 # torch 2.15's torchrun, option by option; tests/test_torchrun_parity.py holds this to the installed torch.
-TORCHRUN_OPTIONS: tuple[Option, ...] = (
-    _torchruns("--nnodes N[:M]", "1:1", HOSTS, "number of hosts, or MIN:MAX for an elastic job"),
-    _torchruns(
+_TORCHRUNS = (
+    _option("--nnodes N[:M]", "1:1", HOSTS, "number of hosts, or MIN:MAX for an elastic job"),
+    _option(
         "--nproc-per-node N", "1", HOSTS, "ranks on this host: a number, or one per device with auto, cpu, gpu or xpu"
     ),
-    _torchruns("--node-rank", 0, HOSTS, "rank of this host, for static rendezvous"),
-    _torchruns(
+    _option("--node-rank", 0, HOSTS, "rank of this host, for static rendezvous"),
+    _option(
         "--rdzv-backend",
         "static",
         RENDEZVOUS,
         "rendezvous backend: static, c10d, etcd, or another one that is registered with torch",
     ),
-    _torchruns("--rdzv-endpoint", "", RENDEZVOUS, "address of the rendezvous, HOST[:PORT]"),
-    _torchruns("--rdzv-id", "none", RENDEZVOUS, "ID of the job, the same on all hosts"),
-    _torchruns("--rdzv-conf", "", RENDEZVOUS, "more settings of the rendezvous: KEY=VALUE,KEY=VALUE"),
-    _torchruns(
+    _option("--rdzv-endpoint", "", RENDEZVOUS, "address of the rendezvous, HOST[:PORT]"),
+    _option("--rdzv-id", "none", RENDEZVOUS, "ID of the job, the same on all hosts"),
+    _option("--rdzv-conf", "", RENDEZVOUS, "more settings of the rendezvous: KEY=VALUE,KEY=VALUE"),
+    _option(
         "--standalone",
         False,
         RENDEZVOUS,
         "single-host job: choose a free port and a job ID; other rendezvous options are ignored",
     ),
-    _torchruns("--master-addr", "127.0.0.1", RENDEZVOUS, "address of the host of rank 0, for static rendezvous"),
-    _torchruns(
+    _option("--master-addr", "127.0.0.1", RENDEZVOUS, "address of the host of rank 0, for static rendezvous"),
+    _option(
         "--master-port",
         None,
         RENDEZVOUS,
@@ -156,42 +142,42 @@ TORCHRUN_OPTIONS: tuple[Option, ...] = (
         "under a scheduler, else 29500)",
         kind="int",
     ),
-    _torchruns("--local-addr", None, RENDEZVOUS, "address of this host for the other hosts to connect to"),
-    _torchruns("--max-restarts N", 0, FAILURES, "how often to restart the ranks after a failure"),
-    _torchruns(
+    _option("--local-addr", None, RENDEZVOUS, "address of this host for the other hosts to connect to"),
+    _option("--max-restarts N", 0, FAILURES, "how often to restart the ranks after a failure"),
+    _option(
         "--monitor-interval SECONDS", 0.1, FAILURES, "ignored (torchrun compatibility): exits are detected immediately"
     ),
-    _torchruns(
+    _option(
         "--start-method {spawn,fork,forkserver}",
         "spawn",
         SCRIPT,
         "ignored (torchrun compatibility): with --run-path ranks are always new processes, as with spawn",
     ),
-    _torchruns(
+    _option(
         "--event-log-handler NAME",
         "null",
         OUTPUT,
         "name of a torch.distributed.elastic event handler that gets torchrun's events",
     ),
-    _torchruns("--role", "default", HOSTS, "role of the ranks of this host"),
-    _torchruns("-m --module", False, SCRIPT, "the script is a Python module, as with python -m"),
-    _torchruns("--no-python", False, SCRIPT, "run the script itself, without python before it"),
-    _torchruns(
+    _option("--role", "default", HOSTS, "role of the ranks of this host"),
+    _option("-m --module", False, SCRIPT, "the script is a Python module, as with python -m"),
+    _option("--no-python", False, SCRIPT, "run the script itself, without python before it"),
+    _option(
         "--run-path",
         False,
         SCRIPT,
         "run the script with runpy.run_path and record its exceptions; takes precedence over --no-python",
     ),
-    _torchruns("--log-dir DIR", None, OUTPUT, "base directory for log files in torchrun's layout"),
-    _torchruns(
+    _option("--log-dir DIR", None, OUTPUT, "base directory for log files in torchrun's layout"),
+    _option(
         "-r --redirects",
         "0",
         OUTPUT,
         "streams to write to log files only: 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:N,LOCAL_RANK:N",
     ),
-    _torchruns("-t --tee", "0", OUTPUT, "streams to write to log files and the console, in the format of --redirects"),
-    _torchruns("--local-ranks-filter RANKS", "", OUTPUT, "show only these local ranks on the console, as 0,1,2"),
-    _torchruns(
+    _option("-t --tee", "0", OUTPUT, "streams to write to log files and the console, in the format of --redirects"),
+    _option("--local-ranks-filter RANKS", "", OUTPUT, "show only these local ranks on the console, as 0,1,2"),
+    _option(
         "--duplicate-stdout-filters TEXT,TEXT",
         (),
         OUTPUT,
@@ -199,81 +185,79 @@ TORCHRUN_OPTIONS: tuple[Option, ...] = (
         "text as ,,",
         kind="list",
     ),
-    _torchruns(
+    _option(
         "--duplicate-stderr-filters TEXT,TEXT", (), OUTPUT, "the same for stderr and filtered_stderr.log", kind="list"
     ),
-    _torchruns(
+    _option(
         "--log-line-prefix-template TEMPLATE",
         "",
         OUTPUT,
         "prefix of console lines with torchrun's macros ${role_name} ${local_rank} ${rank} ${hostname} (default: "
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else --prefix)",
     ),
-    _torchruns(
+    _option(
         "--logs-specs NAME",
         None,
         OUTPUT,
         "entry point in the group torchrun.logs_specs that decides where logs go",
-        pet=False,
     ),
-    _torchruns(
+    _option(
         "--numa-binding {node,socket,exclusive,core-complex}",
         None,
         SCRIPT,
         "bind each rank to the CPUs near its GPU (torch.numa.binding)",
-        pet=False,
     ),
-    _torchruns(
+    _option(
         "--signals-to-handle NAMES",
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         FAILURES,
         "signals that stop the job; each is forwarded to the ranks",
     ),
-    _torchruns(
+    _option(
         "--print-completion {bash,zsh,tcsh}",
         None,
         OUTPUT,
         "print a shell completion script and exit; needs the package shtab",
-        pet=False,
         asks=True,
     ),
-    _torchruns(
+    _option(
         "--shutdown-timeout SECONDS",
         None,
         FAILURES,
         "seconds from the signal that stops a rank to SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30)",
         kind="int",
     ),
-    _torchruns("--virtual-local-rank", False, SCRIPT, "give every rank LOCAL_RANK=0 and let it see only its own GPU"),
+    _option("--virtual-local-rank", False, SCRIPT, "give every rank LOCAL_RANK=0 and let it see only its own GPU"),
 )
+TORCHRUN_OPTIONS: tuple[Option, ...] = tuple(option._replace(pet=option.dest not in _NO_PET) for option in _TORCHRUNS)
 
 SAFERUN_OPTIONS: tuple[Option, ...] = (
-    _saferuns(
+    _option(
         "--scheduler {auto,none,slurm,openmpi,pmi,kubernetes,lsf,pbs}",
         "auto",
         HOSTS,
         "scheduler to take node rank and host list from; auto: detect it; none: command-line options only",
     ),
-    _saferuns(
+    _option(
         "--hosts NAMES",
         "",
         HOSTS,
         "hosts of the job in order of node rank, as node[1-4,7],gpu1; this host finds itself in the list",
     ),
-    _saferuns(
+    _option(
         "--hostfile --host-file FILE",
         "",
         HOSTS,
         "file with the hosts of the job, one per line: HOST, HOST slots=N or HOST:N (N ranks)",
     ),
-    _saferuns(
+    _option(
         "--control-port PORT",
         "auto",
         RENDEZVOUS,
         "port on the first host for saferun's own messages: a number; same: the port of the ranks' store; auto: a "
         "free port, or that of the ranks' store if the hosts cannot reach another one",
     ),
-    _saferuns(
+    _option(
         "--secret-file FILE",
         "",
         RENDEZVOUS,
@@ -281,42 +265,42 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "signed with it, and evidence is encrypted",
         dest="job_secret_file",
     ),
-    _saferuns(
+    _option(
         "--sign-messages {auto,off,required}",
         "auto",
         RENDEZVOUS,
         "without --secret-file: sign messages between hosts with a secret exchanged over a private channel (munge, "
         "or run directories that all hosts see); auto: if there is such a channel; required: fail without one",
     ),
-    _saferuns("--start-timeout SECONDS", 600.0, RENDEZVOUS, "seconds to wait for late hosts"),
-    _saferuns(
+    _option("--start-timeout SECONDS", 600.0, RENDEZVOUS, "seconds to wait for late hosts"),
+    _option(
         "--preflight {on,warn,off,only}",
         "on",
         PREFLIGHT,
         "check names, ports, networks, limits and versions before any rank is started; on: abort on errors; warn: "
         "only warn; off: skip; only: check and exit",
     ),
-    _saferuns(
+    _option(
         "--preflight-full",
         False,
         PREFLIGHT,
         "test every pair of hosts, on every network interface; without it each host tests a few others",
     ),
-    _saferuns(
+    _option(
         "--nic NAME,NAME|auto",
         "",
         PREFLIGHT,
         "network interfaces to use between hosts: sets the variables of gloo, NCCL, RCCL and UCX; auto: the fastest"
         " interface over which all hosts reach each other",
     ),
-    _saferuns(
+    _option(
         "--start-retries N",
         3,
         FAILURES,
         "how often to retry a start that failed for a transient reason; a start ends when every rank has returned "
         "from init_process_group",
     ),
-    _saferuns(
+    _option(
         "--leftovers {wait,end,leave}",
         "wait",
         FAILURES,
@@ -324,127 +308,121 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "upload), and end idle ones; end: end all; leave: leave them running, as torchrun does. After a failure "
         "they are always ended",
     ),
-    _saferuns("--leftovers-timeout SECONDS", 600.0, FAILURES, "with --leftovers wait: seconds to wait at most"),
-    _saferuns(
+    _option("--leftovers-timeout SECONDS", 600.0, FAILURES, "with --leftovers wait: seconds to wait at most"),
+    _option(
         "--retry-wait SECONDS",
         1.0,
         FAILURES,
         "seconds before the first retry; each further wait is twice as long, plus a random part",
     ),
-    _saferuns(
+    _option(
         "--start-window SECONDS",
         120.0,
         FAILURES,
         "seconds after which a start counts as over if the ranks do not report it",
     ),
-    _saferuns(
+    _option(
         "--retry-always",
         False,
         FAILURES,
         "use up all restarts and retries, even if the same failure is bound to repeat",
     ),
-    _saferuns(
+    _option(
         "--exclude-bad-hosts",
         False,
         FAILURES,
         "in an elastic job, leave out a host that caused the same failure twice, if the others suffice",
     ),
-    _saferuns(
-        "--host-timeout SECONDS", 30.0, FAILURES, "seconds without a heartbeat after which a host counts as lost"
-    ),
-    _saferuns(
+    _option("--host-timeout SECONDS", 30.0, FAILURES, "seconds without a heartbeat after which a host counts as lost"),
+    _option(
         "--stop-with-parent {auto,on,off}",
         "auto",
         FAILURES,
         "stop the ranks when the parent process exits; auto: if a scheduler or MPI started saferun, not in a shell",
     ),
-    _saferuns(
+    _option(
         "--run-dir DIR",
         None,
         OUTPUT,
         "directory for the files of this run (default: saferun_runs/<time>-<id>); none: no files",
     ),
-    _saferuns(
+    _option(
         "--prefix TEMPLATE",
         None,
         OUTPUT,
         "prefix of every output line, from {host} {host_digits} {rank} {local_rank} {role}; none: no prefix "
         "(default: '[{host}:{rank}] ')",
     ),
-    _saferuns(
+    _option(
         "--pty {auto,on,off}",
         "auto",
         OUTPUT,
         "give the ranks pseudo-terminals; auto: if saferun itself writes to a terminal",
     ),
-    _saferuns(
+    _option(
         "--color {auto,always,never}",
         "auto",
         OUTPUT,
         "colour the prefixes by rank; auto: on a terminal, unless NO_COLOR is set",
     ),
-    _saferuns(
+    _option(
         "--hang-timeout SECONDS",
         300.0,
         HANGS,
         "seconds without progress on any rank after which the job is reported as hung; 0: never. The default is "
         "well below NCCL's timeout of 600 s, which ends the ranks before their stacks can be captured",
     ),
-    _saferuns(
+    _option(
         "--on-hang {report,stop,restart}",
         "report",
         HANGS,
         "what to do after a hang has been captured and reported: leave the job running, stop it, or restart it "
         "(counts towards --max-restarts)",
     ),
-    _saferuns(
+    _option(
         "--capture-budget SECONDS",
         20.0,
         HANGS,
         "seconds that capturing stacks and process states may take before ranks are stopped; 0: capture nothing",
     ),
-    _saferuns(
+    _option(
         "--native-stacks {auto,always,never}",
         "auto",
         HANGS,
         "capture C and C++ frames as well; auto: of the few ranks that differ from the rest, if their stacks end in C",
     ),
-    _saferuns("--strace", False, HANGS, "count the system calls of hung ranks for a second, if strace is installed"),
-    _saferuns(
+    _option("--strace", False, HANGS, "count the system calls of hung ranks for a second, if strace is installed"),
+    _option(
         "--cores {backtrace,keep,off}",
         "backtrace",
         HANGS,
         "core files of crashed ranks; backtrace: read the stacks and delete the core; keep: keep it as well; off: "
         "change nothing about cores",
     ),
-    _saferuns(
-        "--keep-cores N", 4, HANGS, "with --cores keep: how many cores to keep at most, one of each kind of crash"
-    ),
-    _saferuns(
-        "--gdb", False, HANGS, "also read cores with gdb (slow); otherwise gdb is used only if pystack is missing"
-    ),
-    _saferuns(
+    _option("--keep-cores N", 4, HANGS, "with --cores keep: how many cores to keep at most, one of each kind of crash"),
+    _option("--gdb", False, HANGS, "also read cores with gdb (slow); otherwise gdb is used only if pystack is missing"),
+    _option(
         "--no-inject",
         False,
         HANGS,
         "do not put saferun's start-up hook into the ranks; without the hook there is no Flight Recorder, and no "
         "stacks if ptrace is denied",
     ),
-    _saferuns(
+    _option(
         "--env-profile NAME,NAME",
         ("production",),
         ENVIRONMENT,
         "sets of environment variables for the ranks, applied from left to right; see saferunctl env list",
         kind="list",
     ),
-    _saferuns(
+    _option(
         "--env-profile-path PATH",
         (),
         ENVIRONMENT,
         "directory or file with more env profiles; can be given several times",
         kind="append",
     ),
-    _saferuns(
+    _option(
         "--env NAME[=VALUE]",
         (),
         ENVIRONMENT,
@@ -453,34 +431,32 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "a secret out of ps; can be given several times",
         kind="append",
     ),
-    _saferuns(
+    _option(
         "--unset NAME",
         (),
         ENVIRONMENT,
         "remove this variable from the environment of the ranks; can be given several times",
         kind="append",
     ),
-    _saferuns(
+    _option(
         "--vendor {auto,nvidia,amd,none}",
         "auto",
         ENVIRONMENT,
         "GPU vendor that the env profiles apply to; auto: that of this host",
     ),
-    _saferuns(
+    _option(
         "--lint {on,off}",
         "on",
         ENVIRONMENT,
         "check, while the job runs, for variables that nothing installed reads and for implausible values",
     ),
-    _saferuns(
+    _option(
         "--config FILE",
         None,
         SETTINGS,
         "YAML file with settings, as OPTION: value (default: ./saferun.yaml, if no other user can write to it)",
     ),
-    _saferuns("--show-config", False, SETTINGS, "print every setting and where it comes from, and exit", asks=True),
-    _saferuns(
-        "--dry-run", False, SETTINGS, "print ranks, commands and changes to the environment, and exit", asks=True
-    ),
+    _option("--show-config", False, SETTINGS, "print every setting and where it comes from, and exit", asks=True),
+    _option("--dry-run", False, SETTINGS, "print ranks, commands and changes to the environment, and exit", asks=True),
 )
 OPTIONS: tuple[Option, ...] = TORCHRUN_OPTIONS + SAFERUN_OPTIONS

@@ -6,8 +6,8 @@ import json
 import time
 from collections.abc import Callable
 
-from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
-from saferun.files.server import APPENDED, FRESH, LAZY, WHOLE, FileServer
+from saferun.files.ring import CLOSE, DATA, GAP, OPEN
+from saferun.files.server import APPENDED, FRESH, LAZY, WHOLE
 from saferun.model import JsonObject
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-__all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "DirectFiles", "FileStream", "Files"]
+__all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "FileStream", "Files"]
 
 _PIECE_BYTES = 128 << 10
 _AMPLE_BYTES = 256 << 10
@@ -136,58 +136,6 @@ class FileStream:
         return True
 
 
-class DirectFiles:
-    """Files that are written by who asks, at once. Not for the supervisor's loop: it would hang with a file system."""
-
-    is_stalled = False
-
-    def __init__(self) -> None:
-        self.place = ""
-        self.on_failed: Callable[[str, OSError, bool], None] = _nothing
-        self.on_written: Callable[[str, int], None] = _nothing
-        self._said: list[JsonObject] = []
-        self._server = FileServer(self._said.append)
-        self._opened = 0
-
-    def open(self, path: str, how: int) -> FileStream:
-        """See Files."""
-        self._opened += 1
-        return FileStream(path, self._opened, self, how)
-
-    def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
-        """See Files. The answer comes before this returns."""
-        self._server.handle(ASK, 0, memoryview(json.dumps([0, name, arguments]).encode()))
-        answer = self._said.pop()
-        if on_answer is not None:
-            on_answer(answer)
-
-    def finish(self) -> None:
-        """Close everything, and try once more what has failed."""
-        self._server.finish()
-        self._tell()
-
-    def put(self, kind: int, stream: int, payload: bytes | memoryview, *, must: bool) -> bool:  # noqa: ARG002 - there is always room
-        """Write it."""
-        self._server.handle(kind, stream, memoryview(payload))
-        self._tell()
-        return True
-
-    def has_room(self, stream: int, size_bytes: int) -> bool:  # noqa: ARG002
-        """There always is."""
-        return True
-
-    def is_slow(self) -> bool:
-        """Whoever calls is as slow."""
-        return False
-
-    def give_back(self, number: int) -> None:
-        """There are enough numbers."""
-
-    def _tell(self) -> None:
-        while self._said:
-            report(self, self._said.pop(0))
-
-
 def report(files: Files, message: JsonObject) -> bool:
     """Pass on what the file server says of a file. Returns whether it was that."""
     if "failed" in message:
@@ -198,7 +146,3 @@ def report(files: Files, message: JsonObject) -> bool:
         files.on_written(message["written"], message["missing"])
         return True
     return False
-
-
-def _nothing(*_arguments: object) -> None:
-    """Nobody wants to know."""

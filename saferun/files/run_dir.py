@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import SaferunError, UsageError, suppress
-from saferun.files.file_stream import APPENDED, WHOLE, DirectFiles, Files, FileStream
+from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream
 from saferun.files.trees import Tree, add_tree
 from saferun.linux.children import fork
 from saferun.linux.scratch import Scratch
@@ -31,7 +31,7 @@ class RunDirectory:
         host: name of this host's sub-directory.
         run_id: distinguishes runs that start in the same second.
         warn: told, in one line, what could not be written; a second argument is what to do about it.
-        files: writes them; None: this process.
+        files: writes them.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RunDirectory:
         host: str,
         run_id: str,
         warn: Callable[..., None],
-        files: Files | None = None,
+        files: Files,
     ) -> None:
         self._chosen = path
         self._wanted = wanted
@@ -51,7 +51,7 @@ class RunDirectory:
         self._has_asked_for_scratch = False
         self.scratch = Scratch(run_id)
         self._warn = warn
-        self.files: Files = files or DirectFiles()
+        self.files = files
         self.files.on_failed = self._on_failed
         self.files.on_written = self._on_written
         self._failing: set[str] = set()

@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from saferun.linux.nic import Nic
-from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Pairs, Probe, ProbeEndpoint
+from saferun.preflight.results import SEVERITY, HostInfo, Pairs, Probe, ProbeEndpoint
 from saferun.text.decoding import loads
 from saferun.text.redaction import redacted_text
 from saferun.text.secret_names import is_secret
@@ -33,14 +32,12 @@ ENDPOINT_LIMIT_BYTES = 16 << 10
 PROBES_LIMIT_BYTES = 4 << 20
 
 _MOST_NICS = 64
-_MOST_ADDRESSES = 16
 _MOST_RESULTS = 64
-_MOST_PAIRS = 256
 _MOST_ROUTES = 64
 _MOST_PROBES = 8192
-_NAME_LENGTH = 64
-_VALUE_LENGTH = 512
-_WORDS_LENGTH = 600
+_MOST_ITEMS = 256
+_MOST_FACTS = 32
+_LONGEST_TEXT = 600
 _PORT_LIMIT = 1 << 16
 _HOST_LIMIT = 1 << 20
 
@@ -88,56 +85,33 @@ def decode_host_info(text: str | bytes) -> HostInfo | None:
 
 
 def _bounded_info(info: HostInfo) -> HostInfo:
-    return HostInfo(
-        label=_line(info.label, _VALUE_LENGTH),
-        time=info.time,
-        nics=tuple(_bounded_nic(nic) for nic in info.nics[:_MOST_NICS]),
-        gloo=_names(info.gloo),
-        nccl=_names(info.nccl),
-        probed=_names(info.probed),
-        versions=_pairs(info.versions),
-        script=_line(info.script, _VALUE_LENGTH),
-        environ=_pairs(info.environ),
-        names=tuple(tuple(_line(word, 253) for word in name[:_MOST_ADDRESSES]) for name in info.names[:8]),
-        results=tuple(_bounded_result(result) for result in info.results[:_MOST_RESULTS] if result.verdict in SEVERITY),
-        backend=_line(info.backend, _NAME_LENGTH),
+    short: HostInfo = _bounded(info)
+    return short._replace(
+        nics=short.nics[:_MOST_NICS],
+        versions=_pairs(short.versions),
+        environ=_pairs(short.environ),
+        results=tuple(
+            result._replace(facts=_pairs(result.facts[:_MOST_FACTS]))
+            for result in short.results[:_MOST_RESULTS]
+            if result.verdict in SEVERITY
+        ),
     )
 
 
-def _bounded_nic(nic: Nic) -> Nic:
-    return nic._replace(
-        name=_line(nic.name, _NAME_LENGTH),
-        addresses=_names(nic.addresses),
-        networks=_names(nic.networks),
-        kind=_line(nic.kind, _NAME_LENGTH),
-        labels=_names(nic.labels),
-        rdma=_names(nic.rdma),
-    )
-
-
-def _bounded_result(result: CheckResult) -> CheckResult:
-    return result._replace(
-        name=_line(result.name, _NAME_LENGTH),
-        message=_line(result.message, _WORDS_LENGTH),
-        hint=_line(result.hint, _WORDS_LENGTH),
-        facts=_pairs(result.facts)[:32],
-        class_name=_line(result.class_name, _NAME_LENGTH),
-        host=_line(result.host, _VALUE_LENGTH),
-    )
-
-
-def _names(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_line(name, _NAME_LENGTH) for name in names[:_MOST_ADDRESSES])
+def _bounded(value: Any) -> Any:  # noqa: ANN401 - a value of the same shape
+    """A value whose texts are single lines of bounded length, and whose lists are bounded, however deep they are."""
+    if isinstance(value, str):
+        return _CONTROL.sub(" ", value[:_LONGEST_TEXT])
+    if not isinstance(value, tuple):
+        return value
+    items = map(_bounded, value[:_MOST_ITEMS])
+    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
 
 
 def _pairs(pairs: Pairs) -> Pairs:
     """The pairs without those whose names say that they hold secrets, and without secrets in the values of others."""
-    kept = [(pair[0], pair[1]) for pair in pairs[:_MOST_PAIRS] if len(pair) == len(("name", "value"))]
-    return tuple(
-        (_line(name, _NAME_LENGTH), redacted_text(_line(value, _VALUE_LENGTH)))
-        for name, value in kept
-        if not is_secret(name)
-    )
+    kept = [(pair[0], pair[1]) for pair in pairs if len(pair) == len(("name", "value"))]
+    return tuple((name, redacted_text(value)) for name, value in kept if not is_secret(name))
 
 
 # ----------------------------------------------------------------------------------------------------------- endpoints
@@ -158,7 +132,7 @@ def decode_endpoint(text: str | bytes) -> ProbeEndpoint | None:
     ):
         return None
     routes = [
-        (_line(route[0], _NAME_LENGTH), route[1])
+        (_bounded(route[0]), route[1])
         for route in endpoint.routes[:_MOST_ROUTES]
         if len(route) == len(("nic", "address")) and _ADDRESS.fullmatch(route[1]) is not None
     ]
@@ -203,14 +177,9 @@ def _is_plausible(probe: Probe) -> bool:
 
 
 def _bounded_probe(probe: Probe) -> Probe:
-    return probe._replace(
-        nic=_line(probe.nic, _NAME_LENGTH),
-        address=_line(probe.address, _NAME_LENGTH),
-        from_nic=_line(probe.from_nic, _NAME_LENGTH),
-        words=_line(probe.words, _WORDS_LENGTH),
-        latency_s=round(probe.latency_s, 7),
-        bytes_s=round(probe.bytes_s),
-        clock_s=round(probe.clock_s, 4),
+    short: Probe = _bounded(probe)
+    return short._replace(
+        latency_s=round(probe.latency_s, 7), bytes_s=round(probe.bytes_s), clock_s=round(probe.clock_s, 4)
     )
 
 
@@ -231,8 +200,3 @@ def _decode(shape: type, text: str | bytes, limit_bytes: int) -> Any:  # noqa: A
         return fit(shape, _load(text, limit_bytes))
     except (TypeError, ValueError):
         return None
-
-
-def _line(text: str, limit: int) -> str:
-    """A text as one line that no terminal takes for a command."""
-    return _CONTROL.sub(" ", text[:limit])

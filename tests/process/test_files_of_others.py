@@ -18,7 +18,7 @@ import pytest
 from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
 from saferun.files import trees
-from saferun.files.file_stream import APPENDED, FRESH, WHOLE, DirectFiles
+from saferun.files.file_stream import APPENDED, FRESH, WHOLE
 from saferun.files.operations import make_run_directory, write_error
 from saferun.linux import task_sockets
 from saferun.linux.core_files import find_cores
@@ -28,6 +28,7 @@ from saferun.linux.error_files import read_error_file
 from saferun.linux.ownership import identity, make_directory, owner_of_new
 from saferun.linux.scratch import remove_scratch
 from saferun.linux.task_sockets import TaskSockets
+from tests.direct_files import DirectFiles
 from tests.process.launching import STAY, read_stat, running, until
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user
 from tests.unit.linux.test_core_files import make_core

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from saferun.errors import SaferunError
-from saferun.files.file_stream import FRESH, DirectFiles
+from saferun.files.file_stream import FRESH
 from saferun.files.hand_in import hand_in
 from saferun.files.inbox import Inbox
 from saferun.files.operations import make_log_directories, make_run_directory, write_error
@@ -22,6 +22,7 @@ from saferun.linux import scratch, task_sockets
 from saferun.linux.ownership import make_directory, remove_tree
 from saferun.linux.scratch import Scratch
 from saferun.linux.task_sockets import TaskSockets
+from tests.direct_files import DirectFiles
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 
 

@@ -30,6 +30,7 @@ from saferun.supervisor.events import (
     JobLost,
     StartFailed,
 )
+from tests.direct_files import DirectFiles
 from tests.torch.coordinating import TROUBLE
 from tests.unit.samples import CONFIG
 
@@ -71,7 +72,7 @@ class Listening:
             config,
             {},
             Poller(),
-            run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append),
+            run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append, files=DirectFiles()),
             post=self.events.append,
             attempt=lambda: 0,
             on_assigned=self.places.append,

@@ -18,7 +18,8 @@ from saferun.console import target as target_module
 from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.console.screen import ConsoleStream, Screen
 from saferun.console.target import MOST_WAITING_BYTES, Target
-from saferun.files.file_stream import FRESH, LAZY, DirectFiles
+from saferun.files.file_stream import FRESH, LAZY
+from tests.direct_files import DirectFiles
 from tests.unit.console.reader import Reader
 from tests.unit.console.terminal_model import Terminal
 

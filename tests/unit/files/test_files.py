@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.files.file_stream import FRESH, LAZY, WHOLE, DirectFiles
+from saferun.files.file_stream import FRESH, LAZY, WHOLE
 from saferun.files.ring import CLOSE, DATA, Ring
 from saferun.files.sinks import Budget, Sink, WholeFile
+from tests.direct_files import DirectFiles
 
 FAILURES = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE]
 

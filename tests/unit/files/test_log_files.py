@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from saferun.files.file_stream import Answer, DirectFiles
+from saferun.files.file_stream import Answer
 from saferun.files.log_files import LogDirectory
 from saferun.files.run_dir import RunDirectory
 from saferun.model import LogDestinations, Placement
+from tests.direct_files import DirectFiles
 from tests.unit.samples import logs_of, second_host
 
 
 @pytest.fixture(name="run_dir")
 def _run_dir(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(str(tmp_path / "run"), wanted=True, host="node3", run_id="ab", warn=print)
+    return RunDirectory(str(tmp_path / "run"), wanted=True, host="node3", run_id="ab", warn=print, files=DirectFiles())
 
 
 def destinations_of(logs: LogDirectory, placement: Placement, attempt: int) -> LogDestinations:
@@ -142,7 +143,9 @@ def test_a_log_dir_that_cannot_be_made_is_an_error(tmp_path: Path, run_dir: RunD
 
 def test_without_a_run_directory_error_files_are_temporary() -> None:
     """``--run-dir none``."""
-    run_dir = RunDirectory(None, wanted=False, host="node3", run_id=os.urandom(8).hex(), warn=print)
+    run_dir = RunDirectory(
+        None, wanted=False, host="node3", run_id=os.urandom(8).hex(), warn=print, files=DirectFiles()
+    )
     destinations = destinations_of(LogDirectory(logs_of(), run_dir), second_host(), 0)
     assert all(os.path.isdir(os.path.dirname(path)) for path in destinations.error_files)
     run_dir.close()
@@ -153,7 +156,12 @@ def test_error_files_have_a_place_also_when_the_run_directory_has_no_room_left(t
     """A disk that has filled up must not stop a restart; here a file stands in the way."""
     warnings: list[str] = []
     run_dir = RunDirectory(
-        str(tmp_path / "run"), wanted=True, host="node3", run_id=os.urandom(8).hex(), warn=warnings.append
+        str(tmp_path / "run"),
+        wanted=True,
+        host="node3",
+        run_id=os.urandom(8).hex(),
+        warn=warnings.append,
+        files=DirectFiles(),
     )
     run_dir.open()
     (tmp_path / "run" / "node3" / "attempt_1").write_text("")

@@ -11,6 +11,7 @@ import pytest
 
 from saferun.files.file_stream import Answer
 from saferun.files.run_dir import BASE, RunDirectory
+from tests.direct_files import DirectFiles
 
 
 class Warnings(list[str]):
@@ -20,7 +21,7 @@ class Warnings(list[str]):
 def make(
     path: str | None, warnings: Warnings, *, wanted: bool = True, run_id: str = "0123456789abcdef"
 ) -> RunDirectory:
-    run_dir = RunDirectory(path, wanted=wanted, host="node3", run_id=run_id, warn=warnings.append)
+    run_dir = RunDirectory(path, wanted=wanted, host="node3", run_id=run_id, warn=warnings.append, files=DirectFiles())
     run_dir.open()
     return run_dir
 

@@ -13,6 +13,7 @@ from saferun.cli.main import read_config
 from saferun.files.run_dir import RunDirectory
 from saferun.launch.incidents import IncidentLog
 from saferun.preflight.results import Preflight
+from tests.direct_files import DirectFiles
 from tests.unit.found_samples import FINISH, RETRY, found, good, infos_of
 from tests.unit.report.report_checking import checked, checked_preflight
 from tests.unit.report.report_samples import EXCEPTION_EVERYWHERE, evidence_of
@@ -35,7 +36,12 @@ class Launch:
         config = read_config([*options, str(script)], {})
         self.path = folder / "run"
         self.directory = RunDirectory(
-            str(self.path), wanted=config.output.keep_files, host="node1", run_id="5f2c1a", warn=pytest.fail
+            str(self.path),
+            wanted=config.output.keep_files,
+            host="node1",
+            run_id="5f2c1a",
+            warn=pytest.fail,
+            files=DirectFiles(),
         )
         self.log = IncidentLog(config, self.directory, host="node1", run_id="5f2c1a", guarded=call)
 
