@@ -38,7 +38,7 @@ from saferun.preflight.judge import judge
 from saferun.preflight.probe.listener import Listener
 from saferun.preflight.probe.prober import probe_all
 from saferun.preflight.probe.protocol import LARGE_BYTES
-from saferun.preflight.results import HostInfo, Probe, Target
+from saferun.preflight.results import HostInfo, Probe, ProbeTarget
 
 HOSTS = (2, 4, 8, 16, 32, 64)
 NICS = 2
@@ -83,7 +83,7 @@ def be_a_host(host: int, hosts: int, full: bool, orders: int, answers: int) -> N
         for other in partners(host, hosts, full=full):
             endpoint = decode_endpoint(endpoints[other])
             assert endpoint is not None
-            targets.append(Target(other, f"node{other}", endpoint))
+            targets.append(ProbeTarget(other, f"node{other}", endpoint))
         _write(answers, {"ready": True})
         _read(orders)
         before = time.process_time()

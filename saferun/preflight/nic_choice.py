@@ -38,7 +38,7 @@ _DECOYS = (
     ),
     *("ifb", "dummy", "sit", "ip6tnl", "ip6gre", "gre", "gretap", "erspan", "tmfifo_net"),
 )
-_DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the route out
+_DOCKER_NETWORK = "br-"  # and twelve hexadecimal digits; br-ex and its like are often the way out
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 

@@ -81,7 +81,7 @@ class ProbeEndpoint(Value):
     routes: Pairs
 
 
-class Target(Value):
+class ProbeTarget(Value):
     """A host to be probed. ``host``: its number in the job."""
 
     host: int

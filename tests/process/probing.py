@@ -10,7 +10,7 @@ import pytest
 from saferun.linux.nic import Nic
 from saferun.preflight.probe import prober
 from saferun.preflight.probe.prober import probe_all
-from saferun.preflight.results import Probe, ProbeEndpoint, Target
+from saferun.preflight.results import Probe, ProbeEndpoint, ProbeTarget
 
 LOOPBACK = Nic("lo", ("127.0.0.1",), ("127.0.0.1/8",), kind="loopback")
 DEADLINE_S = 30.0
@@ -23,7 +23,7 @@ def soon(within_s: float = DEADLINE_S) -> float:
 
 def one(endpoint: ProbeEndpoint, nics: Sequence[Nic] = (LOOPBACK,)) -> Probe:
     """The only route of a probe endpoint, probed."""
-    (found,) = probe_all(0, [Target(1, "node1", endpoint)], nics, soon())
+    (found,) = probe_all(0, [ProbeTarget(1, "node1", endpoint)], nics, soon())
     return found
 
 

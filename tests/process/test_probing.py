@@ -29,7 +29,7 @@ from saferun.preflight.probe.protocol import (
     welcome,
 )
 from saferun.preflight.probe.routes import source_for
-from saferun.preflight.results import ProbeEndpoint, Target
+from saferun.preflight.results import ProbeEndpoint, ProbeTarget
 from tests.process.probing import DEADLINE_S, LOOPBACK, TOKEN, impatient, one, soon
 
 __all__ = ["impatient"]
@@ -40,7 +40,7 @@ NONCE = bytes(range(16))
 
 def test_a_healthy_way_gives_numbers() -> None:
     with closing(Listener([("lo", "127.0.0.2"), ("lo", "127.0.0.3")])) as listening:
-        found = probe_all(3, [Target(7, "node7", listening.endpoint)], [LOOPBACK], soon())
+        found = probe_all(3, [ProbeTarget(7, "node7", listening.endpoint)], [LOOPBACK], soon())
     assert [(p.source, p.target, p.nic, p.address, p.from_nic, p.kind) for p in found] == [
         (3, 7, "lo", "127.0.0.2", "lo", "ok"),
         (3, 7, "lo", "127.0.0.3", "lo", "ok"),
@@ -142,7 +142,7 @@ def test_a_flood_of_strangers_is_looked_at_in_small_doses(monkeypatch: pytest.Mo
 
 def test_many_hosts_probe_one_at_the_same_time() -> None:
     with closing(Listener([("lo", "127.0.0.2")])) as listening, ThreadPoolExecutor(24) as pool:
-        target = Target(1, "node1", listening.endpoint)
+        target = ProbeTarget(1, "node1", listening.endpoint)
         found = list(pool.map(lambda source: probe_all(source, [target], [LOOPBACK], soon())[0], range(2, 26)))
     assert {p.kind for p in found} == {"ok"}
 
@@ -281,7 +281,7 @@ def test_no_time_is_no_answer() -> None:
     """What could not be looked at long enough is left out: it is no fault."""
     with socket.create_server(("127.0.0.2", 0)) as listening:
         endpoint = ProbeEndpoint(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),))
-        assert probe_all(0, [Target(1, "a", endpoint), Target(2, "b", endpoint)], [LOOPBACK], soon(0.3)) == []
+        assert probe_all(0, [ProbeTarget(1, "a", endpoint), ProbeTarget(2, "b", endpoint)], [LOOPBACK], soon(0.3)) == []
     assert probe_all(0, [], [LOOPBACK], soon()) == []
 
 

@@ -20,7 +20,7 @@ from saferun.preflight.probe import prober
 from saferun.preflight.probe.listener import Listener
 from saferun.preflight.probe.prober import probe_all
 from saferun.preflight.probe.protocol import RECORD_BYTES, SMALL, kind_of, record
-from saferun.preflight.results import HostInfo, Probe, ProbeEndpoint, Target
+from saferun.preflight.results import HostInfo, Probe, ProbeEndpoint, ProbeTarget
 from tests.process.probing import TOKEN, impatient, soon
 
 __all__ = ["impatient"]
@@ -85,7 +85,7 @@ class Pair:
 
     def probe(self, source: int) -> dict[str, Probe]:
         """What one finds of the other, by interface."""
-        target = Target(1 - source, f"node{1 - source}", self.endpoints[1 - source])
+        target = ProbeTarget(1 - source, f"node{1 - source}", self.endpoints[1 - source])
         host = self.hosts[source]
         return {p.nic: p for p in host.run(probe_all, source, [target], host.nics, soon())}
 
@@ -152,7 +152,7 @@ def test_a_firewall_in_one_direction_is_told_with_the_direction(pair: Pair, how:
     pair.hosts[1].rule(f'iifname "eth1" tcp flags & (syn | ack) == syn {how}')
     assert pair.kinds(0) == {"eth0": "ok", "eth1": kind}
     assert pair.kinds(1) == {"eth0": "ok", "eth1": "ok"}
-    told = f"node0 does not reach node1 over eth1 ({words}); the other route round works; eth0 works"
+    told = f"node0 does not reach node1 over eth1 ({words}); the other way round works; eth0 works"
     assert pair.verdict() == [f"fail {told}"]
 
 
@@ -208,7 +208,7 @@ def test_an_address_that_nobody_has_does_not_answer(pair: Pair, monkeypatch: pyt
     monkeypatch.setattr(prober, "_TRIES", 1)
     host = pair.hosts[0]
     endpoint = ProbeEndpoint(pair.endpoints[1].port, TOKEN, (("eth1", "10.9.1.77"),))
-    (found,) = host.run(probe_all, 0, [Target(1, "node1", endpoint)], host.nics, soon())
+    (found,) = host.run(probe_all, 0, [ProbeTarget(1, "node1", endpoint)], host.nics, soon())
     assert (found.kind, found.words) == ("timeout", "no host on the link answers for that address")
 
 
@@ -220,7 +220,7 @@ def test_a_bridge_that_both_have_leads_each_to_itself(pair: Pair) -> None:
         host.do("ip", "link", "set", "docker0", "up")
     host = pair.hosts[0]
     endpoint = ProbeEndpoint(pair.endpoints[1].port, pair.endpoints[1].token, (("docker0", "172.17.0.1"),))
-    (found,) = host.run(probe_all, 0, [Target(1, "node1", endpoint)], host.nics, soon())
+    (found,) = host.run(probe_all, 0, [ProbeTarget(1, "node1", endpoint)], host.nics, soon())
     assert found.kind == "self"
     assert "docker0" in found.words
 

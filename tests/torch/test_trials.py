@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from saferun.linux.poller import Poller
-from saferun.preflight.bisect import LOOPBACK, Group, Isolation, Member, Outcome, Trial
+from saferun.preflight.bisect import LOOPBACK, Bisection, Group, Member, Outcome, Trial
 from saferun.preflight.bisect.client import TrialPlace, TrialRun
 from saferun.preflight.bisect.finding_text import reason
 
@@ -232,7 +232,7 @@ def test_a_trial_without_members_here_is_done_at_once(shared: Host) -> None:
 
 def test_the_search_names_the_rank_that_crashes(shared: Host) -> None:
     """The plan and what carries it out, together."""
-    search = Isolation({0: [0, 1, 2]}, {0: "node0"}, [LOOPBACK], part="rank", deadline_s=PATIENCE_S)
+    search = Bisection({0: [0, 1, 2]}, {0: "node0"}, [LOOPBACK], part="rank", deadline_s=PATIENCE_S)
     while wanted := search.next_trial():
         shared.start(wanted, r1="crashes")
         search.feed(wanted, list(shared.outcomes().values()))

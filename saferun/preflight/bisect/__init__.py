@@ -1,6 +1,6 @@
 """Which hosts, GPUs and interfaces to try together, so that the smallest sets that fail are found. Pure.
 
-``Isolation`` says what to try next and is told what came of it. It begins with all, and is done where that works.
+``Bisection`` says what to try next and is told what came of it. It begins with all, and is done where that works.
 Otherwise: each host alone over loopback, and the GPUs of those that fail there, down to the smallest sets; then, for
 every interface over which all failed, each host alone and hosts with each other. A trial in which a group fails is
 repeated once, with the groups that failed: what works then counts as failing sometimes. The number of trials is
@@ -28,10 +28,10 @@ from saferun.preflight.results import CheckResult
 
 __all__ = [
     "LOOPBACK",
+    "Bisection",
     "FailingSet",
     "Finding",
     "Group",
-    "Isolation",
     "Member",
     "Outcome",
     "Trial",
@@ -49,7 +49,7 @@ class _TrialsSpentError(Exception):
     """The bound is reached."""
 
 
-class Isolation:
+class Bisection:
     """The search for the parts that make a collective fail.
 
     Call ``next_trial`` and ``feed`` in turn until there is no next trial. ``finding`` can be asked at any time.
@@ -141,11 +141,11 @@ class Isolation:
 
     def _make_plan(self) -> _Plan:
         try:
-            yield from self._isolate()
+            yield from self._bisect()
         except _TrialsSpentError:
             self._is_cut_short = True
 
-    def _isolate(self) -> _Plan:
+    def _bisect(self) -> _Plan:
         everybody = merge(list(self._hosts.values()))
         if not everybody:
             return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from saferun.cluster.messages import MOST_HOSTS
 from saferun.errors import printable
 from saferun.linux.poller import Poller
-from saferun.preflight.bisect import Group, Isolation, Member, Outcome, Trial, check_results
+from saferun.preflight.bisect import Bisection, Group, Member, Outcome, Trial, check_results
 from saferun.preflight.bisect.client import IMPORT_S, MARGIN_S, TrialPlace, TrialRun
 from saferun.text.decoding import MALFORMED, loads, measure, number, words
 
@@ -117,7 +117,7 @@ class TrialSearch(TrialShare):
     ) -> None:
         super().__init__(place, environ, poller, job=job, say=say)
         part = "GPU" if place.backend == "nccl" else "rank"
-        self._isolation = Isolation(hosts, labels, interfaces, part=part, deadline_s=timeout_s)
+        self._bisection = Bisection(hosts, labels, interfaces, part=part, deadline_s=timeout_s)
         self._on_over = on_over
         self._tried: Trial | None = None
         self._collected: list[Outcome] = []
@@ -130,10 +130,10 @@ class TrialSearch(TrialShare):
         self.prepare()
 
     def _next(self) -> None:
-        trial = self._tried = self._isolation.next_trial()
+        trial = self._tried = self._bisection.next_trial()
         if trial is None:
             self._is_over = True
-            self._on_over(check_results(self._isolation.finding()))
+            self._on_over(check_results(self._bisection.finding()))
             return
         self._say(f"saferun: trial {trial.number:d}: {printable(trial.name)}")
         hosts = {member.host for group in trial.groups for member in group}
@@ -164,7 +164,7 @@ class TrialSearch(TrialShare):
         if self._waits_for_own or self._waits_for_others or self._is_over:
             return
         if self._tried is not None:
-            self._isolation.feed(self._tried, self._collected)
+            self._bisection.feed(self._tried, self._collected)
         self._next()
 
 

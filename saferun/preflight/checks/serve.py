@@ -14,11 +14,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from saferun.preflight.checks.context import Check, CheckContext
-from saferun.preflight.checks.network import NET_CHECKS
-from saferun.preflight.checks.resources import RESOURCE_CHECKS
+from saferun.preflight.checks.all_checks import CHECKS
+from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.run import run_checks
-from saferun.preflight.results import CheckResult, HostInfo, Target
+from saferun.preflight.results import CheckResult, HostInfo, ProbeTarget
 
 if TYPE_CHECKING:
     from saferun.model import JsonObject
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE_BYTES = 64 << 20
 _INFO_S = 3.0
-
-CHECKS: tuple[Check, ...] = (*NET_CHECKS, *RESOURCE_CHECKS)
-"""All checks of a host by itself."""
 
 
 def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) -> None:
@@ -129,7 +125,7 @@ class _HostSide:
         for number, label, text in order["endpoints"]:
             endpoint = decode_endpoint(text)
             if endpoint is not None:
-                targets.append(Target(number, label, endpoint))
+                targets.append(ProbeTarget(number, label, endpoint))
         deadline = time.monotonic() + float(order["within_s"])
         return encode_probes(probe_all(order["host"], targets, self._card.nics, deadline))
 

@@ -33,7 +33,7 @@ from saferun.preflight.probe.protocol import (
     record,
 )
 from saferun.preflight.probe.routes import NO_SOURCE, holders_of, is_unanswered, source_for
-from saferun.preflight.results import Probe, Target
+from saferun.preflight.results import Probe, ProbeTarget
 
 CONNECT_TIMEOUT_S = 3.5
 """Linux sends the first packet of a connection again after one second and after three: a lossy route gets three tries.
@@ -79,7 +79,7 @@ _KINDS = {
 class _Route(Value):
     """One address of one host."""
 
-    target: Target
+    target: ProbeTarget
     nic: str
     address: str
 
@@ -93,7 +93,7 @@ class _Failed(Exception):  # noqa: N818 - it is an outcome
         self.words = words
 
 
-def probe_all(source: int, targets: Sequence[Target], nics: Sequence[Nic], deadline: float) -> list[Probe]:
+def probe_all(source: int, targets: Sequence[ProbeTarget], nics: Sequence[Nic], deadline: float) -> list[Probe]:
     """Try all routes to some hosts, and say of each what came of it.
 
     A healthy route takes a few milliseconds, one that does not answer seven seconds, and all of them side by side.

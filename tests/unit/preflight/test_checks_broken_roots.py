@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from saferun.linux.process_room import may_be_short_of_processes
-from saferun.preflight.checks.serve import CHECKS
+from saferun.preflight.checks.all_checks import CHECKS
 from tests.unit.preflight.host_roots import Root
 
 FILES = (

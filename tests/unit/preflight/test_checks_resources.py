@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.resources import RESOURCE_CHECKS
 from saferun.preflight.checks.run import run_checks
 from saferun.preflight.results import SEVERITY, CheckResult
 from tests.unit.preflight.host_roots import Root
@@ -23,13 +23,15 @@ HEAVY = frozenset(
     ["asyncio", "dataclasses", "hashlib", "importlib.metadata", "logging", "pathlib", "psutil", "pynvml", "shutil"]
 ) | {"subprocess", "tempfile", "torch", "yaml"}
 
+RESOURCES = CHECKS[5:]  # behind those of the network
+
 
 def test_a_healthy_machine_gives_no_warning() -> None:
     """This one: a container or a laptop, with ranks on its processors."""
     context = CheckContext(nproc=2, environ=dict(os.environ), python=sys.executable, script=__file__)
     found: list[CheckResult] = []
-    run_checks(RESOURCE_CHECKS, context, found.append)
-    assert {result.name for result in found} == {check.name for check in RESOURCE_CHECKS}
+    run_checks(RESOURCES, context, found.append)
+    assert {result.name for result in found} == {check.name for check in RESOURCES}
     assert not [result for result in found if SEVERITY[result.verdict] > SEVERITY["skipped"]]
     assert all(result.message and not result.message.endswith(".") for result in found)
 
@@ -40,10 +42,10 @@ def test_the_checks_load_nothing_heavy() -> None:
         "import sys, saferun.launch.launcher\n"
         "before = set(sys.modules)\n"
         "from saferun.preflight.checks.context import CheckContext\n"
-        "from saferun.preflight.checks.resources import RESOURCE_CHECKS\n"
+        "from saferun.preflight.checks.all_checks import CHECKS\n"
         "from saferun.preflight.checks.versions import describe_host\n"
         "context = CheckContext(nproc=2, together=True, python=sys.executable, script=sys.executable)\n"
-        "print(*[check.check(context).verdict for check in RESOURCE_CHECKS], file=sys.stderr)\n"
+        "print(*[check.check(context).verdict for check in CHECKS[5:]], file=sys.stderr)\n"
         "assert describe_host(context)[1]\n"
         "print(*(set(sys.modules) - before))\n"
     )
@@ -63,7 +65,7 @@ def test_the_checks_load_nothing_heavy() -> None:
 def test_a_host_whose_files_cannot_be_read_passes(tmp_path: Path) -> None:
     """Some containers hide most of /proc and /sys; only a missing /dev/shm is told."""
     context = Root(tmp_path).context(nproc=8, vendor="nvidia", together=True, python="/nowhere/bin/python")
-    results = {check.name: check.check(context) for check in RESOURCE_CHECKS}
+    results = {check.name: check.check(context) for check in RESOURCES}
     assert {name for name, result in results.items() if result.verdict not in {"ok", "skipped"}} == {"shared_memory"}
 
 
@@ -94,12 +96,12 @@ def test_whatever_stands_in_the_files_no_check_breaks(tmp_path: Path, contents: 
     for name, content in zip(_FILES, contents, strict=True):
         root.write(name, content)
     context = root.context(nproc=8, vendor="amd", python=f"{tmp_path}/bin/x/python")
-    for check in RESOURCE_CHECKS:
+    for check in RESOURCES:
         assert check.check(context).verdict in SEVERITY
 
 
-@pytest.mark.parametrize("check", RESOURCE_CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", RESOURCES, ids=lambda check: check.name)
 def test_each_check_calls_itself_by_its_name(check: object, tmp_path: Path) -> None:
-    named = next(one for one in RESOURCE_CHECKS if one is check)
+    named = next(one for one in RESOURCES if one is check)
     assert named.check(Root(tmp_path).context()).name == named.name
     assert named.deadline_s > 0

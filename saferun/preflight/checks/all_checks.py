@@ -1,4 +1,4 @@
-"""All checks of what a host has: limits, memory, disks, processors, clock, GPUs, versions."""
+"""All checks of a host by itself. A new one is a file beside this one, and a line in the tuple below."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ from saferun.preflight.checks.clock import check_clock
 from saferun.preflight.checks.context import Check
 from saferun.preflight.checks.cpus import check_cpus
 from saferun.preflight.checks.disk import check_disk
+from saferun.preflight.checks.fabric import check_fabric
 from saferun.preflight.checks.gpus import DRIVER_TIMEOUT_S, check_gpus
+from saferun.preflight.checks.interfaces import check_interfaces
 from saferun.preflight.checks.limits import check_cores, check_locked_memory, check_open_files, check_processes
+from saferun.preflight.checks.master import ANSWER_TIMEOUT_S, check_master
 from saferun.preflight.checks.memory import check_memory
+from saferun.preflight.checks.names import DEADLINE_S, check_names
 from saferun.preflight.checks.platform import check_platform
+from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.checks.shared_memory import check_shared_memory
 from saferun.preflight.checks.versions import check_versions
 
-# A network file system that hangs holds whoever looks at it.
+_MARGIN_S = 1.0  # for a host that is busy starting a job
+# A network file system that hangs holds whatever reads it.
 _DISK_DEADLINE_S = 2.0
 # Python's packages may lie on one, too.
 _FILES_DEADLINE_S = 3.0
 
-RESOURCE_CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Check, ...] = (
+    Check("names", check_names, DEADLINE_S + _MARGIN_S),
+    Check("ports", check_ports),
+    Check("interfaces", check_interfaces, DEADLINE_S + _MARGIN_S),
+    Check("fabric", check_fabric),
+    Check("master", check_master, DEADLINE_S + ANSWER_TIMEOUT_S + _MARGIN_S),
     Check("open_files", check_open_files),
     Check("processes", check_processes),
     Check("locked_memory", check_locked_memory),
@@ -32,3 +43,4 @@ RESOURCE_CHECKS: tuple[Check, ...] = (
     Check("platform", check_platform),
     Check("versions", check_versions, _FILES_DEADLINE_S),
 )
+"""In the order in which they are shown."""

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from saferun.preflight.bisect import (
     LOOPBACK,
+    Bisection,
     FailingSet,
     Finding,
     Group,
-    Isolation,
     Member,
     Outcome,
     Trial,
@@ -33,7 +33,7 @@ def run(
     """Search a cluster in which the groups fail that ``fails`` says. Checks what holds for every search."""
     if isinstance(hosts, int):
         hosts = {host: range(gpus) for host in range(hosts)}
-    search = Isolation(hosts, {host: f"node{host}" for host in hosts}, interfaces)
+    search = Bisection(hosts, {host: f"node{host}" for host in hosts}, interfaces)
     everybody = {Member(host, gpu) for host, parts in hosts.items() for gpu in parts}
     trials: list[Trial] = []
     while trial := search.next_trial():
@@ -70,7 +70,7 @@ def bad_host(*bad: int, interface: str = "") -> Fails:
 
 def test_trials_and_outcomes_travel_as_json() -> None:
     """The leader tells the hosts what to try, and they tell it what came of it."""
-    trial = Isolation({0: [0, 1], 3: [0]}, interfaces=["eth0"]).next_trial()
+    trial = Bisection({0: [0, 1], 3: [0]}, interfaces=["eth0"]).next_trial()
     assert fit(Trial, loads(json.dumps(trial))) == trial
     outcomes = (Outcome(Member(3, 0), "timeout", "", "in barrier"), Outcome(Member(0, 1), "ok"))
     assert fit(tuple[Outcome, ...], loads(json.dumps(outcomes))) == outcomes
@@ -111,7 +111,7 @@ def test_one_member_alone_is_enough_for_a_trial() -> None:
 
 def test_nothing_is_known_before_the_first_trial() -> None:
     """An interrupted search says so."""
-    finding = Isolation({0: [0]}).finding()
+    finding = Bisection({0: [0]}).finding()
     assert (finding.verdict, finding.is_complete) == ("unknown", False)
     assert check_results(finding)[0].verdict == "skipped"
 
@@ -365,7 +365,7 @@ def test_all_failing_once_and_never_again_is_told_as_that() -> None:
 
 def test_members_that_do_not_answer_have_failed() -> None:
     """A host that is gone says nothing."""
-    search = Isolation({0: [0], 1: [0]})
+    search = Bisection({0: [0], 1: [0]})
     trial = search.next_trial()
     assert trial is not None
     search.feed(trial, [Outcome(Member(0, 0), "ok"), Outcome(Member(7, 0), "ok")])
@@ -376,7 +376,7 @@ def test_members_that_do_not_answer_have_failed() -> None:
 
 def test_an_answer_to_another_trial_is_ignored() -> None:
     """A late answer moves nothing."""
-    search = Isolation({0: [0], 1: [0]})
+    search = Bisection({0: [0], 1: [0]})
     trial = search.next_trial()
     assert trial is not None
     search.feed(trial._replace(number=7), [])
@@ -385,7 +385,7 @@ def test_an_answer_to_another_trial_is_ignored() -> None:
 
 def test_the_words_tell_what_the_guilty_said() -> None:
     """Victims time out; the one who has a reason says it."""
-    search = Isolation({host: [0] for host in range(4)}, {2: "nid2"}, part="rank")
+    search = Bisection({host: [0] for host in range(4)}, {2: "nid2"}, part="rank")
     while trial := search.next_trial():
         outcomes = []
         for group in trial.groups:
