@@ -181,9 +181,9 @@ def _cause_lines(diagnosis: Diagnosis, evidence: Evidence) -> Iterator[str]:
     cause, verdict = diagnosis.cause, evidence.hang
     if cause is not None:
         yield f"  class: {cause.class_name}"
-        yield f"  words: {cause.message}"
+        yield f"  message: {cause.message}"
         if cause.ranks:
-            yield f"  of: {ranks_text(cause.ranks, _WIDEST)}"
+            yield f"  ranks: {ranks_text(cause.ranks, _WIDEST)}"
         if cause.location:
             yield f"  at: {cause.location}"
         if cause.proof:

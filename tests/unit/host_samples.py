@@ -15,6 +15,7 @@ from saferun.evidence import (
     Frame,
     GroupProgress,
     HangVerdict,
+    OomKill,
     ProcessSnapshot,
     RankCollectives,
     RankOutput,
@@ -193,3 +194,24 @@ def job(
         assert sent is not None
         parts.append(HostPart(host, 0, f"node{host + 1}", 0.0, evidence if host == 0 else sent))
     return merge_parts(parts, lost, world_size=hosts * nproc, peers=peers_of(hosts, nproc), hang=hang, trouble=trouble)
+
+
+def failed() -> Evidence:
+    """Rank 5 on node3 raises, saferun stops the others; node3's rank 4 cannot be killed; node2 has had an OOM kill."""
+    bad = host_evidence(
+        2,
+        ends=[ended(5, 2, code=1)],
+        said={5: traceback_of("ValueError: bad batch", 47)},
+        capture=captured(2),
+        abandoned=(0,),
+    )
+    parts = {
+        host: host_evidence(
+            host,
+            ends=[ended(rank, 2, after_s=33.0, signum=15, stopped=True) for rank in (2 * host, 2 * host + 1)],
+            capture=captured(host),
+            oom=OomKill("host", 0, 0, (99,), 1, "kernel log") if host == 1 else None,
+        )
+        for host in (0, 1, 3)
+    }
+    return job({**parts, 2: bad}, trouble=AbortReason("failure", "node3", "exit code 1", 5))

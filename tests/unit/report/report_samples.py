@@ -1,13 +1,13 @@
-"""Diagnoses that tests of the report's rooms start from."""
+"""Evidence, and what the diagnosis makes of it, for tests of the report's rooms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from saferun.diagnosis import diagnose
 from saferun.evidence import (
     Capture,
     CaptureNote,
-    Cause,
     CollectiveCall,
     CoreDump,
     Diagnosis,
@@ -15,14 +15,13 @@ from saferun.evidence import (
     Frame,
     GroupProgress,
     HangVerdict,
+    OomKill,
     ProcessSnapshot,
     RankCollectives,
     RankOutput,
     StackDump,
     StackNode,
     ThreadStack,
-    Traceback,
-    WaitGroup,
 )
 from saferun.model import ExitStatus, RankEnd
 
@@ -35,7 +34,7 @@ LOAD = Frame("load_batch", TRAIN, 47)
 ALL_REDUCE = Frame("all_reduce", f"{SITE}/distributed/distributed_c10d.py", 3205)
 IN_ALL_REDUCE = (MODULE, MAIN, STEP, Frame("wrapper", f"{SITE}/distributed/c10d_logger.py", 83), ALL_REDUCE)
 IN_LOAD = (MODULE, MAIN, LOAD)
-ERR_LOG = "saferun_runs/7/node1/attempt_0/rank_2/stderr.log"
+IN_LOADER = (*IN_LOAD, Frame("_try_get_data", f"{SITE}/utils/data/dataloader.py", 1275))
 FILES = "saferun_runs/7"
 
 
@@ -55,6 +54,11 @@ def merged(stacks: Mapping[int, Sequence[Frame]]) -> tuple[StackNode, ...]:
     return tuple(StackNode(frame, tuple(sorted(below)), merged(below)) for frame, below in by_frame.items())
 
 
+def stopped(rank: int) -> RankEnd:
+    """A rank that saferun ended because of another one."""
+    return dead(rank, signum=15)._replace(stopped_by_us=True, at=101.0)
+
+
 def without(rank: int, count: int) -> tuple[int, ...]:
     """All of ``count`` ranks but one."""
     return tuple(other for other in range(count) if other != rank)
@@ -65,51 +69,101 @@ def diagnosis_of(headline: str = "it failed", **fields: object) -> Diagnosis:
     return Diagnosis(headline, None, None, (), (), ())._replace(**fields)  # type: ignore[arg-type]
 
 
-def sleeping(count: int) -> Diagnosis:
-    """Rank 3 of some ranks sleeps, the others wait for it."""
-    others = without(3, count)
-    return diagnosis_of(
-        f"rank 3 (node1) sleeps while {count - 1} other ranks wait for it in all_reduce",
-        cause=Cause(
-            "hang_sleep",
-            f"sleeps while {count - 1} other ranks wait for it in all_reduce",
-            (3,),
-            "time.sleep at train.py:47",
-            "look at what load_batch waits for at train.py:47",
-            "train.py:47 in load_batch",
-        ),
-        groups=(
-            WaitGroup("collective", "all_reduce", others, "train.py:52 in step"),
-            WaitGroup("sleep", "time.sleep", (3,), "train.py:47 in load_batch"),
-        ),
-        tree=merged({rank: IN_LOAD if rank == 3 else IN_ALL_REDUCE for rank in range(count)}),
-        findings=("all_reduce 5 of group 0: rank 3 has enqueued 4, the others 5",),
+QUIET = HangVerdict("quiescent", tuple(range(8)), 300.4, certain=True)
+
+
+def thread_of(frames: Iterable[Frame]) -> ThreadStack:
+    """A main thread; the frames are given outermost first."""
+    return ThreadStack("MainThread", 1, is_main=True, active=False, owns_gil=False, frames=tuple(frames)[::-1])
+
+
+def snapshot_of(rank: int, syscall: str = "futex", wchan: str = "futex_wait", waits_on: str = "") -> ProcessSnapshot:
+    """A rank that sleeps in the kernel."""
+    command = "python train.py --lr 0.1 --api-key abc123 TOKEN=abc123"
+    return ProcessSnapshot(
+        rank, 4000 + rank, 4999, True, "python", command, "S", wchan, syscall, 12, 0, False, 1 << 30, waits_on, 12.5
     )
 
 
-QUIET = HangVerdict("quiescent", tuple(range(8)), 300.4, certain=True)
+def dump_of(rank: int, frames: Iterable[Frame]) -> StackDump:
+    """A rank's stacks; the frames are given outermost first."""
+    return StackDump(rank, 4000 + rank, True, "python", "py-spy", (thread_of(frames),))
 
-MISMATCH = diagnosis_of(
-    "ranks 0-2 (node1) are in all_reduce while rank 3 is in broadcast, both as collective 5 of group 0",
-    cause=Cause(
-        "mismatched_collectives",
-        "the ranks called different collectives",
-        (3,),
-        "rank 3: 5 broadcast [[4]]; ranks 0-2: 5 all_reduce [[1024, 1024]]",
-        "every rank must call the same collectives in the same order: compare train.py:52 with train.py:61",
-        "train.py:61 in share",
-    ),
-    groups=(
-        WaitGroup("collective", "all_reduce", (0, 1, 2), "train.py:52 in step"),
-        WaitGroup("collective", "broadcast", (3,), "train.py:61 in share"),
-    ),
-    tree=merged(
-        {
-            **dict.fromkeys(range(3), IN_ALL_REDUCE),
-            3: (MODULE, MAIN, Frame("share", TRAIN, 61), Frame("broadcast", ALL_REDUCE.file, 2900)),
-        }
-    ),
+
+def recorder_of(rank: int, enqueued: int, count: int, completed: int = 4, op: str = "all_reduce") -> RankCollectives:
+    """The Flight Recorder of a rank that has made so many calls; ``op`` is the last one."""
+    sizes = "[[1024, 1024]]"
+    calls = tuple(
+        CollectiveCall(seq, op if seq == enqueued else "all_reduce", sizes, seq <= completed, False, created_ns=0)
+        for seq in range(1, enqueued + 1)
+    )
+    group = GroupProgress("0", "default_pg", tuple(range(count)), enqueued, -1, completed, calls)
+    return RankCollectives(rank, (group,))
+
+
+def evidence_with(count: int, **fields: object) -> Evidence:
+    """Evidence of ``count`` ranks on node1, with what is given."""
+    bare = Evidence(
+        host="node1",
+        started_at=100.0 - 31.4,
+        ends=(),
+        outputs=(),
+        abandoned=(),
+        stop_signum=None,
+        ranks=tuple(range(count)),
+        script=TRAIN,
+        cwd="/home/me/project",
+    )
+    return bare._replace(**fields)  # type: ignore[arg-type]
+
+
+def evidence_of(count: int = 8) -> Evidence:
+    """Rank 3 of some ranks sleeps in load_batch, the others wait for it in all_reduce."""
+    store = "a connection to 10.0.0.2:29500 (ESTABLISHED)"
+    sleeper = snapshot_of(3, "clock_nanosleep", "hrtimer_nanosleep")
+    return evidence_with(
+        count,
+        capture=Capture(
+            processes=tuple(sleeper if rank == 3 else snapshot_of(rank, waits_on=store) for rank in range(count)),
+            stacks=(
+                *(dump_of(rank, IN_LOAD if rank == 3 else IN_ALL_REDUCE) for rank in range(count)),
+                StackDump(4, 4100, False, "pt_data_worker", "py-spy", (), "ptrace was denied"),
+            ),
+            collectives=tuple(recorder_of(rank, 4 if rank == 3 else 5, count) for rank in range(count)),
+            host_lines=("GPU 0: 40 GiB of 80 GiB in use",),
+            notes=(
+                CaptureNote("py_spy", 0, 4000, "saferun_runs/7/node1/attempt_0/hang_1/rank_0.py_spy.json", 0.03),
+                CaptureNote("gpu", -1, 0, "", 0.2, "no NVIDIA driver"),
+            ),
+            timed_out=("strace of rank 5",),
+            elapsed_s=0.4,
+        ),
+        hang=QUIET._replace(ranks=tuple(range(count))),
+        kernel_lines=("oom-kill: nothing of the kind",),
+    )
+
+
+def sleeping(count: int) -> Diagnosis:
+    """What follows from ``evidence_of(count)``."""
+    return diagnose(evidence_of(count))
+
+
+IN_BROADCAST = (MODULE, MAIN, Frame("share", TRAIN, 61), Frame("broadcast", ALL_REDUCE.file, 2900))
+MISMATCH = diagnose(
+    evidence_with(
+        4,
+        capture=Capture(
+            processes=tuple(map(snapshot_of, range(4))),
+            stacks=tuple(dump_of(rank, IN_BROADCAST if rank == 3 else IN_ALL_REDUCE) for rank in range(4)),
+            collectives=(
+                *(recorder_of(rank, 5, 4) for rank in range(3)),
+                recorder_of(3, 5, 4, op="broadcast"),
+            ),
+        ),
+        hang=HangVerdict("stuck_collective", tuple(range(4)), 300.4, certain=True),
+    )
 )
+"""Rank 3 calls another collective than the others."""
 
 CORE = CoreDump(
     2,
@@ -148,47 +202,6 @@ CORE = CoreDump(
     address="0x10",
 )
 
-SEGFAULT = diagnosis_of(
-    "rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: segmentation fault in "
-    "at::native::embedding_lookup",
-    first_failure=dead(2, signum=11),
-    output=RankOutput(
-        2,
-        (
-            "step 99  loss 2.31",
-            "Fatal Python error: Segmentation fault",
-            "",
-            "Current thread 0x00007f3a4b5c6740 (most recent call first):",
-            f'  File "{SITE}/nn/functional.py", line 2210 in embedding',
-            '  File "train.py", line 52 in step',
-            '  File "train.py", line 80 in main',
-            '  File "train.py", line 88 in <module>',
-            "",
-            "Extension modules: numpy._core._multiarray_umath, torch._C (total: 14)",
-        ),
-        ERR_LOG,
-        "",
-        0.0,
-    ),
-    also_failed=(dead(3, code=1),),
-    stopped=(0, 1),
-    cause=Cause(
-        "segmentation_fault",
-        "segmentation fault in at::native::embedding_lookup",
-        (2,),
-        "Fatal Python error: Segmentation fault",
-        "check the indices and dtypes that go into embedding() at train.py:52",
-        "train.py:52 in step",
-    ),
-    victims=(3,),
-    groups=(
-        WaitGroup("dead", "killed by SIGSEGV", (2,), ""),
-        WaitGroup("collective", "all_reduce", (0, 1), "train.py:52 in step"),
-    ),
-    tree=merged({0: IN_ALL_REDUCE, 1: IN_ALL_REDUCE}),
-    core=CORE,
-)
-
 TRACEBACK = (
     "Traceback (most recent call last):",
     '  File "train.py", line 88, in <module>',
@@ -197,101 +210,59 @@ TRACEBACK = (
     '    loss = model(batch["labels"])',
     "KeyError: 'labels'",
 )
-
-EXCEPTION_EVERYWHERE = diagnosis_of(
-    "ranks 0-7 (node1) all raised KeyError: 'labels' at train.py:52 in step, 2.0 s after the start",
-    first_failure=dead(5, code=1),
-    output=RankOutput(5, TRACEBACK, ERR_LOG, "", 0.0),
-    also_failed=tuple(dead(rank, code=1) for rank in without(5, 8)),
-    cause=Cause(
-        "python_exception",
-        "KeyError: 'labels'",
-        tuple(range(8)),
-        "KeyError: 'labels'",
-        "all ranks fail alike: it is the script or its input, not a host",
-        "train.py:52 in step",
-    ),
-    groups=(WaitGroup("dead", "exit code 1", tuple(range(8)), ""),),
-    tracebacks=(Traceback(tuple(range(8)), TRACEBACK),),
+FATAL = (
+    "step 99  loss 2.31",
+    "Fatal Python error: Segmentation fault",
+    "",
+    "Current thread 0x00007f3a4b5c6740 (most recent call first):",
+    f'  File "{SITE}/nn/functional.py", line 2210 in embedding',
+    f'  File "{TRAIN}", line 52 in step',
+    f'  File "{TRAIN}", line 80 in main',
+    f'  File "{TRAIN}", line 88 in <module>',
+    "",
+    "Extension modules: numpy._core._multiarray_umath, torch._C (total: 14)",
 )
-
-OUT_OF_MEMORY = diagnosis_of(
-    "rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: killed by the kernel's "
-    "OOM killer (cgroup limit 64 GiB, rank used 61 GiB)",
-    first_failure=dead(2, signum=9),
-    output=RankOutput(2, ("step 99  loss 2.31",), ERR_LOG, "", 0.0),
-    stopped=(0, 1, 3),
-    cause=Cause(
-        "host_oom",
-        "killed by the kernel's OOM killer (cgroup limit 64 GiB, rank used 61 GiB)",
-        (2,),
-        "oom_kill went from 0 to 1 in /sys/fs/cgroup/memory.events",
-        "give the job more memory, or lower the number of data-loader workers and what they prefetch",
-    ),
-    groups=(
-        WaitGroup("dead", "killed by SIGKILL", (2,), ""),
-        WaitGroup("collective", "all_reduce", (0, 1), "train.py:52 in step"),
-        WaitGroup("data_loading", "the data loader", (3,), "train.py:47 in load_batch"),
-    ),
-    tree=merged({0: IN_ALL_REDUCE, 1: IN_ALL_REDUCE, 3: IN_LOAD}),
-)
+LOST = ("RuntimeError: [gloo/transport/tcp/pair.cc:538] Read error [10.0.0.2]:40123: Connection reset by peer",)
 
 
-def thread_of(frames: Iterable[Frame]) -> ThreadStack:
-    """A main thread; the frames are given outermost first."""
-    return ThreadStack("MainThread", 1, is_main=True, active=False, owns_gil=False, frames=tuple(frames)[::-1])
+def output_of(rank: int, lines: Sequence[str]) -> RankOutput:
+    """What a rank wrote to stderr."""
+    path = f"saferun_runs/7/node1/attempt_0/rank_{rank}/stderr.log"
+    return RankOutput(rank, tuple(lines), path, "", 0.0)
 
 
-def evidence_of(count: int = 8) -> Evidence:
-    """What led to ``sleeping(count)``."""
-    looks = tuple(
-        ProcessSnapshot(
-            rank,
-            4000 + rank,
-            4999,
-            True,
-            "python",
-            "python train.py --lr 0.1 --api-key abc123 TOKEN=abc123",
-            "S",
-            "futex_wait",
-            "futex",
-            12,
-            0,
-            False,
-            1 << 30,
-            "a connection to 10.0.0.2:29500 (ESTABLISHED)",
-            12.5,
-        )
-        for rank in range(count)
-    )
-    stacks = tuple(
-        StackDump(rank, 4000 + rank, True, "python", "py-spy", (thread_of(IN_LOAD if rank == 3 else IN_ALL_REDUCE),))
-        for rank in range(count)
-    )
-    call = CollectiveCall(5, "all_reduce", "[[1024, 1024]]", retired=False, is_p2p=False, created_ns=0)
-    return Evidence(
-        host="node1",
-        started_at=98.0,
-        ends=(),
-        outputs=(),
-        abandoned=(),
-        stop_signum=None,
-        ranks=tuple(range(count)),
+SEGFAULT = diagnose(
+    evidence_with(
+        4,
+        ends=(dead(2, signum=11), dead(3, code=1), *(stopped(rank) for rank in (0, 1))),
+        outputs=tuple(output_of(rank, {2: FATAL, 3: (*TRACEBACK[:-1], *LOST)}.get(rank, ())) for rank in range(4)),
         capture=Capture(
-            processes=looks,
-            stacks=(*stacks, StackDump(4, 4100, False, "pt_data_worker", "py-spy", (), "ptrace was denied")),
-            collectives=(
-                RankCollectives(0, (GroupProgress("0", "default", tuple(range(count)), 5, -1, 4, (call,)),)),
-                RankCollectives(3, (), "no answer within 2 s"),
-            ),
-            host_lines=("GPU 0: 40 GiB of 80 GiB in use",),
-            notes=(
-                CaptureNote("py_spy", 0, 4000, "saferun_runs/7/node1/attempt_0/hang_1/rank_0.py_spy.json", 0.03),
-                CaptureNote("gpu", -1, 0, "", 0.2, "no NVIDIA driver"),
-            ),
-            timed_out=("strace of rank 5",),
-            elapsed_s=0.4,
+            processes=tuple(map(snapshot_of, range(2))), stacks=tuple(dump_of(rank, IN_ALL_REDUCE) for rank in range(2))
         ),
-        hang=QUIET,
-        kernel_lines=("oom-kill: nothing of the kind",),
+        cores=(CORE,),
     )
+)
+"""Rank 2 crashes, rank 3 loses its connection to it."""
+
+EXCEPTION_EVERYWHERE = diagnose(
+    evidence_with(
+        8,
+        ends=tuple(dead(rank, code=1) for rank in (5, *without(5, 8))),
+        outputs=tuple(output_of(rank, TRACEBACK) for rank in range(8)),
+    )
+)
+"""All ranks raise the same exception."""
+
+OUT_OF_MEMORY = diagnose(
+    evidence_with(
+        4,
+        ends=(dead(2, signum=9), *(stopped(rank) for rank in (0, 1, 3))),
+        outputs=tuple(output_of(rank, ("step 99  loss 2.31",) if rank == 2 else ()) for rank in range(4)),
+        capture=Capture(
+            processes=tuple(map(snapshot_of, (0, 1, 3))),
+            stacks=(*(dump_of(rank, IN_ALL_REDUCE) for rank in range(2)), dump_of(3, IN_LOADER)),
+        ),
+        oom=OomKill("cgroup", 64 << 30, 61 << 30, (4002,), 1, "/sys/fs/cgroup/memory.events"),
+    )
+)
+"""The OOM killer ends rank 2 while rank 3 waits for its data loader."""

@@ -19,34 +19,13 @@ from saferun.report import report_json
 from saferun.report.console_text import failure_text, hang_text, peer_text
 from saferun.report.report_json import Incident, Run, build_report
 from saferun.report.report_text import build_report_text
-from tests.unit.host_samples import IN_LOAD, captured, ended, host_evidence, job, traceback_of
+from tests.unit.host_samples import IN_LOAD, captured, ended, failed, host_evidence, job
 from tests.unit.report.report_samples import diagnosis_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = "/scratch/saferun_runs/7"
 RUN = Run("7", "node1", ("saferun", "train.py"), 1.7e9, files=FILES)
 SCHEMA = json.loads((ROOT / "saferun/report/schema/report.schema.json").read_text(encoding="utf-8"))
-
-
-def failed() -> Evidence:
-    """Rank 5 on node3 raises, saferun stops the others; node3's rank 4 cannot be killed; node2 has had an OOM kill."""
-    bad = host_evidence(
-        2,
-        ends=[ended(5, 2, code=1)],
-        said={5: traceback_of("ValueError: bad batch", 47)},
-        capture=captured(2),
-        abandoned=(0,),
-    )
-    parts = {
-        host: host_evidence(
-            host,
-            ends=[ended(rank, 2, after_s=33.0, signum=15, stopped=True) for rank in (2 * host, 2 * host + 1)],
-            capture=captured(host),
-            oom=OomKill("host", 0, 0, (99,), 1, "kernel log") if host == 1 else None,
-        )
-        for host in (0, 1, 3)
-    }
-    return job({**parts, 2: bad}, trouble=AbortReason("failure", "node3", "exit code 1", 5))
 
 
 def text_of(evidence: Evidence) -> str:

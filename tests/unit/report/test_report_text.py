@@ -33,7 +33,8 @@ RANKS = st.sets(st.integers(0, 9999), max_size=60).map(lambda ranks: tuple(sorte
 
 # Whole texts, as they stand on the console. `\x20` is a space at the end of a line.
 ONE_SLEEPS = """\
-saferun: rank 3 (node1) sleeps while 7 other ranks wait for it in all_reduce
+saferun: the job hangs: rank 3 (node1) has not called the all_reduce that ranks 0-2, 4-7 wait in: it sleeps \
+at train.py:47 in load_batch
   no rank has made progress for 300 s (CPU, I/O, output)
   > rank 3             sleep: time.sleep       train.py:47 in load_batch
     ranks 0-2,4-7 (7)  collective: all_reduce  train.py:52 in step
@@ -41,16 +42,18 @@ saferun: rank 3 (node1) sleeps while 7 other ranks wait for it in all_reduce
     ranks 0-7 (8)         <module> train.py:88 → main train.py:80
   > ├─ rank 3             load_batch  train.py:47
     └─ ranks 0-2,4-7 (7)  step  train.py:52
-                          wrapper  torch/…/c10d_logger.py:83
                           all_reduce  torch/…/distributed_c10d.py:3205
-  proof: time.sleep at train.py:47
-  all_reduce 5 of group 0: rank 3 has enqueued 4, the others 5
-hint: look at what load_batch waits for at train.py:47
+  proof: rank 3 has not called collective 5 (all_reduce) of group default_pg that ranks 0-2, 4-7 wait in; it \
+is 1 behind
+  captures timed out: strace of rank 5
+hint: look at why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
+same order
   files: saferun_runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 ONE_OF_64_SLEEPS = """\
-saferun: rank 3 (node1) sleeps while 63 other ranks wait for it in all_reduce
+saferun: the job hangs: rank 3 (node1) has not called the all_reduce that ranks 0-2, 4-63 wait in: it sleeps \
+at train.py:47 in load_batch
   no rank has made progress for 300 s (CPU, I/O, output)
   > rank 3               sleep: time.sleep       train.py:47 in load_batch
     ranks 0-2,4-63 (63)  collective: all_reduce  train.py:52 in step
@@ -58,16 +61,18 @@ saferun: rank 3 (node1) sleeps while 63 other ranks wait for it in all_reduce
     ranks 0-63 (64)         <module> train.py:88 → main train.py:80
   > ├─ rank 3               load_batch  train.py:47
     └─ ranks 0-2,4-63 (63)  step  train.py:52
-                            wrapper  torch/…/c10d_logger.py:83
                             all_reduce  torch/…/distributed_c10d.py:3205
-  proof: time.sleep at train.py:47
-  all_reduce 5 of group 0: rank 3 has enqueued 4, the others 5
-hint: look at what load_batch waits for at train.py:47
+  proof: rank 3 has not called collective 5 (all_reduce) of group default_pg that ranks 0-2, 4-63 wait in; it \
+is 1 behind
+  captures timed out: strace of rank 5
+hint: look at why it sleeps at train.py:47 in load_batch: every rank must come to the same collectives in the \
+same order
   files: saferun_runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 THE_WRONG_COLLECTIVE = """\
-saferun: ranks 0-2 (node1) are in all_reduce while rank 3 is in broadcast, both as collective 5 of group 0
+saferun: the job hangs: rank 3 called broadcast [[1024, 1024]] as collective 5 of group default_pg where \
+ranks 0-2 called all_reduce [[1024, 1024]]
   no collective has made progress for 300 s, and all ranks are otherwise idle
   > rank 3         collective: broadcast   train.py:61 in share
     ranks 0-2 (3)  collective: all_reduce  train.py:52 in step
@@ -76,26 +81,23 @@ saferun: ranks 0-2 (node1) are in all_reduce while rank 3 is in broadcast, both 
   > ├─ rank 3         share  train.py:61
     │                 broadcast  torch/…/distributed_c10d.py:2900
     └─ ranks 0-2 (3)  step  train.py:52
-                      wrapper  torch/…/c10d_logger.py:83
                       all_reduce  torch/…/distributed_c10d.py:3205
-  cause: the ranks called different collectives
-  proof: rank 3: 5 broadcast [[4]]; ranks 0-2: 5 all_reduce [[1024, 1024]]
-hint: every rank must call the same collectives in the same order: compare train.py:52 with train.py:61
+  cause: called another collective than the others
+hint: compare the code of the ranks: no collective may stand behind a condition that differs between them
   files: saferun_runs/7
 saferun: job left running; next hang check in 600 s (--on-hang report)"""
 
 A_SEGFAULT = """\
-saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: se\
-gmentation fault in at::native::embedding_lookup
-  the last lines of its stderr (saferun_runs/7/node1/attempt_0/rank_2/stderr.log):
-  |   File "/home/me/.venv/lib/python3.11/site-packages/torch/nn/functional.py", line 2210 in embedding
-  |   File "train.py", line 52 in step
-  |   File "train.py", line 80 in main
-  |   File "train.py", line 88 in <module>
+saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: \
+segmentation fault in at::native::embedding_lookup (libtorch_cpu.so), called from train.py:52 in step; killed \
+by SIGSEGV
+  the traceback of rank 2, in saferun_runs/7/node1/attempt_0/rank_2/stderr.log; 1 other in report.txt:
+  | Fatal Python error: Segmentation fault
+  |   … 3 lines …
+  |   File "/home/me/project/train.py", line 52 in step
+  |   File "/home/me/project/train.py", line 80 in main
+  |   File "/home/me/project/train.py", line 88 in <module>
   |\x20
-  | Extension modules: numpy._core._multiarray_umath, torch._C (total: 14)
-  at train.py:52 in step
-  proof: Fatal Python error: Segmentation fault
   where it crashed (from its core, read by pystack, address 0x10; innermost call first):
   | at::native::embedding_lookup  libtorch_cpu.so [native]
   | THPVariable_embedding  libtorch_python.so [native]
@@ -107,40 +109,42 @@ gmentation fault in at::native::embedding_lookup
     ranks 0-1 (2)  collective: all_reduce  train.py:52 in step
   failed because of it: rank 3
   stopped because of it: ranks 0-1
-hint: check the indices and dtypes that go into embedding() at train.py:52
+hint: look at the native call: a compiled extension that does not fit this torch, or a bad size or pointer \
+given to one
   core: deleted after it had been read (172 MiB); --cores keep keeps it
   files: saferun_runs/7"""
 
 AN_EXCEPTION_EVERYWHERE = """\
-saferun: ranks 0-7 (node1) all raised KeyError: 'labels' at train.py:52 in step, 2.0 s after the start
-  the traceback of ranks 0-7 (8), in saferun_runs/7/node1/attempt_0/rank_2/stderr.log:
+saferun: rank 0 (node1, local rank 0, pid 4000) failed first at 03:15:33, 31.4 s after the start: KeyError: \
+'labels', at train.py:52 in step; exit code 1; ranks 1-7 failed alike
+  the traceback of ranks 0-7 (8), in saferun_runs/7/node1/attempt_0/rank_0/stderr.log:
   | Traceback (most recent call last):
   |   File "train.py", line 88, in <module>
   |     main()
   |   File "train.py", line 52, in step
   |     loss = model(batch["labels"])
   | KeyError: 'labels'
-  failed after it: ranks 0-4, 6-7 (exit code 1)
-hint: all ranks fail alike: it is the script or its input, not a host
+  failed after it: ranks 1-7 (exit code 1)
+hint: read the traceback from its end to the first line of your own code
   files: saferun_runs/7"""
 
 NO_MEMORY = """\
-saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: ki\
-lled by the kernel's OOM killer (cgroup limit 64 GiB, rank used 61 GiB)
+saferun: rank 2 (node1, local rank 2, pid 4002) failed first at 03:15:33, 31.4 s after the start: killed by \
+the kernel's OOM killer (cgroup limit 64 GiB, it used 61 GiB); killed by SIGKILL
   the last lines of its stderr (saferun_runs/7/node1/attempt_0/rank_2/stderr.log):
   | step 99  loss 2.31
-  proof: oom_kill went from 0 to 1 in /sys/fs/cgroup/memory.events
+  proof: /sys/fs/cgroup/memory.events
   where the others were:
-    rank 3         data loading: the data loader  train.py:47 in load_batch
-    ranks 0-1 (2)  collective: all_reduce         train.py:52 in step
+    rank 3         data loading: its workers  train.py:47 in load_batch
+    ranks 0-1 (2)  collective: all_reduce     train.py:52 in step
   their calls, outermost first:
     ranks 0-1,3 (3)   <module> train.py:88 → main train.py:80
     ├─ rank 3         load_batch  train.py:47
+    │                 _try_get_data  torch/…/dataloader.py:1275
     └─ ranks 0-1 (2)  step  train.py:52
-                      wrapper  torch/…/c10d_logger.py:83
                       all_reduce  torch/…/distributed_c10d.py:3205
   stopped because of it: ranks 0-1, 3
-hint: give the job more memory, or lower the number of data-loader workers and what they prefetch
+hint: use fewer data-loader workers or ranks a host, load less at once, or ask for more memory
   files: saferun_runs/7"""
 
 
@@ -312,7 +316,7 @@ def test_an_error_is_two_lines_whatever_it_quotes(what: str, hint: str) -> None:
 def test_a_rank_that_waits_for_nothing_more_to_say_names_its_place_once() -> None:
     """The picture has already said where the culprit is."""
     text = "\n".join(hang_text_of(sleeping(8)))
-    assert text.count("time.sleep at train.py:47") == 1
+    assert text.count("sleep: time.sleep       train.py:47 in load_batch") == 1
     assert not any(line.startswith("  at ") for line in text.split("\n"))
 
 
