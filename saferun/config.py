@@ -38,8 +38,9 @@ class RendezvousConfig(Value):
 
     In a job of several hosts, with ``static``, ``ports`` are those where the master may be found, the first free one
     being taken: the given one, or several that follow from the scheduler's job where none was given. With the other
-    backends ``endpoint`` and ``conf`` (``--rdzv-conf``) are handed to torch's rendezvous handlers. ``control``: the
-    port for the job's own messages, a number, ``same`` as that of the ranks' store, or ``auto``.
+    backends ``endpoint`` and ``conf`` (``--rdzv-conf``) are handed to torch's rendezvous handlers; ``address`` is the
+    host and port that ``endpoint`` names, if it names any. ``control``: the port for the job's own messages, a number,
+    ``same`` as that of the ranks' store, or ``auto``.
     """
 
     backend: str
@@ -50,6 +51,7 @@ class RendezvousConfig(Value):
     agent_store: bool = True
     ports: tuple[int, ...] = ()
     endpoint: str = ""
+    address: tuple[str, int] | None = None
     conf: tuple[tuple[str, str], ...] = ()
     control: str = "auto"
 

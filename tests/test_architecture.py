@@ -323,7 +323,8 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
         for module, line in _imports(path)
         if _is_of(module, "saferun")
         and _room(module) not in {"coordinator", "errors", "model", "__init__"}
-        and module not in {"saferun.linux.descriptors", "saferun.text.decoding"}
+        and module
+        not in {"saferun.linux.descriptors", "saferun.text.decoding", "saferun.text.framing", "saferun.text.typed_json"}
         and module not in {"saferun.cluster.messages", "saferun.cluster.secret", "saferun.cluster.signed"}
         and (path.stem != "sharing" or module not in forked)
     ]

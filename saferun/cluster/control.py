@@ -1,6 +1,6 @@
 """The control path between the hosts of a job, as a supervisor sees it: who is heard, and what is made of silence.
 
-The coordinator reports what it finds; here it is decided, by how the ranks do (``silence``). On the host that leads
+The coordinator reports what it finds; here it is decided, by how the ranks do (``silence``). On the leader
 this is about all others, on each other host about the one that leads. The ranks are those of this host; the host that
 leads also asks some others how theirs do.
 """
@@ -43,9 +43,9 @@ class Control:
         ranks: tells the ranks of this host that run.
         say: takes a line for the user.
         on_lost: told a host that is lost: its number, why, and in which words.
-        on_notice: takes what the host that leads is to tell its user of this one's way to it.
-        on_unheard: told, in words, that the host that leads is not heard of and the job goes on; empty: it is again.
-        ask_others: on the host that leads: asks some other hosts to report progress; returns whether there are any
+        on_notice: takes what the leader is to tell its user of this one's way to it.
+        on_unheard: told, in words, that the leader is not heard of and the job goes on; empty: it is again.
+        ask_others: on the leader: asks some other hosts to report progress; returns whether there are any
             whose ranks run.
         on_progress: takes what this host was asked to report: how often its ranks were seen to move, and to be active.
         has_ended: whether all ranks of this host have ended well.
@@ -147,10 +147,10 @@ class Control:
             case "unheard":
                 host = int(message["host"])
                 known = self._unheard.get(host)
-                words, why = _clean(message.get("words")), str(message.get("why"))
+                words, why = _text(message.get("words")), str(message.get("why"))
                 self._unheard[host] = Unheard(
                     host,
-                    _clean(message.get("label")),
+                    _text(message.get("label")),
                     why,
                     words,
                     known.since if known is not None else now,
@@ -162,7 +162,7 @@ class Control:
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
                 if was != to and self._speaks:
-                    self._on_notice(self._moved_words(_clean(was), to))
+                    self._on_notice(self._moved_words(printable(was), to))
 
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
@@ -171,7 +171,7 @@ class Control:
             self._others_at = (now, now, now)
 
     def watch(self) -> None:
-        """The host that leads wants to know whether the ranks of this one make progress."""
+        """The leader wants to know whether the ranks of this one make progress."""
         now = time.monotonic()
         self._watch.begin(now)
         self._watch_until = now + _DOUBT * self._host_timeout_s
@@ -227,7 +227,7 @@ class Control:
     def note(self, label: str, words: str) -> None:
         """Another host reports what became of its way to this one."""
         if words and self._notices.get(label) != words:
-            self._notices[label] = _clean(words)
+            self._notices[label] = _text(words)
             self._unsaid.append(label)
             self._flush_at = self._flush_at or time.monotonic() + _TOGETHER_S
 
@@ -317,6 +317,6 @@ def _nic_to(address: str) -> str:
         return ""
 
 
-def _clean(words: object) -> str:
+def _text(value: object) -> str:
     """What somebody else wrote, fit for a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in str(words or "")[:_LONGEST_WORDS])
+    return printable(str(value or "")[:_LONGEST_WORDS])

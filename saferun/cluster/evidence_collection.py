@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 
 from saferun.cluster.job_values import EvidenceChunk
-from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS, piece_from
+from saferun.cluster.messages import MOST_HOSTS, MOST_TASKS, chunk_from
 from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
 from saferun.text.decoding import number, text
@@ -93,7 +93,7 @@ class EvidenceCollection:
         peer = self._roster.peer_of(host, task)
         if peer is None:
             raise ValueError("there is no such host or task")
-        chunk = piece_from(message["text"])
+        chunk = chunk_from(message["text"])
         skew_s = time.time() - chunk.time
         older = [key for key in self._chunks if key[1:] == (host, task) and key[0] != name]
         for key in older[: max(0, len(older) + 1 - _MOST_CHUNKS)]:

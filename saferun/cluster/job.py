@@ -52,7 +52,7 @@ class Job(JobSender):
         on_assigned: told this process's place when the hosts have met.
         on_prepared: told what only torch can answer.
         on_hang: told of a hang of the whole job, which every host is to capture: its verdict and its number.
-        on_preflight: told what the host that leads says of the checks.
+        on_preflight: told what the leader says of the checks.
         say: takes a line for the user.
         on_stderr: gets whole lines that torch's event handlers write to stderr.
         ranks: tells the ranks of this process that run.
@@ -241,8 +241,8 @@ class Job(JobSender):
                 "addresses": own_addresses(),
                 "port": channel.control_port,
                 "files": self._run_dir.name,
-                "card": host_info,
-                "door": probe_endpoint,
+                "host_info": host_info,
+                "probe_endpoint": probe_endpoint,
                 "full": config.checks.full,
             },
             "sharing": {"base": base, "required": config.sign_messages == "required"},

@@ -15,10 +15,10 @@ from saferun.cluster.messages import (
     MOST_HOSTS,
     MOST_LINES,
     MOST_TASKS,
+    abort_from,
     decision_from,
     is_leaders,
     task_of,
-    trouble_from,
 )
 from saferun.cluster.task_states import TaskStates
 from saferun.config import LaunchConfig
@@ -214,7 +214,7 @@ class JobAttempt:
             method(self, attempt, entry)
 
     def _on_abort(self, attempt: int, entry: JsonObject) -> None:
-        heard = trouble_from(entry)
+        heard = abort_from(entry)
         hosts = self._context.config.hosts
         if heard.reason in _REGROUPS and hosts.least == hosts.most:
             # No host comes or goes in this job, whatever it says: it ends as one that has failed.

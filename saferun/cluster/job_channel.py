@@ -142,11 +142,12 @@ class JobChannel:
                 before the coordinator is started. Until it knows the name, no host can be met there.
         """
         rendezvous = self._config.rendezvous
-        host, conf = split_endpoint(rendezvous.endpoint)[0], dict(rendezvous.conf)
+        conf = dict(rendezvous.conf)
+        host = rendezvous.address[0] if rendezvous.address is not None else ""
         wanted = conf.get("is_host", "").lower()
         known: bool | None = False
         if self.is_head and rendezvous.backend != "static" and conf.get("store_type", "tcp") == "tcp":
-            known = wanted in _IS_TRUE if wanted else known_at_once(host)
+            known = wanted in _IS_TRUE if wanted or not host else known_at_once(host)
         if known is not None:
             self.is_endpoint_here = known
             on_found()
@@ -184,7 +185,7 @@ class JobChannel:
         if rendezvous.backend != "c10d" or not self.is_endpoint_here:
             return
         try:
-            self._listeners["endpoint"] = hold_port(split_endpoint(rendezvous.endpoint)[1])
+            self._listeners["endpoint"] = hold_port(rendezvous.address[1] if rendezvous.address is not None else None)
         except SaferunError:
             if dict(rendezvous.conf).get("is_host"):
                 raise
@@ -287,13 +288,3 @@ def _first_free(ports: tuple[int, ...]) -> socket.socket:
             first = first or error
     assert first is not None  # noqa: S101 - there is a port
     raise first
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """``HOST[:PORT]`` as torch's c10d rendezvous reads it: 29400 where there is no port."""
-    if endpoint.startswith("[") and endpoint.endswith("]"):
-        return endpoint[1:-1], 29400
-    host, colon, port = endpoint.rpartition(":")
-    if not colon or not port.isdigit():
-        return endpoint, 29400
-    return (host[1:-1] if host.startswith("[") else host) or "localhost", int(port)

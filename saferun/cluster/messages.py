@@ -15,16 +15,16 @@ from saferun.text.decoding import MALFORMED, loads, measure, number, words
 
 __all__ = [
     "LONGEST_WORDS",
+    "ChunkText",
     "Decision",
     "Heard",
     "Ignored",
-    "PieceText",
+    "abort_from",
+    "chunk_from",
     "decision_from",
     "is_leaders",
     "is_sound",
-    "piece_from",
     "task_of",
-    "trouble_from",
 ]
 
 LONGEST_WORDS = 1000
@@ -70,7 +70,7 @@ class Decision(Value):
     excluded: int
 
 
-class PieceText(Value):
+class ChunkText(Value):
     """A piece of evidence as it was handed in. ``time``: when, by that host's clock."""
 
     time: float
@@ -84,7 +84,7 @@ def is_leaders(kind: object) -> bool:
     return kind in _LEADERS if isinstance(kind, str) else False
 
 
-def trouble_from(message: Mapping[str, Any]) -> Heard:
+def abort_from(message: Mapping[str, Any]) -> Heard:
     """What ended an attempt.
 
     Raises:
@@ -107,7 +107,7 @@ def trouble_from(message: Mapping[str, Any]) -> Heard:
 
 
 def decision_from(message: Mapping[str, Any]) -> Decision:
-    """What the host that leads has decided.
+    """What the leader has decided.
 
     Raises:
         One of ``MALFORMED``: it is no such message, or another host's.
@@ -127,7 +127,7 @@ def decision_from(message: Mapping[str, Any]) -> Decision:
     )
 
 
-def piece_from(content: object) -> PieceText:
+def chunk_from(content: object) -> ChunkText:
     """A piece of evidence.
 
     Raises:
@@ -139,7 +139,7 @@ def piece_from(content: object) -> PieceText:
     evidence = found["evidence"]
     if not isinstance(evidence, str):
         raise TypeError("a text is wanted")
-    return PieceText(
+    return ChunkText(
         measure(found["t"], 0.0, _LATEST_TIME), found.get("moved") is True, found.get("stopped") is True, evidence
     )
 
@@ -161,7 +161,7 @@ def is_sound(message: Mapping[str, Any]) -> bool:
     try:
         match message.get("kind"):
             case "trouble":
-                trouble_from(message)
+                abort_from(message)
             case "decision":
                 decision_from(message)
     except MALFORMED:

@@ -46,6 +46,7 @@ def join_message(config: LaunchConfig, action: JoinHosts, *, task: int, port: in
         "elastic": hosts.least != hosts.most,
         "master": [master, ports],
         "endpoint": rendezvous.endpoint,
+        "address": rendezvous.address,
         "conf": dict(rendezvous.conf),
         "run_id": rendezvous.run_id,
         "local_addr": rendezvous.local_addr,
@@ -89,15 +90,15 @@ def assignment_from(config: LaunchConfig, message: JsonObject) -> Assignment:
         checked=bool(message.get("checked")),
         probe_endpoints=tuple(
             (number(host), words(label, LONGEST_WORDS), str(endpoint))
-            for host, label, endpoint in message.get("doors") or ()
+            for host, label, endpoint in message.get("probe_endpoints") or ()
         ),
-        host_infos=tuple((str(info), str(endpoint)) for info, endpoint in message.get("cards") or ()),
+        host_infos=tuple((str(info), str(endpoint)) for info, endpoint in message.get("host_infos") or ()),
     )
 
 
 def chunk_limit(message: JsonObject) -> int:
     """How large a chunk of evidence may be, by the hosts' agreement."""
-    return max(number(message.get("part_limit_bytes", 1 << 16)), _LEAST_CHUNK_BYTES) - _WRAPPING_BYTES
+    return max(number(message.get("chunk_limit_bytes", 1 << 16)), _LEAST_CHUNK_BYTES) - _WRAPPING_BYTES
 
 
 def hosts_text(peers: Iterable[Peer], world_size: int) -> str:

@@ -54,7 +54,7 @@ class JobSecret:
         return self._derived(b"sign", job)
 
     def sealing_key(self, job: str) -> bytes:
-        """The key that a job's evidence and cards are encrypted with: 32 bytes. The argument is the same."""
+        """The key that a job's evidence and host infos are encrypted with: 32 bytes. The argument is the same."""
         return self._derived(b"seal", job)
 
     def _derived(self, purpose: bytes, job: str) -> bytes:

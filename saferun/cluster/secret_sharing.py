@@ -1,6 +1,6 @@
 """How a job secret gets to all hosts by itself, where they have a private channel.
 
-The host that leads makes the secret and an *offer*, a short text that may be read by anybody. It holds either
+The leader makes the secret and an *offer*, a short text that may be read by anybody. It holds either
 
 * a MUNGE credential with the secret in it, which only the same user can read, on hosts with the same key; or
 * the name of a file, 0600 in a directory of its own, 0700, in the directory where each host keeps its run directories.
@@ -37,7 +37,7 @@ _LONGEST_CONTENT = 1024
 _LONGEST_NAME = 1024
 # A file system that takes longer is no way to share a secret.
 _FILE_S = 2.0
-# Before it ends, credentials are made anew; munged allows an hour at most.
+# Before it ends, credentials are made again; munged allows an hour at most.
 LONGEST_TTL_S = 3600
 
 
@@ -50,7 +50,7 @@ class NoSecretError(Exception):
 
 
 class Offer(Value):
-    """What the host that leads has to offer.
+    """What the leader has to offer.
 
     ``text`` is for all hosts, and empty where there is no channel; ``why`` says so then. ``name`` is that of the file,
     where one was made or tried to be. ``made`` is its directory, if there is one: path, device and inode.
@@ -67,7 +67,7 @@ def binding(run_id: str, job: str) -> str:
 
     Args:
         run_id: the name of the job, which every host knows by itself.
-        job: a random text of the host that leads, unique to the job.
+        job: a random text of the leader, unique to the job.
     """
     return hashlib.sha256(json.dumps([run_id, job]).encode()).hexdigest()
 
@@ -147,7 +147,7 @@ def take_offer(offer: str, bound_to: str, base: str, munge: Munge | None) -> byt
     """The secret that was offered. Bounded in time.
 
     Args:
-        offer: what the host that leads has published, or whoever has overwritten it.
+        offer: what the leader has published, or whoever has overwritten it.
         bound_to: the job's ``binding``, as this host knows it.
         base: as of ``make_offer``, on this host.
         munge: as of ``make_offer``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.errors import printable
 
 _MOST_HOSTS = 4096
 _LONGEST_NAME = 255
@@ -52,7 +53,7 @@ class Arrivals:
             for number in range(count):
                 name = self._client.find(f"{self._prefix}here/{number}")
                 if name is not None:
-                    names.append("".join(c if c.isprintable() else "?" for c in name.decode(errors="replace")))
+                    names.append(printable(name.decode(errors="replace")))
         except (StoreBrokenError, ValueError):
             pass
         return [name[:_LONGEST_NAME] for name in dict.fromkeys(names)]

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, hand_in, is_chunk_name
 from saferun.coordinator.heartbeats import Beats, Monitor
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.knock import CUT, REACHED, Finding
-from saferun.coordinator.line import Line
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
+from saferun.coordinator.liveness_probe import CUT, REACHED, Finding
 from saferun.coordinator.meeting import Meeting, Met
-from saferun.coordinator.parts import PartReader, hand_in, is_part_name, part_key
 from saferun.coordinator.places import HostRecord
 from saferun.coordinator.shared_store import SharedStore
 from saferun.coordinator.static import JOB_KEY
+from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.tasks import Tasks
 
@@ -59,26 +59,26 @@ class Attempt:
         self._closed = False
         self._labels = [str(peer[1]) for peer in met.peers] if self.is_leader else []
         place = met.place
-        self._line = Line(
+        self._channel = StoreChannel(
             met.client,
             met.job,
             JOB_KEY,
             place.leader_name,
             [a for a in place.leader_addresses if a not in own.addresses] or place.leader_addresses,
             meeting.host_timeout_s,
-            start=self._start_line,
-            on_lost=self._on_line_lost,
+            start=self._start_channel,
+            on_lost=self._on_channel_lost,
             on_doubt=self._on_doubt,
             on_searching=self._on_searching,
-            on_moved=self._on_line_moved,
+            on_moved=self._on_channel_moved,
         )
         self._on_moved = on_moved
-        self.log = JobLog(self._line, self.prefix, place.host, self._on_told)
+        self.log = JobLog(self._channel, self.prefix, place.host, self._on_told)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
         interval_s = meeting.host_timeout_s / _BEATS_PER_TIMEOUT
-        self._beats = Beats(self._line, self.prefix, place.host, interval_s, pids)
+        self._beats = Beats(self._channel, self.prefix, place.host, interval_s, pids)
         self._monitor: Monitor | None = None
-        self._reader: PartReader | None = None
+        self._reader: ChunkReader | None = None
         self._own_supervisor = OwnSupervisor(place.leader_name, pids, interval_s, self._host_timeout_s)
         self._liveness: Liveness | None = None
         if self.is_leader:
@@ -101,13 +101,17 @@ class Attempt:
         if self.is_leader:
             # Before anything can be told: the goodbye that follows a decision looks for the monitor.
             self._open_leader()
-        self._line.open()
+        self._channel.open()
 
     def _open_leader(self) -> None:
         assert self._liveness is not None  # noqa: S101 - this is the leader
         try:
-            self._reader = PartReader(
-                self.client.another(), self.prefix, self.place.part_limit_bytes, self._deliver_part, self._is_head_busy
+            self._reader = ChunkReader(
+                self.client.another(),
+                self.prefix,
+                self.place.chunk_limit_bytes,
+                self._deliver_chunk,
+                self._is_head_busy,
             )
             self._monitor = Monitor(
                 self.client.another(),
@@ -115,7 +119,7 @@ class Attempt:
                 [len(record.tasks) for record in self._records],
                 self._host_timeout_s,
                 on_states=lambda changed: self._send_head("states", changed=changed),
-                on_part=self._reader.announce,
+                on_chunk=self._reader.announce,
                 on_silent=self._liveness.find_out,
                 on_doubt=self._on_doubt,
                 on_heard=lambda host: self._send_head("heard", host=host),
@@ -130,7 +134,7 @@ class Attempt:
             self._monitor.close()
             self._reader.close()
 
-    def _start_line(self) -> None:
+    def _start_channel(self) -> None:
         self.log.start()
         if not self.is_leader:
             self._beats.start()
@@ -150,16 +154,16 @@ class Attempt:
         else:
             self._beats.set_state(task, state)
 
-    def add_part(self, task: int, name: object, text: object) -> None:
+    def add_chunk(self, task: int, name: object, text: object) -> None:
         """A task hands in a part."""
-        if not is_part_name(name) or not isinstance(text, str) or len(text) > self.place.part_limit_bytes:
+        if not is_chunk_name(name) or not isinstance(text, str) or len(text) > self.place.chunk_limit_bytes:
             return
         named = str(name)
         if self.is_leader:
-            self._deliver_part(0, task, named, text)
+            self._deliver_chunk(0, task, named, text)
         else:
-            key = part_key(self.prefix, self.place.host, task, named)
-            hand_in(self._line, key, text, lambda: self._beats.add_part(task, named))
+            key = chunk_key(self.prefix, self.place.host, task, named)
+            hand_in(self._channel, key, text, lambda: self._beats.add_chunk(task, named))
 
     def ack(self, task: int) -> None:
         """A task has taken in the decision."""
@@ -194,7 +198,7 @@ class Attempt:
         told = {"op": "told", "attempt": self.number, "k": k, "received": time.time(), "message": message}
         self._tasks.send_all(told)
 
-    def _deliver_part(self, host: int, task: int, name: str, text: str) -> None:
+    def _deliver_chunk(self, host: int, task: int, name: str, text: str) -> None:
         self._send_head("parts", name=name, host=host, task=task, text=text)
 
     def _send_head(self, op: str, **fields: Any) -> None:  # noqa: ANN401
@@ -218,12 +222,12 @@ class Attempt:
             told = {"host": 0, "label": self.place.leader_name, "why": finding.why, "words": finding.words}
             self._tasks.send_all({"op": "unheard", "attempt": self.number, **told})
 
-    def _on_line_moved(self, was: str, now: str) -> None:
+    def _on_channel_moved(self, was: str, now: str) -> None:
         self._tasks.send_all({"op": "heard", "attempt": self.number, "host": 0, "was": was, "now": now})
         with suppress(StoreBrokenError):
-            self._on_moved(self._line.client.another())
+            self._on_moved(self._channel.client.another())
 
-    def _on_line_lost(self, finding: Finding, may_come_again: bool) -> None:  # noqa: FBT001 - by the line
+    def _on_channel_lost(self, finding: Finding, may_come_again: bool) -> None:  # noqa: FBT001 - by the channel
         if not self._closed and not self.log.has("decision"):
             why = CUT if finding.why == REACHED else finding.why
             told = {"why": why, "words": finding.words, "again": may_come_again}
@@ -234,7 +238,7 @@ class Attempt:
     def tick(self, seconds: float) -> None:
         """Time has passed."""
         if not self.is_leader:
-            self._line.tick(seconds)
+            self._channel.tick(seconds)
             return
         stalled = self._own_supervisor.tick(seconds)
         if stalled:
@@ -265,13 +269,13 @@ class Attempt:
             # The others' watchers wait in the store, and are sent home by this.
             self.log.end()
         else:
-            self._line.close()
+            self._channel.close()
         for part in (self._monitor, self._reader):
             if part is not None:
                 part.close()
 
     def forget(self) -> None:
-        """Delete what the attempt has left in the store. For the leader, once the hosts have met anew."""
+        """Delete what the attempt has left in the store. For the leader, once the hosts have met again."""
         try:
             client = self.client.another()
             for k in range(self.log.count + 1):
@@ -281,4 +285,4 @@ class Attempt:
                 client.delete(f"{self.prefix}state/{host}")
         except StoreBrokenError:
             pass
-        self._line.close()
+        self._channel.close()

@@ -13,7 +13,7 @@ _CONNECT_TIMEOUT_S = 5.0
 NAME_S = 3.0
 _SILENCE_S = 0.5
 
-# Why nothing leads there: the kinds that a knock tells apart.
+# Why nothing leads there: the kinds that a liveness probe tells apart.
 CONNECTED = "connected"
 REFUSED = "refused"
 SILENT = "silent"

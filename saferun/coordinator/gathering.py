@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from saferun.coordinator.knock import GONE, knock
+from saferun.coordinator.liveness_probe import GONE, probe_host
 from saferun.coordinator.meeting import JoinFailedError, Meeting
 from saferun.coordinator.pact import Pact
 from saferun.coordinator.places import (
@@ -31,6 +31,7 @@ from saferun.coordinator.places import (
 )
 from saferun.coordinator.secrecy import MISMATCH_HINT, Mismatch
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
+from saferun.errors import printable
 from saferun.text.decoding import MALFORMED, loads, words
 
 _LOOK_AGAIN_S = 0.25
@@ -79,7 +80,7 @@ class Gathering:
         client: to the control store.
         prefix: of the meeting's keys.
         hosts: how many there will be.
-        knocks: whether hosts can be knocked at; where one port is all that is open, a refusal says nothing.
+        can_probe: whether hosts can be probed; where one port is all that is open, a refusal says nothing.
         is_asked_for: whether somebody asks for ``OnePortError``.
         mismatch: why a host does not come that has another job secret than this one, or none.
     """
@@ -90,11 +91,11 @@ class Gathering:
         prefix: str,
         hosts: int,
         *,
-        knocks: bool = True,
+        can_probe: bool = True,
         is_asked_for: Callable[[], bool] = lambda: False,
         mismatch: Callable[[], Mismatch | None] = lambda: None,
     ) -> None:
-        self._knocks = knocks
+        self._can_probe = can_probe
         self._is_asked_for = is_asked_for
         self._mismatch = mismatch
         self._client = client
@@ -116,7 +117,7 @@ class Gathering:
         try:
             while True:
                 self._wait_for_all(meeting)
-                gone = self._gone(own) if self._knocks else []
+                gone = self._gone(own) if self._can_probe else []
                 texts = [] if gone else self._read_texts()
                 if not gone and None not in texts:
                     break
@@ -306,7 +307,7 @@ def left_error(name: str) -> JoinFailedError:
 def is_gone(record: HostRecord, own: HostRecord) -> bool:
     """Whether the process that wrote a record has certainly ended."""
     addresses = [a for a in record.addresses if a not in own.addresses] or list(record.addresses)
-    return knock(record.name, addresses, record.port, way=None).why == GONE
+    return probe_host(record.name, addresses, record.port, way=None).why == GONE
 
 
 def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, own: HostRecord) -> HostPlace:
@@ -350,8 +351,7 @@ def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, ow
         if not client.check(f"{prefix}host/{host}"):
             # Somebody before this host refuses connections, so that it was taken to be gone.
             _hand_in(client, prefix, host, meeting, own)
-        words = (client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_WORDS]
-        words = "".join(c if c.isprintable() else "?" for c in words)
+        words = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_WORDS])
         meeting.say(f"waiting for {words}" if words else "waiting for the first host's answer")
         if meeting.remaining_s <= 0:
             error = missing_error(words or "hosts", meeting.timeout_s)

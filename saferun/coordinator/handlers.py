@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.signed import unverified
 from saferun.coordinator.arrivals import Arrivals, waiting_words
-from saferun.coordinator.dial import dial, plain, shown
+from saferun.coordinator.dial import dial, shown
 from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place, tell_failure
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.pact import Pact
@@ -48,7 +48,6 @@ _LEADER_KEY = "saferun/leader"
 # Set by a host that does not reach the control store, and how long it tries before.
 _ASK_KEY = "saferun/one_port"
 _ASK_AFTER_S = 5.0
-_C10D_PORT = 29400
 _POLL_S = 1.0
 _LOOK_AGAIN_S = 0.5
 _DIAL_S = 3.5
@@ -192,7 +191,7 @@ class HandlerRendezvous:
             self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
             client = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
         else:
-            client = self._find(meeting, *endpoint_of(meeting))
+            client = self._find(meeting, *meeting.endpoint_address)
         self._arrivals = Arrivals(client.another(), meeting.run_id, meeting.name)
         backend = C10dRendezvousBackend(client.store, meeting.run_id)
         return create_handler(client.store, backend, parameters)
@@ -338,7 +337,7 @@ class HandlerRendezvous:
             client,
             "r0/",
             hosts,
-            knocks=not one_port,
+            can_probe=not one_port,
             is_asked_for=lambda: may_move and found.check(_ASK_KEY),
             mismatch=mismatch,
         )
@@ -349,7 +348,7 @@ class HandlerRendezvous:
             self._one_port = True
             client = serve(one_port=True)
             gathering.move()
-            gathering = Gathering(client, "r0/", hosts, knocks=False, mismatch=mismatch)
+            gathering = Gathering(client, "r0/", hosts, can_probe=False, mismatch=mismatch)
             records = gathering.gather(meeting, own)
         place = gathering.hand_out(records)
         return Met(place, client, job, attempt_prefix(place.attempt), records, way, ranks_port)
@@ -454,14 +453,6 @@ class _Answer:
 
     def wait(self, timeout_s: float | None) -> bool:
         return self._given.wait(timeout_s)
-
-
-def endpoint_of(meeting: Meeting) -> tuple[str, int]:
-    """Host and port of the rendezvous' store."""
-    host, colon, port = meeting.endpoint.rpartition(":")
-    if colon and port.isdigit() and not (":" in host and not host.startswith("[")):
-        return plain(host) or "localhost", int(port)
-    return plain(meeting.endpoint) or meeting.master_addr, meeting.ports[0] if meeting.ports else _C10D_PORT
 
 
 def master_addr(named: str, addresses: tuple[str, ...]) -> str:

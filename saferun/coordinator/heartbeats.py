@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from saferun.coordinator.line import Line
+from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.waiting_place import waiting_place
 from saferun.model import Value
@@ -44,15 +44,17 @@ class Beats:
     """A host's own beats.
 
     Args:
-        line: to the control store.
+        channel: to the control store.
         prefix: the attempt's.
         host: this host's number.
         interval_s: between beats at rest.
         supervisors: the pids of this host's tasks, by task.
     """
 
-    def __init__(self, line: Line, prefix: str, host: int, interval_s: float, supervisors: dict[int, int]) -> None:
-        self._line = line
+    def __init__(
+        self, channel: StoreChannel, prefix: str, host: int, interval_s: float, supervisors: dict[int, int]
+    ) -> None:
+        self._channel = channel
         self._prefix = prefix
         self._host = host
         self._interval_s = interval_s
@@ -72,7 +74,7 @@ class Beats:
         self._rewrite_at = 0.0
 
     def start(self) -> None:
-        """Beat, with the line's connection of now."""
+        """Beat, with the channel's connection of now."""
         threading.Thread(target=self._beat, daemon=True).start()
 
     def set_state(self, task: int, state: object) -> None:
@@ -80,7 +82,7 @@ class Beats:
         if len(json.dumps(state)) <= _LONGEST_TASK_STATE_BYTES:
             self._change(lambda: self._tasks.update({str(task): state}))
 
-    def add_part(self, task: int, name: str) -> None:
+    def add_chunk(self, task: int, name: str) -> None:
         """A part has been written to the store."""
         self._change(lambda: self._parts.append((task, name)))
 
@@ -102,12 +104,12 @@ class Beats:
             self._changed.wait_for(lambda: self._written >= wanted, timeout_s)
 
     def _beat(self) -> None:
-        client = self._line.client
+        client = self._channel.client
         with self._changed:
             self._is_dirty = True
         looked_at = 0.0
         is_first = True
-        while self._line.is_current(client):
+        while self._channel.is_current(client):
             now = time.monotonic()
             if now - looked_at >= self._interval_s:
                 looked_at = now
@@ -131,7 +133,7 @@ class Beats:
                 if is_news:
                     client.set(f"{self._prefix}wake", "1")
             except StoreBrokenError:
-                self._line.repair(client)
+                self._channel.repair(client)
                 return
             with self._changed:
                 self._written = wanted
@@ -250,7 +252,7 @@ class Seen:
         self.is_told_waiting = False
         self.state = HostState({}, [], {}, acked=False, places={})
         self.is_lost = False
-        self.is_asked = False  # somebody knocks there right now
+        self.is_asked = False  # it is being probed right now
         self.is_doubted = False  # it has been silent for half of the time
         self.is_unheard = False  # it has been reported that no heartbeat is received from it
 
@@ -264,8 +266,8 @@ class Monitor:
         tasks: how many saferuns each host has, the leader included.
         host_timeout_s: for how long a host may be silent.
         on_states: gets the changed states of tasks: {"host/task": state}.
-        on_part: told host, task and name of a part that lies in the store.
-        on_silent: told a host that has not been heard of for too long. Called once; ``reset`` makes it count anew,
+        on_chunk: told host, task and name of a part that lies in the store.
+        on_silent: told a host that has not been heard of for too long. Called once; ``reset`` makes it count again,
             ``lose`` ends it.
         on_doubt: called when a host has been silent for half of that time.
         on_heard: told a host that was ``missed`` and beats again.
@@ -281,7 +283,7 @@ class Monitor:
         host_timeout_s: float,
         *,
         on_states: Callable[[dict[str, Any]], None],
-        on_part: Callable[[int, int, str], None],
+        on_chunk: Callable[[int, int, str], None],
         on_silent: Callable[[int], None],
         on_doubt: Callable[[], None],
         on_heard: Callable[[int], None],
@@ -291,7 +293,7 @@ class Monitor:
         self._prefix = prefix
         self._host_timeout_s = host_timeout_s
         self._on_states = on_states
-        self._on_part = on_part
+        self._on_chunk = on_chunk
         self._on_silent = on_silent
         self._on_doubt = on_doubt
         self._on_heard = on_heard
@@ -326,13 +328,13 @@ class Monitor:
         return self._seen[host].silent_s
 
     def reset(self, host: int) -> None:
-        """It lives after all: count anew."""
+        """It lives after all: count again."""
         seen = self._seen[host]
         seen.silent_s = 0.0
         seen.is_asked = False
 
     def miss(self, host: int) -> bool:
-        """Nothing is heard of it for now, and it is not given up: count anew. Whether that is news."""
+        """Nothing is heard of it for now, and it is not given up: count again. Whether that is news."""
         seen = self._seen[host]
         is_news, seen.is_unheard = not seen.is_unheard, True
         self.reset(host)
@@ -429,7 +431,7 @@ class Monitor:
         if changed:
             self._on_states(changed)
         for part in parts:
-            self._on_part(*part)
+            self._on_chunk(*part)
         return read
 
     def _judge(self, host: int, seen: Seen) -> None:

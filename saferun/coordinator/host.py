@@ -109,7 +109,7 @@ class Host:
             case "state":
                 attempt.set_state(task, message["state"])
             case "part":
-                attempt.add_part(task, message["name"], message["text"])
+                attempt.add_chunk(task, message["name"], message["text"])
             case "ack":
                 attempt.ack(task)
             case "probe" if attempt.is_leader:
@@ -247,15 +247,15 @@ class Host:
                     "leader_addresses": place.leader_addresses,
                     "label": place.label,
                     "files": place.files,
-                    "part_limit_bytes": place.part_limit_bytes,
+                    "chunk_limit_bytes": place.chunk_limit_bytes,
                     "torch": self._torch_version,
                     "checked": place.checked,
                     **_signed_words(met.client.signer),
                 }
                 if task == 0:
-                    joined["doors"] = place.doors
+                    joined["probe_endpoints"] = place.probe_endpoints
                 if is_leader:
-                    joined |= {"peers": met.peers, "cards": met.cards}
+                    joined |= {"peers": met.peers, "host_infos": met.host_infos}
                 connection.send(joined)
             attempt.announce()
         attempt.open()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from saferun.cluster.messages import MOST_HOSTS, is_leaders, is_sound
-from saferun.coordinator.line import Line
+from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import FORGED, StoreBrokenError
 from saferun.text.decoding import MALFORMED, loads, number
 
@@ -40,14 +40,16 @@ class JobLog:
     """One attempt's log, as this host sees it.
 
     Args:
-        line: to the control store.
+        channel: to the control store.
         prefix: the attempt's.
         host: this host's number.
         on_told: gets each message with its number, in order, never two at once.
     """
 
-    def __init__(self, line: Line, prefix: str, host: int, on_told: Callable[[int, dict[str, Any]], None]) -> None:
-        self._line = line
+    def __init__(
+        self, channel: StoreChannel, prefix: str, host: int, on_told: Callable[[int, dict[str, Any]], None]
+    ) -> None:
+        self._channel = channel
         self._prefix = prefix
         self._host = host
         self._on_told = on_told
@@ -62,7 +64,7 @@ class JobLog:
         self._number = 0
 
     def start(self) -> None:
-        """Watch and say, with the line's connections of now."""
+        """Watch and say, with the channel's connections of now."""
         threading.Thread(target=self._watch, daemon=True).start()
         threading.Thread(target=self._say, daemon=True).start()
 
@@ -110,39 +112,39 @@ class JobLog:
         """Wait until everything that was to be said has reached the store, or cannot any more."""
         give_up_at = time.monotonic() + timeout_s
         with self._said:
-            while self._unsaid and not self._ended and not self._line.is_closed and time.monotonic() < give_up_at:
+            while self._unsaid and not self._ended and not self._channel.is_closed and time.monotonic() < give_up_at:
                 self._said.wait(_LOOK_AGAIN_S)
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        client = self._line.watching
-        while self._line.is_current(client) and not self._is_over:
+        client = self._channel.watching
+        while self._channel.is_current(client) and not self._is_over:
             k = self._count
             try:
                 wait_s = _WAIT_AFTER_END_S if self._ended else _WAIT_S
                 value = client.get(f"{self._prefix}log/{k}", wait_s, forged=FORGED)
             except StoreBrokenError:
-                self._line.repair(client)
+                self._channel.repair(client)
                 return
             if value is not None:
                 self._take(k, value)
 
     def _say(self) -> None:
-        client = self._line.client
-        while self._line.is_current(client) and not self._is_over:
+        client = self._channel.client
+        while self._channel.is_current(client) and not self._is_over:
             with self._said:
-                # The time-out is for a line that has been made anew meanwhile.
+                # The time-out is for a channel that has been made again meanwhile.
                 if not self._said.wait_for(lambda: self._unsaid, 60.0):
                     continue
                 kind, entry = self._unsaid[0]
-            if not self._line.is_current(client):
+            if not self._channel.is_current(client):
                 return
             try:
                 self._place(client, kind, entry)
             except StoreBrokenError:
                 # It stays the first to be said, in case there will be another connection.
-                self._line.repair(client)
+                self._channel.repair(client)
                 return
             with self._said:
                 self._unsaid.popleft()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.coordinator.heartbeats import Monitor, stall_words, stuck_processes, waiting_places
-from saferun.coordinator.knock import CUT, GONE, MAY_WORK, REACHED, UNKNOWN, UNREACHABLE, Finding, knock
+from saferun.coordinator.liveness_probe import CUT, GONE, MAY_WORK, REACHED, UNKNOWN, UNREACHABLE, Finding, probe_host
 from saferun.coordinator.places import HostRecord
 
 # For how long a host that answers is given to send another heartbeat.
@@ -39,7 +39,7 @@ class Liveness:
         *,
         has_one_port: bool,
         report: Callable[[str, dict[str, object]], None],
-        probe: Callable[..., Finding] = knock,
+        probe: Callable[..., Finding] = probe_host,
     ) -> None:
         self.monitor: Monitor | None = None  # of the heartbeats, once there are any
         self._records = records

@@ -66,9 +66,9 @@ class Met(Value):
         return peers
 
     @property
-    def cards(self) -> list[tuple[str, str]]:
-        """What all hosts found out about themselves, and their doors, for the leader."""
-        return [(record.card, record.door) for record in self.records]
+    def host_infos(self) -> list[tuple[str, str]]:
+        """What all hosts found out about themselves, and their probe endpoints, for the leader."""
+        return [(record.host_info, record.probe_endpoint) for record in self.records]
 
 
 class Meeting:
@@ -88,6 +88,8 @@ class Meeting:
         self.master_addr = plain(str(address))
         self.ports = [int(port) for port in ports]
         self.endpoint = str(first.get("endpoint") or "")
+        host, port = first.get("address") or ("", 0)
+        self.endpoint_address = plain(str(host)), int(port)
         self.conf: dict[str, Any] = dict(first.get("conf") or {})
         self.run_id = str(first["run_id"])
         self.local_addr: str | None = first.get("local_addr") or None
@@ -176,8 +178,8 @@ class Meeting:
             restarts=max(int(join["restarts"]) for join in self._joins.values()),
             most=self.most,
             born=_BORN,
-            card=str(head.get("card") or ""),
-            door=str(head.get("door") or ""),
+            host_info=str(head.get("host_info") or ""),
+            probe_endpoint=str(head.get("probe_endpoint") or ""),
             full=head.get("full") is True,
         )
 

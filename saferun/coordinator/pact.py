@@ -120,7 +120,7 @@ class Pact(Signer):
             client.set(OFFER_KEY, text)
 
     def keep(self, client: StoreClient) -> None:
-        """Make the offer anew before it expires, while hosts are waited for."""
+        """Make the offer again before it expires, while hosts are waited for."""
         if self.way == "munge" and self._offered_at is not None and time.monotonic() - self._offered_at > _AGAIN_S:
             self.offer(client)
 

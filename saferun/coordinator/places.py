@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads, number, text, words
+from saferun.text.typed_json import fit
+
+Task = TypeVar("Task")
 
 _MOST_TASKS = 4096
 _MOST_RANKS_OF_A_TASK = 65536
@@ -24,9 +28,8 @@ _HIGHEST_PORT = 65535
 _MOST_ATTEMPTS = 1 << 40
 LONGEST_RECORD_BYTES = 1 << 20
 # What a host found out about itself, and how it can be probed; both are read by others than these.
-_LONGEST_CARD = 64 << 10
-_LONGEST_DOOR = 4 << 10
-_MOST_DOORS = 1 << 14
+_LONGEST_INFO = 64 << 10
+_LONGEST_ENDPOINT = 4 << 10
 
 # All parts together stay within what the leader can hold; a part alone within what one message may be.
 _ALL_PARTS_BYTES = 64 << 20
@@ -34,67 +37,111 @@ _LEAST_PART_BYTES = 8 << 10
 _LARGEST_PART_BYTES = 4 << 20
 
 
+def _number(highest: int = _MOST_ATTEMPTS, least: int = 0) -> Callable[[object], int]:
+    return lambda value: number(value, least, highest)
+
+
+def _text(longest: int) -> Callable[[object], str]:
+    return lambda value: text(value, longest)
+
+
+def _name(value: object) -> str:
+    # A name is shown to people, on terminals too.
+    return words(text(value, _LONGEST_NAME), _LONGEST_NAME) or "?"
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_ADDRESSES:
+        raise ValueError("no list of addresses")
+    return tuple(text(address, _LONGEST_NAME) for address in value)
+
+
+def _tasks_of(shape: type[Task]) -> Callable[[Any], tuple[Task, ...]]:
+    def read(value: object) -> tuple[Task, ...]:
+        if not isinstance(value, list) or not 0 < len(value) <= _MOST_TASKS:
+            raise ValueError("no list of tasks")
+        return tuple(fit(shape, task) for task in value)
+
+    return read
+
+
+Number = Annotated[int, _number()]
+Port = Annotated[int, _number(_HIGHEST_PORT)]
+Name = Annotated[str, _name]
+Path = Annotated[str, _text(_LONGEST_PATH)]
+Endpoint = Annotated[str, _text(_LONGEST_ENDPOINT)]
+Addresses = Annotated[tuple[str, ...], _addresses]
+
+
 class TaskRecord(Value):
     """One saferun process of a host: its number of ranks, their role, its pid."""
 
-    nproc: int
-    role: str
-    pid: int
+    nproc: Annotated[int, _number(_MOST_RANKS_OF_A_TASK)]
+    role: Name
+    pid: Number
 
 
 class HostRecord(Value):
     """What a host says of itself.
 
     ``attempt`` is what it believes comes next, ``restarts`` how many failures it has seen the job get over, ``most``
-    for how many hosts it was started. ``port`` is the one that others knock at. ``born`` is unique to the process.
-    ``card``: what it found out about itself, for the leader; ``door``: how others can probe it; empty: there is nothing
-    to be probed. ``full``: whether all pairs of hosts are to be probed, if this is the leader's.
+    for how many hosts it was started. ``port`` is the one that others probe. ``born`` is unique to the process.
+    ``host_info``: what it found out about itself, for the leader; ``probe_endpoint``: how others can probe it; empty:
+    there is nothing to be probed. ``full``: whether all pairs of hosts are to be probed, if this is the leader's.
     """
 
-    name: str
-    tasks: tuple[TaskRecord, ...]
-    addresses: tuple[str, ...] = ()
-    port: int = 0
-    files: str = ""
-    attempt: int = 0
-    restarts: int = 0
-    most: int = 1
-    born: str = ""
-    card: str = ""
-    door: str = ""
+    name: Name
+    tasks: Annotated[tuple[TaskRecord, ...], _tasks_of(TaskRecord)]
+    addresses: Addresses = ()
+    port: Port = 0
+    files: Path = ""
+    attempt: Number = 0
+    restarts: Number = 0
+    most: Annotated[int, _number(_MOST_HOSTS)] = 1
+    born: Annotated[str, _text(_LONGEST_NAME)] = ""
+    host_info: Annotated[str, _text(_LONGEST_INFO)] = ""
+    probe_endpoint: Endpoint = ""
     full: bool = False
 
 
 class TaskPlace(Value):
     """The places of one task's ranks: each base is the number of its first rank."""
 
-    nproc: int
-    base_rank: int
-    role_base: int
-    role_world_size: int
-    local_base: int
+    nproc: Number
+    base_rank: Number
+    role_base: Number
+    role_world_size: Number
+    local_base: Number
+
+
+class ProbeTarget(Value):
+    """A host that is to be probed: its number, its label, its probe endpoint."""
+
+    host: Annotated[int, _number(_MOST_HOSTS)]
+    label: Name
+    endpoint: Endpoint
 
 
 class HostPlace(Value):
     """What one host is told: its own place, and of the others only what it needs.
 
-    ``doors``: the hosts that it is to probe: number, label, door. ``checked``: whether the leader looks at what the
-    hosts find, before any rank is started.
+    ``probe_endpoints``: the hosts that it is to probe: number, label, probe endpoint. ``checked``: whether the leader
+    looks at what the hosts find, before any rank is started.
     """
 
-    attempt: int
-    restarts: int
-    host: int
-    hosts: int
-    label: str
-    leader_name: str
-    leader_port: int
-    leader_addresses: tuple[str, ...]
-    files: str
-    world_size: int
-    part_limit_bytes: int
-    tasks: tuple[TaskPlace, ...]
-    doors: tuple[tuple[int, str, str], ...] = ()
+    attempt: Number
+    restarts: Number
+    host: Number
+    hosts: Annotated[int, _number(_MOST_HOSTS)]
+    label: Name
+    leader_name: Name
+    leader_port: Port
+    leader_addresses: Addresses
+    files: Path
+    world_size: Number
+    chunk_limit_bytes: Annotated[int, _number(_LARGEST_PART_BYTES)]
+    tasks: Annotated[tuple[TaskPlace, ...], _tasks_of(TaskPlace)]
+    probe_endpoints: tuple[ProbeTarget, ...] = ()
     checked: bool = False
 
     @property
@@ -120,7 +167,7 @@ def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
         for task in record.tasks:
             role_sizes[task.role] += task.nproc
     leader = records[0]
-    limit = part_limit_bytes(sum(len(record.tasks) for record in records))
+    limit = chunk_limit_bytes(sum(len(record.tasks) for record in records))
     world_size = role_sizes.total()
     role_next: Counter[str] = Counter()
     rank_next = 0
@@ -145,18 +192,23 @@ def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
                 leader_addresses=leader.addresses,
                 files=leader.files,
                 world_size=world_size,
-                part_limit_bytes=limit,
+                chunk_limit_bytes=limit,
                 tasks=tuple(tasks),
-                doors=_doors(records, labels, host),
-                checked=bool(leader.card),
+                probe_endpoints=_probe_targets(records, labels, host),
+                checked=bool(leader.host_info),
             )
         )
     return places
 
 
-def _doors(records: Sequence[HostRecord], labels: Sequence[str], host: int) -> tuple[tuple[int, str, str], ...]:
+def _probe_targets(records: Sequence[HostRecord], labels: Sequence[str], host: int) -> tuple[ProbeTarget, ...]:
+    """The hosts that one is to probe: number, label, probe endpoint."""
     others = partners(host, len(records), full=records[0].full)
-    return tuple((other, labels[other], records[other].door) for other in others if records[other].door)
+    return tuple(
+        ProbeTarget(other, labels[other], records[other].probe_endpoint)
+        for other in others
+        if records[other].probe_endpoint
+    )
 
 
 def partners(host: int, hosts: int, *, full: bool = False) -> tuple[int, ...]:
@@ -184,7 +236,7 @@ def label_hosts(names: Sequence[str]) -> list[str]:
     return labels
 
 
-def part_limit_bytes(tasks: int) -> int:
+def chunk_limit_bytes(tasks: int) -> int:
     """How long a piece of evidence of one task may be."""
     return min(_LARGEST_PART_BYTES, max(_LEAST_PART_BYTES, _ALL_PARTS_BYTES // max(1, tasks)))
 
@@ -224,27 +276,8 @@ def encode_record(record: HostRecord) -> str:
 
 def decode_record(content: bytes | str) -> HostRecord | None:
     """A host's record; None where it is malformed or out of bounds."""
-    try:
-        found = loads(content, longest=LONGEST_RECORD_BYTES)
-        tasks = tuple(TaskRecord(_number(n, _MOST_RANKS_OF_A_TASK), _name(r), _number(p)) for n, r, p in found["tasks"])
-        if not 0 < len(tasks) <= _MOST_TASKS:
-            return None
-        return HostRecord(
-            name=_name(found["name"]),
-            tasks=tasks,
-            addresses=_addresses(found["addresses"]),
-            port=_number(found["port"], _HIGHEST_PORT),
-            files=text(found["files"], _LONGEST_PATH),
-            attempt=_number(found["attempt"]),
-            restarts=_number(found["restarts"]),
-            most=_number(found["most"], _MOST_HOSTS),
-            born=text(found["born"], _LONGEST_NAME),
-            card=text(found["card"], _LONGEST_CARD),
-            door=text(found["door"], _LONGEST_DOOR),
-            full=found["full"] is True,
-        )
-    except MALFORMED:
-        return None
+    record: HostRecord | None = _decoded(HostRecord, content)
+    return record
 
 
 def encode_place(place: HostPlace) -> str:
@@ -254,46 +287,13 @@ def encode_place(place: HostPlace) -> str:
 
 def decode_place(content: bytes | str) -> HostPlace | None:
     """A host's place; None where it is malformed or out of bounds."""
+    place: HostPlace | None = _decoded(HostPlace, content)
+    return place if place is not None and place.host < place.hosts else None
+
+
+def _decoded(shape: Any, content: bytes | str) -> Any:  # noqa: ANN401 - a type and a value of it
     try:
         found = loads(content, longest=LONGEST_RECORD_BYTES)
-        tasks = tuple(TaskPlace(*(_number(value) for value in values)) for values in found["tasks"])
-        hosts = _number(found["hosts"], _MOST_HOSTS)
-        host = _number(found["host"], hosts - 1)
-        if not 0 < len(tasks) <= _MOST_TASKS:
-            return None
-        return HostPlace(
-            attempt=_number(found["attempt"]),
-            restarts=_number(found["restarts"]),
-            host=host,
-            hosts=hosts,
-            label=_name(found["label"]),
-            leader_name=_name(found["leader_name"]),
-            leader_port=_number(found["leader_port"], _HIGHEST_PORT),
-            leader_addresses=_addresses(found["leader_addresses"]),
-            files=text(found["files"], _LONGEST_PATH),
-            world_size=_number(found["world_size"]),
-            part_limit_bytes=_number(found["part_limit_bytes"], _LARGEST_PART_BYTES),
-            tasks=tasks,
-            doors=tuple(
-                (_number(other, _MOST_HOSTS), _name(label), text(door, _LONGEST_DOOR))
-                for other, label, door in found["doors"][:_MOST_DOORS]
-            ),
-            checked=found["checked"] is True,
-        )
+        return fit(shape, {field: found[field] for field in shape._fields})
     except MALFORMED:
         return None
-
-
-def _addresses(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _MOST_ADDRESSES:
-        raise ValueError("no list of addresses")
-    return tuple(text(address, _LONGEST_NAME) for address in value)
-
-
-def _name(value: object) -> str:
-    # A name is shown to people, on terminals too.
-    return words(text(value, _LONGEST_NAME), _LONGEST_NAME) or "?"
-
-
-def _number(value: object, highest: int = _MOST_ATTEMPTS) -> int:
-    return number(value, 0, highest)

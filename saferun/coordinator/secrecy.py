@@ -43,7 +43,7 @@ class Secrecy:
         secret: the job secret; None: there is none, and nothing is signed.
 
     Raises:
-        CannotSealError: evidence and cards cannot be encrypted here.
+        CannotSealError: evidence and host infos cannot be encrypted here.
     """
 
     def __init__(self, secret: JobSecret | None = None) -> None:

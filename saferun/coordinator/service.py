@@ -106,7 +106,7 @@ def _serve_several(
         return socket.socket(fileno=os.dup(fds[name])) if name in fds else None
 
     tasks = Tasks(socket.socket(fileno=socket_fd), listener("tasks"), listener("control"))
-    stores = Stores(store_class, listen_fd, fds.get("control", -1), tasks.answer_knocks)
+    stores = Stores(store_class, listen_fd, fds.get("control", -1), tasks.answer_probes)
     if sharing is not None:
         # What encrypts takes a while to import, and the hosts have yet to be checked.
         threading.Thread(target=_import_cipher, daemon=True).start()

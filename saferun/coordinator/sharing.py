@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from saferun.text.framing import MessageBuffer
+
 _NAME = "sr-secret"
 # Longer than each way takes at most, and the imports before the first.
 _ANSWER_S = 10.0
@@ -37,7 +39,7 @@ class Sharing:
         self._lock = threading.Lock()
         self._number = 0
         self._line: socket.socket | None = None
-        self._rest = b""
+        self._buffer = MessageBuffer(_MOST_BYTES)
         self._pid = -1
         parent_pid = os.getpid()
         try:
@@ -119,17 +121,17 @@ class Sharing:
 
     def _answer(self, line: socket.socket) -> dict[str, Any]:
         give_up_at = time.monotonic() + _ANSWER_S
-        while b"\n" not in self._rest:
+        answers: list[dict[str, Any]] = []
+        while not answers:
             line.settimeout(max(0.001, give_up_at - time.monotonic()))
             chunk = line.recv(4096)
-            if not chunk or len(self._rest) > _MOST_BYTES:
+            found = self._buffer.feed(chunk) if chunk else None
+            if found is None:
                 raise OSError("no answer")
-            self._rest += chunk
-        first, _, self._rest = self._rest.partition(b"\n")
-        answer = json.loads(first)
-        if not isinstance(answer, dict) or answer.get("id") != self._number:
+            answers = found
+        if answers[0].get("id") != self._number:
             raise ValueError("another answer")
-        return answer
+        return answers[0]
 
 
 def _run(parent_pid: int, fd: int, close_fds: Sequence[int], serve: Callable[[socket.socket], None] | None) -> None:

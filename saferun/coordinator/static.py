@@ -188,7 +188,7 @@ class StaticRendezvous:
             client,
             prefix,
             meeting.most,
-            knocks=not self._one_port,
+            can_probe=not self._one_port,
             is_asked_for=lambda: may_move and ranks is not None and ranks.check(_ASK_KEY),
             mismatch=lambda: self._mismatch(meeting),
         )

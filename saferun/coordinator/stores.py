@@ -16,7 +16,7 @@ class Stores:
         store_class: torch's TCPStore.
         ranks_fd: the listening socket of the ranks' store; -1: none.
         control_fd: the one of the control store; -1: none.
-        answer_knocks: tells the main thread whether to answer at the control socket itself.
+        answer_probes: tells the main thread whether to answer at the control socket itself.
     """
 
     def __init__(
@@ -24,14 +24,14 @@ class Stores:
         store_class: Any,  # noqa: ANN401 - torch may be there in part only
         ranks_fd: int,
         control_fd: int,
-        answer_knocks: Callable[[bool], None],
+        answer_probes: Callable[[bool], None],
     ) -> None:
         self.store_class = store_class
         self.ranks_port = loopback_address(ranks_fd)[1] if ranks_fd >= 0 else 0
         self.control_port = loopback_address(control_fd)[1] if control_fd >= 0 else 0
         self._ranks_fd = ranks_fd
         self._control_fd = control_fd
-        self._answer_knocks = answer_knocks
+        self._answer_probes = answer_probes
         self._ranks: StoreClient | None = None
         self._control: StoreClient | None = None
 
@@ -56,16 +56,16 @@ class Stores:
         """Serve an empty control store, instead of the one before, and return a connection to it."""
         if self._control is not None:
             self._control.end()
-        self._answer_knocks(False)
+        self._answer_probes(False)
         self._control = _served(self.store_class, self._control_fd)
         return self._control
 
     def drop_control(self) -> None:
-        """End the control store; the socket answers knocks again."""
+        """End the control store; the socket answers liveness probes again."""
         if self._control is not None:
             self._control.end()
         self._control = None
-        self._answer_knocks(True)
+        self._answer_probes(True)
 
 
 def _served(store_class: Any, listen_fd: int) -> StoreClient:  # noqa: ANN401

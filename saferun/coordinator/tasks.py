@@ -1,4 +1,4 @@
-"""The connections to this host's saferun processes, and whoever knocks: JSON lines, read by one thread, sent by any.
+"""The connections to this host's saferun processes, and liveness probes: JSON lines, read by one thread, sent by any.
 
 The head (task 0) has a socket pair; the others of the host come over a Unix socket, and must be of the same user.
 """
@@ -16,7 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from saferun.coordinator.knock import ANSWER
+from saferun.coordinator.liveness_probe import ANSWER
+from saferun.text.framing import MessageBuffer
 
 Message = dict[str, Any]
 
@@ -40,8 +41,7 @@ class TaskConnection:
         self.is_closed = False
         self._socket = connection
         self._wake = wake
-        self._received: list[bytes] = []
-        self._received_bytes = 0
+        self._buffer = MessageBuffer(_LONGEST_LINE_BYTES)
         self._unsent = bytearray()
         self._lock = threading.Lock()
 
@@ -94,21 +94,7 @@ class TaskConnection:
             return []
         except OSError:
             return None
-        if not chunk or self._received_bytes > _LONGEST_LINE_BYTES:
-            return None
-        self._received.append(chunk)
-        self._received_bytes += len(chunk)
-        if b"\n" not in chunk:
-            return []
-        *lines, rest = b"".join(self._received).split(b"\n")
-        self._received, self._received_bytes = [rest], len(rest)
-        messages = []
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                message = json.loads(line)
-                if isinstance(message, dict):
-                    messages.append(message)
-        return messages
+        return self._buffer.feed(chunk) if chunk else None
 
     def close(self) -> None:
         """Close the connection."""
@@ -123,7 +109,7 @@ class Tasks:
     Args:
         head: the connected socket to the head.
         listener: where the other tasks of this host connect, if anywhere.
-        knocked: the listening socket that other hosts knock at, if there is one.
+        knocked: the listening socket that other hosts probe, if there is one.
     """
 
     def __init__(
@@ -135,8 +121,8 @@ class Tasks:
         self.head = TaskConnection(head, is_head=True, wake=self.wake)
         self._listener = listener
         self._knocked = knocked
-        self._answers_knocks = knocked is not None
-        self._knocks_changed = threading.Event()
+        self._answers_probes = knocked is not None
+        self._probes_changed = threading.Event()
         self._connections = {self.head.fd: self.head}
         for sock in (listener, knocked):
             if sock is not None:
@@ -161,17 +147,17 @@ class Tasks:
             if connection.task is not None and connection is not but:
                 connection.send(message)
 
-    def answer_knocks(self, answers: bool) -> None:  # noqa: FBT001
-        """Begin or stop answering knocks; when this returns, the loop does not accept any more of them.
+    def answer_probes(self, answers: bool) -> None:  # noqa: FBT001
+        """Begin or stop answering liveness probes; when this returns, the loop does not accept any more of them.
 
         Not to be called by the loop's own thread.
         """
-        if self._knocked is None or self._answers_knocks == answers:
+        if self._knocked is None or self._answers_probes == answers:
             return
-        self._knocks_changed.clear()
-        self._answers_knocks = answers
+        self._probes_changed.clear()
+        self._answers_probes = answers
         self.wake()
-        self._knocks_changed.wait(10.0)
+        self._probes_changed.wait(10.0)
 
     def run(
         self,
@@ -198,7 +184,7 @@ class Tasks:
                 elif self._listener is not None and fd == self._listener.fileno():
                     self._accept_task(self._listener)
                 else:
-                    self._answer_knock()
+                    self._answer_probe()
             now = time.monotonic()
             if now - ticked_at >= _TICK_S:
                 on_tick(now - ticked_at)
@@ -212,9 +198,9 @@ class Tasks:
             poll.register(connection.fd, select.POLLIN | (select.POLLOUT if connection.unsent_bytes else 0))
         if self._listener is not None and len(self._connections) < _MOST_CONNECTIONS:
             poll.register(self._listener.fileno(), select.POLLIN)
-        if self._knocked is not None and self._answers_knocks:
+        if self._knocked is not None and self._answers_probes:
             poll.register(self._knocked.fileno(), select.POLLIN)
-        self._knocks_changed.set()
+        self._probes_changed.set()
         return poll.poll(_TICK_S * 1000)
 
     def _serve(
@@ -253,8 +239,8 @@ class Tasks:
         task = TaskConnection(connection, is_head=False, wake=self.wake)
         self._connections[task.fd] = task
 
-    def _answer_knock(self) -> None:
-        if self._knocked is None or not self._answers_knocks:
+    def _answer_probe(self) -> None:
+        if self._knocked is None or not self._answers_probes:
             return
         with suppress(OSError):
             connection, _ = self._knocked.accept()

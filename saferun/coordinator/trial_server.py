@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saferun.coordinator.trial_member import MemberOrder
+    from saferun.text.framing import MessageBuffer
 
 _READ_BYTES = 1 << 16
 _REQUEST_BYTES_AT_MOST = 16 << 20
@@ -57,24 +58,15 @@ class _Member:
         self.words = ""
         self.where = "starting"
         self.output = b""
-        self._received = b""
+        self._report = _buffer(_REPORT_BYTES_AT_MOST)
 
     def read_report(self) -> list[dict[str, Any]] | None:
         """What it has said; None: it has ended."""
         chunk = _read(self.report_fd)
         if chunk is None:
             return []
-        if not chunk or len(self._received) > _REPORT_BYTES_AT_MOST:
-            return None
-        from saferun.text.decoding import loads  # where main has put the package on the path
-
-        *lines, self._received = (self._received + chunk).split(b"\n")
-        said = []
-        for line in lines:
-            # A member that is about to crash may write anything.
-            with suppress(ValueError):
-                said.append(loads(line))
-        return [one for one in said if isinstance(one, dict)]
+        # A member that is about to crash may write anything.
+        return self._report.feed(chunk) if chunk else None
 
     def read_output(self) -> bool:
         """Keep the end of what it wrote to stdout and stderr. False: there will be no more."""
@@ -91,6 +83,12 @@ class _Member:
     def close(self) -> None:
         for fd in (self.report_fd, self.output_fd):
             os.close(fd)
+
+
+def _buffer(longest_bytes: int) -> MessageBuffer:
+    from saferun.text.framing import MessageBuffer  # where main has put the package on the path
+
+    return MessageBuffer(longest_bytes)
 
 
 def _read(fd: int) -> bytes | None:
@@ -127,8 +125,7 @@ class TrialServer:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._received: list[bytes] = []
-        self._received_bytes = 0
+        self._requests = _buffer(_REQUEST_BYTES_AT_MOST)
         self._poll = select.poll()
         self._running: _Running | None = None
         self._undead: list[int] = []
@@ -175,17 +172,11 @@ class TrialServer:
             chunk = self._connection.recv(_READ_BYTES)
         except OSError:
             chunk = b""
-        self._received_bytes += len(chunk)
-        if not chunk or self._received_bytes > _REQUEST_BYTES_AT_MOST:
+        requests = self._requests.feed(chunk) if chunk else None
+        if requests is None:
             self._is_over = True
             return
-        self._received.append(chunk)
-        if b"\n" not in chunk:
-            return
-        *lines, rest = b"".join(self._received).split(b"\n")
-        self._received, self._received_bytes = [rest], len(rest)
-        for line in lines:
-            request = json.loads(line)
+        for request in requests:
             if request["op"] == "goodbye":
                 self._is_over = True
             elif request["op"] == "trial":

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from saferun.errors import suppress
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
+from saferun.text.framing import MessageBuffer
 
 LONGEST_MESSAGE_BYTES = 16 << 20
 QUEUE_BYTES = 32 << 20
@@ -37,8 +38,7 @@ class JsonLines:
         self._socket = connection
         self._poller = poller
         self._queue_bytes = queue_bytes
-        self._received: list[bytes] = []
-        self._received_bytes = 0
+        self._buffer = MessageBuffer(LONGEST_MESSAGE_BYTES)
         self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._queued_bytes = 0
         # epoll keeps one registration a descriptor, and reading has its own.
@@ -83,21 +83,7 @@ class JsonLines:
             return []
         except OSError:
             return None
-        if not chunk or self._received_bytes > LONGEST_MESSAGE_BYTES:
-            return None
-        self._received.append(chunk)
-        self._received_bytes += len(chunk)
-        if b"\n" not in chunk:
-            return []
-        *lines, rest = b"".join(self._received).split(b"\n")
-        self._received, self._received_bytes = [rest], len(rest)
-        messages = []
-        for line in lines:
-            with suppress(ValueError, RecursionError):
-                message = json.loads(line)
-                if isinstance(message, dict):
-                    messages.append(message)
-        return messages
+        return self._buffer.feed(chunk) if chunk else None
 
     def drain(self, timeout_s: float) -> None:
         """Send what is queued, waiting for the peer to read: for the end of a launch, when no loop runs any more."""

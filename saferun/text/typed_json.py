@@ -3,13 +3,14 @@
 A shape is a named tuple whose fields are texts, numbers, truth values, tuples of one shape (``tuple[X, ...]``), other
 named tuples, or ``X | None``. A named tuple is a list of its fields in order, or an object with their names; fields
 that are missing have their defaults. What does not fit is an error, and everything that does is bounded.
+``Annotated[X, read]`` has bounds of its own: ``read`` makes the value of what JSON gave.
 """
 
 from __future__ import annotations
 
 import math
 import types
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 _STRING_LIMIT = 4096
 _ITEMS_LIMIT = 8192
@@ -31,6 +32,8 @@ def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it
         TypeError: likewise.
     """
     origin = get_origin(shape)
+    if origin is Annotated:
+        return shape.__metadata__[0](raw)
     if origin is tuple:
         if not isinstance(raw, list):
             raise TypeError("a list is wanted")
@@ -60,7 +63,7 @@ def _is_bounded(raw: Any) -> bool:  # noqa: ANN401 - a scalar of JSON
 def _fit_fields(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a named tuple
     hints = _hints.get(shape)
     if hints is None:
-        hints = _hints[shape] = get_type_hints(shape)
+        hints = _hints[shape] = get_type_hints(shape, include_extras=True)
     if isinstance(raw, dict):
         return shape(**{name: fit(hint, raw[name]) for name, hint in hints.items() if name in raw})
     if isinstance(raw, list):

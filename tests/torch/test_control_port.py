@@ -104,7 +104,7 @@ def test_one_port_is_enough_for_the_hosts_of_a_c10d_rendezvous(*, asked_for: boo
         Host("node1", endpoint=endpoint, ranks=ranks[0], whole_torch=True),
         Host("node2", ranks=ranks[1], whole_torch=True),
     ]
-    where = {"backend": "c10d", "endpoint": f"127.0.0.1:{port_of(endpoint)}", "node_rank": None}
+    where = {"backend": "c10d", "address": ["127.0.0.1", port_of(endpoint)], "node_rank": None}
     fields: dict[str, Any] = {
         **where,
         "master": ["127.0.0.1", [port_of(endpoint)]],

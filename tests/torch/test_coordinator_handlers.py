@@ -25,7 +25,7 @@ def c10d_job(*names: str, endpoint_last: bool = False) -> Iterator[tuple[list[Ho
     ]
     fields = {
         "backend": "c10d",
-        "endpoint": f"127.0.0.1:{port_of(endpoint)}",
+        "address": ["127.0.0.1", port_of(endpoint)],
         "master": ["127.0.0.1", [port_of(endpoint)]],
         "node_rank": None,
         "least": len(names),
@@ -142,11 +142,12 @@ def test_a_lost_host_of_an_elastic_job_is_missed_by_its_leader() -> None:
 def test_an_endpoint_that_cannot_be_reached_is_named() -> None:
     """With the reason, meanwhile and at the end."""
     closed = listening()
-    endpoint = f"127.0.0.1:{port_of(closed)}"
+    address = ["127.0.0.1", port_of(closed)]
+    endpoint = f"127.0.0.1:{address[1]}"
     closed.close()
     host = Host("node2", whole_torch=True)
     try:
-        host.join(backend="c10d", endpoint=endpoint, node_rank=None, most=2, least=2, timeout_s=2.0, tell_every_s=0.5)
+        host.join(backend="c10d", address=address, node_rank=None, most=2, least=2, timeout_s=2.0, tell_every_s=0.5)
         assert f"{endpoint} refuses connections" in host.expect("waiting")["words"]
         assert f"{endpoint} refuses connections" in host.expect("join_failed")["what"]
     finally:

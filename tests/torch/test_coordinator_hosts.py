@@ -363,7 +363,7 @@ def test_parts_reach_the_leader_and_leave_the_store() -> None:
     """Evidence of thousands of hosts does not stay in its memory."""
     with hosts("node1", "node2", "node3") as job:
         joined = join_all(job)
-        limit = joined[0]["part_limit_bytes"]
+        limit = joined[0]["chunk_limit_bytes"]
         for n, host in enumerate(job):
             host.send("part", attempt=0, name="hang-1", text="é" * 1000 + str(n))
         job[1].send("part", attempt=0, name="end", text="x" * limit)

@@ -31,7 +31,7 @@ from saferun.captures.py_spy import threads_from_json
 from saferun.captures.pystack_core import threads_from_pystack
 from saferun.captures.wire import CaptureReader, Request, Target, decode_request, encode, encode_request
 from saferun.cluster.evidence import decode_part, encode_part
-from saferun.cluster.messages import decision_from, piece_from, task_of, trouble_from
+from saferun.cluster.messages import abort_from, chunk_from, decision_from, task_of
 from saferun.cluster.placement.rendezvous import read_conf
 from saferun.cluster.schedulers import Surroundings, detect
 from saferun.cluster.schedulers.host_list import expand_hosts, parse_host_file
@@ -179,7 +179,9 @@ ERROR = {"message": {"message": "x", "extraInfo": {"timestamp": "1700000000", "p
 STATE = {"t": {"0": {"s": "run"}}, "p": [[0, "end"]], "x": {"0": "D"}, "a": False, "w": {"0": "/mnt"}}
 LEADER = {"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["10.0.0.1"]}
 SIGNER = Signer(JobSecret(bytes(32)), "job")
-RECORD = HostRecord("node1", (TaskRecord(2, "default", 7),), ("10.0.0.1",), 29500, "run", card="{}", door="{}")
+RECORD = HostRecord(
+    "node1", (TaskRecord(2, "default", 7),), ("10.0.0.1",), 29500, "run", host_info="{}", probe_endpoint="{}"
+)
 BOUND = "0" * 64
 TRIAL = {"number": 1, "name": "pairs", "groups": [[[0, 0, 2], [1, 0, 2]]], "interface": "eth0", "deadline_s": 30.0}
 GDB = b"Thread 1 (LWP 71):\n#0  0x00007f in raise (sig=6) at x.c:3\n#1  main () at t.c:1\n"
@@ -195,7 +197,7 @@ DECODERS: dict[str, Decoder] = {
     "JSON lines": Decoder(json_lines, dumped({"op": "told", "message": TROUBLE})),
     "JSON lines of tasks": Decoder(task_lines, dumped({"op": "tell", "attempt": 0, "message": TROUBLE})),
     "log entries": Decoder(log_entry, dumped({"h": 1, "n": 1, "m": TROUBLE}, {"h": 0, "n": 1, "m": DECISION})),
-    "troubles": Decoder(lambda content: trouble_from(loads(content)), dumped(TROUBLE), MALFORMED),
+    "troubles": Decoder(lambda content: abort_from(loads(content)), dumped(TROUBLE), MALFORMED),
     "decisions": Decoder(lambda content: decision_from(loads(content)), dumped(DECISION), MALFORMED),
     "verdicts": Decoder(
         lambda content: verdict_from(loads(content)),
@@ -203,7 +205,7 @@ DECODERS: dict[str, Decoder] = {
         (ValueError,),
     ),
     "tasks": Decoder(lambda content: task_of(text_of(content)), (b"3/0",), (ValueError,)),
-    "pieces": Decoder(lambda content: piece_from(text_of(content)), (piece().encode(),), MALFORMED),
+    "pieces": Decoder(lambda content: chunk_from(text_of(content)), (piece().encode(),), MALFORMED),
     "parts": Decoder(lambda content: decode_part(text_of(content)), (PART,)),
     "states": Decoder(read_state, dumped(STATE)),
     "records": Decoder(decode_record, (record_text(RECORD).encode(),)),

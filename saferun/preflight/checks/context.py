@@ -85,9 +85,7 @@ def context_of(
     master = rendezvous.master_addr or (hosts.names[0] if hosts.names else "")
     serves = not hosts.together or hosts.node_rank == 0
     if hosts.together and rendezvous.backend != "static":
-        from saferun.cluster.job_channel import split_endpoint
-
-        master = split_endpoint(rendezvous.endpoint)[0]
+        master = rendezvous.address[0] if rendezvous.address is not None else ""
         serves = is_endpoint_here
     return CheckContext(
         nproc=task.local_world_size if task is not None else config.nproc_per_node,

@@ -115,7 +115,7 @@ JOINED: dict[str, Any] = {
     "leader_name": "node0",
     "label": "node0",
     "files": "20260101-000000-abcdef",
-    "part_limit_bytes": 65536,
+    "chunk_limit_bytes": 65536,
     "peers": [[0, "node0", "node0", 1, ["10.0.0.1"], 0, 2], [1, "node1", "node1", 1, ["10.0.0.2"], 2, 2]],
 }
 
@@ -183,7 +183,7 @@ def test_a_piece_of_the_largest_size_that_is_allowed_fits_with_its_wrapping(list
     """The coordinator drops what is larger than the host that decides wants to read."""
     listening.join()
     listening.job.share("end", "x" * listening.job.chunk_limit_bytes, moved=False, stopped=False)
-    assert len(listening.channel.sent[-1]["text"]) <= JOINED["part_limit_bytes"]
+    assert len(listening.channel.sent[-1]["text"]) <= JOINED["chunk_limit_bytes"]
 
 
 def test_clocks_that_differ_are_set_right(listening: Listening) -> None:

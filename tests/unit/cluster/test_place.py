@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from saferun.cli.main import read_config
-from saferun.cluster.placement.meeting import candidate_ports
 from saferun.cluster.placement.pmi import ask_process_manager, command_lines_above
+from saferun.cluster.placement.several_hosts import candidate_ports
 from saferun.config import HostsConfig, LaunchConfig, TaskConfig
 from saferun.errors import UsageError
 from tests.unit.recorded_launchers import (
@@ -113,20 +113,20 @@ def test_static_endpoint_of_several_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "written"),
+    ("endpoint", "written", "address"),
     [
-        ("node1:1234", "node1:1234"),
-        ("node1", "node1:29400"),
-        ("", "localhost:29400"),
-        ("[2001:db8::1]:5", "[2001:db8::1]:5"),
-        ("[2001:db8::1]", "[2001:db8::1]:29400"),
-        ("node1:0", "node1:0"),
+        ("node1:1234", "node1:1234", ("node1", 1234)),
+        ("node1", "node1:29400", ("node1", 29400)),
+        ("", "localhost:29400", ("localhost", 29400)),
+        ("[2001:db8::1]:5", "[2001:db8::1]:5", ("2001:db8::1", 5)),
+        ("[2001:db8::1]", "[2001:db8::1]:29400", ("2001:db8::1", 29400)),
+        ("node1:0", "node1:0", ("node1", 0)),
     ],
 )
-def test_c10d_endpoints(endpoint: str, written: str) -> None:
+def test_c10d_endpoints(endpoint: str, written: str, address: tuple[str, int]) -> None:
     """With torch's port where there is none."""
     config = config_of("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--node-rank=1")
-    assert config.rendezvous.endpoint == written
+    assert (config.rendezvous.endpoint, config.rendezvous.address) == (written, address)
     assert config.hosts.node_rank is None  # the rendezvous decides, as under torchrun
     assert (config.rendezvous.master_addr, config.rendezvous.master_port) == (None, None)
 
@@ -141,7 +141,7 @@ def test_what_a_rendezvous_is_handed() -> None:
     assert rendezvous.local_addr == "10.0.0.9"
     assert place(config) == (2, 4, None)
     file = config_of("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=/srv/x", "--rdzv-conf=store_type=file")
-    assert file.rendezvous.endpoint == "/srv/x"
+    assert (file.rendezvous.endpoint, file.rendezvous.address) == ("/srv/x", None)
 
 
 def test_standalone_wins() -> None:

@@ -58,7 +58,7 @@ def test_a_record_that_cannot_be_read_ends_the_meeting_with_its_host_s_number() 
     store.put("r0/read", "1")
     meeting = Meeting(MEETING)
     with pytest.raises(JoinFailedError, match="what the host with node rank 1 says of itself cannot be read"):
-        Gathering(Client(store), "r0/", 2, knocks=False).gather(meeting, OWN)  # type: ignore[arg-type]
+        Gathering(Client(store), "r0/", 2, can_probe=False).gather(meeting, OWN)  # type: ignore[arg-type]
     assert b"node rank 1" in store.keys["r0/place/1"]
 
 
@@ -70,7 +70,7 @@ def test_a_counter_that_somebody_has_written_holds_nobody_up(monkeypatch: pytest
     for key in ("r0/read", "r0/left"):
         store.put(key, counter)
     store.put("r0/host/1", "")
-    leading = Gathering(Client(store), "r0/", 2, knocks=False)  # type: ignore[arg-type]
+    leading = Gathering(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
     leading.fail(JoinFailedError("what", "hint"))
     assert b"what" in store.keys["r0/place/1"]
-    Gathering(Client(store), "r0/", 2, knocks=False).wait_until_left(0.05)  # type: ignore[arg-type]
+    Gathering(Client(store), "r0/", 2, can_probe=False).wait_until_left(0.05)  # type: ignore[arg-type]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from saferun.coordinator import heartbeats
+from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key
 from saferun.coordinator.heartbeats import CHANGE, Beats, Monitor
-from saferun.coordinator.parts import PartReader, part_key
 from tests.unit.coordinator.fake_store import DEADLINE_S, Client, Line, Store
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Leader:
             [1] * hosts,
             timeout_s,
             on_states=lambda changed: self._note(lambda: self.states.update(changed)),
-            on_part=lambda *_: None,
+            on_chunk=lambda *_: None,
             on_silent=lambda host: self._note(lambda: self.silent.append(host)),
             on_doubt=lambda: None,
             on_heard=lambda _: None,
@@ -177,7 +177,7 @@ def test_a_host_is_asked_after_later_where_no_thread_can_be_started(monkeypatch:
 
 
 @contextmanager
-def reading(store: Store) -> Iterator[tuple[PartReader, list[tuple[Any, ...]], threading.Condition]]:
+def reading(store: Store) -> Iterator[tuple[ChunkReader, list[tuple[Any, ...]], threading.Condition]]:
     """The leader's reading of parts."""
     read: list[tuple[Any, ...]] = []
     changed = threading.Condition()
@@ -187,7 +187,7 @@ def reading(store: Store) -> Iterator[tuple[PartReader, list[tuple[Any, ...]], t
             read.append(part)
             changed.notify_all()
 
-    reader = PartReader(Client(store), "a0/", 100, deliver, lambda: False)  # type: ignore[arg-type]
+    reader = ChunkReader(Client(store), "a0/", 100, deliver, lambda: False)  # type: ignore[arg-type]
     reader.start()
     try:
         yield reader, read, changed
@@ -198,7 +198,7 @@ def reading(store: Store) -> Iterator[tuple[PartReader, list[tuple[Any, ...]], t
 def test_a_part_that_is_not_there_holds_up_no_other() -> None:
     """Whoever announces a thousand of them would have the evidence of all other hosts come too late."""
     store = Store()
-    store.put(part_key("a0/", 2, 0, "end"), "seen")
+    store.put(chunk_key("a0/", 2, 0, "end"), "seen")
     with reading(store) as (reader, read, changed):
         for i in range(1000):
             reader.announce(1, 0, f"hang-{i}")
@@ -214,7 +214,7 @@ def test_a_connection_that_breaks_is_not_the_end_of_reading() -> None:
     store = Store()
     store.breaks = 1
     for name in ("hang-1", "end"):
-        store.put(part_key("a0/", 1, 0, name), name)
+        store.put(chunk_key("a0/", 1, 0, name), name)
     with reading(store) as (reader, read, changed):
         for name in ("hang-1", "end"):
             reader.announce(1, 0, name)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from saferun.coordinator.evidence_chunks import ChunkReader
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.parts import PartReader
 from saferun.coordinator.store_client import StoreBrokenError
 from tests.unit.coordinator.fake_store import DEADLINE_S, Line, Store
 
@@ -105,7 +105,7 @@ def test_a_state_names_only_tasks_that_its_host_has(field: dict[str, Any]) -> No
 
 def test_a_host_announces_so_many_parts_and_each_of_them_once() -> None:
     """What is announced waits in the leader's memory until it is read."""
-    reader = PartReader(None, "a0/", 100, lambda *_: None, lambda: False)  # type: ignore[arg-type]
+    reader = ChunkReader(None, "a0/", 100, lambda *_: None, lambda: False)  # type: ignore[arg-type]
     for i in range(10_000):
         reader.announce(1, 0, f"hang-{i}")
         reader.announce(1, 0, "end")

@@ -11,12 +11,12 @@ import pytest
 
 from saferun.coordinator.arrivals import waiting_words
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
-from saferun.coordinator.handlers import endpoint_of, is_loopback, master_addr, read_leader
+from saferun.coordinator.evidence_chunks import is_chunk_name
+from saferun.coordinator.handlers import is_loopback, master_addr, read_leader
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.host import Host
-from saferun.coordinator.knock import Sight, judge, knock
+from saferun.coordinator.liveness_probe import Sight, judge, probe_host
 from saferun.coordinator.meeting import Meeting
-from saferun.coordinator.parts import is_part_name
 from tests.ports import own_port
 
 DATA, MANAGEMENT = "10.1.0.3", "10.2.0.3"
@@ -66,8 +66,8 @@ def test_a_cut_names_the_way_that_works_and_the_one_that_does_not() -> None:
 
 def test_without_an_address_nothing_is_claimed() -> None:
     """Unknown is an honest answer."""
-    assert knock("node3", [], 4711, way=None).why == "unknown"
-    assert knock("node3", ["127.0.0.1"], 0, way=None).why == "unknown"
+    assert probe_host("node3", [], 4711, way=None).why == "unknown"
+    assert probe_host("node3", ["127.0.0.1"], 0, way=None).why == "unknown"
 
 
 def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +82,9 @@ def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytes
             is_over.append(address)
         return sight(address, REFUSED)
 
-    monkeypatch.setattr("saferun.coordinator.knock._look", look)
-    monkeypatch.setattr("saferun.coordinator.knock._CONNECT_TIMEOUT_S", 1000.0)
-    assert knock("node3", [DATA, MANAGEMENT], 4711, way=None).why == "gone"
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._look", look)
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._CONNECT_TIMEOUT_S", 1000.0)
+    assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=None).why == "gone"
     assert not is_over, "it waited for the other address"
     never.set()
 
@@ -101,8 +101,8 @@ def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyP
         assert refused.wait(10.0)
         return sight(address, CONNECTED, answered=True)
 
-    monkeypatch.setattr("saferun.coordinator.knock._look", look)
-    assert knock("node3", [DATA, MANAGEMENT], 4711, way=DATA).why == "cut"
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._look", look)
+    assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=DATA).why == "cut"
 
 
 @pytest.mark.parametrize(("is_amiss", "after_s", "told"), [(True, 3, True), (True, 1, False), (False, 3, False)])
@@ -146,21 +146,6 @@ def test_ipv6_addresses_are_shown_in_brackets() -> None:
     assert shown("fd00::1", 29500) == "[fd00::1]:29500"
     assert shown("node1", 29500) == "node1:29500"
     assert plain("[fd00::1]") == "fd00::1"
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "found"),
-    [
-        ("node1:29500", ("node1", 29500)),
-        ("node1", ("node1", 29400)),
-        ("[fd00::1]:29500", ("fd00::1", 29500)),
-        ("fd00::1", ("fd00::1", 29400)),
-        ("", ("10.0.0.9", 29400)),
-    ],
-)
-def test_endpoints_are_read_as_torchrun_reads_them(endpoint: str, found: tuple[str, int]) -> None:
-    """Its default port included."""
-    assert endpoint_of(Meeting({**MEETING, "endpoint": endpoint})) == found
 
 
 def test_a_name_that_leads_every_host_to_itself_is_not_handed_to_ranks() -> None:
@@ -222,7 +207,7 @@ def test_a_malformed_leader_is_none() -> None:
 )
 def test_parts_have_plain_names(name: object, is_one: bool) -> None:
     """They become keys of the store."""
-    assert is_part_name(name) is is_one
+    assert is_chunk_name(name) is is_one
 
 
 def test_where_no_thread_can_be_started_an_address_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +217,7 @@ def test_where_no_thread_can_be_started_an_address_is_tried_all_the_same(monkeyp
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert knock("node3", ["127.0.0.1"], own_port(), way=None).why == "gone"
+    assert probe_host("node3", ["127.0.0.1"], own_port(), way=None).why == "gone"
 
 
 class Told:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from saferun.coordinator import line as line_module
-from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding
-from saferun.coordinator.line import Line
+from saferun.coordinator import store_channel as channel_module
+from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNREACHABLE, Finding
+from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 DEADLINE_S = 30.0
@@ -38,11 +38,11 @@ class World:
         self.said: list[tuple[str, Any]] = []
         self.changed = threading.Condition()
         self.broken: set[str] = set()
-        monkeypatch.setattr(line_module, "knock", self._knock)
-        monkeypatch.setattr(line_module, "_LEAST_SEARCH_S", 0.01)
-        monkeypatch.setattr(line_module, "_SEARCH_SHARE", 0.0)
+        monkeypatch.setattr(channel_module, "probe_host", self._knock)
+        monkeypatch.setattr(channel_module, "_LEAST_SEARCH_S", 0.01)
+        monkeypatch.setattr(channel_module, "_SEARCH_SHARE", 0.0)
         monkeypatch.setattr(StoreClient, "connect", self._connect)
-        self.line = Line(
+        self.line = StoreChannel(
             Client("node1"),  # type: ignore[arg-type]
             "job",
             "key",
@@ -181,7 +181,7 @@ def test_a_connection_that_breaks_while_somebody_only_looks_is_made_again(monkey
 
 def test_a_connection_that_breaks_as_soon_as_it_is_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at once, and each time."""
-    monkeypatch.setattr(line_module, "_LEAST_PAUSE_S", 0.01)
+    monkeypatch.setattr(channel_module, "_LEAST_PAUSE_S", 0.01)
     world = World(monkeypatch, Finding(REACHED, "words", "node1"))
     say, times = world._say, 3
 

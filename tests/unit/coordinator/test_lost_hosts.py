@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from saferun.coordinator.knock import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, Finding
 from saferun.coordinator.liveness import Liveness
+from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, Finding
 from saferun.coordinator.places import HostRecord, TaskRecord
 
 INTERVAL_S = 0.1

@@ -86,7 +86,7 @@ class Host:
 
 
 def record(name: str) -> HostRecord:
-    return HostRecord(name, (TaskRecord(1, "default", 7),), born=f"born {name}", most=3, card="CARD of " + name)
+    return HostRecord(name, (TaskRecord(1, "default", 7),), born=f"born {name}", most=3, host_info="CARD of " + name)
 
 
 def meeting_of(name: str) -> Meeting:
@@ -122,7 +122,7 @@ def meet(store: MemoryStore, hosts: Sequence[Host], *, prefix: str = "r0/") -> l
     threads = [follow(store, host, number, prefix=prefix) for number, host in enumerate(hosts) if number]
 
     def lead() -> HostPlace:
-        gathering = Gathering(leader.client, prefix, len(hosts), knocks=False)
+        gathering = Gathering(leader.client, prefix, len(hosts), can_probe=False)
         return gathering.hand_out(gathering.gather(meeting_of("node0"), record("node0")))
 
     thread, results = in_background(lead)
@@ -274,7 +274,7 @@ def test_a_place_that_nobody_has_signed_is_not_taken_by_who_has_the_secret() -> 
     forged = json.dumps({**assign([record("evil"), record("node1")])[1]._asdict(), "to": "born node1", "signed": "no"})
     store.write("r0/place/1", forged)
     thread, results = follow(store, host, 1)
-    gathering = Gathering(leader.client, "r0/", 2, knocks=False)
+    gathering = Gathering(leader.client, "r0/", 2, can_probe=False)
     records = gathering.gather(meeting_of("node0"), record("node0"))
     until(lambda: host.ignored() == "r0/place/1")
     assert not results
@@ -294,7 +294,7 @@ def test_a_record_that_somebody_else_has_signed_is_handed_in_again() -> None:
     store.values.pop(OFFER_KEY)
     leader.pact.offer(leader.client)
     assert is_signed(store.values["r0/host/1"])
-    gathering = Gathering(leader.client, "r0/", 2, knocks=False)
+    gathering = Gathering(leader.client, "r0/", 2, can_probe=False)
     thread, results = in_background(lambda: gathering.hand_out(gathering.gather(meeting_of("node0"), record("node0"))))
     until(lambda: "r0/host/1" not in store.values)
     follower, found = follow(store, host, 1)

@@ -13,6 +13,7 @@ from saferun.coordinator.places import (
     HostRecord,
     TaskRecord,
     assign,
+    chunk_limit_bytes,
     decode_place,
     decode_record,
     disagreement,
@@ -20,7 +21,6 @@ from saferun.coordinator.places import (
     encode_record,
     label_hosts,
     missing_words,
-    part_limit_bytes,
 )
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=8)
@@ -167,6 +167,6 @@ def test_the_missing_are_named_as_far_as_they_are_known() -> None:
 @given(st.integers(1, 100_000))
 def test_all_parts_together_are_bounded(tasks: int) -> None:
     """The leader holds them all at once; below a certain size a part would say nothing."""
-    limit = part_limit_bytes(tasks)
+    limit = chunk_limit_bytes(tasks)
     assert 8 << 10 <= limit <= 4 << 20
     assert tasks * limit <= max(64 << 20, tasks * (8 << 10))

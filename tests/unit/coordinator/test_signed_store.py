@@ -11,11 +11,11 @@ import pytest
 
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.signed import Signer
+from saferun.coordinator.evidence_chunks import ChunkReader
 from saferun.coordinator.gathering import Gathering, MovedError, take_place, tell_failure
 from saferun.coordinator.heartbeats import CHANGE, Beats, Monitor
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.meeting import JoinFailedError, Meeting
-from saferun.coordinator.parts import PartReader
 from saferun.coordinator.places import HostRecord, TaskRecord, encode_record
 from saferun.coordinator.secrecy import (
     NO_SECRET,
@@ -210,7 +210,7 @@ class Leader:
             [1, 1],
             30.0,
             on_states=self.states.append,
-            on_part=lambda *_: None,
+            on_chunk=lambda *_: None,
             on_silent=lambda _: None,
             on_doubt=lambda: None,
             on_heard=lambda _: None,
@@ -286,7 +286,7 @@ def test_evidence_is_encrypted_in_the_store_and_somebody_else_s_is_none() -> Non
     # Somebody puts another piece of the same job in its place, and one that is too long.
     store.write("a0/part/1/0/hang-1", store.values["a0/part/1/0/end"])
     client.set("a0/part/1/0/hang-2", "x" * 101)
-    reader = PartReader(store.client(signer()), "a0/", 100, lambda *part: got.append(part), lambda: False)
+    reader = ChunkReader(store.client(signer()), "a0/", 100, lambda *part: got.append(part), lambda: False)
     for name in ("end", "hang-2"):
         reader.announce(1, 0, name)
     reader.close()
@@ -299,7 +299,9 @@ def test_evidence_is_encrypted_in_the_store_and_somebody_else_s_is_none() -> Non
 
 
 def record(name: str, born: str) -> HostRecord:
-    return HostRecord(name, (TaskRecord(1, "default", 7),), born=born, most=2, card="S3CR3TCARD", door="S3CR3TDOOR")
+    return HostRecord(
+        name, (TaskRecord(1, "default", 7),), born=born, most=2, host_info="S3CR3TCARD", probe_endpoint="S3CR3TDOOR"
+    )
 
 
 def meeting_of(name: str, timeout_s: float = DEADLINE_S) -> Meeting:
@@ -327,7 +329,7 @@ def test_a_record_that_somebody_else_handed_in_is_deleted_and_the_true_one_taken
     older.client(signer("an older job")).set("r0/host/1", encode_record(record("node2", "b0")))
     for forged in (encode_record(record("evil", "b9")).encode(), older.values["r0/host/1"], b"x"):
         store.write("r0/host/1", forged)
-        leader = Gathering(store.client(signer()), "r0/", 2, knocks=False)
+        leader = Gathering(store.client(signer()), "r0/", 2, can_probe=False)
         thread, results = gather_in_background(leader)
         until(lambda: "r0/host/1" not in store.values, "the forged record is deleted")
         assert store.client(signer()).compare_set("r0/host/1", "", encode_record(record("node2", "b2"))) != FORGED
@@ -338,7 +340,7 @@ def test_a_record_that_somebody_else_handed_in_is_deleted_and_the_true_one_taken
 def test_a_host_takes_a_place_that_is_meant_for_it_alone() -> None:
     """One that somebody has recorded earlier, in a job of the same secret and number even, is not."""
     store = MemoryStore()
-    leader = Gathering(store.client(signer()), "r0/", 2, knocks=False)
+    leader = Gathering(store.client(signer()), "r0/", 2, can_probe=False)
     leader.hand_out([record("node1", "b1"), record("evil", "b9")])
     recorded = store.values["r0/place/1"]
     store.values.clear()
@@ -361,7 +363,7 @@ def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
     store = MemoryStore()
     store.write("r0/fail", '["it failed", "elsewhere"]')
     tell_failure(store.client(signer()), "r0/", JoinFailedError("node3 did not come", "look at it", is_usage=True))
-    thread, results = gather_in_background(Gathering(store.client(signer()), "r0/", 2, knocks=False))
+    thread, results = gather_in_background(Gathering(store.client(signer()), "r0/", 2, can_probe=False))
     thread.join()
     assert (results[0].what, results[0].hint, results[0].is_usage) == ("node3 did not come", "look at it", True)
 
@@ -369,7 +371,7 @@ def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
 def test_a_count_that_is_no_number_ends_no_meeting() -> None:
     """Whoever writes one costs the hosts the moment in which they would have left."""
     store = MemoryStore()
-    leader = Gathering(store.client(signer()), "r0/", 2, knocks=False)
+    leader = Gathering(store.client(signer()), "r0/", 2, can_probe=False)
     leader.move()
     store.write("r0/left", "x")
     leader.wait_until_left(DEADLINE_S)
@@ -381,7 +383,7 @@ def test_a_host_with_another_secret_ends_the_waiting_for_it() -> None:
     """With words that say what to do, and not at the end of ten minutes."""
     store = MemoryStore()
     mismatch = Mismatch(1, "node1 has a job secret, and node2 has none")
-    gathering = Gathering(store.client(signer()), "r0/", 2, knocks=False, mismatch=lambda: mismatch)
+    gathering = Gathering(store.client(signer()), "r0/", 2, can_probe=False, mismatch=lambda: mismatch)
     thread, results = gather_in_background(gathering)
     thread.join()
     assert results[0].what == mismatch.what

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from saferun.coordinator.line import Line
+from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
@@ -24,29 +24,29 @@ _TRY_AGAIN_S = 1.0
 _PAUSE_S = 0.05
 
 
-def is_part_name(name: object) -> bool:
+def is_chunk_name(name: object) -> bool:
     """Whether a part may be called so."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def part_key(prefix: str, host: int, task: int, name: str) -> str:
+def chunk_key(prefix: str, host: int, task: int, name: str) -> str:
     """Where a part lies."""
     return f"{prefix}part/{host}/{task}/{name}"
 
 
-def hand_in(line: Line, key: str, text: str, on_done: Callable[[], None]) -> None:
+def hand_in(channel: StoreChannel, key: str, text: str, on_done: Callable[[], None]) -> None:
     """Write a part to the store in the background; ``on_done`` is called when it is there."""
 
     def write() -> None:
         give_up_at = time.monotonic() + _TRY_FOR_S
-        while not line.is_closed and time.monotonic() < give_up_at:
+        while not channel.is_closed and time.monotonic() < give_up_at:
             try:
-                client = line.client.another()
+                client = channel.client.another()
                 client.set(key, text)
                 # The server's answer to this means that it has the text.
                 client.check(key)
             except StoreBrokenError:
-                # Perhaps the line is being made again, over another network.
+                # Perhaps the channel is being made again, over another network.
                 time.sleep(_TRY_AGAIN_S)
                 continue
             on_done()
@@ -55,7 +55,7 @@ def hand_in(line: Line, key: str, text: str, on_done: Callable[[], None]) -> Non
     threading.Thread(target=write, daemon=True).start()
 
 
-class PartReader:
+class ChunkReader:
     """The leader's reading of parts, in a thread of its own.
 
     Args:
@@ -89,7 +89,7 @@ class PartReader:
     def announce(self, host: int, task: int, name: str) -> None:
         """A part lies in the store. Each is read once, and of each task so many at most."""
         names = self._names.setdefault((host, task), set())
-        if 0 <= task < _MOST_TASKS and is_part_name(name) and name not in names and len(names) < _MOST_NAMES:
+        if 0 <= task < _MOST_TASKS and is_chunk_name(name) and name not in names and len(names) < _MOST_NAMES:
             names.add(name)
             self._waiting.put((host, task, name))
 
@@ -101,7 +101,7 @@ class PartReader:
         while (part := self._waiting.get()) is not None:
             while self._is_busy():
                 time.sleep(_PAUSE_S)
-            key = part_key(self._prefix, *part)
+            key = chunk_key(self._prefix, *part)
             text = self._read(key)
             if text is not None and len(text) <= self._limit_bytes:
                 self._deliver(*part, text.decode(errors="replace"))

@@ -48,7 +48,7 @@ class Finding(Value):
     address: str = ""
 
 
-def knock(
+def probe_host(
     name: str, addresses: Sequence[str], port: int, *, way: str | None, answers: Callable[[str], bool] | None = None
 ) -> Finding:
     """Try all addresses of a host at once, and say what that means. Takes seconds.

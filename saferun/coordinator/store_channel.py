@@ -1,10 +1,10 @@
-"""A host's line to the control store during an attempt: its connections, whether they live, and why they broke.
+"""A host's channel to the control store during an attempt: its connections, whether they live, and why they broke.
 
-A line has two connections: one on which somebody waits all the time, one for everything else. When one breaks, or the
-store answers nothing for too long, the leader is knocked at, at every address that it has published. Where its store
+A channel has two connections: one on which somebody waits all the time, one for everything else. When one breaks, or
+the store answers nothing for too long, the leader is probed, at every address that it has published. Where its store
 answers at any of them, both connections are made again there. Where saferun is not running there any more, or does not
-answer although connections are accepted, the line is lost. Where nothing answers at all, nobody knows from here whether
-that host is dead or only the way to it: that is reported, and the search goes on until the line is closed.
+answer although connections are accepted, the channel is lost. Where nothing answers at all, it is not known here
+whether that host is dead or only the route to it: that is reported, and the search goes on until the channel is closed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from saferun.coordinator.knock import CUT, FROZEN, GONE, REACHED, UNKNOWN, Finding, knock
+from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, REACHED, UNKNOWN, Finding, probe_host
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 
 _JOB_TIMEOUT_S = 2.0
@@ -21,14 +21,14 @@ _JOB_TIMEOUT_S = 2.0
 _EARLY_SHARE = 1 / 3
 _SEARCH_SHARE = 1 / 6
 _LEAST_SEARCH_S = 0.5
-# A line that breaks each time that it is used is not made more often.
+# A channel that breaks each time that it is used is not made more often.
 _LEAST_PAUSE_S = 1.0
 # A process that was stopped itself may not blame others for the time.
 _LONGEST_TICK_S = 2.0
 
 
-class Line:
-    """The line to the control store.
+class StoreChannel:
+    """The channel to the control store.
 
     Args:
         client: a connection to it.
@@ -37,12 +37,12 @@ class Line:
         leader: the leader's name, for words.
         addresses: all addresses of the leader, as far as they are known.
         host_timeout_s: for how long the store may answer nothing.
-        start: starts whoever uses the line, each time that it is made (anew); they end when ``is_current`` says so.
-        on_lost: told once why there is no line any more, and whether its other end may come again: the connection was
-            closed, and yet somebody holds the port.
+        start: starts whoever uses the channel, each time that it is made (again); they end when ``is_current`` says so.
+        on_lost: told once why there is no channel any more, and whether its other end may come again: the connection
+            was closed, and yet somebody holds the port.
         on_doubt: called when the store has not answered for a while.
-        on_searching: told, each time that it changes, why there is no line for the time being.
-        on_moved: told the address that the line led to and the one that it leads to now; equal: it is there again.
+        on_searching: told, each time that it changes, why there is no channel for the time being.
+        on_moved: told the address that the channel led to and the one that it leads to now; equal: it is there again.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Line:
         self._lock = threading.Lock()
         self._woken = threading.Condition()
         self._repairing = False
-        self._broken: StoreClient | None = None  # broke while somebody was already looking after the line
-        self._made_at = -_LEAST_PAUSE_S  # when it was made anew last
+        self._broken: StoreClient | None = None  # broke while somebody was already looking after the channel
+        self._made_at = -_LEAST_PAUSE_S  # when it was made again last
         self._early = False  # the store was looked after since it answered last
         self._closed = False
         self._answers = -1
@@ -99,13 +99,13 @@ class Line:
         self._start()
 
     def is_current(self, client: StoreClient) -> bool:
-        """Whether a connection is still one of this line."""
+        """Whether a connection is still one of this channel."""
         with self._lock:
             return not self._closed and (client is self.client or client is self.watching)
 
     @property
     def is_closed(self) -> bool:
-        """Whether the line is lost, or nobody wants it any more."""
+        """Whether the channel is lost, or nobody wants it any more."""
         with self._lock:
             return self._closed
 
@@ -145,12 +145,12 @@ class Line:
                 self._early = False
 
     def repair(self, broken: StoreClient, *, is_silent: bool = False, is_early: bool = False) -> None:
-        """Find out about a connection that broke or fell silent, and make the line again if that can be.
+        """Find out about a connection that broke or fell silent, and make the channel again if that can be.
 
         Args:
             broken: the connection.
             is_silent: it is there, and nothing is answered.
-            is_early: that has not lasted long: only a line whose way is cut, and to which there is another, is made.
+            is_early: that has not lasted long: only a channel whose way is cut, and to which there is another, is made.
         """
         with self._lock:
             if self._closed or broken not in {self.client, self.watching}:
@@ -186,7 +186,7 @@ class Line:
             self._search(finding, broken)
 
     def _is_made(self, finding: Finding, way: str) -> bool:
-        """Make the line again where the store answers; whether it is there."""
+        """Make the channel again where the store answers; whether it is there."""
         if finding.why not in {REACHED, CUT} or not finding.address:
             return False
         try:
@@ -207,7 +207,7 @@ class Line:
             self._on_lost(finding, may_come_again)
 
     def _search(self, finding: Finding, broken: StoreClient) -> None:
-        """Try all addresses again and again, until there is a line or nobody wants one."""
+        """Try all addresses again and again, until there is a channel or nobody wants one."""
         way = broken.address[0]
         pause_s = max(_LEAST_SEARCH_S, self._host_timeout_s * _SEARCH_SHARE)
         told = ""
@@ -236,4 +236,4 @@ class Line:
             except StoreBrokenError:
                 return False
 
-        return knock(self._leader, self._addresses, port, way=way, answers=answers)
+        return probe_host(self._leader, self._addresses, port, way=way, answers=answers)

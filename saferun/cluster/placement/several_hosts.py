@@ -17,7 +17,7 @@ from saferun.cluster.placement.rendezvous import (
     without_brackets,
 )
 from saferun.config import RendezvousConfig, Setting
-from saferun.errors import UsageError
+from saferun.errors import UsageError, suppress
 from saferun.model import Value
 
 if TYPE_CHECKING:
@@ -78,16 +78,19 @@ def several(
     if backend == "static":
         return _static(values, settings, environ, known, run_id)
     endpoint = values.rdzv_endpoint.strip()
-    if backend == "c10d":
-        if store_type(conf) != "file":
-            endpoint = _c10d_endpoint(values, settings, environ, known)
-        elif not endpoint:
-            raise UsageError("--rdzv-conf store_type=file has no file", "name one as --rdzv-endpoint, for all hosts")
-    else:
+    address = None
+    if backend != "c10d":
         check_service(backend, endpoint)
-    return RendezvousConfig(
-        backend, run_id, None, None, values.local_addr, agent_store(environ), (), endpoint, tuple(conf.items())
-    )
+        with suppress(UsageError):  # whatever it is, the backend knows what to make of it
+            host, port = split_endpoint(endpoint)
+            address = host, port or 0
+    elif store_type(conf) != "file":
+        address = _c10d_address(values, settings, environ, known)
+        endpoint = join_endpoint(*address)
+    elif not endpoint:
+        raise UsageError("--rdzv-conf store_type=file has no file", "name one as --rdzv-endpoint, for all hosts")
+    config = RendezvousConfig(backend, run_id, None, None, values.local_addr, agent_store(environ))
+    return config._replace(endpoint=endpoint, address=address, conf=tuple(conf.items()))
 
 
 def _static(
@@ -161,16 +164,16 @@ def candidate_ports(key: str) -> tuple[int, ...]:
     return tuple(ports)
 
 
-def _c10d_endpoint(
+def _c10d_address(
     values: Any,  # noqa: ANN401 - argparse's namespace
     settings: Mapping[str, Setting],
     environ: Mapping[str, str],
     known: Known,
-) -> str:
+) -> tuple[str, int]:
     if values.rdzv_endpoint.strip():
         host, port = split_endpoint(values.rdzv_endpoint)
-        return join_endpoint(host, _DEFAULT_C10D_PORT if port is None else port)
+        return without_brackets(host), _DEFAULT_C10D_PORT if port is None else port
     if known.names or known.allocation is not None:
         ports = _ports(values, known) if known.allocation is not None else (_DEFAULT_C10D_PORT,)
-        return join_endpoint(_master(values, settings, environ, known), ports[0])
-    return join_endpoint("localhost", _DEFAULT_C10D_PORT)
+        return _master(values, settings, environ, known), ports[0]
+    return "localhost", _DEFAULT_C10D_PORT
