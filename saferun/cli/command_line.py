@@ -153,7 +153,7 @@ def fill_in(values: SimpleNamespace, environ: Mapping[str, str]) -> tuple[dict[s
     elif path is not None and "profiles" in from_file:
         values.env_profile_path = [*values.env_profile_path, path]
     elif path is not None and os.path.realpath(path) == os.path.realpath(_SETTINGS_FILE):
-        # Searched for profiles anyway, and no longer a file that nobody named.
+        # Searched for profiles anyway, and no longer a file that was only found.
         values.env_profile_path = [*values.env_profile_path, _SETTINGS_FILE]
     return settings, path
 

@@ -20,7 +20,7 @@ def read_env(
     Args:
         texts: what was given.
         environ: saferun's own environment.
-        tell: told, in one line each, what stays out, and which secrets every user of this host can read.
+        tell: takes one line each: what stays out, and which secrets every user of this host can read.
         on_command_line: whether they stand where ``ps`` shows them.
 
     Raises:

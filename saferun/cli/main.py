@@ -89,7 +89,7 @@ def _fork_checks(config: LaunchConfig) -> CheckProcess | None:
     try:
         return CheckProcess()
     except OSError:
-        return None  # it is tried again when it is needed, and told then
+        return None  # it is tried again when it is needed, and reported then
 
 
 def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:

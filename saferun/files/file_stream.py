@@ -30,9 +30,9 @@ class Files(Protocol):
     """Whoever writes files."""
 
     on_failed: Callable[[str, OSError, bool], None]
-    """Told that a file cannot be written: its path, why, and whether it is tried again."""
+    """Takes a file that cannot be written: its path, why, and whether it is tried again."""
     on_written: Callable[[str, int], None]
-    """Told that it can be again, and how many bytes are missing in it."""
+    """Takes one that can be again, and how many bytes are missing in it."""
     place: str
     """What the files are said to be in: the run directory."""
 
@@ -41,7 +41,7 @@ class Files(Protocol):
         """Whether the file system does not answer, so that what comes now may be missing in the end."""
 
     def open(self, path: str, how: int) -> FileStream:
-        """Open a file: FRESH, LAZY, APPENDED or WHOLE. What fails is told to ``on_failed``."""
+        """Open a file: FRESH, LAZY, APPENDED or WHOLE. What fails is reported to ``on_failed``."""
 
     def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
         """Have one of the operations carried out (``saferun.files.operations``)."""

@@ -29,7 +29,7 @@ FD = struct.Struct("@i")
 
 
 class Outbox(Value):
-    """The end for those who hand files in (``hand_in``), inherited by fork; where nobody writes, all are -1."""
+    """The end for those who hand files in (``hand_in``), inherited by fork; where there is no writer, all are -1."""
 
     fd: int
     tokens_read: int
@@ -37,7 +37,7 @@ class Outbox(Value):
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What a process must keep open to hand files in; empty where nobody would write them."""
+        """What a process must keep open to hand files in; empty where there is no writer."""
         return tuple(self) if self.fd >= 0 else ()
 
 
@@ -67,7 +67,7 @@ class Inbox:
         """The next file, which stays in the queue until ``taken``: a writer that dies over it leaves it to the next.
 
         Args:
-            report: told where it cannot be written.
+            report: called where it cannot be written.
 
         Returns:
             The file; None: there is none now.
@@ -105,7 +105,7 @@ class Inbox:
         return 0
 
     def close(self) -> None:
-        """Nobody will write any more: whoever hands something in is told so, and what waits is forgotten."""
+        """There is no writer any more: who hands something in learns that, and what waits is dropped."""
         if self.outbox.fd < 0:
             return
         fds, self.outbox = self.outbox, Outbox(-1, -1, -1)
@@ -120,7 +120,7 @@ class HandedFile(WholeFile):
     Args:
         path: where it is to be.
         fd: its content, in memory; -1: it could not be received.
-        report: told when it cannot be written, and when it can after all.
+        report: called when it cannot be written, and when it can after all.
         on_written: called once it is there.
     """
 

@@ -36,7 +36,7 @@ def make_run_directory(path: str, host_path: str, ignored: str, latest: list[str
         latest: a temporary name and the name, beside the run directory, of a link to it; empty: there is to be none.
 
     Raises:
-        NotOursError: it, or the directory of all runs, belongs to somebody else.
+        NotOursError: it, or the directory of all runs, belongs to another user.
         OSError: it cannot be made.
     """
     tree = add_tree(Tree(ignored or path))
@@ -78,7 +78,7 @@ def make_log_directories(base: str, name: str, attempt: int, ranks: list[str], k
         known: 1 where the run's directory has been made for an earlier attempt, else 0.
 
     Returns:
-        The name, which is another one where somebody else had taken it.
+        The name, which is another one where it was taken.
     """
     os.makedirs(base, exist_ok=True)
     while not known:

@@ -1,7 +1,7 @@
-"""A small file that processes of this user on other hosts read, where they share a directory, and nobody else.
+"""A small file that processes of this user on other hosts read, where they share a directory, and no other user.
 
-It lies in a directory of its own, 0700. Other hosts are told names and never a path: each looks in the directory that
-it knows by itself, so that nobody who can change what is told leads it to a file system of theirs.
+It lies in a directory of its own, 0700. Other hosts get names and never a path: each looks in the directory that
+it knows by itself, so that whoever can change a message cannot lead it to a file system of theirs.
 
 Any of these calls may wait for a file system for ever.
 """
@@ -25,7 +25,7 @@ _FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def new_name() -> str:
-    """A name that nobody can know before."""
+    """A name that cannot be guessed."""
     return f".private-{os.urandom(16).hex()}"
 
 
@@ -45,7 +45,7 @@ def write_private(base: str, name: str, content: bytes) -> Made:
         content: what is in it.
 
     Raises:
-        NotOursError: the directory is somebody else's.
+        NotOursError: the directory is another user's.
         OSError: the file cannot be made.
     """
     tree = Tree(base)
@@ -78,11 +78,11 @@ def read_private(base: str, name: str, longest: int) -> bytes:
 
     Args:
         base: the directory in which it is.
-        name: as somebody says.
+        name: as another host says.
         longest: how many bytes it may have.
 
     Raises:
-        NotOursError: somebody else has made it, or could have.
+        NotOursError: another user has made it, or could have.
         OSError: it is not there or cannot be read; EINVAL: the name is none, or the file is no such file.
     """
     if _NAME.fullmatch(name) is None:

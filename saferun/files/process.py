@@ -38,7 +38,7 @@ def serve(
     raise_files()
 
     def send(message: JsonObject) -> None:
-        with suppress(OSError):  # whatever is told when the supervisor is gone
+        with suppress(OSError):  # whatever is reported when the supervisor is gone
             connection.sendall(json.dumps(message).encode() + b"\n")
 
     server = FileServer(send)
@@ -55,7 +55,7 @@ def serve(
         if inbox is not None and inbox_fd in ready:
             ring.begin(0)
             if not server.take(inbox) and ready[inbox_fd] & select.POLLHUP:
-                poll.unregister(inbox_fd)  # nobody is left who could hand anything in
+                poll.unregister(inbox_fd)  # no process is left that could hand anything in
         if connection.fileno() in ready and _is_alone(connection):
             _drain(ring, server, send, everything=True)
             break

@@ -117,7 +117,7 @@ class Ring:
 
         Args:
             most_bytes: about how much is taken at once.
-            everything: also what has not been published; only where nobody puts any more.
+            everything: also what has not been published; only where no process puts any more.
         """
         position = self._counters[_TAIL]
         end = self._counters[_HEAD if everything else _PUBLISHED]

@@ -30,7 +30,7 @@ class RunDirectory:
         wanted: False: keep no files.
         host: name of this host's sub-directory.
         run_id: distinguishes runs that start in the same second.
-        warn: told, in one line, what could not be written; a second argument is what to do about it.
+        warn: takes one line about what could not be written; a second argument is what to do about it.
         files: writes them.
     """
 
@@ -65,7 +65,7 @@ class RunDirectory:
         self._is_part = False
         self._part = ""
         self.refusal: SaferunError | None = None
-        """Why the launch cannot be: the user has chosen a directory of somebody else."""
+        """Why the launch cannot be: the user has chosen another user's directory."""
         self.path: str | None = None
         self.host_path: str | None = None
         self.name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run_id[:6]}"
@@ -75,7 +75,7 @@ class RunDirectory:
     def shared_base(self) -> str:
         """Where run directories are, on this host and, if it is shared, on the others; empty: nowhere.
 
-        Nothing is looked at.
+        No file system is asked.
         """
         if not self._wanted:
             return ""
@@ -90,7 +90,7 @@ class RunDirectory:
         Args:
             name: what the directory is called on all hosts.
             host: this host's name in the job.
-            is_part: files about the whole job are somebody else's to write; ours go to the host's directory.
+            is_part: files about the whole job are written elsewhere; ours go to the host's directory.
             task: which of several processes of this host this is; 0 is the first.
         """
         self._is_part = is_part
@@ -245,7 +245,7 @@ class RunDirectory:
         self.files.ask("make_scratch_directories", [self._run_id, int(is_large), list(names)], on_answer)
 
     def _made_in_memory(self, names: Sequence[str]) -> list[str]:
-        """Directories that nobody has to be asked for; none where there is no memory for them."""
+        """Directories in memory, made at once; none where there is no memory for them."""
         with suppress(OSError):
             base = self.scratch.in_memory_path()
             for name in names:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from saferun.files.inbox import Inbox
 
-# How a file is opened: made anew at once, made anew at its first byte, appended to, or replaced as a whole.
+# How a file is opened: created at once, created at its first byte, appended to, or replaced as a whole.
 FRESH, LAZY, APPENDED, WHOLE = range(4)
 
 

@@ -24,7 +24,7 @@ RETRY_S = 1.0
 _MOST_BLOCKS = 1024  # IOV_MAX
 
 Report = Callable[[str, OSError | None, int], None]
-"""Told that a file cannot be written (path, error, 0), or that it can be again (path, None, missing bytes)."""
+"""Called when a file cannot be written (path, error, 0), or that it can be again (path, None, missing bytes)."""
 FOR_ONCE = -1
 """In place of the missing bytes: something has failed that is not tried again."""
 
@@ -49,7 +49,7 @@ class Sink:
         path: the file.
         fresh: whether what is there from before goes away.
         budget: shared by all files.
-        report: told when writing fails, and when it works again.
+        report: called when writing fails, and when it works again.
     """
 
     def __init__(self, path: str, *, fresh: bool, budget: Budget, report: Report) -> None:
@@ -103,7 +103,7 @@ class Sink:
             self._report(self.path, None, missing)
         else:
             if missing and blocks:
-                # The note is made anew the next time.
+                # The note is made again the next time.
                 blocks.pop()
                 self.missing_bytes += missing
             self._keep(blocks)
@@ -201,7 +201,7 @@ class WholeFile:
 
     Args:
         path: the file.
-        report: told when it cannot be written, and when it can after all.
+        report: called when it cannot be written, and when it can after all.
     """
 
     mode = 0o666

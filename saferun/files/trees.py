@@ -2,7 +2,7 @@
 
 A file in one is reached from its top, directory by directory, each opened relative to the one before and owned by this
 user: whoever else may write somewhere in it can lead nothing elsewhere. What others plant in place of a file that is
-to be made anew is replaced.
+to be created is replaced.
 
 Paths that lie in none of them are opened as torchrun opens them: the user, or a plugin of torch's, has named them.
 """
@@ -45,7 +45,7 @@ class Tree:
         """A descriptor of a directory in it. What is missing is made.
 
         Raises:
-            NotOursError: one belongs to somebody else.
+            NotOursError: one belongs to another user.
             OSError: one cannot be had.
         """
         fd = self._top()

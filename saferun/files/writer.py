@@ -350,7 +350,7 @@ class Writer:
         self._give_up(f"files: {type(error).__name__}: {error}")
 
     def _on_lost(self) -> None:
-        """The writer is gone, though perhaps nobody asked it to."""
+        """The writer is gone, though perhaps it was not asked to."""
         if self._given_up or (self._is_finishing and self._ring.tail == self._ring.head):
             return
         if self._forked >= _MOST_WRITERS:
@@ -402,7 +402,7 @@ class Writer:
 
 
 def _mount_point(path: str) -> str:
-    """`` at /lustre``: what a path is on, as far as /proc tells."""
+    """`` at /lustre``: what a path is on, as far as /proc says."""
     best = ""
     with suppress(OSError, IndexError), open("/proc/self/mountinfo", "rb") as file:
         for line in file:

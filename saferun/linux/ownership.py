@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from saferun.errors import suppress
 
-# Not O_NONBLOCK alone: a FIFO or a terminal that somebody planted is neither waited for nor taken as ours.
+# Not O_NONBLOCK alone: a FIFO or a terminal that another user planted is neither waited for nor taken as ours.
 CAREFULLY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 ROOT = 0
@@ -63,7 +63,7 @@ def open_directory(
         The descriptor. Closing it is the caller's.
 
     Raises:
-        NotOursError: it belongs to somebody else, or others have access.
+        NotOursError: it belongs to another user, or others have access.
         OSError: it cannot be opened, or is no directory (ENOTDIR, for a link too).
     """
     if links:
@@ -71,7 +71,7 @@ def open_directory(
     try:
         fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
     except PermissionError:
-        # Somebody else's is told as such, whatever others may do there.
+        # Another user's is reported as such, whatever the permissions are.
         check_owner(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), path, or_root=or_root, also=also)
         raise
     try:
@@ -86,7 +86,7 @@ def open_directory(
 
 
 def followed(path: str, dir_fd: int | None) -> str:
-    """Where links of this user, or of root, lead to. Which link was looked at is the one that is read."""
+    """Where links of this user, or of root, lead to. The link that was checked is the one that is read."""
     for _ in range(_MOST_LINKS):
         try:
             link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -107,7 +107,7 @@ def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700, a
     """The same of a directory that is made if need be. One that is there keeps its mode.
 
     Raises:
-        NotOursError: it belongs to somebody else.
+        NotOursError: it belongs to another user.
         OSError: as ``open_directory``, and where it cannot be made.
     """
     # Opened first: a file system of a server may refuse to make what is there with other words than "it is there".
@@ -140,9 +140,9 @@ def open_ours(
         mapped: whether it may have the owner that its file system gives to new files of this user: ``owner_of_new``.
 
     Raises:
-        NotOursError: it belongs to somebody else.
+        NotOursError: it belongs to another user.
         OSError: it cannot be opened (ELOOP: it is a link), is no regular file (EINVAL), or is to be written and has
-            another name (EMLINK): a hard link is a link that somebody may have planted, too.
+            another name (EMLINK): a hard link is a link that another user may have planted, too.
     """
     fd = os.open(name, (flags & ~os.O_TRUNC) | CAREFULLY, mode, dir_fd=dir_fd)
     try:
@@ -194,8 +194,8 @@ def owner_of_new(directory: str, *, dir_fd: int | None = None) -> int:
     """The owner of a file that this user makes in a directory; -1: none can be made.
 
     Mostly this user. Some file systems give all files, or those that root makes, one owner: NFS with root_squash or
-    all_squash, CIFS, shares of virtual machines. There an owner that is not this user is nobody in particular. What is
-    asked is a file without a name, or with one that nobody had.
+    all_squash, CIFS, shares of virtual machines. There an owner that is not this user is no particular user. What is
+    asked is a file without a name, or with a new one.
     """
     try:
         try:
@@ -330,7 +330,7 @@ class _Removal:
 
 
 def _mount_of(fd: int) -> bytes:
-    """The mount that a descriptor is of, which tells bind mounts of one file system apart; empty: it is not known."""
+    """The mount that a descriptor is of, which distinguishes bind mounts of one file system; empty: it is not known."""
     with suppress(OSError):
         info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -31,13 +31,13 @@ _ACL = "system.posix_acl_access"
 
 
 def open_secret(path: str) -> int:
-    """A descriptor, for reading, of a file that this user or root owns and that nobody else may read or write.
+    """A descriptor, for reading, of a file that this user or root owns and that no other user may read or write.
 
     A link is followed where it belongs to one of the two as well, as volumes of Kubernetes have them. The permissions
     of a group that only this user is in are no one else's.
 
     Raises:
-        NotOursError: it belongs to somebody else, or others may read or write it; ``strerror`` says which.
+        NotOursError: it belongs to another user, or others may read or write it; ``strerror`` says which.
         OSError: it cannot be opened, or is no regular file (EINVAL).
     """
     fd = open_ours(followed(path, None), os.O_RDONLY, or_root=True)
@@ -58,15 +58,15 @@ def _check_secret(fd: int, path: str) -> None:
 
 
 def open_found(path: str) -> int:
-    """A descriptor, for reading, of a file that was found and not named: only if nobody else can have planted it.
+    """A descriptor, for reading, of a file that was found and not named: only if no other user can have planted it.
 
-    That is so where the file and its directory belong to this user or root, and nobody else may write the file or,
+    That is so where the file and its directory belong to this user or root, and no other user may write the file or,
     but for a sticky directory, its directory. A link counts where both the link and what it leads to do. The write
     permission of a group that only this user is in is no one else's. As root all directories above count too (not in
     a user namespace, where this root is as mighty as any user).
 
     Raises:
-        NotOursError: somebody else can have planted it; ``strerror`` says how.
+        NotOursError: another user can have planted it; ``strerror`` says how.
         OSError: it cannot be opened.
     """
     shown = path
@@ -93,10 +93,10 @@ def open_found(path: str) -> int:
 
 
 def open_found_directory(path: str) -> int:
-    """A descriptor of a directory in which nobody else can plant anything; for names in it alone (``O_PATH``).
+    """A descriptor of a directory in which no other user can plant anything; for names in it alone (``O_PATH``).
 
     Raises:
-        NotOursError: somebody else can plant files there; ``strerror`` says how.
+        NotOursError: another user can plant files there; ``strerror`` says how.
         OSError: it cannot be opened.
     """
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -144,7 +144,7 @@ def _check_parents(fd: int, path: str) -> None:
 def is_private_group(gid: int) -> bool:
     """Whether a group has this user for its only member, as sites with umask 002 give one to each user.
 
-    That is: it is the user's first group, named like the user, and lists nobody else. Root's group is not: who else
+    That is: it is the user's first group, named like the user, and lists no other user. Root's group is not: who else
     is in it is for every system to say. Asks the name service.
     """
     uid = os.geteuid()

@@ -88,7 +88,7 @@ def hint_of(
         nic: the interface.
         who: the host or the hosts at fault.
         instead: the interface that can be used instead; empty: none is known.
-        direction: ``in``: it is reached by nobody but reaches others; ``out``: the other way round; ``pair``: one of
+        direction: ``in``: no host reaches it, but it reaches others; ``out``: the other way round; ``pair``: one of
             two directions works.
         source: for ``pair``, the host that does not get through to the other one.
         mtu: in what the MTUs differ: ``MTU 9000 on node3, 1500 on the others``.

@@ -12,7 +12,7 @@ from saferun.preflight.results import CheckResult, HostInfo
 
 __all__ = ["Scene", "fault_results"]
 
-_MOST_TOLD = 8
+_MOST_REPORTED = 8
 _SEVERAL = 2
 _CLASS = "network_between_hosts"
 
@@ -62,7 +62,7 @@ class Scene(Value):
 
 
 def fault_results(scene: Scene) -> list[CheckResult]:
-    """What is wrong between the hosts, one result a fault; nothing of interfaces that lead nowhere and serve nobody."""
+    """What is wrong between the hosts, one result a fault; nothing of interfaces that lead nowhere and are not used."""
     results: list[CheckResult] = []
     for nic, column in scene.columns.items():
         results += _column_results(scene, nic, column)
@@ -71,7 +71,7 @@ def fault_results(scene: Scene) -> list[CheckResult]:
 
 def _column_results(scene: Scene, nic: str, column: Column) -> list[CheckResult]:
     bad = {pair: link for pair, link in column.items() if not link.is_ok}
-    # What is lost is told with the packets that are lost elsewhere.
+    # What is lost is reported with the packets that are lost elsewhere.
     bad = {pair: link for pair, link in bad.items() if link.kind != "lost"}
     if not bad:
         return []
@@ -132,7 +132,7 @@ def _partition(scene: Scene, nic: str, parts: Sequence[set[int]], cut: Column) -
     if not cut or (not scene.is_used(nic, hosts) and others):
         return []
     kind = _commonest(cut.values())
-    groups = " / ".join(host_words(scene.infos, part) for part in parts[:_MOST_TOLD])
+    groups = " / ".join(host_words(scene.infos, part) for part in parts[:_MOST_REPORTED])
     words = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
     hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
     verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
@@ -150,7 +150,7 @@ def _host_results(scene: Scene, nic: str, column: Column, bad: Column) -> list[C
         for host in pair:
             touching.setdefault(host, []).append(pair)
     results: list[CheckResult] = []
-    while left and len(results) < _MOST_TOLD:
+    while left and len(results) < _MOST_REPORTED:
         counts = Counter(host for pair in left for host in pair)
 
         def weight(host: int, counts: Mapping[int, int] = counts) -> tuple[int, float, int]:

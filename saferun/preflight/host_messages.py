@@ -62,7 +62,7 @@ KINDS = (
 
 
 def encode_host_info(info: HostInfo) -> str:
-    """Host info as JSON of at most ``INFO_LIMIT_BYTES``: of one that is larger, what tells least is left out."""
+    """Host info as JSON of at most ``INFO_LIMIT_BYTES``: of one that is larger, what matters least is left out."""
     info = _bounded_info(info)
     text = json.dumps(info, separators=(",", ":"))
     for shorter in (

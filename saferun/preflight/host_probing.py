@@ -23,7 +23,7 @@ Endpoints = Sequence[tuple[int, str, str]]
 
 
 class HostProbing:
-    """This host's part in one attempt: it probes whom it is told to, and hands in what it found.
+    """This host's part in one attempt: it probes the hosts that it is assigned, and hands in what it found.
 
     Args:
         assignment: this host's, with whom it is to probe.

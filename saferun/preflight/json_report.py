@@ -33,7 +33,7 @@ def preflight_json(preflight: Preflight, infos: Mapping[int, HostInfo]) -> JsonO
 
     Args:
         preflight: what was found.
-        infos: what the hosts told of themselves, by their numbers.
+        infos: of all hosts, by their numbers.
 
     Returns:
         At most ``LIMIT_BYTES`` as JSON. Longer lists are shortened (``truncated`` names them), the good results before
@@ -80,7 +80,7 @@ def _found(page: Page, preflight: Preflight) -> JsonObject:
         "duration_s": number(preflight.duration_s),
         "nic": page.first("nic", preflight.nic, page.text),
         "results": page.objects("results", results, lambda result: _result(page, result)),
-        # Where there is not room for all, those that are not well tell most.
+        # Where there is not room for all, those that are not well matter most.
         "matrix": page.objects("matrix", sorted(preflight.matrix, key=is_well), lambda row: _row(page, row)),
     }
 

@@ -35,10 +35,10 @@ def judge(
     Args:
         infos: what each host says of itself, by its number; with its name in the job.
         probes: all that was measured, the first time and the second. Where a host could not be tried there is none.
-        missing: hosts that told nothing of their probes, and why.
+        missing: hosts that reported no probes, and why.
         nics: what ``--nic`` named.
         remeasured: whether what looked slow has been measured again. If not, ``again`` names what is to be, and it is
-            not told yet.
+            not reported yet.
         duration_s: from the first check on.
 
     Returns:
@@ -52,16 +52,16 @@ def judge(
         uses = {host: uses_of(info, (best,)) for host, info in infos.items()}
     faults = fault_results(Scene(columns, infos, uses, best))
     blamed = {result.host for result in faults if result.verdict == "fail"}
-    told = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
+    described = {host: info for host, info in infos.items() if info.versions or info.nics or info.probed}
     results = [
         *_own_results(infos),
         *faults,
         *(slowness.results if remeasured else ()),
         *_missing_results(columns, infos, missing, blamed),
-        *_down_results(told, uses),
-        *_decoy_results(told, uses, columns),
+        *_down_results(described, uses),
+        *_decoy_results(described, uses, columns),
         *(loopback_between(infos) if any(_is_on_loopback(info) for info in infos.values()) else ()),
-        *skew_results(told, probes),
+        *skew_results(described, probes),
     ]
     results = _without_consequences(results)
     results.sort(key=lambda result: -SEVERITY.get(result.verdict, 0))
@@ -97,7 +97,7 @@ def _is_on_loopback(info: HostInfo) -> bool:
 
 
 def _without_ended(columns: Mapping[str, Column], missing: Mapping[int, str]) -> dict[str, Column]:
-    """The links without those to hosts whose checks have ended early, which is why nobody listens there any more."""
+    """The links without those to hosts whose checks have ended early, so that no process listens there any more."""
     ended = frozenset({"refused", "silent", "broken", "stranger"})
     return {
         nic: {pair: link for pair, link in column.items() if pair[1] not in missing or link.kind not in ended}
@@ -118,7 +118,7 @@ def _again(
 
 
 def _own_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
-    """What the hosts found at home. Good results of one host alone are not told by it: they stand for themselves."""
+    """What the hosts found by themselves. Good results of one host alone do not travel: they stand for themselves."""
     return [
         result._replace(host=label_of(infos, host) if len(infos) > 1 else result.host)
         for host, info in sorted(infos.items())
@@ -133,7 +133,7 @@ def _missing_results(
     missing: Mapping[int, str],
     blamed: Collection[str],
 ) -> list[CheckResult]:
-    """Hosts that said nothing of their probes; those that nobody reaches either may be gone."""
+    """Hosts that reported no probes; those that no other host reaches either may be gone."""
     reached = {target for column in columns.values() for (_, target), link in column.items() if link.is_ok}
     tried = {target for column in columns.values() for _, target in column}
     results = []
@@ -184,7 +184,7 @@ def _many(infos: Mapping[int, HostInfo], others: Iterable[int], count: int) -> s
 def _decoy_results(
     infos: Mapping[int, HostInfo], uses: Mapping[int, Uses], columns: Mapping[str, Column]
 ) -> list[CheckResult]:
-    """Interfaces for containers that the ranks would use, all with the same address, where nobody has tried them."""
+    """Interfaces for containers that the ranks would use, all with the same address, where no host has probed them."""
     holders: dict[tuple[str, str], list[int]] = {}
     machines: dict[frozenset[str], int] = {}
     for host, info in sorted(infos.items()):
@@ -198,8 +198,8 @@ def _decoy_results(
                     holders.setdefault((nic.name, address), []).append(host)
     results = []
     for (name, address), hosts in holders.items():
-        told = any(result.class_name == "network_interface" for host in hosts for result in infos[host].results)
-        if len(hosts) >= _SEVERAL and not told:
+        is_known = any(result.class_name == "network_interface" for host in hosts for result in infos[host].results)
+        if len(hosts) >= _SEVERAL and not is_known:
             words = f"{name} has the same address ({address}) on {host_words(infos, hosts)}, and the ranks would use it"
             hint = "run with --nic and the interface between the hosts"
             results.append(CheckResult("interfaces", "fail", words, hint, class_name="network_interface"))

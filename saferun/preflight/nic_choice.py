@@ -1,6 +1,6 @@
 """Which network interfaces gloo and NCCL would use by their own rules, and which are worth a try. Pure.
 
-Sources: what torch 2.13's gloo listens on, looked at case by case; NCCL's documentation of its variables and of its own
+Sources: what torch 2.13's gloo listens on, tested case by case; NCCL's documentation of its variables and of its own
 choice, https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html. RCCL reads the same variables.
 """
 
@@ -19,7 +19,7 @@ AUTO = "auto"
 _LOOPBACK = "127.0.0.1"
 _LEAST_VALUE = 2  # both take a value of one letter for none
 _MOST_INTERFACES = 16  # that NCCL looks at, and names that it reads
-# What containers, virtual machines and their networks leave on a host: they lead to nobody, or to the same address on
+# What containers, virtual machines and their networks leave on a host: they lead nowhere, or to the same address on
 # every host.
 _DECOYS = (
     *("docker", "podman", "cni", "veth", "virbr", "vnet", "vmnet", "vboxnet", "lxcbr", "lxdbr", "lxc", "incusbr"),
@@ -141,7 +141,7 @@ def nccl_choice(nics: Sequence[Nic], environ: Mapping[str, str]) -> Choice:
 
     NCCL_SOCKET_IFNAME is a list of prefixes, of exact names after ``=``, and of what is left out after ``^``. Without
     it: ``ib*``; else all but ``docker*``, ``lo*`` and ``virbr*``; else those, in this order. Only interfaces that run
-    count. NCCL_COMM_ID, which torch does not set, is not looked at.
+    count. NCCL_COMM_ID, which torch does not set, is ignored.
 
     Args:
         nics: this host's interfaces, in the kernel's order.
@@ -279,7 +279,7 @@ def mpirun_words(names: Sequence[str]) -> str:
 def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     """The hosts on which gloo would listen on loopback, though there are others that look for it.
 
-    A host alone cannot tell: several tasks on one machine meet there quite well.
+    One host cannot know by itself: several tasks on one machine meet there quite well.
 
     Args:
         infos: of all hosts, by number.
@@ -294,8 +294,8 @@ def loopback_between(infos: Mapping[int, HostInfo]) -> tuple[CheckResult, ...]:
     results = []
     for info in infos.values():
         loopback = {nic.name for nic in info.nics if nic.kind == "loopback"} or {"lo"}
-        told = any(result.class_name == "network_interface" for result in info.results)
-        if info.gloo and loopback.issuperset(info.gloo) and not told:
+        is_known = any(result.class_name == "network_interface" for result in info.results)
+        if info.gloo and loopback.issuperset(info.gloo) and not is_known:
             usable = [nic.name for nic in info.nics if nic.name in info.probed] or ["the interface between the hosts"]
             results.append(
                 CheckResult(

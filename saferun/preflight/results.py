@@ -18,7 +18,7 @@ class CheckResult(Value):
     Attributes:
         name: of the check: ``shared_memory``.
         verdict: ``ok``, ``skipped``, ``warn`` or ``fail``. ``fail`` stops a launch before its ranks are started,
-            ``warn`` is told, ``ok`` and ``skipped`` are for the report.
+            ``warn`` is printed, ``ok`` and ``skipped`` are for the report.
         message: one sentence, without a full stop, that does not begin with the host's name: "/dev/shm has 64 MiB".
         hint: what to do about it; empty where there is nothing to do.
         facts: what was read, for machines.
@@ -40,10 +40,10 @@ class CheckResult(Value):
 
 
 class HostInfo(Value):
-    """What a host tells the one that leads before the ranks are started.
+    """What the leader learns of a host before the ranks are started.
 
     Attributes:
-        label: its name in the job; filled in by who leads.
+        label: its name in the job; filled in by the leader.
         time: seconds since the epoch when it was written.
         nics: all interfaces, candidates or not.
         gloo, nccl: names of the interfaces that gloo and NCCL would use by their own rules; ``probed``: those that the
@@ -71,7 +71,7 @@ class HostInfo(Value):
 
 
 class ProbeEndpoint(Value):
-    """Where a host can be probed, as others are told: its listener's port and secret, and its interfaces' addresses.
+    """Where other hosts can probe a host: its listener's port and secret, and its interfaces' addresses.
 
     ``routes``: (interface, address) pairs to be tried, in order.
     """
@@ -97,7 +97,7 @@ class Probe(Value):
         nic: the target's interface; ``address``: the target's address on it.
         from_nic: the interface of the source whose address was bound; empty: the system's choice.
         kind: ``ok``, ``refused``, ``timeout`` (no answer at all), ``no_route``, ``unreachable`` (network down),
-            ``stranger`` (somebody else answers; ``self``: the source itself), ``black_hole`` (small messages come
+            ``stranger`` (another program answers; ``self``: the source itself), ``black_hole`` (small messages come
             through and large ones do not), ``slow`` is not a kind: it is judged by numbers, ``broken`` (closed midway),
             ``silent`` (the connection is accepted, but no data is received).
         latency_s: of a small message there and back, the best of a few; 0: unknown.

@@ -13,7 +13,7 @@ __all__ = ["skew_results"]
 
 _SEVERAL = 2
 _CLOCK_S = 1.0
-_MOST_TOLD = 8
+_MOST_REPORTED = 8
 _MOST_NAMED = 6
 _SHOWN_HASH = 8
 _NONE = "none"
@@ -36,7 +36,7 @@ def skew_results(infos: Mapping[int, HostInfo], probes: Iterable[Probe]) -> list
 
     Args:
         infos: of the hosts that have some.
-        probes: they tell how far apart the clocks are.
+        probes: they show how far apart the clocks are.
     """
     if len(infos) < _SEVERAL:
         return []
@@ -200,7 +200,7 @@ def _apart(seconds: float) -> str:
 
 
 def _name_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
-    """Names that lead to another host from some hosts. Two addresses of one host are not told: it has them both."""
+    """Names that lead to another host from some hosts. Two addresses of one host are not reported: it has them both."""
     owners: dict[str, set[int]] = {}
     for host, info in infos.items():
         for nic in info.nics:
@@ -220,7 +220,7 @@ def _name_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
             words = f"{name} is {addresses[0]} there, for the others it is {common}"
             hint = f"make {name} resolve alike on all hosts: /etc/hosts and the name servers of {label_of(infos, host)}"
             results.append(CheckResult("names", "warn", words, hint, host=label_of(infos, host)))
-    return results[:_MOST_TOLD]
+    return results[:_MOST_REPORTED]
 
 
 def _answers(infos: Mapping[int, HostInfo]) -> dict[str, dict[int, tuple[str, ...]]]:

@@ -22,7 +22,7 @@ _BYTES_LOST_S = 50e6
 # Likewise, of the large message, which has 1 MiB.
 _MESSAGE_BYTES = 1 << 20
 _TIME_LOST_S = 0.03
-# A pair alone may be a busy moment of two busy hosts: it takes more to be told, in one direction alone much more.
+# A pair alone may be a busy moment of two busy hosts: it takes more to be reported, in one direction alone much more.
 _PAIR_FACTOR = 4.0
 _ONE_WAY_FACTOR = 20.0
 _LOSS = 0.01
@@ -36,7 +36,7 @@ _MOST_SUSPECTS = 8
 _BAD_EACH = 4
 _OTHERS_EACH = 2
 _SEVERAL = 2
-_MOST_TOLD = 8
+_MOST_REPORTED = 8
 
 
 class Slowness(Value):
@@ -54,7 +54,7 @@ class Slowness(Value):
     pairs: tuple[tuple[int, int], ...]
 
 
-class _Trouble(Value):
+class _Fault(Value):
     """A way to be bad.
 
     Attributes:
@@ -104,13 +104,13 @@ def look_for_slowness(columns: Mapping[str, Column], infos: Mapping[int, HostInf
     pairs: dict[tuple[int, int], None] = {}
     for nic, column in columns.items():
         explained: set[tuple[int, int]] = set()
-        for trouble in _troubles(nic, column):
-            bad = {pair: link for pair, link in column.items() if pair not in explained and trouble.is_bad(link)}
+        for fault in _faults(nic, column):
+            bad = {pair: link for pair, link in column.items() if pair not in explained and fault.is_bad(link)}
             pairs.update(dict.fromkeys(bad))
             suspects.update(host for pair in bad for host in pair)
-            found, hosts = _blame(nic, column, bad, trouble, infos)
+            found, hosts = _blame(nic, column, bad, fault, infos)
             results += found
-            states.update({(host, nic): trouble.state for host in hosts if (host, nic) not in states})
+            states.update({(host, nic): fault.state for host in hosts if (host, nic) not in states})
             explained |= set(bad)
             # What else is the matter with a host that has been named already.
             explained |= {pair for pair in column if not {*pair}.isdisjoint(hosts)}
@@ -123,7 +123,7 @@ def look_for_slowness(columns: Mapping[str, Column], infos: Mapping[int, HostInf
 # ------------------------------------------------------------------------------------------------------- what is bad
 
 
-def _troubles(nic: str, column: Column) -> list[_Trouble]:
+def _faults(nic: str, column: Column) -> list[_Fault]:
     latency_s, bytes_s = _usual(column)
 
     def is_late(link: Link, factor: float = _FACTOR) -> bool:
@@ -152,16 +152,16 @@ def _troubles(nic: str, column: Column) -> list[_Trouble]:
     slow_hint = f"look at the speed that {nic} has negotiated (ethtool {nic}), its errors (ip -s link), and who uses it"
     lossy_hint = f"look at the errors of {nic} (ip -s link, ethtool -S {nic}), its cable and its switch port"
     return [
-        _Trouble("lossy", _is_lossy, lambda link, _: _is_lossy(link), _loss_words, lossy_hint),
-        _Trouble("slow", is_late, is_late_alone, late_words, slow_hint),
-        _Trouble("slow", is_narrow, is_narrow_alone, narrow_words, slow_hint),
+        _Fault("lossy", _is_lossy, lambda link, _: _is_lossy(link), _loss_words, lossy_hint),
+        _Fault("slow", is_late, is_late_alone, late_words, slow_hint),
+        _Fault("slow", is_narrow, is_narrow_alone, narrow_words, slow_hint),
     ]
 
 
 def _usual(column: Column) -> tuple[float, float]:
     """The usual latency and throughput: the middle of what each host has with its best partner.
 
-    Of few hosts one slow host makes most of the links slow; but nobody else's best.
+    Of few hosts one slow host makes most of the links slow; but no other host's best.
     """
     latency_s: dict[int, float] = {}
     bytes_s: dict[int, float] = {}
@@ -198,7 +198,7 @@ def _speed_words(bytes_s: float) -> str:
 
 
 def _blame(
-    nic: str, column: Column, bad: Column, trouble: _Trouble, infos: Mapping[int, HostInfo]
+    nic: str, column: Column, bad: Column, fault: _Fault, infos: Mapping[int, HostInfo]
 ) -> tuple[list[CheckResult], list[int]]:
     """Hosts whose links are bad, whoever is at the other end; then pairs."""
     results: list[CheckResult] = []
@@ -208,7 +208,7 @@ def _blame(
     for pair, link in column.items():
         for host in pair:
             touching.setdefault(host, []).append(link)
-    while left and len(results) < _MOST_TOLD:
+    while left and len(results) < _MOST_REPORTED:
         counts = Counter(host for pair in left for host in pair)
         host = max(sorted(counts), key=lambda host: (counts[host], counts[host] / len(touching[host])))
         mine = [link for link in touching[host] if (link.source, link.target) in left]
@@ -220,13 +220,13 @@ def _blame(
         if sum(link.times >= _SEVERAL for link in mine) < _SEVERAL:
             continue
         all_peers = {link.source + link.target - host for link in touching[host]}
-        words = f"{nic} {_verb(trouble.state)} with {len(peers)} of {len(all_peers)} hosts: {trouble.words(mine)}"
+        words = f"{nic} {_verb(fault.state)} with {len(peers)} of {len(all_peers)} hosts: {fault.words(mine)}"
         facts = _facts(mine)
-        results.append(CheckResult("links", "warn", words, trouble.hint, facts, host=label_of(infos, host)))
+        results.append(CheckResult("links", "warn", words, fault.hint, facts, host=label_of(infos, host)))
         hosts.append(host)
     sure = {pair: link for pair, link in left.items() if link.times >= _SEVERAL}
-    alone = [link for (a, b), link in sure.items() if trouble.is_bad_alone(link, (b, a) not in sure)]
-    return [*results, *_pair_results(nic, alone, trouble, infos)], hosts
+    alone = [link for (a, b), link in sure.items() if fault.is_bad_alone(link, (b, a) not in sure)]
+    return [*results, *_pair_results(nic, alone, fault, infos)], hosts
 
 
 def _share(host: int, bad: Sequence[Link], links: Sequence[Link]) -> float:
@@ -239,23 +239,21 @@ def _share(host: int, bad: Sequence[Link], links: Sequence[Link]) -> float:
     return max(shares)
 
 
-def _pair_results(
-    nic: str, links: Sequence[Link], trouble: _Trouble, infos: Mapping[int, HostInfo]
-) -> list[CheckResult]:
+def _pair_results(nic: str, links: Sequence[Link], fault: _Fault, infos: Mapping[int, HostInfo]) -> list[CheckResult]:
     pairs: dict[frozenset[int], list[Link]] = {}
     for link in links:
         pairs.setdefault(frozenset((link.source, link.target)), []).append(link)
-    if len(pairs) > _MOST_TOLD:
-        words = f"{nic} {_verb(trouble.state)} between {len(pairs)} pairs of hosts: {trouble.words(links)}"
-        return [CheckResult("links", "warn", words, trouble.hint, _facts(links))]
+    if len(pairs) > _MOST_REPORTED:
+        words = f"{nic} {_verb(fault.state)} between {len(pairs)} pairs of hosts: {fault.words(links)}"
+        return [CheckResult("links", "warn", words, fault.hint, _facts(links))]
     results = []
     for pair, found in pairs.items():
         if len(found) > 1:
             between = f"between {host_words(infos, pair)}"
         else:
             between = f"from {label_of(infos, found[0].source)} to {label_of(infos, found[0].target)}"
-        words = f"{nic} {_verb(trouble.state)} {between}: {trouble.words(found)}"
-        results.append(CheckResult("links", "warn", words, trouble.hint, _facts(found)))
+        words = f"{nic} {_verb(fault.state)} {between}: {fault.words(found)}"
+        results.append(CheckResult("links", "warn", words, fault.hint, _facts(found)))
     return results
 
 
@@ -282,7 +280,7 @@ def again(
     hosts: Sequence[int],
     measured: Collection[tuple[int, int]],
 ) -> tuple[tuple[int, int], ...]:
-    """The pairs to be measured again, so that a slow host is told from a slow pair.
+    """The pairs to be measured again, so that a slow host is distinguished from a slow pair.
 
     Args:
         suspects: hosts that look bad, the worst first.

@@ -19,7 +19,7 @@ from saferun.text.page import redacted_line
 __all__ = ["decision_words", "host_ranges", "preflight_json", "result_lines", "show", "table_lines"]
 
 _WIDTH = 120
-_MOST_TOLD = 12
+_MOST_REPORTED = 12
 _LONGEST_WORDS = 500
 _LONGEST_NAME = 80
 _HOSTS_WIDTH = 60
@@ -48,8 +48,8 @@ _NUMBERED = re.compile(r"([^.]*?)([0-9]{1,9})([^0-9.]*(?:\..*)?)")
 _FREE_NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)*(?![\w.-]*\w)")
 
 
-class _Told(Value):
-    """Results that are told at once. ``hosts``: empty where it is about the job, or there is one host."""
+class _Row(Value):
+    """Results that are reported as one. ``hosts``: empty where it is about the job, or there is one host."""
 
     verdict: str
     check: str
@@ -71,9 +71,9 @@ def result_lines(results: Sequence[CheckResult], *, color: bool = False, rest: s
         color: whether a terminal reads it.
         rest: where more can be read, to be put behind "5 more warnings": `` in preflight.json``.
     """
-    told = _together([result for result in worst_first(results) if verdict_of(result) in _BAD])
+    rows = _together([result for result in worst_first(results) if verdict_of(result) in _BAD])
     lines = []
-    for item in told[:_MOST_TOLD]:
+    for item in rows[:_MOST_REPORTED]:
         who = f"{host_ranges(item.hosts)}: " if item.hosts else ""
         if item.verdict == "fail":
             begin = f"{_RED}saferun:{_PLAIN} " if color else "saferun: "
@@ -82,7 +82,7 @@ def result_lines(results: Sequence[CheckResult], *, color: bool = False, rest: s
         lines.append(f"{begin}{who}{item.words}")
         if item.hint:
             lines.append(f"hint: {item.hint}")
-    left = told[_MOST_TOLD:]
+    left = rows[_MOST_REPORTED:]
     if left:
         failures = sum(item.verdict == "fail" for item in left)
         counts = [*_several(failures, "more failure"), *_several(len(left) - failures, "more warning")]
@@ -150,7 +150,7 @@ def _in_a_row(digits: str, after: str) -> bool:
     return len(digits) == len(after) or not (digits.startswith("0") or after.startswith("0"))
 
 
-def _together(results: Sequence[CheckResult]) -> list[_Told]:
+def _together(results: Sequence[CheckResult]) -> list[_Row]:
     """Results of equal words as one, and then those that differ in numbers only, where there are many."""
     found: dict[tuple[str, str, str, str], list[CheckResult]] = {}
     for result in results:
@@ -161,27 +161,27 @@ def _together(results: Sequence[CheckResult]) -> list[_Told]:
     for key in found:
         verdict, check, words, hint = key
         alike.setdefault((verdict, check, _numberless(words), _numberless(hint)), []).append(key)
-    told = []
+    rows = []
     for keys in alike.values():
         if len(keys) < _ALIKE or not all(result.host for key in keys for result in found[key]):
-            told += [_told(key, found[key]) for key in keys]
+            rows += [_row_of(key, found[key]) for key in keys]
             continue
         verdict, check, words, hint = keys[0]
         first = redacted_line(found[keys[0]][0].host, _LONGEST_NAME)
         hosts = tuple(result.host for key in keys for result in found[key])
-        told.append(_Told(verdict, check, f"{words} ({first}; the others' numbers differ)", hint, hosts))
-    return sorted(told, key=lambda item: -SEVERITY[item.verdict])
+        rows.append(_Row(verdict, check, f"{words} ({first}; the others' numbers differ)", hint, hosts))
+    return sorted(rows, key=lambda item: -SEVERITY[item.verdict])
 
 
-def _told(key: tuple[str, str, str, str], results: Sequence[CheckResult]) -> _Told:
+def _row_of(key: tuple[str, str, str, str], results: Sequence[CheckResult]) -> _Row:
     hosts = tuple(dict.fromkeys(result.host for result in results if result.host))
     if len(hosts) > 1:
-        return _Told(*key, hosts)
-    return _Told(*key[:2], _sentence(results[0].message) or key[1], _sentence(results[0].hint), hosts)
+        return _Row(*key, hosts)
+    return _Row(*key[:2], _sentence(results[0].message) or key[1], _sentence(results[0].hint), hosts)
 
 
 def _hostless(words: str, host: str) -> str:
-    """What a host is told, as it is told to several: "the cable of node3's hsn0" is "the cable of <host>'s hsn0"."""
+    """A message of one host as it reads for several: "the cable of node3's hsn0" is "the cable of <host>'s hsn0"."""
     if host and host in words:
         words = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<host>", words)
     return _sentence(words)
@@ -210,7 +210,7 @@ def table_lines(preflight: Preflight, infos: Mapping[int, HostInfo], *, width: i
 
     Args:
         preflight: what was found.
-        infos: what the hosts told of themselves, by their numbers.
+        infos: the host info of all hosts, by their numbers.
         width: columns that there are; 0: lines may be as long as they are.
     """
     everybody = {redacted_line(info.label, _LONGEST_NAME) for info in infos.values() if info.label}
@@ -241,19 +241,19 @@ def _check_lines(results: Sequence[CheckResult], everybody: set[str], width: int
     return lines
 
 
-def _good(results: Sequence[CheckResult]) -> list[_Told]:
+def _good(results: Sequence[CheckResult]) -> list[_Row]:
     """What was not asked for, and what is as it should be: a line a check."""
     found: dict[tuple[str, str], list[CheckResult]] = {}
     for result in worst_first(results):
         if verdict_of(result) not in _BAD:
             found.setdefault((verdict_of(result), redacted_line(result.name, _LONGEST_NAME)), []).append(result)
-    told = []
+    rows = []
     for (verdict, check), alike in found.items():
         words = _sentence(alike[0].message)
         if len({result.message for result in alike}) > 1 and alike[0].host:
             words = f"{words} ({redacted_line(alike[0].host, _LONGEST_NAME)})"
-        told.append(_Told(verdict, check, words, "", tuple(result.host for result in alike if result.host)))
-    return told
+        rows.append(_Row(verdict, check, words, "", tuple(result.host for result in alike if result.host)))
+    return rows
 
 
 def _where(hosts: Sequence[str], everybody: set[str]) -> str:

@@ -1,6 +1,6 @@
 """Which hosts, GPUs and interfaces to try together, so that the smallest sets that fail are found. Pure.
 
-``Bisection`` says what to try next and is told what came of it. It begins with all, and is done where that works.
+``Bisection`` says what to try next and gets the result. It begins with all, and is done where that works.
 Otherwise: each host alone over loopback, and the GPUs of those that fail there, down to the smallest sets; then, for
 every interface over which all failed, each host alone and hosts with each other. A trial in which a group fails is
 repeated once, with the groups that failed: what works then counts as failing sometimes. The number of trials is

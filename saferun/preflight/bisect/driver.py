@@ -177,7 +177,7 @@ def _name(trial: Trial) -> str:
 
 
 def encode_trial(trial: Trial) -> JsonObject:
-    """A trial as others are told of it; members in a row take one entry: host, first local rank, how many."""
+    """A trial as it is broadcast; members in a row take one entry: host, first local rank, how many."""
     groups = []
     for group in trial.groups:
         runs: list[list[int]] = []
@@ -191,7 +191,7 @@ def encode_trial(trial: Trial) -> JsonObject:
 
 
 def decode_trial(raw: object) -> Trial | None:
-    """The trial that another host tells; None where it tells none."""
+    """The trial that the leader has broadcast; None where it is malformed."""
     try:
         groups: list[Group] = []
         room = _MOST_MEMBERS

@@ -61,9 +61,9 @@ def over(interface: str) -> str:
 
 
 def reason(outcomes: Sequence[Outcome], guilty: Sequence[Member]) -> str:
-    """What the members said, in brackets: the guilty ones first, words before none, an error before a time-out.
+    """What the members said, in brackets: the guilty ones first, words before none, an error before a timeout.
 
-    Of errors a crash comes first: its peers may have told of their lost connections before the kernel told of its end.
+    Of errors a crash comes first: its peers may have reported lost connections before the kernel reported its end.
     """
     bad = [outcome for outcome in outcomes if outcome.kind != "ok"]
     if not bad:

@@ -260,7 +260,7 @@ def _first_good(units: Units, noun: str) -> Search[list[Unit]]:
 
 
 def _with_partners(suspects: Sequence[Unit], good: Sequence[Unit], noun: str) -> Search[list[Blame]]:
-    """Each suspect with somebody who works; those that fail, with somebody else."""
+    """Each suspect with a unit that works; those that fail, with another one."""
     partners = list(good)
     waiting = list(suspects)
     failures: list[tuple[Unit, Unit]] = []

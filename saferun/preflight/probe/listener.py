@@ -1,8 +1,8 @@
 """Where other hosts can probe this one: listens on its interfaces during the checks, answers who knows the secret.
 
 One thread serves all connections. Everything about a visitor is bounded: how long it may take to say who it is, how
-long it may stay, what it may send; and so are the visitors, and how many strangers are looked at in a second. Whoever
-does not prove to know the secret is told nothing at all.
+long it may stay, what it may send; and so are the visitors, and how many strangers are served in a second. A
+visitor that does not prove to know the secret gets no answer at all.
 """
 
 from __future__ import annotations

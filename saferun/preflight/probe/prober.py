@@ -37,7 +37,7 @@ from saferun.preflight.results import Probe, ProbeTarget
 
 CONNECT_TIMEOUT_S = 3.5
 """Linux sends the first packet of a connection again after one second and after three: a lossy route gets three tries.
-And a kernel that has found nobody on the link gives up after 3.1 s."""
+And a kernel that has found no host on the link gives up after 3.1 s."""
 ANSWER_TIMEOUT_S = 3.5
 LARGE_TIMEOUT_S = 2.5
 """A large message takes 0.8 s on a network of 10 Mbit/s. What has not arrived after this time counts as far as it
@@ -260,7 +260,7 @@ class _Conversation:
             _Failed: the route does not work.
             OSError: the connection broke.
         """
-        # Whatever took shortest tells the latency, and most exactly what the other clock says.
+        # The shortest exchange gives the latency, and most exactly what the other clock says.
         latency_s, clock_s = min([self._meet(), *(self._exchange() for _ in range(_SMALL_MESSAGES))])
         result = result._replace(latency_s=latency_s, clock_s=clock_s if latency_s < _CLOCK_LATENCY_S else 0.0)
         for _ in range(MOST_LARGE - 1):

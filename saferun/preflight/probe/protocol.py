@@ -54,7 +54,7 @@ def kind_of(received: bytes) -> bytes:
 
 
 def read_hello(received: bytes, token: str) -> bytes:
-    """The nonce of a hello by somebody who knows the secret; empty where it is none."""
+    """The nonce of a hello from a host that knows the secret; empty where it is none."""
     if kind_of(received) != HELLO:
         return b""
     _, _, nonce, proof = _LAYOUT.unpack(received)
@@ -62,7 +62,7 @@ def read_hello(received: bytes, token: str) -> bytes:
 
 
 def read_welcome(received: bytes, token: str, nonce: bytes) -> float | None:
-    """The listener's clock, from an answer to a hello with that nonce by somebody who knows the secret; else None."""
+    """The listener's clock, from an answer to a hello with that nonce from a host that knows the secret; else None."""
     if kind_of(received) != WELCOME:
         return None
     _, _, content, proof = _LAYOUT.unpack(received)

@@ -64,7 +64,7 @@ def holders_of(address: str, nics: Sequence[Nic]) -> list[str]:
 
 
 def is_unanswered(address: str, took_s: float) -> bool:
-    """Whether "no route to host" means that nobody on the link answered, and no router said so.
+    """Whether "no route to host" means that no host on the link answered, rather than that a router said so.
 
     Args:
         address: where a connection was tried to.
