@@ -75,7 +75,7 @@ PURE = (
     "report/report_json",
     "report/report_text",
     "report/console_text",
-    "watchdog/__init__",
+    "watchdog/detector",
     "watchdog/job",
     "watchdog/job_detector",
     "watchdog/py_spy_json",

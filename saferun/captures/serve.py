@@ -1,12 +1,12 @@
-"""What the examiner does: the process that looks at others for the supervisor, with all that it needs in memory.
+"""The examiner: the process that captures others for the supervisor, with all that it needs in memory.
 
-It is a fork of the supervisor, so it needs no file to begin. While nothing is asked of it, it imports what a capture
-takes, one module at a time, and holds py-spy in memory; after that a capture needs no file at all, and the file system
-with saferun, Python and the script may be dead. It looks at nothing itself: each request gets a child of its own, so
-that one that hangs costs its own answer only.
+It is a fork of the supervisor, so it needs no file to begin. While it has no request, it imports what a capture takes,
+one module at a time, and holds py-spy in memory; after that a capture needs no file at all, and the file system with
+saferun, Python and the script may be dead. Each request gets a child of its own, so that one that hangs costs only its
+own answer.
 
 A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ...,
-"value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early. What the examiner says: ``{"loaded": [names],
+"value": ..., "budget_s": ...}``; ``{"end": number}`` ends it early. The examiner sends ``{"loaded": [names],
 "tools": [names]}`` when the modules that the supervisor needs have been imported once, ``{"ready": true}`` when
 all is in memory, and ``{"began": number, "pid": pid}`` for each request.
 """
@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from saferun.captures.held_tools import held_fds, held_tool, hold_tools
 from saferun.linux.children import reset_signals
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.json_lines import JsonLines
 from saferun.linux.prctl import become_subreaper, die_with_parent, set_name
 from saferun.linux.search_path import search_theirs_last
 from saferun.model import JsonObject, Value
@@ -53,13 +54,11 @@ EXAMINER_MODULES = (
     "saferun.captures.cores",
 )
 """What captures of any kind import, wherever they do."""
-_MESSAGE_BYTES = 1 << 18
-_LONGEST_MESSAGE_BYTES = 16 << 20
 _FDS_AT_ONCE = 16
-# Between two modules the processor is left to the ranks, which are starting, for three times as long.
+# Between two modules the CPU is left to the ranks, which are starting, for three times as long.
 _PAUSE_FACTOR = 3.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
-# Whoever asked ends a request in time; this is for when nobody does.
+# The supervisor ends a request in time; this is for when it does not.
 _MARGIN_S = 2.0
 
 
@@ -72,92 +71,89 @@ def serve(
     connection: socket.socket,
     environ: Mapping[str, str],
     wanted: Sequence[str],
-    kinds: Mapping[str, Callable[[Any], None]],
-    outbox: Outbox | None = None,
+    outbox: Outbox | None,
     *,
-    on_loaded: Callable[[], None] = lambda: None,
+    write_code: Callable[[list[str]], None],
+    on_loaded: Callable[[], None],
 ) -> None:
     """Serve requests until the supervisor closes its end.
 
     Args:
         connection: the line to the supervisor.
         environ: the environment of this process from now on, and of every tool.
-        wanted: modules that the supervisor wants to know to be readable; their names, and those of the modules that
-            they import in turn, are told.
-        kinds: further kinds of requests: what a child does with the value, its answer being its standard output.
+        wanted: modules that the supervisor needs to be readable; their names, and those of the modules that they
+            import in turn, are sent to it.
         outbox: leads to the writer of the run directory; None: captures write their files themselves.
-        on_loaded: called when ``wanted`` have been imported, before that is said.
+        write_code: writes the code of modules to standard output.
+        on_loaded: called when ``wanted`` have been imported, before the supervisor gets their names.
     """
     os.environ.clear()
     os.environ.update(environ)
-    become_subreaper()  # what is left of a capture that was killed is no process of the ranks
+    become_subreaper()  # the orphans of a capture that was killed are not those of the ranks
     search_theirs_last(environ.get("PYTHONPATH", ""))
     if outbox is not None:
         from saferun.captures.capture_files import hand_files_to
 
         hand_files_to(outbox)
     fds = outbox.fds if outbox is not None else ()
-    _Server(connection, {**_KINDS, **kinds}, fds).run(_Warming(connection, wanted, on_loaded))
+    lines = JsonLines(connection, most_fds=_FDS_AT_ONCE)
+    _Server(lines, {**_KINDS, "code": write_code}, fds).run(_Warming(lines, wanted, on_loaded))
 
 
 class _Warming:
     """Imports what is needed later, one module at a call."""
 
-    def __init__(self, connection: socket.socket, wanted: Sequence[str], on_loaded: Callable[[], None]) -> None:
-        self._connection = connection
+    def __init__(self, lines: JsonLines, wanted: Sequence[str], on_loaded: Callable[[], None]) -> None:
+        self._lines = lines
         self._on_loaded = on_loaded
         self._wanted = list(wanted)
         self._own = list(EXAMINER_MODULES)
         self._loaded: list[str] = []
-        self._is_told = False
+        self._is_reported = False
         self._has_tools = False
         self.is_over = False
 
     def step(self) -> float:
-        """Do a little. Returns for how long to leave the processor to others."""
+        """Do one step. Returns for how long to leave the CPU to others."""
         began = time.monotonic()
         if not self._has_tools:
-            # Before the modules: nothing else can stand in for it.
+            # Before the modules: there is no substitute for them.
             self._has_tools = True
             self._tools = hold_tools()
         elif self._wanted:
             self._load(self._wanted.pop(0))
-        elif not self._is_told:
-            self._is_told = True
+        elif not self._is_reported:
+            self._is_reported = True
             self._on_loaded()
-            _say(self._connection, {"loaded": self._loaded, "tools": sorted(self._tools)})
+            self._lines.send({"loaded": self._loaded, "tools": sorted(self._tools)})
         elif self._own:
             self._load(self._own.pop(0))
         else:
             self.is_over = True
-            _say(self._connection, {"ready": True})
+            self._lines.send({"ready": True})
             import gc
 
             gc.freeze()  # pages that no child's collector touches stay shared
         return min(max((time.monotonic() - began) * _PAUSE_FACTOR, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
 
     def finish_tools(self) -> None:
-        """What a request that comes early cannot do without."""
+        """What an early request needs."""
         if not self._has_tools:
             self.step()
 
     def _load(self, name: str) -> None:
         before = len(sys.modules)
-        with suppress(Exception):  # whoever needs it says what is wrong with it
+        with suppress(Exception):  # what needs it reports what is wrong with it
             import_module(name)
-        # What was imported last depends on nothing that follows: so one after another is imported on its own.
+        # Dependencies first: so that each can be imported on its own.
         self._loaded += [*reversed(list(sys.modules)[before:]), name]
 
 
 class _Server:
-    def __init__(
-        self, connection: socket.socket, kinds: Mapping[str, Callable[[Any], None]], keep: Sequence[int]
-    ) -> None:
-        self._connection = connection
+    def __init__(self, lines: JsonLines, kinds: Mapping[str, Callable[[Any], None]], keep: Sequence[int]) -> None:
+        self._lines = lines
         self._kinds = kinds
         self._keep = tuple(keep)
-        self._rest = b""
-        self._fds: list[int] = []
         self._work: dict[int, _Work] = {}
 
     def run(self, warming: _Warming) -> None:
@@ -167,7 +163,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, _ignore)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
+        poll.register(self._lines.fd, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
         pause_s = 0.0
         while True:
@@ -177,8 +173,8 @@ class _Server:
             ready = [fd for fd, _ in poll.poll(max(0.0, min(moments)) * 1000 if moments else None)]
             if wake_read in ready:
                 os.read(wake_read, 4096)
-            if self._connection.fileno() in ready:
-                messages = self._receive()
+            if self._lines.fd in ready:
+                messages = self._lines.receive()
                 if messages is None:
                     self._end_all()
                     return
@@ -188,26 +184,13 @@ class _Server:
             if not ready and not warming.is_over:
                 pause_s = warming.step()
 
-    def _receive(self) -> list[JsonObject] | None:
-        try:
-            chunk, fds, _, _ = socket.recv_fds(self._connection, _MESSAGE_BYTES, _FDS_AT_ONCE)
-        except OSError:
-            return None
-        if not chunk or len(self._rest) > _LONGEST_MESSAGE_BYTES:
-            return None
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        self._fds += fds
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [json.loads(line) for line in lines]
-
     def _take(self, message: JsonObject, warming: _Warming) -> None:
         if "end" in message:
             work = self._work.get(message["end"])
             if work is not None:
                 _kill(work.pid)
             return
-        out = self._fds.pop(0)
+        out = self._lines.fds.popleft()
         try:
             warming.finish_tools()
             number, kind = int(message["ask"]), str(message["kind"])
@@ -217,14 +200,14 @@ class _Server:
         finally:
             os.close(out)
         self._work[number] = _Work(pid, time.monotonic() + budget_s + _MARGIN_S)
-        _say(self._connection, {"began": number, "pid": pid})
+        self._lines.send({"began": number, "pid": pid})
 
     def _reap(self) -> None:
         now = time.monotonic()
         for number, work in list(self._work.items()):
             if work.ends_at <= now:
                 _kill(work.pid)
-                # One that no signal ends waits in the kernel; it is taken note of when it ends.
+                # One that no signal ends waits in the kernel; it is reaped when it ends.
                 self._work[number] = work._replace(ends_at=float("inf"))
         while True:
             try:
@@ -246,13 +229,8 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _say(connection: socket.socket, message: JsonObject) -> None:
-    with suppress(OSError):  # the supervisor is gone; the next read tells
-        connection.sendall(json.dumps(message).encode() + b"\n")
-
-
 def _ignore(_signum: int, _frame: object) -> None:
-    """The wake-up pipe tells the loop."""
+    """The wake-up pipe wakes the loop."""
 
 
 # --------------------------------------------------------------------------------------------------------- the children
@@ -270,19 +248,20 @@ def _fork(run: Callable[[], None], out: int, keep: Sequence[int]) -> int:
         _keep_only(out, keep)
         run()
     except BrokenPipeError:
-        pass  # nobody wants to know any more
+        pass  # the supervisor has ended the request
     finally:
-        # Threads of ours may wait in the kernel for others; an ordinary exit would wait for them.
+        # Threads may wait in the kernel; an ordinary exit would wait for them.
         os._exit(0)
 
 
 def _keep_only(out: int, keep: Sequence[int]) -> None:
-    """The answer becomes standard output; what is left open is the tools in memory and the way to the writer."""
+    """The answer becomes standard output; only the tools in memory and the way to the writer stay open."""
     os.dup2(out, 1)
     close_all_but(*held_fds(), *keep)
 
 
-def _write(content: bytes) -> None:
+def write(content: bytes) -> None:
+    """Write all of it to standard output, which is the answer."""
     while content:
         content = content[os.write(1, content) :]
 
@@ -293,11 +272,11 @@ def _capture(value: Any) -> None:  # noqa: ANN401 - checked by what decodes it
     from saferun.captures.run import run_request
     from saferun.captures.wire import request_from
 
-    run_request(request_from(value), _write, started_at)
+    run_request(request_from(value), write, started_at)
 
 
 def _dump(value: Any) -> NoReturn:  # noqa: ANN401
-    """py-spy's own words about one process, which it only reads and does not stop."""
+    """The output of py-spy for one process, which it only reads and does not stop."""
     from saferun.captures.py_spy import argv_of
 
     tool = held_tool("py-spy")
@@ -305,4 +284,38 @@ def _dump(value: Any) -> NoReturn:  # noqa: ANN401
     os.execve(tool.path, argv_of("py-spy", int(value), "--nonblocking"), os.environ)
 
 
-_KINDS: dict[str, Callable[[Any], None]] = {"capture": _capture, "dump": _dump}
+def _lint(value: Any) -> None:  # noqa: ANN401
+    """The lint of a rank's environment."""
+    set_name("sr-lint")
+    os.environ.clear()
+    os.environ.update(value["environ"])
+    from saferun.env.lint.__main__ import main
+
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it ends with the process
+    main([str(value["python"]), str(value["script"])])
+    sys.stdout.flush()
+
+
+def _waits(value: Any) -> None:  # noqa: ANN401
+    """The waits before the retries of a start: of which length the first one, and how many."""
+    from saferun.supervisor.policy.waits import retry_waits_s
+
+    first_s, count = value
+    write(json.dumps(retry_waits_s(float(first_s), int(count))).encode())
+
+
+def _copy_hook(value: Any) -> None:  # noqa: ANN401
+    """The start-up hook, copied from one directory into another."""
+    from saferun.linux.hook_copy import copy_hook
+
+    with suppress(OSError):
+        copy_hook(*map(str, value))
+
+
+_KINDS: dict[str, Callable[[Any], None]] = {
+    "capture": _capture,
+    "dump": _dump,
+    "lint": _lint,
+    "waits": _waits,
+    "hook": _copy_hook,
+}

@@ -22,11 +22,11 @@ class CaptureStep(Value):
     """One capture.
 
     Attributes:
-        name: what notes about the whole of it are called.
-        run: looks, and emits what it finds.
-        wanted_by: the field of the request that asks for it; empty where it always runs.
+        name: of notes about the whole of it.
+        run: captures, and emits what it finds.
+        wanted_by: the field of the request that asks for it; empty: it always runs.
         is_late: whether it begins only when the others have ended, because it would disturb them.
-        memory_bytes: how much address space it may take, where it reads what a rank has written and starts no program;
+        memory_bytes: how much address space it may take, if it reads what a rank has written and starts no program;
             0: as much as there is.
     """
 

@@ -51,7 +51,6 @@ class Job(JobSender):
         attempt: tells the attempt that is current.
         on_assigned: told this process's place when the hosts have met.
         on_prepared: told what only torch can answer.
-        on_hang: told of a hang of the whole job, which every host is to capture: its verdict and its number.
         on_preflight: told what the leader says of the checks.
         say: takes a line for the user.
         on_stderr: gets whole lines that torch's event handlers write to stderr.
@@ -71,7 +70,6 @@ class Job(JobSender):
         attempt: Callable[[], int],
         on_assigned: Callable[[Assignment], None],
         on_prepared: Callable[[JsonObject], None],
-        on_hang: Callable[[HangVerdict, int], None],
         on_preflight: Callable[[JsonObject], None],
         say: Callable[[str], None],
         on_stderr: Callable[[bytes], None],
@@ -110,7 +108,6 @@ class Job(JobSender):
             sender=self,
             post=post,
             attempt=attempt,
-            on_hang=on_hang,
             on_preflight=on_preflight,
             on_channel_lost=self._on_channel_lost,
             say=say,
@@ -133,9 +130,11 @@ class Job(JobSender):
         self.current = attempt
         self.blamed = ()
 
-    def subscribe(self, on_states: Callable[[Mapping[str, JsonObject]], None]) -> None:
-        """Have the reported states of all ranks passed on, on the leader."""
-        self._context.on_states.append(on_states)
+    def subscribe(
+        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
+    ) -> None:
+        """Pass the states of all ranks on to ``on_states``, on the leader, and each hang of the job to ``on_hang``."""
+        self._context.on_states, self._context.on_hang = on_states, on_hang
 
     @property
     def lost(self) -> Mapping[int, LostPeer]:

@@ -63,7 +63,6 @@ class JobContext:
         sender: JobSender,
         post: Callable[[Event], None],
         attempt: Callable[[], int],
-        on_hang: Callable[[HangVerdict, int], None],
         on_preflight: Callable[[JsonObject], None],
         on_channel_lost: Callable[[str, str, str], None],
         say: Callable[[str], None],
@@ -75,13 +74,13 @@ class JobContext:
         self.sender = sender
         self.post = post
         self.attempt = attempt
-        self.on_hang = on_hang
         self.on_preflight = on_preflight
         self.on_channel_lost = on_channel_lost
         self.say = say
         self.warn = warn
         self.ranks = ranks
-        self.on_states: list[Callable[[Mapping[str, JsonObject]], None]] = []
+        self.on_states: Callable[[Mapping[str, JsonObject]], None] = lambda _: None
+        self.on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
 
 
 class _LinesOfOthers:
@@ -306,9 +305,7 @@ class JobAttempt:
                 self._lost_tasks.add((host, task))
         self.chunks.review()
         # Whether the job hangs is for those to say that can be heard.
-        heard = self.states.of_heard(self.control.missing)
-        for on_states in self._context.on_states:
-            on_states(heard)
+        self._context.on_states(self.states.of_heard(self.control.missing))
         self._look_for_end()
 
     def _look_for_end(self) -> None:

@@ -127,8 +127,15 @@ class JobPort(LoopPart, Protocol):
     def set_state(self, state: JsonObject) -> None:
         """How the ranks of this process do, for the leader."""
 
-    def subscribe(self, on_states: Callable[[Mapping[str, JsonObject]], None]) -> None:
-        """Have the states of all saferuns passed on to ``on_states``, on the leader of several hosts."""
+    def subscribe(
+        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
+    ) -> None:
+        """Receive what concerns hangs; the newest subscriber gets all of it.
+
+        Args:
+            on_states: takes the states of all saferuns, on the leader of several hosts.
+            on_hang: takes the verdict and the number of a hang that all hosts are to capture.
+        """
 
     # What is broadcast to all hosts, this one included.
 

@@ -120,9 +120,9 @@ class ProgressWatch:
         # Whether it has been asked for its numbers since the last sample, which is work as well.
         disturbed = bool(self._queries) or self._samples % _ASK_EVERY == 0
         seen = signs.take(sample, interval_s, disturbed=disturbed, patience_s=self._span_s)
-        if seen.moved or (seen.burners and self._works(principal.pid)):
+        if seen.moved or (seen.busy_pids and self._works(principal.pid)):
             self._moved = now
-        if seen.moved or seen.burners:
+        if seen.moved or seen.busy_pids:
             self._active = now
         return principal.pid
 

@@ -44,7 +44,6 @@ class SoloJob:
         attempt: tells the attempt that is current.
         on_assigned: takes this host's ranks.
         on_prepared: called when an attempt's preparations are done, with what only torch could answer.
-        on_hang: takes the verdict and the number of a hang that is to be captured.
         on_preflight: takes what the checks come to.
         on_torch: told torch's version, once an attempt.
         on_stderr: takes whole lines that torch's event handlers write to stderr.
@@ -65,7 +64,6 @@ class SoloJob:
         attempt: Callable[[], int],
         on_assigned: Callable[[Assignment], None],
         on_prepared: Callable[[JsonObject], None],
-        on_hang: Callable[[HangVerdict, int], None],
         on_preflight: Callable[[JsonObject], None],
         on_torch: Callable[[str], None],
         on_stderr: Callable[[bytes], None],
@@ -86,7 +84,7 @@ class SoloJob:
         self._attempt = attempt
         self._on_assigned = on_assigned
         self._on_prepared = on_prepared
-        self._on_hang = on_hang
+        self._on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
         self._on_preflight = on_preflight
         self._on_torch = on_torch
         self.client = CoordinatorClient(
@@ -264,8 +262,12 @@ class SoloJob:
     def set_state(self, state: JsonObject) -> None:
         """Nobody else wants to know."""
 
-    def subscribe(self, on_states: Callable[[Mapping[str, JsonObject]], None]) -> None:
-        """Nobody else reports any."""
+    def subscribe(
+        self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
+    ) -> None:
+        """Pass each hang on to ``on_hang``; no other host reports states."""
+        del on_states
+        self._on_hang = on_hang
 
     def abort_attempt(
         self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None

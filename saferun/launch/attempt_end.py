@@ -91,7 +91,7 @@ class AttemptEnd:
     def post_from_job(self, event: events.Event) -> None:
         """Post what happened on other hosts."""
         if isinstance(event, events.JobAborted) and event.signum:
-            event = event._replace(quiet_s=self._context.investigation.quiet_s())
+            event = event._replace(quiet_s=self._context.investigation.hangs.quiet_s())
         self._context.post(event)
 
     def report_trouble(self, action: actions.BroadcastAbort) -> None:
@@ -135,4 +135,4 @@ class AttemptEnd:
             self._context.torchrun_events.launch_ended(self._context.ended, self._context.attempt, stopped=stopped)
         self._context.job.leaves = action.leaves
         self._context.checks.settle()
-        self._context.investigation.finish(action.exit_code, stopped=stopped)
+        self._context.investigation.log.finish(action.exit_code, stopped=stopped)

@@ -96,7 +96,7 @@ class AttemptSetup:
         context.checks.begin_attempt()
         local_rank = task.local_rank if task is not None else 0
         context.run_dir.join(assignment.files, host=context.host, is_part=not assignment.leads, task=local_rank)
-        context.investigation.joined(context.host)
+        context.investigation.log.host = context.host
         context.job.prepare(self._preparation(placement))
 
     def _preparation(self, placement: Placement) -> JsonObject:
@@ -179,7 +179,7 @@ class AttemptSetup:
             environ.update(more)
         self._apply_profiles(current.number, placement, environs)
         for place, environ in zip(placement.ranks, environs, strict=True):
-            environ.update(self._context.investigation.hook_environ(current.number, place.rank, environ))
+            environ.update(self._context.investigation.hook.environ(current.number, place.rank, environ))
             if answer.get("timer_file"):
                 environ["TORCHELASTIC_TIMER_FILE"] = answer["timer_file"]
         numactl = answer.get("numactl")

@@ -133,7 +133,7 @@ class Checks:
         if self._config.hosts.together:
             self._context.post(ChecksPassed(now, attempt))
             return
-        self._context.investigation.note_preflight(outcome.preflight, outcome.infos)
+        self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
         if self._config.checks.preflight == "only":
             self._context.post(ChecksOver(now, attempt, self._show(outcome)))
             return
@@ -158,7 +158,7 @@ class Checks:
     def _on_probed(self, attempt: int, outcome: Outcome) -> None:
         now = time.monotonic()
         if self._context.job.leads:
-            self._context.investigation.note_preflight(outcome.preflight, outcome.infos)
+            self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
         self._use_nics(outcome.nics)
         if self._config.checks.preflight == "only":
             self._context.post(ChecksOver(now, attempt, self._show(outcome)))
@@ -223,8 +223,8 @@ class Checks:
         self._opened().check(context, self._on_checked_beside, beside=True)
 
     def _on_checked_beside(self, outcome: Outcome) -> None:
-        self._context.investigation.note_preflight(outcome.preflight, outcome.infos)
-        self._context.investigation.write_preflight()
+        self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
+        self._context.investigation.log.write_preflight()
         self._opened().tell_own()
 
     def settle(self) -> None:

@@ -56,6 +56,12 @@ MODULES = (
     "saferun.preflight.driver",
     # To report it
     "saferun.report.console_text",
+    "saferun.captures.capture_run",
+    "saferun.launch.live_capture",
+    "saferun.cluster.job_values",
+    "saferun.cluster.evidence_exchange",
+    "saferun.launch.incident_hang",
+    "saferun.launch.incident_failure",
     "saferun.text.redaction",
     "saferun.report.report_json",
     "saferun.report.report_text",
@@ -65,12 +71,12 @@ MODULES = (
     "saferun.env.lint.findings",
 )
 """In the order in which they are wanted."""
-FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence_exchange")
+FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence")
 """What a job of several hosts takes beside."""
 BEFORE_SEVERAL_HOSTS = (
     "saferun.watchdog.job",
     "saferun.watchdog.monitor",
-    "saferun.cluster.evidence_exchange",
+    "saferun.watchdog.job_detector",
     "saferun.linux.stuck",
     "saferun.text.redaction",
     "saferun.env.lint.findings",

@@ -1,4 +1,4 @@
-"""What went wrong in a launch so far, what was found before and decided after, and the report of it all."""
+"""The incidents of a launch so far, the preflight checks before and the decisions after them, and the report."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _CLOCK = "%Y-%m-%d %H:%M:%S"
 
 
 class IncidentLog:
-    """Incidents in the order of time. The report is written anew after each, and at the end.
+    """Incidents in the order of time. The report is written again after each, and at the end.
 
-    Not at once: the user reads first, and the disk may be what hangs.
+    Not at once: the console comes first, and the disk may be what hangs.
 
     Args:
         config: the launch.
         run_dir: where the report goes.
         host: the host's short name.
         run_id: marks the processes of this run.
-        guarded: calls, and says in one line what could not be done.
+        guarded: calls, and says in one line what failed.
     """
 
     def __init__(
@@ -84,29 +84,29 @@ class IncidentLog:
         self.is_due = True
 
     def add_decision(self, row: DecisionRow) -> None:
-        """What follows an attempt, and why: one more row of the report."""
+        """Add a decision after an attempt, and why: one more row of the report."""
         clock = row.clock or time.strftime(_CLOCK, time.localtime(row.time))
         self._decisions.append(row._replace(clock=clock))
         self.is_due = self.is_due or self._has_report
 
     def set_preflight(self, preflight: Preflight, cards: Mapping[int, HostInfo]) -> None:
-        """What the checks before the start that is at hand found; what they found before an earlier one is given up.
+        """Keep the results of the preflight checks; those of an earlier start are dropped.
 
-        Nothing is written for good news alone until the launch is over, or ``write_preflight`` is called.
+        If no check failed, nothing is written until the launch is over, or ``write_preflight`` is called.
 
         Args:
             preflight: of all hosts, or of this one where it is alone.
-            cards: what the hosts told of themselves, by their numbers.
+            cards: the host infos, by the numbers of the hosts.
         """
         self._preflight, self._cards = preflight, cards
         self._has_new_preflight = True
         self.is_due = self.is_due or self._has_failed_checks
 
     def write_preflight(self) -> None:
-        """Write preflight.json where there is a run directory, if there is something new: at a quiet moment."""
+        """Write preflight.json if there is a run directory, and something new: at a quiet moment."""
         if self._has_new_preflight and self._run_dir.path is not None:
             self._has_new_preflight = False
-            self._guarded("write what the checks found", self._write_preflight)
+            self._guarded("write the results of the checks", self._write_preflight)
 
     def write(self) -> None:
         """Write the report, if something has happened since."""
@@ -115,19 +115,19 @@ class IncidentLog:
             self._guarded("write the report", self._write)
 
     def note_recovery(self, lasted_s: float) -> None:
-        """The hang that was told last is over, after so many seconds."""
+        """The hang that was reported last is over, after so many seconds."""
         if self._incidents and self._incidents[-1].kind == "hang":
             self._incidents[-1] = self._incidents[-1]._replace(outcome="recovered", recovered_after_s=lasted_s)
             self.is_due = True
 
     def finish(self, exit_code: int, *, stopped: bool) -> None:
-        """The launch is over; where nothing went wrong there is no report."""
+        """The launch is over; if nothing went wrong there is no report."""
         self.is_due = False
         if self._has_report:
             outcome = "stopped" if stopped else "succeeded" if exit_code == 0 else "failed"
             self._guarded("write the report", self._write, exit_code, outcome)
         elif self._preflight is not None and self._config.checks.preflight == "only":
-            self._run_dir.open()  # which does nothing where no files are wanted
+            self._run_dir.open()  # which does nothing if no files are wanted
         self.write_preflight()
 
     @property
@@ -136,13 +136,13 @@ class IncidentLog:
 
     @property
     def _has_report(self) -> bool:
-        # An end alone may be the user's own.
+        # The end alone may be what the user wanted.
         has_tried_again = any(row.next_step != "finish" for row in self._decisions)
         return bool(self._incidents) or has_tried_again or self._has_failed_checks
 
     def _write(self, exit_code: int | None = None, outcome: str = "running") -> None:
         if not self._incidents:
-            self._run_dir.open()  # nothing has been started so far, perhaps
+            self._run_dir.open()  # perhaps no rank has been started
         if self._run_dir.path is None:
             return
         self.write_preflight()

@@ -189,7 +189,7 @@ def _open_screen(output: OutputConfig, run_dir: RunDirectory) -> Screen:
 
 def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
     """Who decides, and how many seconds another host may take from the failure to its last word."""
-    from saferun.launch.investigation import CORE_BUDGET_S
+    from saferun.launch.attempt_record import CORE_BUDGET_S
     from saferun.supervisor.machine import Limits, Supervisor
     from saferun.supervisor.policy import AttemptPolicy, HangPolicy, JobPolicy
 

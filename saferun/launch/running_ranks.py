@@ -173,7 +173,7 @@ class RunningRanks(WithoutHelper):
             return True
         group.note_exit(rank, status, at=now, time=time.time())
         self._reaper.note_ended(pid)
-        self._context.investigation.rank_ended(rank)
+        self._context.investigation.hangs.rank_ended(rank.place.local_rank)
         if not status.ok:
             # Before anything of this attempt is taken out of the store.
             self._context.job.ask_start_stage(len(group.ranks))

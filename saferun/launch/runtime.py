@@ -101,21 +101,7 @@ class Runtime:
         )
         context.job = job = self._open_job(own_environ, secret)
         context.torchrun_events = TorchrunEvents(config, job.client)
-        context.investigation = Investigation(
-            config,
-            context.poller,
-            run_dir=context.run_dir,
-            host=context.host,
-            run_id=context.run_id,
-            say=context.screen.say,
-            warn=context.warn,
-            post=context.ending.post_investigated,
-            attempt=lambda: context.attempt,
-            store_stage=lambda: job.start_stage,
-            job=context.other_hosts,
-            peers_s=peers_s,
-            examiner=context.examiner,
-        )
+        context.investigation = Investigation(context, peers_s)
         passed = PassedSignals(context, reaper.pid, reaper.witness_fd)
         self._wakeup = Wakeup(context, passed)
         writer.attach(context.poller)
@@ -208,7 +194,6 @@ class Runtime:
                 attempt=lambda: context.attempt,
                 on_assigned=context.setup.on_assigned,
                 on_prepared=context.setup.on_prepared,
-                on_hang=lambda verdict, number: context.investigation.job_hangs(verdict, number),  # noqa: PLW0108
                 on_preflight=context.checks.take_message,
                 on_torch=context.log.write_run_json,
                 on_stderr=context.screen.err.say,
@@ -224,11 +209,10 @@ class Runtime:
             attempt=lambda: context.attempt,
             on_assigned=context.setup.on_assigned,
             on_prepared=context.setup.on_prepared,
-            on_hang=lambda verdict, number: context.investigation.job_hangs(verdict, number),  # noqa: PLW0108
             on_preflight=context.checks.take_message,
             say=context.screen.say,
             on_stderr=context.screen.err.say,
-            ranks=lambda: context.investigation.watched_ranks(),  # noqa: PLW0108
+            ranks=lambda: context.investigation.hangs.watched_ranks(),  # noqa: PLW0108
             secret=secret,
         )
         return context.other_hosts

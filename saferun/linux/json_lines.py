@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import time
@@ -29,16 +30,27 @@ class JsonLines:
         poller: the loop's. With it nothing is ever waited for: what does not fit into the socket's buffer is sent when
             the peer reads. Without it a peer that does not read is waited for, for at most five seconds.
         queue_bytes: how much waits for a slow peer; a message beyond it is dropped, and ``send`` says so.
+        most_fds: how many descriptors are taken at a time (Unix sockets only).
+
+    Attributes:
+        fds: descriptors that have been received, in their order; who takes one owns it.
     """
 
     def __init__(
-        self, connection: socket.socket, poller: Poller | None = None, *, queue_bytes: int = QUEUE_BYTES
+        self,
+        connection: socket.socket,
+        poller: Poller | None = None,
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+        most_fds: int = 0,
     ) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._poller = poller
         self._queue_bytes = queue_bytes
         self._buffer = MessageBuffer(LONGEST_MESSAGE_BYTES)
+        self.fds: deque[int] = deque()
+        self._most_fds = most_fds
         self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._queued_bytes = 0
         # epoll keeps one registration a descriptor, and reading has its own.
@@ -78,7 +90,13 @@ class JsonLines:
     def receive(self) -> list[JsonObject] | None:
         """The messages that have come; None when the other side has closed its end, or sends no lines."""
         try:
-            chunk = self._socket.recv(_READ_BYTES)
+            if self._most_fds:
+                chunk, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, self._most_fds)
+                for fd in fds:
+                    os.set_inheritable(fd, False)
+                self.fds += fds
+            else:
+                chunk = self._socket.recv(_READ_BYTES)
         except BlockingIOError:
             return []
         except OSError:

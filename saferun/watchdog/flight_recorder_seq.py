@@ -1,4 +1,4 @@
-"""Asking a rank for the sequence numbers of its collectives, through the Unix socket of torch's worker server.
+"""Asks a rank for the sequence numbers of its collectives, through the Unix socket of torch's worker server.
 
 The socket is the rank's: whatever comes out of it is bounded in time and size, and is parsed as numbers or not at all.
 Of the answer, which may hold thousands of calls, only the end is kept: the keys come in alphabetical order, and

@@ -1,51 +1,47 @@
-"""The verdicts of all hosts as one: a job hangs when every host that still has ranks says so. Pure."""
+"""The verdicts of all hosts as one: a job hangs when every host that still has ranks reports it. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from saferun.evidence import HangVerdict
+from saferun.text.decoding import measure
 
-__all__ = ["combine", "packed", "verdict_from"]
-
-# What the job's verdict is called where hosts say different things: what is about single ranks first.
+# The kind of the job's verdict if those of the hosts differ: what is about single ranks first.
 _KINDS = ("stopped", "uninterruptible", "heartbeat", "spinning", "stuck_collective", "quiescent")
-# What is told of one rank while the others still move; it is a suspicion then.
+# What is reported of one rank while the others still move, as a suspicion.
 _OF_SINGLE_RANKS = frozenset({"stopped", "uninterruptible", "heartbeat"})
 _MOST_RANKS = 1 << 20
 
 
 def combine(
-    states: Mapping[Any, object],
-    *,
-    now: float | None = None,
-    ranks_of: Mapping[Any, Collection[int]] | None = None,
+    states: Mapping[Any, object], *, ranks_of: Mapping[Any, Collection[int]] | None = None
 ) -> HangVerdict | None:
     """The verdict of the job; None while it is well, as far as anybody knows.
 
     A stopped or uninterruptible rank and a missing heartbeat are suspicions while other hosts are still at work.
 
     Args:
-        states: what each host, or each process of one, said last: an object with ``s`` (``run``, ``done``,
-            ``leftovers``, ``quiet``) and, where it is quiet, ``kind``, ``quiet_s``, ``since``, ``ranks``, ``busy`` and
-            ``certain``. Whatever does not fit is taken for a host at work.
-        now: seconds since the epoch; with it, what was quiet when it was told has been so since ``since``.
-        ranks_of: the ranks of each of them; others that it names are left out.
+        states: the last state of each host, or of each process of one: an object with ``s`` (``run``, ``done``,
+            ``leftovers``, ``quiet``) and, if quiet, ``kind``, ``quiet_s``, ``ranks``, ``busy`` and ``certain``.
+            Whatever does not fit counts as a host at work.
+        ranks_of: the ranks of each of them; others that it names are left out. None: any may be named.
     """
     verdicts: list[HangVerdict] = []
     at_work = False
     for who, state in states.items():
         if isinstance(state, Mapping) and state.get("s") in ("done", "leftovers"):
             continue
-        verdict = _verdict(state, now, ranks_of.get(who, ()) if ranks_of is not None else None)
+        is_quiet = isinstance(state, Mapping) and state.get("s") == "quiet"
+        own = ranks_of.get(who, ()) if ranks_of is not None else None
+        verdict = verdict_from(state, own=own) if is_quiet else None
         if verdict is None:
             at_work = True
         else:
             verdicts.append(verdict)
     if at_work:
-        verdicts = [verdict for verdict in verdicts if verdict.kind in _OF_SINGLE_RANKS]
+        verdicts = [verdict for verdict in verdicts if verdict.kind in _OF_SINGLE_RANKS and verdict.ranks]
     if not verdicts:
         return None
     kind = min((verdict.kind for verdict in verdicts), key=_KINDS.index)
@@ -87,36 +83,23 @@ def verdict_from(raw: object, *, own: Collection[int] | None = None) -> HangVerd
     if kind not in _KINDS:
         return None
     ranks, busy = _ranks(raw.get("ranks"), own), _ranks(raw.get("busy"), own)
-    return HangVerdict(str(kind), ranks, _seconds(raw.get("quiet_s")), raw.get("certain") is True, busy)
+    return HangVerdict(str(kind), ranks, seconds(raw.get("quiet_s")), raw.get("certain") is True, busy)
 
 
-def _verdict(state: object, now: float | None, own: Collection[int] | None) -> HangVerdict | None:
-    if not isinstance(state, Mapping) or state.get("s") != "quiet":
-        return None
-    verdict = verdict_from(state, own=own)
-    since = _seconds(state.get("since"))
-    if verdict is None or now is None or since <= 0:
-        return verdict
-    return verdict._replace(quiet_s=max(verdict.quiet_s, now - since))
-
-
-def _seconds(raw: object) -> float:
-    """A finite number that is not negative; 0.0 for everything else."""
-    if isinstance(raw, bool) or not isinstance(raw, (int, float)):
-        return 0.0
+def seconds(raw: object) -> float:
+    """What another host sent for a number of seconds; 0.0 where it is none."""
     try:
-        seconds = float(raw)
-    except OverflowError:
+        return measure(raw)
+    except ValueError:
         return 0.0
-    return max(seconds, 0.0) if math.isfinite(seconds) else 0.0
 
 
 def _ranks(raw: object, own: Collection[int] | None) -> tuple[int, ...]:
     if not isinstance(raw, (list, tuple)):
         return ()
     ranks: set[int] = set()
-    for told in raw[:_MOST_RANKS]:
-        pair = told if isinstance(told, list) else (told, told)
+    for item in raw[:_MOST_RANKS]:
+        pair = item if isinstance(item, list) else (item, item)
         if len(pair) != len(("first", "last")) or any(type(rank) is not int for rank in pair):
             continue
         first, last = max(pair[0], 0), min(pair[1], (1 << 31) - 1)

@@ -1,25 +1,25 @@
-"""Whether the job hangs: what the tasks of all hosts say of their ranks, put together on the host that decides."""
+"""Whether the job hangs: the states of all hosts' ranks, merged on the leader. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from saferun.evidence import HangVerdict
-from saferun.watchdog.job import combine, verdict_from
-from saferun.watchdog.verdicts import AT_MOST, Verdicts, pause_s
+from saferun.watchdog.job import combine, seconds, verdict_from
+from saferun.watchdog.verdicts import Repeat, Verdicts
 
-# What a capture stirs up settles by then.
+# The effects of a capture on the ranks are over by then.
 _SETTLE_S = 1.0
 
 
-class JobWatch:
+class JobDetector:
     """No rank is judged alone, and no host either: one that waits looks like one that hangs.
 
     Args:
         timeout_s: how long nothing may move; a hang that goes on is captured again after so long, then twice that.
-        on_hang: told of a hang of the whole job, and which one it is, counted from 1.
-        on_recovery: told how many seconds one has lasted that is over.
+        on_hang: takes a hang of the whole job, and its number, counted from 1.
+        on_recovery: takes how many seconds a hang lasted that is over.
     """
 
     def __init__(
@@ -31,11 +31,21 @@ class JobWatch:
         self._on_recovery = on_recovery
         self._verdicts = Verdicts(timeout_s)
         self._states: dict[str, tuple[float, Mapping[str, Any]]] = {}
-        self._told = 0
-        self._looks_from = 0.0
+        self._ranks_of: Mapping[str, Collection[int]] | None = None
+        self._number = 0
+        self._paused_until = 0.0
 
-    def feed(self, states: Mapping[str, Mapping[str, Any]], now: float) -> None:
-        """How the ranks do, by task. ``now``: monotonic seconds."""
+    def feed(
+        self, states: Mapping[str, Mapping[str, Any]], now: float, ranks_of: Mapping[str, Collection[int]] | None = None
+    ) -> None:
+        """Take the states of the ranks, by task.
+
+        Args:
+            states: the last state of each task.
+            now: monotonic seconds.
+            ranks_of: the ranks that each of them may name; None: any.
+        """
+        self._ranks_of = ranks_of
         for task, state in states.items():
             known = self._states.get(task)
             if known is None or known[1] != state:
@@ -43,52 +53,49 @@ class JobWatch:
         self.tick(now)
 
     def captured(self, now: float) -> None:
-        """A hang that was told has been captured."""
-        self._looks_from = now + _SETTLE_S
-        self.deadline = self._looks_from
+        """A hang that was reported has been captured."""
+        self._paused_until = now + _SETTLE_S
+        self.deadline = self._paused_until
 
     def tick(self, now: float) -> None:
-        """Conclude."""
+        """Report a hang, or that one is over."""
         if self.deadline is not None and self.deadline <= now:
             self.deadline = None
-        if now < self._looks_from:
+        if now < self._paused_until:
             return
         verdict = self._verdict(now)
         if verdict is None:
-            for told in self._verdicts.open:
-                lasted_s = self._verdicts.close(told.kind, now)
+            for reported in self._verdicts.open:
+                lasted_s = self._verdicts.close(reported.kind, now)
                 if lasted_s is not None:
                     self._on_recovery(lasted_s)
             return
-        if not self._verdicts.may_tell(verdict, now):
+        if not self._verdicts.may_report(verdict, now):
             self.deadline = self.deadline or now + self._timeout_s / 4
             return
-        self._verdicts.tell(verdict, now)
-        self._told += 1
-        # Until it has been captured nothing more is told; the bound is for a capture that never ends.
-        self._looks_from = now + self._timeout_s
-        self.deadline = self._looks_from
-        self._on_hang(verdict, self._told)
+        self._verdicts.report(verdict, now)
+        self._number += 1
+        # Until it has been captured nothing else is reported; the bound is for a capture that never ends.
+        self._paused_until = now + self._timeout_s
+        self.deadline = self._paused_until
+        self._on_hang(verdict, self._number)
 
     def _verdict(self, now: float) -> HangVerdict | None:
         states = {
-            i: {**state, "quiet_s": _number(state.get("quiet_s")) + now - since}
-            for i, (since, state) in enumerate(self._states.values())
+            task: {**state, "quiet_s": seconds(state.get("quiet_s")) + now - since}
+            for task, (since, state) in self._states.items()
         }
-        whole = combine(states)
+        whole = combine(states, ranks_of=self._ranks_of)
         if whole is not None:
             return whole
-        # What stands out by itself is told, and not acted upon.
-        for state in states.values():
-            verdict = verdict_from(state) if state.get("s") == "quiet" and not state.get("certain") else None
+        # What stands out by itself is reported, and not acted upon.
+        for task, state in states.items():
+            own = self._ranks_of.get(task, ()) if self._ranks_of is not None else None
+            verdict = verdict_from(state, own=own) if state.get("s") == "quiet" and not state.get("certain") else None
             if verdict is not None and verdict.ranks and not verdict.certain:
                 return verdict
         return None
 
-    def next_capture_s(self) -> float | None:
-        """How long a hang must go on to be captured again; None: it has been captured often enough."""
-        return pause_s(self._timeout_s, max(self._told, 1)) if self._told < AT_MOST else None
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and value == value else 0.0  # noqa: PLR0124 - NaN
+    def repeat(self, verdict: HangVerdict) -> Repeat:
+        """How often a verdict of this kind has been reported, and when it is next."""
+        return self._verdicts.repeat(verdict)

@@ -1,22 +1,21 @@
-"""Watching the ranks: reads samples, asks the watchdog, and does what it wishes for. Never waits for anything."""
+"""Watches the ranks: takes samples, feeds the detector, and fetches the evidence it wants. Never waits for anything."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from saferun.captures.client import Answer, Examiner
 from saferun.evidence import HangVerdict
 from saferun.linux.poller import Poller
 from saferun.model import Value
-from saferun.watchdog import JobSample, Numbers, RankSample, Watchdog, sampling_interval_s
+from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
 from saferun.watchdog.py_spy_json import threads_from
-
-if TYPE_CHECKING:
-    from saferun.captures.client import Examiner
+from saferun.watchdog.samples import JobSample, RankSample
+from saferun.watchdog.verdicts import Repeat
 
 _CPU_SHARE = 0.0008
 # Sampling may become rarer than it was meant to be, so that it costs little, down to so many samples in a timeout.
@@ -25,10 +24,9 @@ _WALKS = 40
 _WALKS_AT_LEAST = 8
 _URGENT_S = 0.25
 _QUERY_DEADLINE_S = 2.0
-_LOOK_DEADLINE_S = 5.0
-_LOOKS_AT_ONCE = 2
-_LOOK_LIMIT_BYTES = 4 << 20
-_READ_BYTES = 1 << 16
+_DUMP_DEADLINE_S = 5.0
+_DUMPS_AT_ONCE = 2
+_DUMP_LIMIT_BYTES = 4 << 20
 # A signal from outside goes straight to ranks that have moved since then: the supervisor's limit is longer.
 _SURELY_SHORT_S = 8.0
 
@@ -40,7 +38,7 @@ class WatchedRank(Value):
         local_rank: its number on this host.
         rank: its number in the job.
         pid: its process.
-        output_bytes: tells how much it has written to stdout and stderr.
+        output_bytes: how much it has written to stdout and stderr so far.
         hook_prefix: its ``SAFERUN_HOOK``; empty where there is no hook.
         heartbeat_file: its ``SAFERUN_HEARTBEAT_FILE``; empty where there is none.
     """
@@ -60,8 +58,8 @@ class Watch:
         hang_timeout_s: how long nothing may move.
         poller: the loop's.
         on_verdict: takes a verdict. Watching pauses then, until ``captured``.
-        on_recovery: what was told is over; takes how many seconds it lasted.
-        examiner: who takes the stacks of suspects; None: nobody.
+        on_recovery: takes how many seconds a hang lasted that is over.
+        examiner: dumps the stacks of suspects; None: they are not dumped.
     """
 
     def __init__(
@@ -78,8 +76,8 @@ class Watch:
         self._on_verdict = on_verdict
         self._on_recovery = on_recovery
         self._examiner = examiner
-        can_look = examiner is not None and "py-spy" in (examiner.tools or ())
-        self._watchdog = Watchdog(hang_timeout_s, can_look=can_look)
+        can_dump = examiner is not None and "py-spy" in (examiner.tools or ())
+        self._watchdog = Watchdog(hang_timeout_s, can_dump=can_dump)
         self._interval_s = sampling_interval_s(hang_timeout_s)
         self._cost_s = 0.0
         self._ranks: dict[int, WatchedRank] = {}
@@ -89,8 +87,8 @@ class Watch:
         self._walked_at = self._sampled_at = float("-inf")
         self._sample_at: float | None = None
         self._asked_s = self._interval_s
-        self._look_at: float | None = None
-        self._looks: dict[int, _Look] = {}
+        self._dump_at: float | None = None
+        self._dumps: dict[int, tuple[float, Answer]] = {}  # by process, with its deadline
         self._queries: dict[int, NumbersQuery] = {}
 
     # ----------------------------------------------------------------------------------------------------- the schedule
@@ -100,10 +98,10 @@ class Watch:
         """When ``tick`` is due, in monotonic seconds; None: never."""
         if self._sample_at is None:
             return None
-        moments = [self._sample_at, *(look.deadline for look in self._looks.values())]
+        moments = [self._sample_at, *(deadline for deadline, _ in self._dumps.values())]
         moments += [query.deadline for query in self._queries.values()]
-        if self._look_at is not None:
-            moments.append(self._look_at)
+        if self._dump_at is not None:
+            moments.append(self._dump_at)
         return min(moments)
 
     def begin(self, now: float, ranks: Sequence[WatchedRank]) -> None:
@@ -118,9 +116,9 @@ class Watch:
         """Do what is due."""
         if self._sample_at is None:
             return
-        for look in [look for look in self._looks.values() if look.deadline <= now]:
-            self._end_look(look)
-            self._watchdog.take_look(look.target, now, ())
+        for pid in [pid for pid, (deadline, _) in self._dumps.items() if deadline <= now]:
+            self._dumps.pop(pid)[1].close()
+            self._watchdog.take_dump(pid, now, ())
         for local_rank, query in list(self._queries.items()):
             if query.deadline <= now:
                 query.give_up()
@@ -128,7 +126,7 @@ class Watch:
                 self._answered(local_rank, query)
         if self._sample_at <= now:
             self._sample(now)
-        self._begin_looks(now)
+        self._begin_dumps(now)
 
     def quiet_s(self, now: float) -> float:
         """For how long no rank has moved; 0 where one may be working.
@@ -140,20 +138,25 @@ class Watch:
         return self._watchdog.quiet_s
 
     def pause(self) -> None:
-        """See and do nothing until ``captured``."""
-        self._sample_at = self._look_at = None
-        for look in list(self._looks.values()):
-            self._end_look(look)
+        """Do nothing until ``captured``."""
+        self._sample_at = self._dump_at = None
+        for _, answer in self._dumps.values():
+            answer.close()
+        self._dumps.clear()
         for query in self._queries.values():
             query.give_up()
         self._queries.clear()
 
     def captured(self, now: float) -> None:
-        """What was told has been captured; watch on."""
+        """The verdict has been captured; watch on."""
         self.pause()
         self._watchdog.captured()
         if self._ranks:
             self._sample_at = now
+
+    def repeat(self, verdict: HangVerdict) -> Repeat:
+        """How often this hang has been reported, and when it is next."""
+        return self._watchdog.repeat(verdict)
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank is gone."""
@@ -181,7 +184,7 @@ class Watch:
         # Whatever happens below, the next one is not due at once.
         self._sample_at = now + self._asked_s
         outcome = self._watchdog.feed(JobSample(now, self._asked_s, tuple(self._read_ranks(now))))
-        self._below = outcome.look_below
+        self._below = outcome.read_descendants
         spent_s = time.thread_time() - began_s
         self._cost_s += (spent_s - self._cost_s) / (4 if self._cost_s else 1)
         longest_s = max(self._interval_s, self._timeout_s / _SAMPLES_AT_LEAST)
@@ -189,7 +192,7 @@ class Watch:
         if outcome.is_urgent:
             self._asked_s = min(self._asked_s, _URGENT_S)
         self._sample_at = now + self._asked_s
-        for local_rank in outcome.ask_numbers:
+        for local_rank in outcome.numbers_wanted:
             self._ask(local_rank, now)
         if outcome.recovered_s is not None:
             self._on_recovery(outcome.recovered_s)
@@ -247,69 +250,41 @@ class Watch:
 
     # ---------------------------------------------------------------------------------------------------------- stacks
 
-    def _begin_looks(self, now: float) -> None:
-        self._look_at = None
+    def _begin_dumps(self, now: float) -> None:
+        self._dump_at = None
         if self._sample_at is None:
             return
-        for pid in self._watchdog.wanted_looks(now)[: _LOOKS_AT_ONCE - len(self._looks)]:
-            self._begin_look(pid, now)
-        spacing_s = self._watchdog.look_spacing_s
-        if spacing_s is not None and len(self._looks) < _LOOKS_AT_ONCE:
-            self._look_at = now + spacing_s
+        for pid in self._watchdog.wanted_dumps(now)[: _DUMPS_AT_ONCE - len(self._dumps)]:
+            self._begin_dump(pid, now)
+        spacing_s = self._watchdog.dump_spacing_s
+        if spacing_s is not None and len(self._dumps) < _DUMPS_AT_ONCE:
+            self._dump_at = now + spacing_s
 
-    def _begin_look(self, pid: int, now: float) -> None:
-        self._watchdog.look_begun(pid, now)
+    def _begin_dump(self, pid: int, now: float) -> None:
+        """Have py-spy dump the stacks of a process, which does not notice: only its memory is read."""
+        self._watchdog.dump_begun(pid, now)
         try:
             if self._examiner is None:
                 raise OSError  # noqa: TRY301 - as any other reason for it
-            look = _Look(self._examiner, pid, now + _LOOK_DEADLINE_S)
+            answer = Answer(
+                self._examiner,
+                self._poller,
+                "dump",
+                pid,
+                _DUMP_DEADLINE_S,
+                lambda content: self._take_dump(pid, content),
+                limit_bytes=_DUMP_LIMIT_BYTES,
+            )
         except OSError:
-            self._watchdog.take_look(pid, now, ())
+            self._watchdog.take_dump(pid, now, ())
             return
-        self._looks[look.target] = look
-        self._poller.watch(look.fd, lambda: self._read_look(look))
+        self._dumps[pid] = now + _DUMP_DEADLINE_S, answer
 
-    def _read_look(self, look: _Look) -> None:
-        if look.read():
-            return
-        self._end_look(look)
+    def _take_dump(self, pid: int, content: bytes) -> None:
+        del self._dumps[pid]
         now = time.monotonic()
-        self._watchdog.take_look(look.target, now, threads_from(bytes(look.content), look.target))
-        self._begin_looks(now)
-
-    def _end_look(self, look: _Look) -> None:
-        self._looks.pop(look.target, None)
-        self._poller.unwatch(look.fd)
-        look.end()
-
-
-class _Look:
-    """One run of py-spy. It only reads the memory of the process, which does not notice.
-
-    Raises:
-        OSError: there is nobody to run it.
-    """
-
-    def __init__(self, examiner: Examiner, target: int, deadline: float) -> None:
-        self.target = target
-        self.deadline = deadline
-        self.content = bytearray()
-        self._examiner = examiner
-        self._number, self.fd = examiner.ask("dump", target, _LOOK_DEADLINE_S)
-
-    def read(self) -> bool:
-        """Take what has come. Returns whether there may be more."""
-        try:
-            chunk = os.read(self.fd, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        self.content += chunk
-        return bool(chunk) and len(self.content) <= _LOOK_LIMIT_BYTES
-
-    def end(self) -> None:
-        """Hear no more of it, and end it where it runs on."""
-        os.close(self.fd)
-        self._examiner.end(self._number)
+        self._watchdog.take_dump(pid, now, threads_from(content, pid))
+        self._begin_dumps(now)
 
 
 def _modified_ns(path: str) -> int:
@@ -319,6 +294,3 @@ def _modified_ns(path: str) -> int:
         return os.stat(path).st_mtime_ns
     except OSError:
         return 0
-
-
-__all__ = ["Numbers", "Watch", "WatchedRank"]

@@ -1,8 +1,8 @@
-"""What /proc tells about how far processes have got, read as cheaply as it can be.
+"""Samples of the progress of processes from /proc, as cheap as possible.
 
-Only files are read that wait for nobody: neither for the lock on a process's memory map (``cmdline``, ``environ``,
-``maps`` and ``smaps`` do) nor for the process itself. A process that has not run since it was last looked at costs a
-system call or two, one that has five files, about 10 µs each.
+Only files are read that wait for nothing: neither for the lock on a process's memory map (``cmdline``, ``environ``,
+``maps`` and ``smaps`` do) nor for the process itself. A process that has not run since its last sample costs a
+system call or two, one that has run five files, about 10 µs each.
 
 Source: proc(5), clock_getcpuclockid(3), and fs/proc/array.c, fs/proc/base.c and kernel/sched/stats.h of Linux for which
 of the numbers are of one thread and which of all.
@@ -19,14 +19,14 @@ from saferun.watchdog.samples import ProcessSample
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _FORKED_NO_EXEC = 0x40  # PF_FORKNOEXEC in include/linux/sched.h
 _THREADS_WORTH_A_LOOK = 0.03
-# A family of more processes than that is judged by those that were found first.
+# A family of more processes is judged by those that were found first.
 _FAMILY_LIMIT = 2048
 
 
 def newest_pid() -> int:
-    """The number that was given to a process or thread last; while it stays the same, nobody has been born.
+    """The number that was given to a process or thread last; while it stays the same, no process has been started.
 
-    0 where it is not told. Source: proc(5), /proc/loadavg.
+    0 where it is unknown. Source: proc(5), /proc/loadavg.
     """
     try:
         return int(_read("/proc/loadavg").split()[-1])
@@ -49,8 +49,8 @@ class ProcessReader:
         """The process now; None where it is gone, or has ended and waits to be reaped.
 
         Args:
-            closely: whether more is wanted: who debugs it, whether it dumps its core, how busy its threads are, and its
-                state where it has not run since it was read last.
+            closely: whether to read more: whether it is being debugged or dumps its core, how busy its threads are, and
+                its state even if it has not run since it was read last.
         """
         pid = self.pid
         try:
@@ -191,12 +191,12 @@ class FamilyReader:
         return principal, tuple(samples)
 
     def walk(self, at: float, newest: int, at_least_every_s: float) -> None:
-        """Look for new descendants, unless nobody can have been born.
+        """Look for new descendants, unless none can have been started.
 
         Args:
             at: monotonic seconds.
             newest: see :func:`newest_pid`.
-            at_least_every_s: look again after so long in any case.
+            at_least_every_s: look for them after so long in any case.
         """
         if newest and newest == self._newest_pid and at - self._walked_at < at_least_every_s:
             return
@@ -225,7 +225,7 @@ class FamilyReader:
 
 
 def _read_status(pid: int) -> tuple[bool, bool, int]:
-    """Whether it is debugged, whether it dumps its core, and how often it gave up its processor by itself."""
+    """Whether it is being debugged, whether it dumps its core, and how often it gave up its processor by itself."""
     traced = core_dumping = False
     switches = 0
     for line in _read(f"/proc/{pid}/status").splitlines():

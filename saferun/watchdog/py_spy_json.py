@@ -1,4 +1,4 @@
-"""What ``py-spy dump --json`` says, as values. Its text is made of names that the rank chose: nothing is believed."""
+"""The output of ``py-spy dump --json`` as values. It is made of names that the rank chose, so everything is bounded."""
 
 from __future__ import annotations
 

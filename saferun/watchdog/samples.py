@@ -1,4 +1,4 @@
-"""What is read of the ranks at one moment. Counters only grow; what matters is how far they moved since last time."""
+"""Samples of the ranks at one moment. Counters only grow; what matters is how far they moved since the last sample."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ProcessSample(Value):
         cpu_ns: processor time of all its threads.
         io_bytes: what all its threads read and wrote.
         children_cpu_ns: processor time of its children that have ended.
-        busy_thread_ns: how long the busiest of its other threads ran since the sample before; -1: not looked at.
-        traced: whether somebody debugs it.
+        busy_thread_ns: how long the busiest of its other threads ran since the sample before; -1: not sampled.
+        traced: whether it is being debugged.
         core_dumping: whether the kernel is writing its core.
     """
 
@@ -63,10 +63,10 @@ class RankSample(Value):
         rank: its number in the job.
         process: the process that does the rank's work: the rank itself, or where that is a shell script or the like,
             the Python that it runs.
-        others: all other processes of the rank; None where they were not looked at.
+        others: all other processes of the rank; None: not sampled.
         is_wrapper: whether the rank is no Python and runs none.
         output_bytes: how much it has written to stdout and stderr.
-        heartbeat_ns: modification time of its heartbeat file; 0: it has never beaten.
+        heartbeat_ns: modification time of its heartbeat file; 0: no heartbeat yet.
     """
 
     local_rank: int
@@ -90,16 +90,16 @@ class Outcome(Value):
     """What follows from a sample.
 
     Attributes:
-        verdict: the job hangs, or looks like it. No more samples are wanted before ``Watchdog.captured``.
-        recovered_s: what was told is over, after so long.
-        ask_numbers: local ranks whose sequence numbers are wanted; each is to be answered, see
+        verdict: the ranks hang, or it looks like it. No more samples are wanted before ``Watchdog.captured``.
+        recovered_s: a hang that was reported is over, after so many seconds.
+        numbers_wanted: local ranks whose sequence numbers are wanted; each is to be answered, see
             ``Watchdog.take_numbers``.
-        look_below: local ranks whose other processes are to be in the next sample.
+        read_descendants: local ranks whose other processes are to be in the next sample.
         is_urgent: a verdict waits for nothing but those numbers and one more sample.
     """
 
     verdict: HangVerdict | None = None
     recovered_s: float | None = None
-    ask_numbers: tuple[int, ...] = ()
-    look_below: frozenset[int] = frozenset()
+    numbers_wanted: tuple[int, ...] = ()
+    read_descendants: frozenset[int] = frozenset()
     is_urgent: bool = False

@@ -1,10 +1,10 @@
-"""Signs of life of one rank: what two samples of it say about the time between them.
+"""Signs of life of one rank: what two samples of it say about the interval between them.
 
-Three things are told apart. A rank *moves* where something went on that no hang does: output, reading and writing,
-pages from a disk, work in bursts, a child at work. It *burns* where it uses its processor all the time, or one of its
-threads or children does: that may be work, and it may be a loop that waits (NCCL waits like that). It is *quiet* where
-it did neither. Waiting with a time limit is quiet too: ``queue.get(timeout=5)``, ``Popen.wait(timeout=…)`` and
-``while not done: time.sleep(0.001)`` wake up often and do next to nothing each time.
+A rank *moves* if something went on that no hang does: output, reading and writing, pages from a disk, work in bursts, a
+child at work. It is *busy* if it uses CPU time all the time, or one of its threads or children does: that may be work,
+and it may be a loop that waits (NCCL waits like that). Otherwise it is *quiet*. Waiting with a timeout is quiet too:
+``queue.get(timeout=5)``, ``Popen.wait(timeout=…)`` and ``while not done: time.sleep(0.001)`` wake up often and do next
+to nothing each time.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 from saferun.model import Value
 from saferun.watchdog.samples import ProcessSample, RankSample
 
-# A wait that looks again and again needs 10 to 60 µs a look (measured), more where the caches are cold; work that is
-# worth the name needs milliseconds.
-_LOOK_NS = 100_000
+# A wait that polls needs 10 to 60 µs of CPU time a poll (measured), more if the caches are cold; real work needs
+# milliseconds.
+_WAKE_NS = 100_000
 _BLINK_NS = 1_000_000
 _POLL_SHARE = 0.05
-# The main thread had work all the time. Less than all, because the kernel books running and waiting in portions, and
-# what a virtual machine does not get is not booked at all; then its state at both ends counts.
+# The main thread had work all the time. Less than all, because the kernel accounts running and waiting in portions, and
+# what a virtual machine does not get is not accounted at all; then its state at both ends counts.
 _ALL_THE_TIME = 0.7
 _MOST_OF_THE_TIME = 0.3
 # A loop that waits touches the same pages again and again; one that builds something does not.
 _NEW_PAGES = 20
 _NEW_PAGES_PER_S = 50
-# Small change, such as the content of a flag file that is read again and again.
+# Such as the content of a flag file that is polled.
 _DRIP_BYTES = 256
 # Gloo's threads use 0.3-0.6 % each, whether anything goes on or not. Threads that watch the host read /proc.
 _THREAD_SHARE = 0.05
@@ -32,7 +32,7 @@ _THREAD_IO_BYTES_PER_S = 16_384
 _WORKER_SHARE = 0.01
 _SERVICE_SHARE = 0.05
 _SERVICE_IO_BYTES_PER_S = 65_536
-# Below that a service that does what it has always done is not taken for work that the rank waits for.
+# Below that a service that does what it has always done is not work that the rank waits for.
 _STEADY_SHARE = 0.2
 _STEADY_FACTOR = 1.5
 _TASK_SHARE = 0.003
@@ -49,13 +49,13 @@ class Signs(Value):
 
     Attributes:
         moved: something went on.
-        burners: processes that may be working or waiting in a loop. Rank or child.
-        main_burns: whether the main thread of the rank is among those that burn.
+        busy_pids: processes, the rank or its children, that may be working or busy-looping.
+        main_is_busy: whether the main thread of the rank is.
     """
 
     moved: bool
-    burners: frozenset[int] = frozenset()
-    main_burns: bool = False
+    busy_pids: frozenset[int] = frozenset()
+    main_is_busy: bool = False
 
 
 class _Rate:
@@ -87,13 +87,13 @@ class _Other:
 
 
 class RankSigns:
-    """Tells what each interval says about one rank. ``window_s``: over how long rates are averaged."""
+    """What each interval says about one rank. ``window_s``: over how long rates are averaged."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._before: RankSample | None = None
         self._others: dict[tuple[int, int], _Other] = {}
-        self._looked_below = False
+        self._had_descendants = False
         self._threads = _Rate()
         self._thread_io = _Rate()
         self._churn = _Rate()
@@ -101,9 +101,9 @@ class RankSigns:
         self._idle_s = 0.0
 
     def rebase(self) -> None:
-        """What happened since the last sample is not the rank's doing: begin anew with the next."""
+        """Compare nothing with the last sample: what happened since is not the rank's doing."""
         self._before = None
-        self._looked_below = False
+        self._had_descendants = False
 
     def take(self, sample: RankSample, interval_s: float, *, disturbed: bool, patience_s: float) -> Signs:
         """What the interval that this sample ends shows.
@@ -111,15 +111,15 @@ class RankSigns:
         Args:
             sample: the rank now.
             interval_s: how long ago the sample before was.
-            disturbed: a thread of the rank has worked for us in between, so that what is known of them stands.
-            patience_s: how long the weak signs of a child that the rank waits for are believed.
+            disturbed: a thread of the rank has worked for saferun in between; the average of its threads is kept.
+            patience_s: how long the weak signs of a child that the rank waits for count.
         """
         before, self._before = self._before, sample
         if before is None:
-            self._look_below(sample, interval_s, patience_s)
+            self._descendant_signs(sample, interval_s, patience_s)
             return Signs(moved=False)
         if _is_another(before.process, sample.process):
-            self._look_below(sample, interval_s, patience_s)
+            self._descendant_signs(sample, interval_s, patience_s)
             return Signs(moved=True)
         main = main_thread_signs(before.process, sample.process, interval_s)
         moved = (
@@ -128,14 +128,14 @@ class RankSigns:
             or sample.heartbeat_ns != before.heartbeat_ns
             or self._thread_io_moves(before.process, sample.process, interval_s)
         )
-        burners = {sample.process.pid} if main == "burns" else set()
-        if self._threads_burn(before.process, sample.process, interval_s, disturbed=disturbed):
-            burners.add(sample.process.pid)
-        works = moved or bool(burners)
-        below = self._look_below(sample, interval_s, patience_s)
+        busy_pids = {sample.process.pid} if main == "busy" else set()
+        if self._threads_busy(before.process, sample.process, interval_s, disturbed=disturbed):
+            busy_pids.add(sample.process.pid)
+        works = moved or bool(busy_pids)
+        below = self._descendant_signs(sample, interval_s, patience_s)
         self._intervals_of_work += works
         self._idle_s = 0.0 if works else self._idle_s + interval_s
-        return Signs(moved or below.moved, frozenset(burners | below.burners), main == "burns")
+        return Signs(moved or below.moved, frozenset(busy_pids | below.busy_pids), main == "busy")
 
     # ----------------------------------------------------------------------------------------------------- its threads
 
@@ -143,7 +143,7 @@ class RankSigns:
         io_bytes = (now.io_bytes - now.main_io_bytes) - (before.io_bytes - before.main_io_bytes)
         return self._thread_io.add(io_bytes, interval_s, self._window_s) > _THREAD_IO_BYTES_PER_S
 
-    def _threads_burn(self, before: ProcessSample, now: ProcessSample, interval_s: float, *, disturbed: bool) -> bool:
+    def _threads_busy(self, before: ProcessSample, now: ProcessSample, interval_s: float, *, disturbed: bool) -> bool:
         """Whether one of the other threads is at work, perhaps while the main thread waits for it."""
         ran_ns = now.busy_thread_ns
         if ran_ns < 0:
@@ -154,14 +154,14 @@ class RankSigns:
 
     # ---------------------------------------------------------------------------------------------------- its children
 
-    def _look_below(self, sample: RankSample, interval_s: float, patience_s: float) -> Signs:
+    def _descendant_signs(self, sample: RankSample, interval_s: float, patience_s: float) -> Signs:
         if sample.others is None:
-            self._looked_below = False
+            self._had_descendants = False
             return Signs(moved=False)
-        compare, self._looked_below = self._looked_below, True
+        compare, self._had_descendants = self._had_descendants, True
         known, self._others = self._others, {}
         moved = False
-        burners: set[int] = set()
+        busy_pids: set[int] = set()
         churn_ns = 0
         for process in sample.others:
             other = known.get((process.pid, process.start_ticks))
@@ -174,7 +174,7 @@ class RankSigns:
                 churn_ns += process.children_cpu_ns - other.baseline.children_cpu_ns
                 signs = self._child_signs(other, process, sample, interval_s, patience_s)
                 moved = moved or signs.moved
-                burners |= signs.burners
+                busy_pids |= signs.busy_pids
             other.baseline = process
             self._others[process.pid, process.start_ticks] = other
         before = known.get((sample.process.pid, sample.process.start_ticks))
@@ -184,7 +184,7 @@ class RankSigns:
         rank_itself.baseline = sample.process
         self._others[sample.process.pid, sample.process.start_ticks] = rank_itself
         churns = compare and self._churn.add(churn_ns / 1e9, interval_s, self._window_s) > _CHURN_SHARE
-        return Signs(moved or churns, frozenset(burners))
+        return Signs(moved or churns, frozenset(busy_pids))
 
     def _child_signs(
         self, other: _Other, now: ProcessSample, rank: RankSample, interval_s: float, patience_s: float
@@ -202,7 +202,7 @@ class RankSigns:
             if share < _STEADY_SHARE and share <= other.beside * _STEADY_FACTOR:
                 return Signs(moved=io_bytes_per_s > io_limit)
         else:
-            # The rank has done nothing since it started this one: it waits for it.
+            # The rank has done nothing since it started this child: it waits for it.
             limit, io_limit, weak = _SERVICE_SHARE, _SERVICE_IO_BYTES_PER_S, False
             if other.seen >= _SEEN_ENOUGH and (rank.is_wrapper or self._idle_s < patience_s):
                 weak = faults or share > _TASK_SHARE or io_bytes_per_s > _DRIP_BYTES
@@ -210,13 +210,13 @@ class RankSigns:
             return Signs(moved=True)
         if share <= limit:
             return Signs(moved=False)
-        # A busy program of another kind is work; the rank's own may have got into a loop, which its stacks tell.
+        # A busy program of another kind is work; the rank's own may busy-loop, which its stacks show.
         burns = does_the_ranks_work and share > _SERVICE_SHARE
         return Signs(not burns, frozenset({now.pid}) if burns else frozenset())
 
 
 def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: float) -> str:
-    """What the main thread of a process did between two samples: ``moves``, ``burns`` or ``quiet``."""
+    """What the main thread of a process did between two samples: ``moves``, ``busy`` or ``quiet``."""
     interval_ns = interval_s * 1e9
     ran_ns = now.main_run_ns - before.main_run_ns
     wakes = now.main_wakes - before.main_wakes
@@ -225,15 +225,15 @@ def main_thread_signs(before: ProcessSample, now: ProcessSample, interval_s: flo
     if now.main_io_bytes - before.main_io_bytes > _DRIP_BYTES * (1 + interval_s):
         return "moves"
     if now.state == "D" and wakes > 1:
-        # One uninterruptible sleep after the other: it is waiting for a slow disk.
+        # One uninterruptible sleep after the other: it waits for a slow disk.
         return "moves"
     ready_ns = ran_ns + now.main_wait_ns - before.main_wait_ns
     runs = before.state == now.state == "R"
     if ready_ns >= interval_ns * (_MOST_OF_THE_TIME if runs else _ALL_THE_TIME):
         new_pages = now.minor_faults - before.minor_faults
-        return "moves" if new_pages > max(_NEW_PAGES, _NEW_PAGES_PER_S * interval_s) else "burns"
-    if ran_ns <= _BLINK_NS + _LOOK_NS * wakes:
-        return "burns" if ran_ns > interval_ns * _POLL_SHARE else "quiet"
+        return "moves" if new_pages > max(_NEW_PAGES, _NEW_PAGES_PER_S * interval_s) else "busy"
+    if ran_ns <= _BLINK_NS + _WAKE_NS * wakes:
+        return "busy" if ran_ns > interval_ns * _POLL_SHARE else "quiet"
     return "moves"
 
 

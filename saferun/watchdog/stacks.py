@@ -1,4 +1,4 @@
-"""Whether a process that burns gets anywhere: many looks at its stacks, spread over time, that all show the same."""
+"""Whether a busy process makes progress: many dumps of its stacks, spread over time, that all show the same."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _FAILURES = 5
 
 
 class Suspect:
-    """One process whose stacks are looked at. ``main_only``: its other threads do not matter.
+    """One busy process whose stacks are dumped. ``main_only``: its other threads do not matter.
 
     Attributes:
-        looks: how many of its stacks were alike so far.
-        asked_at: when the last look began.
-        is_out: whether a look is under way.
+        dumps: how many of its dumps were alike so far.
+        asked_at: when the last dump began.
+        is_running: whether a dump is running.
     """
 
     def __init__(self, *, main_only: bool) -> None:
-        self.looks = 0
+        self.dumps = 0
         self.asked_at = float("-inf")
-        self.is_out = False
+        self.is_running = False
         self._main_only = main_only
         self._first_at = 0.0
         self._last_at = 0.0
@@ -33,25 +33,25 @@ class Suspect:
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether its stacks cannot be had at all."""
-        return self.looks == 0 and self._failures >= _FAILURES
+        """Whether its stacks cannot be dumped at all."""
+        return self.dumps == 0 and self._failures >= _FAILURES
 
     @property
     def span_s(self) -> float:
-        """How long it has looked alike."""
+        """Over how long its dumps were alike."""
         return self._last_at - self._first_at
 
     def take(self, at: float, threads: Sequence[ThreadStack]) -> bool:
-        """Whether this look shows the same as those before. A look that shows nobody at work says nothing."""
+        """Whether this dump shows the same as those before. One without an active thread says nothing."""
         stacks = {thread.tid: thread for thread in threads if thread.is_main or not self._main_only}
-        # Threads that are no Python threads burn unseen: then none of those that can be seen is active.
+        # Threads that are no Python threads are not dumped: if they are the busy ones, no dumped thread is active.
         if not any(thread.frames and (thread.active or self._main_only) for thread in stacks.values()):
             self._failures += 1
             return True
-        if self.looks == 0:
+        if self.dumps == 0:
             self._first_at = at
         alike = [self._is_alike(tid, thread) for tid, thread in stacks.items()]
-        self.looks += 1
+        self.dumps += 1
         self._last_at = at
         return all(alike)
 

@@ -1,4 +1,4 @@
-"""Which verdicts were told, when one may be told again, and when what they told of is over. Pure."""
+"""Which verdicts were reported, when one is reported again, and when what they reported is over. Pure."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ AT_MOST = 4
 _ABOUT_ALL = frozenset({"quiescent", "stuck_collective"})
 
 
-def pause_s(timeout_s: float, times: int) -> float:
-    """How long after having been told so many times a verdict may be told again, in seconds."""
-    return timeout_s * (1 << (times - 1))
+class Repeat(Value):
+    """How often a hang has been reported, and in how many seconds it is captured again; None: not again."""
+
+    times: int = 1
+    next_s: float | None = None
 
 
-class _Told(Value):
+class _Reported(Value):
     ranks: frozenset[int]
     clock_s: float
     times: int
 
 
 class Verdicts:
-    """Remembers what was told.
+    """Remembers what was reported: the only place that decides when a hang is reported again.
 
     Args:
         timeout_s: the first repetition of a verdict comes after so long, the second after twice that, and so on.
@@ -30,44 +32,54 @@ class Verdicts:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._told: dict[str, _Told] = {}
+        self._reported: dict[str, _Reported] = {}
         self._open: dict[str, HangVerdict] = {}
         self._began_s = 0.0
         self._count = {True: 0, False: 0}
 
-    def may_tell(self, verdict: HangVerdict, clock_s: float) -> bool:
-        """Whether it is new, or told long enough ago, and not too often."""
+    def may_report(self, verdict: HangVerdict, clock_s: float) -> bool:
+        """Whether it is new, or was reported long enough ago, and not too often."""
         if self._count[verdict.certain] >= AT_MOST:
             return False
-        told = self._told.get(verdict.kind)
-        if told is None or (verdict.kind not in _ABOUT_ALL and not told.ranks.issuperset(verdict.ranks)):
+        last = self._reported.get(verdict.kind)
+        if last is None or (verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks)):
             return True
         if not verdict.certain and any(known.certain for known in self._open.values()):
-            # It has been told, and what has come of it too.
+            # The certain verdict has been reported, and what was done about it too.
             return False
-        return clock_s - told.clock_s >= pause_s(self._timeout_s, told.times)
+        return clock_s - last.clock_s >= self._pause_s(last.times)
 
-    def tell(self, verdict: HangVerdict, clock_s: float) -> None:
-        """It is being told."""
-        told = self._told.get(verdict.kind)
-        self._told[verdict.kind] = _Told(
-            frozenset(verdict.ranks) | (told.ranks if told is not None else frozenset()),
+    def report(self, verdict: HangVerdict, clock_s: float) -> None:
+        """It is being reported."""
+        last = self._reported.get(verdict.kind)
+        self._reported[verdict.kind] = _Reported(
+            frozenset(verdict.ranks) | (last.ranks if last is not None else frozenset()),
             clock_s,
-            told.times + 1 if told is not None else 1,
+            last.times + 1 if last is not None else 1,
         )
         self._count[verdict.certain] += 1
         began_s = clock_s - verdict.quiet_s
         self._began_s = min(self._began_s, began_s) if self._open else began_s
         self._open[verdict.kind] = verdict
 
+    def repeat(self, verdict: HangVerdict) -> Repeat:
+        """How often a verdict of this kind has been reported, and when it is next."""
+        last = self._reported.get(verdict.kind)
+        times = last.times if last is not None else 1
+        is_last = self._count[verdict.certain] >= AT_MOST
+        return Repeat(times, None if is_last else self._pause_s(times))
+
+    def _pause_s(self, times: int) -> float:
+        return self._timeout_s * (1 << (times - 1))
+
     @property
     def open(self) -> tuple[HangVerdict, ...]:
-        """What was told and is not over."""
+        """What was reported and is not over."""
         return tuple(self._open.values())
 
     def close(self, kind: str, clock_s: float) -> float | None:
-        """It is over. How long all of it lasted, where that was the last; a new one is told as if it were the first."""
-        self._told.pop(kind, None)
+        """It is over. Returns how long all of it lasted, if that was the last one. The next one is reported as new."""
+        self._reported.pop(kind, None)
         if self._open.pop(kind, None) is None or self._open:
             return None
         return clock_s - self._began_s

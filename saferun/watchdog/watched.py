@@ -6,9 +6,9 @@ from saferun.watchdog.samples import Numbers, ProcessSample, RankSample
 from saferun.watchdog.signs import RankSigns
 from saferun.watchdog.stacks import Suspect
 
-# For how many timeouts the weak signs of a child that a rank waits for are believed.
+# For how many timeouts the weak signs of a child that a rank waits for count.
 _PATIENCE = 4
-# After this part of the timeout the rank has been asked for its sequence numbers.
+# After this share of the timeout the rank has been asked for its sequence numbers.
 _UNSEEN = 0.25
 
 
@@ -22,9 +22,9 @@ class Watched:
 
     Attributes:
         moved_s: when it last moved.
-        active_s: when it last moved or burned.
-        burners: its processes that burned in the last interval.
-        main_burns: whether the main thread of the rank did.
+        active_s: when it last moved or was busy.
+        busy_pids: its processes that were busy in the last interval.
+        main_is_busy: whether the main thread of the rank did.
         stopped_s: since when it has been stopped; None: it is not.
         stopped_samples: in how many samples in a row it was.
         uninterruptible_s: since when it has been in one uninterruptible sleep.
@@ -37,8 +37,8 @@ class Watched:
         self.rank = rank
         self.moved_s = clock_s
         self.active_s = clock_s
-        self.burners: frozenset[int] = frozenset()
-        self.main_burns = False
+        self.busy_pids: frozenset[int] = frozenset()
+        self.main_is_busy = False
         self.stopped_s: float | None = None
         self.stopped_samples = 0
         self.uninterruptible_s: float | None = None
@@ -54,7 +54,7 @@ class Watched:
         self._is_disturbed = False
 
     def move(self, clock_s: float) -> None:
-        """It gets on: whatever spoke against it is forgotten."""
+        """It makes progress: whatever spoke against it is forgotten."""
         self.moved_s = self.active_s = clock_s
         self._asked = 0
         self.suspects.clear()
@@ -66,23 +66,23 @@ class Watched:
         self._asked = 0
         self.suspects.clear()
 
-    def take(self, sample: RankSample, interval_s: float, clock_s: float, *, can_look: bool, timeout_s: float) -> bool:
+    def take(self, sample: RankSample, interval_s: float, clock_s: float, *, can_dump: bool, timeout_s: float) -> bool:
         """Take a sample. Returns whether the rank moved."""
         disturbed, self._is_disturbed = self._is_disturbed, self.is_asked
         signs = self._signs.take(sample, interval_s, disturbed=disturbed, patience_s=_PATIENCE * timeout_s)
-        self.burners, self.main_burns = signs.burners, signs.main_burns
+        self.busy_pids, self.main_is_busy = signs.busy_pids, signs.main_is_busy
         self._take_state(sample.process, clock_s, moved=signs.moved)
         if sample.heartbeat_ns != self.beat_ns:
             self.beat_ns, self.beat_s = sample.heartbeat_ns, clock_s
-        # What burns and cannot be looked at is taken for work, unless it turns out to be in a collective.
+        # What is busy and cannot be dumped counts as work, unless it turns out to be in a collective.
         works = (
             clock_s - self.moved_s >= _UNSEEN * timeout_s
             and not (self.is_in_collective or self.is_asked)
-            and any(not can_look or self._is_unreadable(pid) for pid in signs.burners)
+            and any(not can_dump or self._is_unreadable(pid) for pid in signs.busy_pids)
         )
         if signs.moved or works:
             self.move(clock_s)
-        elif signs.burners:
+        elif signs.busy_pids:
             self.active_s = clock_s
         return signs.moved or works
 
@@ -129,7 +129,7 @@ class Watched:
 
     @property
     def is_in_collective(self) -> bool:
-        """Whether it has begun a collective that is not complete, as far as its numbers tell."""
+        """Whether it has begun a collective that is not complete, by its numbers."""
         return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
 
     def frozen_s(self, clock_s: float) -> float:
@@ -139,13 +139,13 @@ class Watched:
     # ---------------------------------------------------------------------------------------------------------- stacks
 
     def suspect(self, pid: int) -> Suspect:
-        """One of its processes that burn."""
-        return self.suspects.setdefault(pid, Suspect(main_only=self.main_burns))
+        """One of its busy processes."""
+        return self.suspects.setdefault(pid, Suspect(main_only=self.main_is_busy))
 
-    def looks_alike(self, looks: int, span_s: float) -> bool:
-        """Whether all that burns has shown the same stacks in so many looks over so long, as far as it can be seen."""
-        suspects = [self.suspects.get(pid) for pid in self.burners]
+    def dumps_alike(self, dumps: int, span_s: float) -> bool:
+        """Whether all busy processes that can be dumped have shown the same stacks in so many dumps over so long."""
+        suspects = [self.suspects.get(pid) for pid in self.busy_pids]
         return all(
-            suspect is not None and (suspect.is_unreadable or (suspect.looks >= looks and suspect.span_s >= span_s))
+            suspect is not None and (suspect.is_unreadable or (suspect.dumps >= dumps and suspect.span_s >= span_s))
             for suspect in suspects
         )

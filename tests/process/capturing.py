@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +20,13 @@ from tests.process.launching import state_of, until
 ROOT = Path(__file__).resolve().parents[2]
 SLEEP = "def step(): print('ready', flush=True); time.sleep(1000)\nstep()"
 BUDGET_S = 20.0
+_CAP_SYS_PTRACE, _PR_CAPBSET_DROP, _PR_SET_DUMPABLE = 19, 24, 4
+UNDUMPABLE = f"ctypes.CDLL(None).prctl({_PR_SET_DUMPABLE}, 0, 0, 0, 0)\n"
+
+
+def without_ptrace() -> None:
+    """Take root's right to trace everybody from a child; others have none."""
+    ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_PTRACE, 0, 0, 0)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,21 +15,13 @@ from saferun.captures.process_state import read_process_look
 from saferun.captures.wire import CaptureReader, CoreRequest, Target, encode_request
 from saferun.evidence import ProcessSnapshot, StackDump
 from saferun.linux.children import JOB_SIGNALS, exit_status, spawn
-from tests.process.capturing import ROOT, SLEEP, capture, functions, python
+from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace
 from tests.process.launching import state_of, until
 
 LOCK = "def step(): lock = threading.Lock(); lock.acquire(); print('ready', flush=True); lock.acquire()\nstep()"
 
 
-_CAP_SYS_PTRACE, _PR_CAPBSET_DROP, _PR_SET_DUMPABLE = 19, 24, 4
-
-
 REGISTER = "import faulthandler; faulthandler.register(63, open(f'{sys.argv[1]}.{os.getpid()}.stacks', 'w'))\n"
-
-
-def without_ptrace() -> None:
-    """Take root's right to trace everybody from a child; others have none."""
-    ctypes.CDLL(None).prctl(_PR_CAPBSET_DROP, _CAP_SYS_PTRACE, 0, 0, 0)
 
 
 def await_syscall(pid: int, name: str) -> None:
@@ -178,9 +169,6 @@ def test_a_rank_that_is_no_python_is_said_to_be_none() -> None:
             process.kill()
     (dump,) = reader.capture.stacks
     assert (dump.failure, dump.threads, dump.tool) == ("sleep is no Python process", (), "")
-
-
-UNDUMPABLE = f"ctypes.CDLL(None).prctl({_PR_SET_DUMPABLE}, 0, 0, 0, 0)\n"
 
 
 def test_denied_ptrace_is_explained_and_other_captures_go_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.wire import NOT_READY, CaptureReader, Request, Target, encode, encode_request
 from saferun.evidence import CaptureNote
-from tests.process.capturing import ROOT, SLEEP, functions, python
+from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace
 from tests.process.launching import state_of, until
 
 # Whoever waits so long does not come back before the test is over.
@@ -80,6 +81,24 @@ def test_a_missing_tool_is_a_failure_and_no_exception(
     assert failures.get("py_spy", "py-spy is not installed") == "py-spy is not installed"
     assert failures.get("strace", "strace is not installed") == "strace is not installed"
     assert [dump.failure for dump in found.reader.capture.stacks] in ([], ["py-spy is not installed"])
+
+
+@EVERY
+def test_denied_ptrace_is_a_failure_and_no_exception(step: CaptureStep) -> None:
+    """In a container it is the rule; whoever needs no ptrace finds what there is."""
+    program = (
+        "import saferun.captures.run as run\n"
+        f"run.CAPTURES = tuple(step for step in run.CAPTURES if step.name == {step.name!r})\n"
+        "from saferun.captures.__main__ import main\n"
+        "main()\n"
+    )
+    with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
+        reader = capture(Target(0, pid), program=program, prepare=without_ptrace, native="always", strace=True)
+        assert state_of(pid) == "S", "it sleeps on"
+    assert reader.capture.timed_out == ()
+    assert not [note for note in reader.capture.notes if re.match(r"\w*(Error|Exception)\b", note.failure)]
+    denied = {note.capture for note in reader.capture.notes if "ptrace is denied" in note.failure}
+    assert denied == {"stacks": {"py_spy"}, "strace": {"strace"}}.get(step.name, set())
 
 
 @EVERY

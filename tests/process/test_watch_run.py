@@ -507,7 +507,7 @@ def test_a_py_spy_that_hangs_costs_its_evidence_and_is_ended(tmp_path: Path, mon
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(held_tools, "find_tool", lambda _name: str(program))
-    monkeypatch.setattr(monitor, "_LOOK_DEADLINE_S", 0.2)
+    monkeypatch.setattr(monitor, "_DUMP_DEADLINE_S", 0.2)
     with watched(tmp_path, SPINS, SLEEPS) as job:
         job.until(lambda: job.looks, "a look")
         first = set(job.looks)

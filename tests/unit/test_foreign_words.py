@@ -71,7 +71,7 @@ OTHER_WRITES = {
 # Known, each the line of a list that may only become shorter: what is mended is taken out here.
 KNOWN = {
     # Several lines of report/console_text.py, which cleans each of them; those of another host job.py has cleaned.
-    "launch/investigation.py: '\\n'.join(lines)",
+    "launch/attempt_record.py: '\\n'.join(lines)",
     # What was warned about before there was a console: cleaned when it was noted.
     "launch/launcher.py: text",
 }

@@ -77,13 +77,12 @@ class Listening:
             attempt=lambda: 0,
             on_assigned=self.places.append,
             on_prepared=lambda _: None,
-            on_hang=lambda _, number: self.hangs.append(number),
             on_preflight=self.told.append,
             say=self.said.append,
             on_stderr=lambda _: None,
             open_channel=self._open_channel,
         )
-        self.job.subscribe(lambda states: self.states.append(dict(states)))
+        self.job.subscribe(lambda states: self.states.append(dict(states)), lambda _, number: self.hangs.append(number))
 
     def _open_channel(self, *_: Any, on_message: Any, **__: Any) -> Any:
         self.channel = Channel(on_message)

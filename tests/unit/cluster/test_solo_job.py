@@ -95,12 +95,12 @@ class Launch:
             attempt=lambda: self.attempt,
             on_assigned=self.assigned.append,
             on_prepared=self._on_prepared,
-            on_hang=lambda _, number: self.hangs.append(number),
             on_preflight=self.preflight.append,
             on_torch=self.torch.append,
             on_stderr=lambda _: None,
             open_link=self._open_link,
         )
+        self.job.subscribe(lambda _: None, lambda _, number: self.hangs.append(number))
         self.job.bind()
 
     def _open_link(self, *arguments: Any, **more: Any) -> Any:

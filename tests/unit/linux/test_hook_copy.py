@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saferun.launch.investigation import INJECT
+from saferun.launch.rank_hook import INJECT
 from saferun.linux.hook_copy import copied_hook, copy_hook
 
 if TYPE_CHECKING:

@@ -64,14 +64,6 @@ def test_what_others_may_wait_for_is_not_told_while_they_move(kind: str) -> None
     assert combine({0: RUN, 1: quiet(3, kind=kind)}) is None
 
 
-def test_time_goes_on_after_a_state_was_told() -> None:
-    """States are sent when they change, not every second."""
-    states = {0: quiet(0, quiet_s=300.0, since=1000.0), 1: quiet(1, quiet_s=300.0, since=1100.0)}
-    verdict = combine(states, now=1500.0)
-    assert verdict is not None
-    assert verdict.quiet_s == 400.0
-
-
 def test_a_host_speaks_of_its_own_ranks_only() -> None:
     """The job's verdict names ranks that are then shown as the cause."""
     verdict = combine({"0/0": quiet(0, 7), "1/0": quiet(7, busy=[0, 7])}, ranks_of={"0/0": (0,), "1/0": (7,)})
@@ -87,12 +79,12 @@ HOSTILE = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["s", "kind", "quiet_s", "since", "ranks", "busy", "certain"]), HOSTILE))
+@given(st.dictionaries(st.sampled_from(["s", "kind", "quiet_s", "ranks", "busy", "certain"]), HOSTILE))
 @example({"s": []})
 def test_whatever_a_host_says_is_no_exception(state: dict[str, Any]) -> None:
     """States come from other hosts."""
     for said in (state, {**state, "s": "quiet"}, {**state, "s": "quiet", "kind": "stopped"}):
-        verdict = combine({0: quiet(0), 1: said}, now=10.0)
+        verdict = combine({0: quiet(0), 1: said})
         if verdict is not None:
             assert all(isinstance(rank, int) for rank in (*verdict.ranks, *verdict.busy))
             assert verdict.quiet_s >= 0

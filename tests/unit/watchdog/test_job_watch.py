@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from saferun.evidence import HangVerdict
-from saferun.watchdog.job_detector import JobWatch
+from saferun.watchdog.job_detector import JobDetector
 from saferun.watchdog.verdicts import AT_MOST
 
 TIMEOUT_S = 100.0
@@ -24,7 +24,7 @@ class Watched:
         self.now = 1000.0
         self.hangs: list[tuple[HangVerdict, int]] = []
         self.recovered: list[float] = []
-        self.watch = JobWatch(
+        self.watch = JobDetector(
             TIMEOUT_S, on_hang=lambda verdict, n: self.hangs.append((verdict, n)), on_recovery=self.recovered.append
         )
 
@@ -125,3 +125,13 @@ def test_states_that_make_no_sense_change_nothing() -> None:
         watched.feed(state, RUN)
         watched.later(TIMEOUT_S)
     assert watched.hangs == []
+
+
+def test_a_suspicion_of_anothers_ranks_is_not_reported() -> None:
+    """A host speaks for its own ranks only."""
+    watched = Watched()
+    states = {"0/0": quiet([1], "stopped", certain=False), "1/0": RUN}
+    watched.watch.feed(states, watched.now, {"0/0": range(1), "1/0": range(1, 2)})
+    assert watched.hangs == []
+    watched.watch.feed(states, watched.now, {"0/0": range(2), "1/0": range(2, 3)})
+    assert [verdict.ranks for verdict, _ in watched.hangs] == [(1,)]

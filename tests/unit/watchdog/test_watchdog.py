@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.evidence import Frame, HangVerdict, ThreadStack
-from saferun.watchdog import JobSample, Outcome, ProcessSample, RankSample, Watchdog, sampling_interval_s
+from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.py_spy_json import threads_from
+from saferun.watchdog.samples import JobSample, Outcome, ProcessSample, RankSample
 from saferun.watchdog.signs import main_thread_signs
 
 TIMEOUTS_S = (2.0, 30.0, 300.0)
@@ -122,14 +123,14 @@ class Job:
         numbers: Callable[[int, float], dict[str, tuple[int, int]] | None] = lambda _rank, _at: None,
         stack: Callable[[int, float], str] = lambda _pid, _at: "spin:7",
         children: dict[int, list[Child]] | None = None,
-        can_look: bool = True,
+        can_dump: bool = True,
         is_wrapper: bool = False,
         active: bool = True,
     ) -> None:
         self.active = active
         self.timeout_s = timeout_s
         self.interval_s = sampling_interval_s(timeout_s)
-        self.watchdog = Watchdog(timeout_s, can_look=can_look)
+        self.watchdog = Watchdog(timeout_s, can_dump=can_dump)
         self.at = 1000.0
         self.began = self.at
         self.does = {
@@ -167,10 +168,10 @@ class Job:
         looks = 8
         for look in range(looks):
             at = self.at + self.interval_s * look / looks
-            for pid in self.watchdog.wanted_looks(at):
-                self.watchdog.look_begun(pid, at)
+            for pid in self.watchdog.wanted_dumps(at):
+                self.watchdog.dump_begun(pid, at)
                 threads = threads_of(self.stack(pid, at - self.began))
-                self.watchdog.take_look(pid, at, [one._replace(active=one.active and self.active) for one in threads])
+                self.watchdog.take_dump(pid, at, [one._replace(active=one.active and self.active) for one in threads])
         return outcome
 
     def _live(self, seconds: float) -> Outcome:
@@ -184,8 +185,8 @@ class Job:
             below = others if rank in self._below else None
             ranks.append(RankSample(rank, rank, process, below, self.is_wrapper, self.output[rank], self.beats[rank]))
         outcome = self.watchdog.feed(JobSample(self.at, self.interval_s, tuple(ranks)))
-        self._below = outcome.look_below
-        for rank in outcome.ask_numbers:
+        self._below = outcome.read_descendants
+        for rank in outcome.numbers_wanted:
             self.asked.append((self.elapsed_s, rank))
             self.watchdog.take_numbers(rank, self.numbers(rank, self.elapsed_s))
         if outcome.recovered_s is not None:
@@ -301,7 +302,7 @@ def test_a_rank_that_evaluates_while_the_others_wait_is_at_work(timeout_s: float
 @pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
 def test_whoever_burns_unseen_is_at_work(timeout_s: float) -> None:
     """Without stacks nothing speaks against it: no py-spy, or one that may not look."""
-    assert Job(timeout_s, SPINS, HUNG_IN_GLOO, can_look=False).run(6) == []
+    assert Job(timeout_s, SPINS, HUNG_IN_GLOO, can_dump=False).run(6) == []
     assert Job(timeout_s, SPINS, HUNG_IN_GLOO, stack=lambda _pid, _at: "").run(6) == []
 
 
@@ -487,7 +488,7 @@ def test_all_burn_in_a_collective() -> None:
     assert kinds(job.run(1.5)) == ["stuck_collective"]
     assert job.told[0][1].ranks == (0, 1)
     # Also where their stacks cannot be had.
-    job = Job(30.0, SPINS, SPINS, numbers=lambda _rank, _at: {"0": (6, 5)}, can_look=False)
+    job = Job(30.0, SPINS, SPINS, numbers=lambda _rank, _at: {"0": (6, 5)}, can_dump=False)
     assert kinds(job.run(1.5)) == ["stuck_collective"]
 
 
@@ -497,7 +498,7 @@ def test_whoever_is_elsewhere_and_busy_keeps_a_collective_from_being_stuck() -> 
     def numbers(rank: int, _at: float) -> dict[str, tuple[int, int]]:
         return {"0": (5, 5) if rank == 0 else (6, 5)}
 
-    assert Job(30.0, SPINS, SPINS, SPINS, numbers=numbers, can_look=False).run(5) == []
+    assert Job(30.0, SPINS, SPINS, SPINS, numbers=numbers, can_dump=False).run(5) == []
 
     def stack(pid: int, at: float) -> str:
         return f"evaluate:{int(at * 10) % 40}" if pid == 100 else "all_reduce:9"
@@ -545,7 +546,7 @@ def test_an_answer_that_does_not_come_holds_up_the_verdict_and_nothing_else() ->
         at += 0.1
         outcome = watchdog.feed(JobSample(at, 0.1, (RankSample(0, 0, process.live(QUIET, 0.1), (), False, 0, 0),)))
         assert outcome.verdict is None
-        asked.extend(outcome.ask_numbers)
+        asked.extend(outcome.numbers_wanted)
     assert asked == [0]
     watchdog.take_numbers(0, None)
     told = []
@@ -553,7 +554,7 @@ def test_an_answer_that_does_not_come_holds_up_the_verdict_and_nothing_else() ->
         at += 0.1
         outcome = watchdog.feed(JobSample(at, 0.1, (RankSample(0, 0, process.live(QUIET, 0.1), (), False, 0, 0),)))
         told.append(outcome.verdict)
-        for rank in outcome.ask_numbers:
+        for rank in outcome.numbers_wanted:
             watchdog.take_numbers(rank, None)
     assert [verdict.kind for verdict in told if verdict] == ["quiescent"]
 
@@ -742,9 +743,9 @@ def test_no_history_leads_to_a_verdict_about_what_was_not_quiet_for_long_enough(
         (POLLS_EVERY_MS, "quiet"),
         (WAITS_FOR_CHILD, "quiet"),
         (WAITS_FOR_LOADER, "quiet"),
-        (SPINS, "burns"),
-        (SPINS_ON_A_BUSY_MACHINE, "burns"),
-        (Rates(main=0.09, wakes=8000), "burns"),
+        (SPINS, "busy"),
+        (SPINS_ON_A_BUSY_MACHINE, "busy"),
+        (Rates(main=0.09, wakes=8000), "busy"),
         (TRAINS, "moves"),
         (WRITES_CHECKPOINT, "moves"),
         (Rates(main=0.02, wakes=3), "moves"),

@@ -1,0 +1,149 @@
+"""One capture as the supervisor sees it: a request to the examiner, whose answer is read without ever waiting."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from saferun.captures.client import Examiner
+from saferun.captures.wire import CaptureReader, CoreRequest, CoresFound, Request, request_value
+from saferun.errors import suppress
+from saferun.linux.poller import Poller
+
+_READ_BYTES = 1 << 18
+_READS_AT_MOST = 64
+# A capture whose examiner is lost goes to the replacement, but not to a third one.
+_TRIES = 2
+_LEAST_BUDGET_S = 0.5
+
+
+class CaptureRun:
+    """One capture. ``on_done`` is called exactly once: when it is complete, cut short, or cannot begin.
+
+    If the examiner is lost, its replacement gets the request with the remaining time. If that is lost as well, the
+    capture ends with what has been received.
+
+    Args:
+        request: what to capture.
+        examiner: runs the capture.
+        poller: the loop's.
+        deadline: when the capture ends, complete or not, in monotonic seconds; the owner calls ``expire`` then.
+        on_done: takes the evidence, and in one line why it is not complete (empty: it is).
+        on_cores_found: called with the cores that are about to be read.
+    """
+
+    def __init__(
+        self,
+        request: Request | CoreRequest,
+        examiner: Examiner,
+        poller: Poller,
+        *,
+        deadline: float,
+        on_done: Callable[[CaptureReader, str], None],
+        on_cores_found: Callable[[CoresFound], None] | None = None,
+    ) -> None:
+        self.deadline = deadline
+        self._request = request
+        self._examiner = examiner
+        self._poller = poller
+        self._on_done = on_done
+        self._reader = CaptureReader()
+        self._reader.on_cores_found = on_cores_found
+        self._seen = self._reader  # the fullest one of those that lost examiners have filled
+        self._tries = 0
+        self._fd = -1
+        self._number = 0
+        self._failure = ""
+        try:
+            self._ask(request)
+        except OSError as error:
+            self._failure = f"the capture cannot be started: {error.strerror}"
+
+    def _ask(self, request: Request | CoreRequest) -> None:
+        self._tries += 1
+        value = request_value(request)
+        self._number, self._fd = self._examiner.ask("capture", value, request.budget_s, self._again)
+        self._poller.watch(self._fd, self._on_readable)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._fd < 0
+
+    def begin(self) -> None:
+        """Call ``on_done`` if the examiner has not taken the request."""
+        if self._failure:
+            self._finish(self._failure)
+
+    def expire(self) -> None:
+        """End the capture at its deadline."""
+        if not self.is_over:
+            self._read_rest()
+            self.close()
+            self._finish("" if self._reader.is_done else "capture budget exceeded")
+
+    def break_off(self) -> CaptureReader | None:
+        """End the capture without ``on_done``. Returns what has been received; None: it had ended."""
+        if self.is_over:
+            return None
+        self._read_rest()
+        self.close()
+        return self._best()
+
+    def close(self) -> None:
+        """End the capture without ``on_done``."""
+        if self._fd >= 0:
+            self._poller.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+            self._examiner.end(self._number)
+
+    def _on_readable(self) -> None:
+        try:
+            chunk = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if chunk:
+            self._reader.feed(chunk)
+        if self._reader.is_done:
+            self.close()
+            self._finish("")
+        elif not chunk:
+            number = self._number
+            # The examiner itself may have ended, which ends all its captures.
+            self._examiner.hear()
+            if self._number == number and not self.is_over:
+                self._again()
+
+    def _read_rest(self) -> None:
+        """Read what is in the pipe already."""
+        with suppress(Exception):  # the pipe is empty, or the content is malformed, which has been reported
+            for _ in range(_READS_AT_MOST):
+                chunk = os.read(self._fd, _READ_BYTES)
+                if not chunk:
+                    return
+                self._reader.feed(chunk)
+
+    def _again(self) -> None:
+        """The examiner is lost: ask its replacement."""
+        if self.is_over:
+            return
+        self._read_rest()
+        self.close()
+        left_s = self.deadline - time.monotonic()
+        if self._tries < _TRIES and left_s >= _LEAST_BUDGET_S:
+            self._seen, self._reader = self._reader, CaptureReader()
+            with suppress(OSError):
+                self._ask(self._request._replace(budget_s=left_s))
+                return
+        self._finish("the capture process ended before it was done")
+
+    def _best(self) -> CaptureReader:
+        """What the newest examiner has found, unless the one before has found more."""
+        readers = (self._reader, self._seen)
+        return max(readers, key=lambda reader: (reader.is_done, len(reader.capture.stacks) + len(reader.cores)))
+
+    def _finish(self, failure: str) -> None:
+        self._failure = ""
+        self._on_done(self._best(), failure)

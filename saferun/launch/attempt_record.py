@@ -1,0 +1,216 @@
+"""What is known of one attempt's ranks, and what its incidents are investigated with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from saferun.errors import printable
+from saferun.launch.incidents import IncidentLog
+from saferun.launch.launch_context import LaunchContext
+from saferun.launch.rank_hook import RankHook
+from saferun.launch.ranks import Rank, RankGroup
+from saferun.linux.poller import Poller
+from saferun.linux.scratch import current_directory
+from saferun.model import Value
+from saferun.supervisor.events import Event
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from saferun.captures.capture_run import CaptureRun
+    from saferun.cluster.evidence_exchange import EvidenceExchange
+    from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict
+    from saferun.supervisor.actions import Diagnose
+
+CORE_BUDGET_S = 60.0
+"""How long the cores of dead ranks may be read; gdb takes half a minute where nothing is in the cache."""
+
+
+class _Undiagnosed(Value):
+    """Stands for a ``Diagnosis`` where the module that has those cannot be read."""
+
+    headline: str
+    first_failure: None = None
+    output: None = None
+    also_failed: tuple[()] = ()
+    stopped: tuple[()] = ()
+    abandoned: tuple[int, ...] = ()
+    hint: str = ""
+    cause: None = None
+    victims: tuple[()] = ()
+    groups: tuple[()] = ()
+    tree: tuple[()] = ()
+    tracebacks: tuple[()] = ()
+    core: None = None
+    findings: tuple[()] = ()
+    abandoned_ranks: tuple[()] = ()
+    hosts: tuple[()] = ()
+    start: str = ""
+
+
+class Context(Value):
+    """What the incidents of a launch are investigated with.
+
+    Attributes:
+        launch: the launch, and its other parts.
+        poller: the loop's, for handlers that may fail.
+        hook: the start-up hook of the ranks.
+        log: the incidents so far.
+        guarded: calls, and says in one line what failed.
+        peers_s: how long the evidence of other hosts is waited for after a failure.
+        numbers: of the captures, which name their directories.
+    """
+
+    launch: LaunchContext
+    poller: Poller
+    hook: RankHook
+    log: IncidentLog
+    guarded: Callable[..., Any]
+    peers_s: float
+    numbers: Iterator[int]
+
+    def succeeds(self, what: str, call: Callable[..., object], *arguments: object) -> bool:
+        """Whether a call that may fail does not; if it does, that is said in one line."""
+        return self.guarded(what, lambda: (call(*arguments),)) is not None
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the supervisor."""
+        self.launch.ending.post_investigated(event)
+
+    def exchange(self) -> EvidenceExchange:
+        """The evidence of all hosts."""
+        from saferun.cluster.evidence_exchange import EvidenceExchange
+
+        task = self.launch.config.hosts.task
+        return EvidenceExchange(self.launch.job, task.local_rank if task is not None else 0, self.guarded)
+
+    def say_lines(self, lines: Sequence[str]) -> None:
+        """Say these lines, one below the other."""
+        self.launch.screen.say("\n".join(lines))
+
+    def say_verdict(self, verdict: HangVerdict) -> None:
+        """Report a hang that cannot be diagnosed."""
+        self.launch.screen.say(f"saferun: no progress for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})")
+
+
+class AttemptRecord:
+    """One attempt's ranks, and what has been captured and concluded so far. Each attempt has a new one.
+
+    Args:
+        context: of the launch.
+        group: the ranks; None: none have been started.
+        started_at: when they were started, in monotonic seconds.
+
+    Attributes:
+        capture: of the ranks that still run; a failure or the end of a hang is diagnosed with it.
+        verdict: the hang that it is of, if any.
+        last_hang: capture and verdict of the hang that was reported last.
+        evidence: what the newest diagnosis was made from.
+        diagnosis: the newest one.
+        running: the capture that runs, if any.
+        directory: of the newest capture's files; empty where there are none.
+        concluded_attempt: the attempt whose end the evidence is of.
+    """
+
+    def __init__(self, context: Context, group: RankGroup | None = None, started_at: float = 0.0) -> None:
+        self._context = context
+        self.group = group
+        self.started_at = started_at
+        self.started_time = time.time()
+        self.capture: Capture | None = None
+        self.verdict: HangVerdict | None = None
+        self.last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
+        self.evidence: Evidence | None = None
+        self.diagnosis: Diagnosis | None = None
+        self.running: CaptureRun | None = None
+        self.directory = ""
+        self.concluded_attempt = -1
+
+    @property
+    def ranks(self) -> list[Rank]:
+        """All of them."""
+        return self.group.ranks if self.group is not None else []
+
+    @property
+    def living(self) -> list[Rank]:
+        """Those that run."""
+        return [rank for rank in self.ranks if rank.end is None]
+
+    @property
+    def restarts(self) -> int:
+        """How many failures the launch had survived before: attempts also count retries and new rendezvous."""
+        return self.group.plan.placement.restarts if self.group is not None else self._context.launch.attempt
+
+    def local_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Those of these ranks of the job that run on this host."""
+        return tuple(rank.place.local_rank for rank in self.living if rank.place.rank in ranks)
+
+    def gather(self, verdict: HangVerdict | None) -> Evidence:
+        """The evidence of this host. ``verdict``: the hang that it is of, if any."""
+        from saferun.cluster.evidence_exchange import abort_reason_of
+        from saferun.evidence import Capture, Evidence
+
+        config, group = self._context.launch.config, self.group
+        placement = group.plan.placement if group is not None else None
+        return Evidence(
+            host=self._context.log.host,
+            started_at=self.started_at,
+            ends=tuple(rank.end for rank in self.ranks if rank.end is not None),
+            outputs=group.outputs() if group is not None else (),
+            abandoned=(),
+            stop_signum=None,
+            ranks=tuple(rank.place.rank for rank in self.ranks),
+            capture=self.capture or Capture(),
+            hang=verdict,
+            supervisor_pid=os.getpid(),
+            script=config.command.name,
+            cwd=current_directory(),
+            store_port=placement.master_port if placement is not None else 0,
+            started_time=self.started_time,
+            world_size=placement.world_size if placement is not None and config.hosts.together else 0,
+            abort_reason=abort_reason_of(self._context.launch.job),
+        )
+
+    def add_incident(self, kind: str, diagnosis: Diagnosis, outcome: str, lines: Sequence[str]) -> None:
+        """Add an incident to the report.
+
+        Args:
+            kind: ``hang`` or ``failure``.
+            diagnosis: the cause.
+            outcome: what saferun did.
+            lines: what the user was told.
+        """
+        self._context.log.add(
+            kind,
+            self.evidence or self.gather(None),
+            diagnosis,
+            attempt=self._context.launch.attempt,
+            outcome=outcome,
+            console_lines=lines,
+            directory=self.directory,
+        )
+
+    def add_failure(self, diagnosis: Diagnosis, lines: Sequence[str], *, restarting: bool) -> None:
+        """Add the end of the attempt to the report. ``lines``: what the user was told."""
+        outcome = "restarted" if restarting else "ended"
+        self._context.guarded("report", self.add_incident, "failure", diagnosis, outcome, lines)
+
+    def undiagnosed(self, action: Diagnose) -> Diagnosis:
+        """What remains to be said of a failed attempt that cannot be diagnosed."""
+        headline = action.error or "the attempt failed"
+        failed = [(rank.end, rank.place.rank) for rank in self.ranks if rank.end is not None]
+        failed = [(end, rank) for end, rank in failed if not (end.stopped_by_us or end.status.ok)]
+        if action.stop_signum is not None:
+            headline = f"stopped by {signal.Signals(action.stop_signum).name}"
+        elif failed and not action.error:
+            end, rank = min(failed, key=lambda one: one[0].at)
+            headline = f"rank {rank} failed first: {end.status.description}"
+        try:
+            from saferun.evidence import Diagnosis
+        except ModuleNotFoundError:
+            return _Undiagnosed(headline, abandoned=action.abandoned)  # type: ignore[return-value]
+        return Diagnosis(headline, None, None, (), (), action.abandoned)

@@ -1,0 +1,229 @@
+"""From the watchdog of each host to HangSuspected: one class for a job of one host, one for a job of several.
+
+A rank that waits looks like one that hangs, and so does a host. In a job of several hosts the verdict therefore takes
+one way: each host's watchdog tells the job whether anything moves here (``set_state``); on the leader the job-wide
+detector gets the states of all hosts and reports a hang of the job (``broadcast_hang``); each host, also the leader,
+hears it and posts HangSuspected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.supervisor.events import HangSuspected
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.cluster.job_values import Peer
+    from saferun.evidence import HangVerdict
+    from saferun.model import JsonObject
+    from saferun.watchdog.job_detector import JobDetector
+    from saferun.watchdog.monitor import Watch, WatchedRank
+    from saferun.watchdog.verdicts import Repeat
+
+# How often to see whether the modules that the watch needs are there.
+_IMPORTS_S = 30.0
+# Ranks that have ended by then were not worth watching.
+_WATCH_DELAY_S = 0.5
+
+
+class HangWatch:
+    """Watches the ranks of one attempt of a job of one host: its verdicts are the job's.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+        on_recovery: takes how many seconds a hang lasted that is over.
+    """
+
+    def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
+        self._context = context
+        self._record = record
+        self._on_recovery = on_recovery
+        self._timeout_s = context.launch.config.watch.hang_timeout_s
+        self._has_imported = False
+        self._watch: Watch | None = None
+        self._watch_at: float | None = None
+        self.number = 0
+        """Of the job's hang that was reported last."""
+        context.launch.job.subscribe(self._take_states, self._take_hang)
+
+    def begin(self, now: float, *, has_imported: bool) -> None:
+        """Watch from a moment later on. ``has_imported``: the modules that it takes are there."""
+        self._has_imported = has_imported
+        if self._timeout_s > 0:
+            self._watch_at = now + (_WATCH_DELAY_S if has_imported else _IMPORTS_S)
+
+    def imported(self) -> None:
+        """The modules that it takes are there."""
+        self._has_imported = True
+        if self._watch_at is not None:
+            self._watch_at = self._record.started_at + _WATCH_DELAY_S
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        return self._watch.deadline if self._watch is not None else self._watch_at
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._watch_at is not None and self._watch_at <= now:
+            self._watch_at = None if self._has_imported else now + _IMPORTS_S
+            if self._has_imported:
+                self._context.guarded("watch the ranks", self._begin_watch, now)
+        elif self._watch is not None and self._watch.deadline is not None and self._watch.deadline <= now:
+            self._context.guarded("watch the ranks", self._watch.tick, now)
+
+    def _begin_watch(self, now: float) -> None:
+        from saferun.watchdog.monitor import Watch
+
+        self._context.log.write_preflight()
+        self._watch = Watch(
+            self._timeout_s,
+            self._context.poller,
+            on_verdict=self._take_verdict,
+            on_recovery=self._take_recovery,
+            examiner=self._context.launch.examiner,
+        )
+        self._watch.begin(now, self.watched_ranks())
+
+    def watched_ranks(self) -> list[WatchedRank]:
+        """The ranks that run; none where the modules are missing."""
+        try:
+            from saferun.watchdog.monitor import WatchedRank
+        except ImportError:
+            return []
+        attempt = self._context.launch.attempt
+        watched = []
+        for rank in self._record.living:
+            prefix = self._context.hook.memory_prefix(attempt, rank.place.rank)
+            heartbeat = f"{prefix}.heartbeat" if prefix else ""
+            place = rank.place
+            watched.append(
+                WatchedRank(place.local_rank, place.rank, rank.child.pid, rank.output_bytes, prefix, heartbeat)
+            )
+        return watched
+
+    def quiet_s(self) -> float:
+        """For how many seconds no rank of this host has moved; 0 where they work, or nothing is known."""
+        if self._watch is None:
+            return 0.0
+        return self._context.guarded("see whether the ranks work", self._watch.quiet_s, time.monotonic()) or 0.0
+
+    def rank_ended(self, local_rank: int) -> None:
+        """A rank has been reaped."""
+        if self._watch is not None:
+            self._context.guarded("watch the ranks", self._watch.rank_ended, local_rank)
+
+    def pause(self) -> None:
+        """The ranks are being captured."""
+        self._watch_at = None
+        if self._watch is not None:
+            self._watch.pause()
+
+    def captured(self, now: float) -> None:
+        """A hang has been captured."""
+
+    def resume(self, now: float) -> None:
+        """It has been reported, and the job goes on."""
+        if self._watch is not None:
+            self._context.guarded("watch the ranks", self._watch.captured, now)
+
+    def end(self) -> None:
+        """No rank is left, or none that could be captured."""
+        self._watch_at = None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            self._context.guarded("end the watch", watch.end)
+
+    def repeat(self, verdict: HangVerdict) -> Repeat:
+        """How often this hang has been reported, and when it is next."""
+        from saferun.watchdog.verdicts import Repeat
+
+        return self._watch.repeat(verdict) if self._watch is not None else Repeat()
+
+    def _take_verdict(self, verdict: HangVerdict) -> None:
+        self._context.launch.job.broadcast_hang(verdict, self.number + 1)
+
+    def _take_recovery(self, lasted_s: float) -> None:
+        self._on_recovery(lasted_s)
+
+    def _take_states(self, states: Mapping[str, JsonObject]) -> None:
+        """No other host has any."""
+
+    def _take_hang(self, verdict: HangVerdict, number: int) -> None:
+        """The job hangs: this host captures its ranks."""
+        self.number = number
+        self._context.post(HangSuspected(time.monotonic(), self._context.launch.attempt, verdict))
+
+
+class JobHangWatch(HangWatch):
+    """Watches the ranks of one attempt of a job of several hosts; the leader has the job-wide detector.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+        on_recovery: takes how many seconds a hang lasted that is over; called on the leader.
+    """
+
+    def __init__(self, context: Context, record: AttemptRecord, on_recovery: Callable[[float], None]) -> None:
+        super().__init__(context, record, on_recovery)
+        self._detector: JobDetector | None = None
+
+    # ---------------------------------------------------------------------------------------------------- on each host
+
+    def _take_verdict(self, verdict: HangVerdict) -> None:
+        """Nothing moves on this host."""
+        from saferun.watchdog.job import packed
+
+        self._context.launch.job.set_state({"s": "quiet", **packed(verdict)})
+        if self._watch is not None:
+            self._watch.captured(time.monotonic())
+
+    def _take_recovery(self, _lasted_s: float) -> None:
+        """Something moves on this host again."""
+        self._context.launch.job.set_state({"s": "run"})
+
+    # --------------------------------------------------------------------------------------------------- on the leader
+
+    def _take_states(self, states: Mapping[str, JsonObject]) -> None:
+        """The state of the ranks of all hosts has changed."""
+        from saferun.watchdog.job_detector import JobDetector
+
+        if self._timeout_s <= 0:
+            return
+        if self._detector is None:
+            self._detector = JobDetector(
+                self._timeout_s, on_hang=self._context.launch.job.broadcast_hang, on_recovery=self._on_recovery
+            )
+        peers = self._context.launch.job.peers
+        # A host speaks for its own ranks only.
+        ranks_of = {task: _ranks_of(peers.get(int(task.partition("/")[0]))) for task in states}
+        self._context.guarded("watch the job", self._detector.feed, states, time.monotonic(), ranks_of)
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is due, in monotonic seconds."""
+        moments = (super().deadline, self._detector.deadline if self._detector is not None else None)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if self._detector is not None and self._detector.deadline is not None and self._detector.deadline <= now:
+            self._context.guarded("watch the job", self._detector.tick, now)
+        super().tick(now)
+
+    def captured(self, now: float) -> None:
+        """All hosts have captured it."""
+        if self._detector is not None:
+            self._detector.captured(now)
+
+    def repeat(self, verdict: HangVerdict) -> Repeat:
+        """How often this hang of the job has been reported, and when it is next."""
+        return self._detector.repeat(verdict) if self._detector is not None else super().repeat(verdict)
+
+
+def _ranks_of(peer: Peer | None) -> range:
+    return range(peer.base_rank, peer.base_rank + peer.ranks) if peer is not None else range(0)

@@ -1,0 +1,301 @@
+"""One failed attempt: what its dead ranks left, the evidence of all hosts, the diagnosis and the report."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+
+from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess
+from saferun.cluster.evidence_exchange import abort_reason_of
+from saferun.cluster.job_values import EvidenceChunk
+from saferun.diagnosis import diagnose
+from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
+from saferun.errors import printable
+from saferun.evidence import DecisionRow, Diagnosis, Evidence, OomKill
+from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
+from saferun.launch.live_capture import new_directory, note_gaps, start_capture
+from saferun.launch.ranks import Rank
+from saferun.linux.cgroups import MemoryState, oom_kill_between, read_memory_state
+from saferun.linux.core_saving import CoreWatch
+from saferun.linux.scratch import current_directory
+from saferun.linux.start_marks import ranks_with_group
+from saferun.report.console_text import failure_text, peer_text
+from saferun.supervisor.actions import Diagnose, ReportFailure
+from saferun.supervisor.events import Diagnosed
+from saferun.supervisor.policy import Decision, FailureFacts
+from saferun.supervisor.policy.facts import facts_from, life_of
+
+
+class FailureIncident:
+    """The end of a failed attempt, from the cores to the diagnosis. It answers Diagnosed.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+        action: how the attempt ended.
+        core_watch: has cores saved, where they are wanted.
+        memory: the memory limits before the ranks were started.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        record: AttemptRecord,
+        action: Diagnose,
+        *,
+        core_watch: CoreWatch | None,
+        memory: MemoryState | None,
+    ) -> None:
+        self._context = context
+        self._record = record
+        self._action = action
+        self._core_watch = core_watch
+        self._memory = memory
+        self._is_concluded = False
+
+    def begin(self) -> None:
+        """Read the cores, if any; then gather, diagnose and answer."""
+        record, action = self._record, self._action
+        if record.concluded_attempt == action.attempt and record.evidence is not None:
+            # The evidence is complete; but since then the leader has been lost.
+            record.evidence = record.evidence._replace(
+                error=action.error,
+                error_hint=action.error_hint,
+                abort_reason=abort_reason_of(self._context.launch.job),
+            )
+            self._post(stopped=False)
+            return
+        if action.hung and record.capture is None:
+            # The leader has ended the job because of the hang that was captured last.
+            record.capture, record.verdict = record.last_hang
+        dead = self._context.guarded("look for cores", self._dead) or []
+        if dead and self._context.launch.config.watch.cores != "off":
+            self._context.guarded("read the cores", self._read_cores, dead)
+        if self._record.running is None and not self._is_concluded:
+            self._conclude(None, "")
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Cores
+
+    def _dead(self) -> list[Rank]:
+        """The ranks that may have left a core, or whose children may have, and those that others killed."""
+        group = self._record.group
+        has_saved = self._core_watch is not None and self._core_watch.has_saved
+        outputs = group.outputs() if group is not None else ()
+        by_rank = dict(zip((rank.place.rank for rank in self._record.ranks), outputs, strict=False))
+        dead = []
+        for rank in self._record.ranks:
+            end = rank.end
+            if end is None or end.status.ok:
+                continue
+            if end.status.signum is not None:
+                wanted = not end.stopped_by_us or end.status.signum == signal.SIGABRT
+            else:
+                output = by_rank.get(rank.place.rank)
+                lines = output.last_lines if output is not None else ()
+                wanted = has_saved or any("killed by signal" in line for line in lines)
+            if wanted:
+                dead.append(rank)
+        return dead
+
+    def _read_cores(self, dead: Sequence[Rank]) -> None:
+        context, watching = self._context, self._context.launch.config.watch
+        cwd = current_directory()
+        request = CoreRequest(
+            tuple(DeadProcess(r.place.rank, r.child.pid, r.end.status.signum or 0, cwd) for r in dead if r.end),
+            directory=new_directory(context, self._record, "cores"),
+            mode=watching.cores,
+            keep=watching.keep_cores,
+            gdb=watching.gdb,
+            budget_s=CORE_BUDGET_S,
+            since=self._record.started_time,
+        )
+        start_capture(
+            context,
+            self._record,
+            request,
+            self._conclude,
+            lambda found: context.launch.screen.say(f"saferun: {printable(found.words)}"),
+        )
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Evidence
+
+    def _conclude(self, reader: CaptureReader | None, failure: str) -> None:
+        record, guarded = self._record, self._context.guarded
+        self._is_concluded = True
+        record.concluded_attempt = self._action.attempt
+        record.evidence = guarded("gather the evidence", self._gather, reader, failure)
+        if self._action.alone or not self._context.succeeds("share the evidence", self._share):
+            self._post(stopped=False)
+
+    def _share(self) -> None:
+        """Hand in this host's evidence; the leader waits for that of the others."""
+        context, stopped = self._context, self._action.stop_signum is not None
+
+        def on_done(evidence: Evidence | None, chunks: Sequence[EvidenceChunk]) -> None:
+            self._record.evidence = evidence
+            self._post(stopped=any(chunk.stopped for chunk in chunks) if context.launch.job.leads else stopped)
+
+        context.exchange().share("end", self._record.evidence, context.peers_s, on_done, stopped=stopped)
+
+    def _gather(self, reader: CaptureReader | None, failure: str) -> Evidence:
+        record, action, guarded = self._record, self._action, self._context.guarded
+        evidence = record.gather(record.verdict if action.hung else None)._replace(
+            abandoned=action.abandoned,
+            stop_signum=action.stop_signum,
+            error=action.error,
+            error_hint=action.error_hint,
+            is_checked=action.by_checks,
+        )
+        if reader is not None:
+            note_gaps(self._context, reader, record.directory)
+            capture = evidence.capture
+            evidence = evidence._replace(
+                cores=reader.cores,
+                kernel_lines=reader.kernel_lines,
+                capture=capture._replace(
+                    notes=capture.notes + reader.capture.notes,
+                    timed_out=capture.timed_out + ((f"cores: {failure}",) if failure else ()),
+                ),
+            )
+        evidence = evidence._replace(oom=guarded("read the OOM counters", self._read_oom, evidence))
+        return evidence._replace(start=guarded("see how far the start came", self._own_stage, evidence) or "")
+
+    def _read_oom(self, evidence: Evidence) -> OomKill | None:
+        killed = [end for end in evidence.ends if end.status.signum == signal.SIGKILL and not end.stopped_by_us]
+        if self._memory is None or not killed:
+            return None
+        sizes = {look.pid: look.rss_bytes for look in evidence.capture.processes}
+        return oom_kill_between(
+            self._memory,
+            read_memory_state(),
+            max(sizes.get(end.pid, 0) for end in killed),
+            evidence.kernel_lines,
+            [end.pid for end in killed],
+        )
+
+    def _own_stage(self, evidence: Evidence) -> str:
+        """How far the ranks of this host came in their start, as far as they show it."""
+        hook, attempt = self._context.hook, self._context.launch.attempt
+        ranks = [rank.place.rank for rank in self._record.ranks]
+        marked = ranks_with_group({rank: hook.memory_prefix(attempt, rank) for rank in ranks})
+        return start_stage(evidence, marked=marked)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Diagnosis
+
+    def _post(self, *, stopped: bool) -> None:
+        record, action, guarded = self._record, self._action, self._context.guarded
+        record.diagnosis = guarded("find the cause", self._diagnose) or record.undiagnosed(action)
+        facts = guarded("judge whether to try again", self._facts, record.diagnosis)
+        self._context.post(Diagnosed(time.monotonic(), action.attempt, record.diagnosis, stopped, facts))
+
+    def _diagnose(self) -> Diagnosis | None:
+        record = self._record
+        if record.evidence is None:
+            return None
+        staged = self._context.guarded("see how far the start came", self._staged, record.evidence)
+        record.evidence = staged or record.evidence
+        return diagnose(record.evidence)
+
+    def _staged(self, evidence: Evidence) -> Evidence:
+        """The evidence of the whole job, with how far its start came."""
+        if self._record.group is None:
+            return evidence._replace(start="before")  # no rank was started
+        answer = self._context.launch.job.start_stage
+        stage = stage_by_time(
+            start_stage(evidence, store=read_store_stage(answer) if answer else None),
+            elapsed_s=self._lived_s(evidence),
+            window_s=self._context.launch.config.retry.start_window_s,
+            has_progressed=self._has_heartbeat(),
+        )
+        return evidence._replace(start=stage)
+
+    def _facts(self, diagnosis: Diagnosis) -> FailureFacts:
+        config, evidence, life = self._context.launch.config, self._record.evidence, None
+        if evidence is not None:
+            window_s = config.retry.start_window_s
+            life = life_of(
+                evidence, lived_s=self._lived_s(evidence), window_s=window_s, has_beaten=self._has_heartbeat()
+            )
+        rendezvous = config.rendezvous
+        # Only a port that rank 0 is to serve can be lost between two attempts; on one host it is saferun's choice.
+        free = not config.hosts.together and rendezvous.master_port is None and not rendezvous.agent_store
+        return facts_from(diagnosis, trouble_class=self._action.error_class, port_is_free=free, life=life)
+
+    def _lived_s(self, evidence: Evidence) -> float:
+        """How long the ranks of the attempt lived; 0 where none was started."""
+        if self._record.group is None:
+            return 0.0
+        return max((end.at for end in evidence.ends), default=time.monotonic()) - self._record.started_at
+
+    def _has_heartbeat(self) -> bool:
+        return self._context.hook.has_heartbeat(
+            self._context.launch.attempt, (rank.place.rank for rank in self._record.ranks)
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+def report_failure(context: Context, record: AttemptRecord, action: ReportFailure) -> None:
+    """Report why the attempt failed, and what happens next."""
+    if action.decision is not None:
+        context.guarded("note the decision", _note_decision, context, action.decision, action.diagnosis)
+    lines = context.guarded("report the failure", _failure_lines, context, record, action)
+    lines = lines if lines is not None else [f"saferun: {action.diagnosis.headline}"]
+    context.say_lines(lines)
+    record.add_failure(action.diagnosis, lines, restarting=action.restarting)
+
+
+def peer_lines(
+    context: Context, record: AttemptRecord, diagnosis: Diagnosis, decision: Decision | None, *, restarting: bool
+) -> list[str]:
+    """What the other hosts report to their users of the failed attempt."""
+    return peer_text(
+        diagnosis,
+        leader=context.log.host,
+        files=context.launch.run_dir.path,
+        restarting=restarting,
+        attempt=record.restarts,
+        max_restarts=context.launch.config.max_restarts,
+        decided=_decided(decision),
+    )
+
+
+def _decided(decision: Decision | None) -> str:
+    """What is said of a decision: nothing, if no other was to be expected."""
+    return decision.message if decision is not None and not decision.is_plain else ""
+
+
+def _failure_lines(context: Context, record: AttemptRecord, action: ReportFailure) -> list[str]:
+    diagnosis = action.diagnosis
+    if record.evidence is not None and record.evidence.hang is not None:
+        # The picture has been shown.
+        headline = f"ended because of the hang: {diagnosis.headline.removeprefix('the job hangs: ')}"
+        diagnosis = diagnosis._replace(headline=headline, cause=None, groups=(), tree=(), findings=())
+    return failure_text(
+        diagnosis,
+        files=context.log.files,
+        attempt=record.restarts,
+        max_restarts=context.launch.config.max_restarts,
+        restarting=action.restarting,
+        decided=_decided(action.decision),
+    )
+
+
+def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -> None:
+    excluded = decision.exclude if decision.exclude is not None else -1
+    row = DecisionRow(
+        attempt=context.launch.attempt,
+        time=time.time(),
+        next_step=decision.next_step,
+        message=decision.message,
+        wait_s=decision.wait_s,
+        class_name=diagnosis.cause.class_name if diagnosis.cause is not None else "",
+        host=next((host.label for host in diagnosis.hosts if host.host == excluded), ""),
+    )
+    context.launch.run_dir.write_event({"event": "Decision", "at": time.monotonic(), **row._asdict()})
+    context.log.add_decision(row)

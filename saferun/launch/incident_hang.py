@@ -1,0 +1,155 @@
+"""One hang of the job: its evidence, its diagnosis and its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from saferun.cluster.job_values import EvidenceChunk
+from saferun.diagnosis.hang import diagnose_hang
+from saferun.errors import printable
+from saferun.evidence import Capture, Diagnosis, Evidence, HangVerdict, StackDump
+from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.live_capture import LiveCapture
+from saferun.launch.ranks import Rank
+from saferun.linux.procfs import main_thread_run_s
+from saferun.model import Value
+from saferun.report.console_text import hang_text
+from saferun.supervisor.actions import CaptureEvidence, ReportHang
+from saferun.supervisor.events import EvidenceCaptured
+from saferun.watchdog.verdicts import Repeat
+
+# A capture costs a rank's main thread a few milliseconds at most.
+_SIGN_OF_LIFE_S = 0.05
+# How long the leader waits for the other hosts' evidence: they capture at the same time, within the same budget.
+_OTHERS_S = 10.0
+_OUTCOMES = {"report": "continued", "stop": "stopped", "restart": "restarted"}
+
+
+class _Progress(Value):
+    """How much a rank has written and worked so far."""
+
+    output_bytes: int
+    run_s: float
+
+
+def _progress(rank: Rank) -> _Progress:
+    return _Progress(rank.output_bytes(), main_thread_run_s(rank.child.pid))
+
+
+class HangIncident(LiveCapture):
+    """A hang, from the capture to the report.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+        action: which ranks are to be captured, and the verdict.
+        verdict: the same.
+        number: of the job's hang.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        record: AttemptRecord,
+        action: CaptureEvidence,
+        verdict: HangVerdict,
+        number: int,
+    ) -> None:
+        super().__init__(context, record, action)
+        self._verdict = verdict
+        self._number = number
+        self._before: dict[int, _Progress] = {}  # by local rank, when the capture began
+
+    def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
+        self._before = {rank.place.local_rank: _progress(rank) for rank in ranks}
+        super()._start(ranks, budget_s)
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Diagnosis
+
+    def _conclude(self, capture: Capture, failure: str) -> None:
+        self._record.capture = self._explained(capture, failure)
+        if not self._context.succeeds("share the evidence", self._share):
+            self._context.post(EvidenceCaptured(time.monotonic(), self._action.attempt))
+
+    def _explained(self, capture: Capture, failure: str) -> Capture:
+        """The capture, with the reason in place of each rank's stacks that it lacks."""
+        failures = (note.failure for note in capture.notes if note.capture == "stacks" and note.failure)
+        failure = failure or next(failures, "")
+        captured = {dump.rank for dump in capture.stacks if dump.is_rank}
+        missing = tuple(
+            StackDump(rank.place.rank, rank.child.pid, is_rank=True, name="", tool="", threads=(), failure=failure)
+            for rank in self._record.ranks
+            if failure and rank.place.local_rank in self._action.local_ranks and rank.place.rank not in captured
+        )
+        return capture._replace(stacks=capture.stacks + missing)
+
+    def _share(self) -> None:
+        """Hand in this host's evidence; the leader waits for that of the others."""
+        evidence, moved = self._record.gather(self._verdict), self._has_moved()
+
+        def on_done(evidence: Evidence | None, chunks: Sequence[EvidenceChunk]) -> None:
+            self._diagnose(evidence, moved=moved or any(chunk.moved for chunk in chunks))
+
+        self._context.exchange().share(f"hang-{self._number}", evidence, _OTHERS_S, on_done, moved=moved)
+
+    def _diagnose(self, evidence: Evidence | None, *, moved: bool) -> None:
+        record = self._record
+        record.evidence = evidence
+        record.diagnosis = self._context.guarded("diagnose the hang", diagnose_hang, evidence)
+        cause = record.diagnosis.cause if record.diagnosis is not None else None
+        culprits = cause.ranks if cause is not None else ()
+        self._context.launch.job.blamed = culprits
+        self._context.post(
+            EvidenceCaptured(time.monotonic(), self._action.attempt, record.local_ranks(culprits), moved)
+        )
+
+    def _has_moved(self) -> bool:
+        """Whether there is no hang, or it is over: a rank has worked or written something during the capture."""
+        for rank in self._record.living:
+            before = self._before.get(rank.place.local_rank)
+            if before is None:
+                continue
+            now = _progress(rank)
+            # A rank that busy-loops in a hang goes on doing so.
+            works = now.run_s - before.run_s > _SIGN_OF_LIFE_S and rank.place.rank not in self._verdict.busy
+            if works or now.output_bytes != before.output_bytes:
+                return True
+        return False
+
+    # ----------------------------------------------------------------------------------------------------------------
+    # Report
+
+    def report(self, action: ReportHang, repeat: Repeat) -> None:
+        """Report the hang; ``repeat``: how often that has been done, and when it is next."""
+        diagnosis = self._record.diagnosis
+        if not self._context.launch.job.leads:
+            self._report_part(diagnosis)
+        elif diagnosis is not None:
+            self._context.guarded("report the hang", self._report, action, diagnosis, repeat)
+        else:
+            self._context.say_verdict(self._verdict)
+
+    def _report_part(self, diagnosis: Diagnosis | None) -> None:
+        """The leader reports the hang; the report of this host keeps its own evidence."""
+        line = f"saferun: no rank on any host makes progress; {self._context.launch.job.leader} has the report"
+        if self._number == 1 and self._context.launch.job.is_head:
+            self._context.launch.screen.say(printable(line))
+        if diagnosis is not None:
+            self._context.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", [line])
+
+    def _report(self, action: ReportHang, diagnosis: Diagnosis, repeat: Repeat) -> None:
+        lines = hang_text(
+            diagnosis,
+            self._verdict,
+            host=self._context.log.host,
+            files=self._context.log.files,
+            on_hang=action.next_step,
+            count=repeat.times,
+            next_s=repeat.next_s,
+        )
+        if self._verdict.certain and action.next_step == "report" != self._context.launch.config.watch.on_hang:
+            lines[-1] = "saferun: job left running: it made progress during the capture"
+        self._context.say_lines(lines)
+        self._record.add_incident("hang", diagnosis, _OUTCOMES[action.next_step], lines)

@@ -1,0 +1,167 @@
+"""Captures of the ranks that still run, and the files that captures leave."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from saferun.captures.capture_run import CaptureRun
+from saferun.captures.gaps import NAME, gaps_text
+from saferun.captures.wire import (
+    DEAD_FILE_SYSTEM,
+    EVERYTHING,
+    CaptureReader,
+    CoreRequest,
+    CoresFound,
+    Request,
+    Target,
+)
+from saferun.evidence import Capture
+from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.launch.ranks import Rank
+from saferun.supervisor.actions import CaptureEvidence
+from saferun.supervisor.events import EvidenceCaptured
+
+# What the drivers of NVIDIA and AMD leave in /dev.
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+class LiveCapture:
+    """A capture of the ranks that still run when an attempt is about to end. It answers EvidenceCaptured.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+        action: which ranks, and within what time.
+    """
+
+    def __init__(self, context: Context, record: AttemptRecord, action: CaptureEvidence) -> None:
+        self._context = context
+        self._record = record
+        self._action = action
+        self._is_over = False
+
+    def begin(self) -> None:
+        """Start the capture, and post the answer at once where it cannot be started."""
+        action, config = self._action, self._context.launch.config
+        ranks = [rank for rank in self._record.living if rank.place.local_rank in action.local_ranks]
+        budget_s = min(action.budget_s, config.watch.capture_budget_s)
+        if budget_s <= 0 or not ranks:
+            self._captured(None, "--capture-budget is 0" if ranks else "")
+            return
+        self._record.capture = None
+        self._context.guarded("capture", self._start, ranks, budget_s)
+        if self._record.running is None and not self._is_over:
+            self._captured(None, "the capture cannot be started")
+
+    def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
+        context, action = self._context, self._action
+        watching, is_hang = context.launch.config.watch, action.verdict is not None
+        request = Request(
+            tuple(
+                Target(rank.place.rank, rank.child.pid, context.hook.prefix(action.attempt, rank.place.rank))
+                for rank in ranks
+            ),
+            directory=new_directory(context, self._record, "hang" if is_hang else "failure"),
+            budget_s=budget_s,
+            native=watching.native,
+            strace=watching.strace and is_hang,
+            gpu=any(map(os.path.exists, _GPU_DEVICES)),
+            since=context.log.launched_time,
+        )
+        start_capture(context, self._record, request, self._captured)
+
+    def _captured(self, reader: CaptureReader | None, failure: str) -> None:
+        self._is_over = True
+        capture = reader.capture if reader is not None else Capture()
+        if reader is not None:
+            self._context.guarded(
+                "list what the capture lacks", note_gaps, self._context, reader, self._record.directory
+            )
+        self._warn_of_file_systems(capture)
+        if failure and reader is not None:
+            named = (name for name in capture.timed_out if name != EVERYTHING)
+            capture = capture._replace(timed_out=(*named, failure))
+        self._conclude(capture, failure)
+
+    def _warn_of_file_systems(self, capture: Capture) -> None:
+        """A file system that does not answer is a warning about this host, and no reason to end anything."""
+        for failure in dict.fromkeys(note.failure for note in capture.notes):
+            if failure.startswith(DEAD_FILE_SYSTEM):
+                self._context.launch.warn(f"{failure}: the stacks are those that the ranks write themselves")
+
+    def _conclude(self, capture: Capture, _failure: str) -> None:
+        self._record.capture = capture
+        self._context.post(EvidenceCaptured(time.monotonic(), self._action.attempt))
+
+
+def start_capture(
+    context: Context,
+    record: AttemptRecord,
+    request: Request | CoreRequest,
+    on_done: Callable[[CaptureReader, str], None],
+    on_cores_found: Callable[[CoresFound], None] | None = None,
+) -> None:
+    """Start a capture, which is then the one that runs.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+        request: what to capture.
+        on_done: takes the evidence, and in one line why it is not complete; called once, perhaps at once.
+        on_cores_found: called with the cores that are about to be read.
+    """
+
+    def end(reader: CaptureReader, failure: str) -> None:
+        run, record.running = record.running, None
+        if run is not None:
+            run.close()
+        on_done(reader, failure)
+
+    record.running = CaptureRun(
+        request,
+        context.launch.examiner,
+        context.poller,
+        deadline=time.monotonic() + request.budget_s,
+        on_done=end,
+        on_cores_found=on_cores_found,
+    )
+    record.running.begin()
+
+
+def keep_running(context: Context, record: AttemptRecord) -> None:
+    """End the capture that runs, if any; what it has seen of the ranks is kept."""
+    run, record.running = record.running, None
+    reader = run.break_off() if run is not None else None
+    if reader is None or record.capture is not None:
+        return
+    note_gaps(context, reader, record.directory)
+    capture = reader.capture
+    if capture.processes or capture.stacks:
+        record.capture = capture._replace(timed_out=(*capture.timed_out, "the ranks ended before it was over"))
+
+
+def new_directory(context: Context, record: AttemptRecord, reason: str) -> str:
+    """A directory for the files of a capture; empty where there is no run directory."""
+    record.directory = ""
+    if context.launch.run_dir.host_path is None:
+        return ""
+    record.directory = os.path.join(
+        context.launch.run_dir.host_path, f"attempt_{context.launch.attempt}", f"{reason}_{next(context.numbers)}"
+    )
+    context.launch.run_dir.make_directory(record.directory)
+    return record.directory
+
+
+def note_gaps(context: Context, reader: CaptureReader, directory: str) -> None:
+    """Write what a capture lacks into its directory."""
+    unwritten = reader.unwritten
+    text = gaps_text(unwritten, reader.capture.timed_out)
+    if not directory or not text:
+        return
+    context.launch.run_dir.write_text(os.path.join(directory, NAME), text)
+    if unwritten:
+        context.launch.warn(
+            f"{len(unwritten)} files of a capture found no room in memory: {directory}/{NAME} names them"
+        )

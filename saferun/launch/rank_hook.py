@@ -1,0 +1,85 @@
+"""The start-up hook of the ranks: the variables that load it, and the files and sockets that it leaves for saferun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from saferun.errors import suppress
+from saferun.launch.launch_context import LaunchContext
+from saferun.linux.file_systems import is_in_memory
+from saferun.linux.hook_copy import copied_hook
+
+INJECT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inject")
+# How long the examiner may take to copy the hook into memory.
+_COPY_S = 60.0
+# The longest path of a Unix socket, less what the hook appends.
+_LONGEST_PREFIX = 107 - len(".4194304.sock")
+
+
+class RankHook:
+    """The hook of the ranks of a launch. If it is not wanted, the ranks only get a heartbeat file."""
+
+    def __init__(self, launch: LaunchContext) -> None:
+        self._launch = launch
+        self._is_wanted = launch.config.watch.inject
+        self._directory = ""
+        self._is_in_memory = False
+        self._attempt = -1
+
+    def environ(self, attempt: int, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables that load the hook into a rank; empty where there is no directory for it.
+
+        Args:
+            attempt: the attempt's number.
+            rank: the rank.
+            environ: its environment so far.
+        """
+        prefix = self.prefix(attempt, rank)
+        if not prefix:
+            return {}
+        variables = {"SAFERUN_HEARTBEAT_FILE": f"{prefix}.heartbeat"}
+        if self._is_wanted:
+            path = environ.get("PYTHONPATH")
+            hook = (copied_hook(self._directory) if self._is_in_memory else "") or INJECT
+            variables |= {"SAFERUN_HOOK": prefix, "PYTHONPATH": f"{hook}{os.pathsep}{path}" if path else hook}
+        return variables
+
+    def prefix(self, attempt: int, rank: int) -> str:
+        """What the paths of a rank's hook begin with; empty where a socket's path would be too long."""
+        if self._attempt != attempt:
+            self._attempt = attempt
+            if not self._directory or self._is_in_memory:
+                self._make_directory()
+        prefix = os.path.join(self._directory, f"a{attempt}r{rank}") if self._directory else ""
+        return prefix if len(os.fsencode(prefix)) <= _LONGEST_PREFIX else ""
+
+    def memory_prefix(self, attempt: int, rank: int) -> str:
+        """The same for the supervisor's own reads; empty where the directory is on a disk, which may not answer.
+
+        Heartbeats and sequence numbers are unknown then. A capture may be lost, so it uses ``prefix``.
+        """
+        prefix = self.prefix(attempt, rank)
+        return prefix if self._is_in_memory else ""
+
+    def has_heartbeat(self, attempt: int, ranks: Iterable[int]) -> bool:
+        """Whether one of these ranks has called ``saferun.heartbeat``."""
+        prefixes = [self.memory_prefix(attempt, rank) for rank in ranks]
+        return any(os.path.exists(f"{prefix}.heartbeat") for prefix in prefixes if prefix)
+
+    def copy_to_memory(self) -> None:
+        """Have the hook copied for restarts. Until the copy is complete, ranks load the hook from saferun's files."""
+        if self._is_wanted and self._is_in_memory:
+            with suppress(OSError):
+                _, fd = self._launch.examiner.ask("hook", [INJECT, self._directory], _COPY_S, is_urgent=False)
+                os.close(fd)
+
+    def _make_directory(self) -> None:
+        try:
+            # At each attempt: a cleaner of temporary directories may have deleted it.
+            scratch = self._launch.run_dir.scratch
+            self._directory = scratch.in_memory_path() if self._is_in_memory else scratch.socket_path()
+            self._is_in_memory = is_in_memory(self._directory)
+        except OSError as error:
+            self._directory = ""
+            self._launch.warn(f"no private directory for the start-up hook: {error.filename}: {error.strerror}")

@@ -1,0 +1,303 @@
+"""The watchdog of one host: samples of the ranks in, verdicts and requests for more evidence out. Pure.
+
+It has a clock of its own, which stands still while a rank is being debugged, while a core is being written and while
+the watch is paused, and which a late sample moves by little more than a punctual one: what the ranks could not do, and
+what was not sampled, is not held against them.
+
+All ranks are judged together, since a rank that waits looks like one that hangs. The ranks hang if for the whole
+timeout none of them moved (see ``signs``) and each either was quiet, or busy-loops in a collective whose sequence
+numbers stand still. If a rank busy-loops outside of a collective its stacks are dumped; if they never change while
+others wait, that is reported as a suspicion, and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from saferun.evidence import HangVerdict, ThreadStack
+from saferun.watchdog.samples import JobSample, Numbers, Outcome, RankSample
+from saferun.watchdog.verdicts import Repeat, Verdicts
+from saferun.watchdog.watched import Watched
+
+_UNINTERRUPTIBLE_S = 60.0
+# When a rank that does not move is asked for its sequence numbers, as shares of the timeout. Rarely: an answer from a
+# full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
+_ASK_AT = (0.125, 0.25, 0.5, 0.75)
+_FROZEN = 0.7
+# How many dumps a suspicion takes: fewer of a rank in a collective, whose sequence numbers are known.
+_DUMPS = 30
+_DUMPS_IN_COLLECTIVE = 5
+_DUMPS_FROM = 0.5
+_DUMPS_SPAN = 0.4
+_STOPPED_SAMPLES = 2
+# One sign of life is no recovery: some threads wake up once an hour.
+_LIVELY = 3
+
+
+def sampling_interval_s(timeout_s: float) -> float:
+    """How often to sample, unless that costs too much."""
+    return min(max(timeout_s / 20, 0.1), 5.0)
+
+
+class Watchdog:
+    """Watches the ranks of one attempt.
+
+    Args:
+        timeout_s: how long nothing may move.
+        can_dump: whether stacks can be dumped; if not, whatever is busy outside of a collective counts as work.
+    """
+
+    def __init__(self, timeout_s: float, *, can_dump: bool = True) -> None:
+        self._timeout_s = timeout_s
+        self._can_dump = can_dump
+        self._window_s = max(timeout_s / 10, 3 * sampling_interval_s(timeout_s))
+        self._clock_s = 0.0
+        self._at: float | None = None
+        self._watched: dict[int, Watched] = {}
+        self._changed_s = 0.0
+        self._confirming = False
+        self._verdicts = Verdicts(timeout_s)
+        self._lively = 0
+        self._lively_s = 0.0
+
+    # ----------------------------------------------------------------------------------------------------- what it sees
+
+    def feed(self, sample: JobSample) -> Outcome:
+        """Take a sample; the first, and the first after ``captured``, is what the next are compared with."""
+        is_first = self._at is None
+        interval_s = max(sample.at - self._at, 1e-3) if self._at is not None else 1e-3
+        self._at = sample.at
+        if not is_first:
+            self._clock_s += self._credit(sample, interval_s)
+        moved = {rank.local_rank: self._take(rank, interval_s) for rank in sample.ranks}
+        ask = [] if is_first else self._numbers_wanted()
+        recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
+        verdict, confirm = (None, []) if is_first else self._verdict()
+        if verdict is not None:
+            self._verdicts.report(verdict, self._clock_s)
+            self._lively = 0
+        # The descendants of a rank that moves by itself need not be sampled.
+        below = frozenset(local_rank for local_rank, has_moved in moved.items() if not has_moved)
+        return Outcome(verdict, recovered_s, (*ask, *confirm), below, self._confirming)
+
+    def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
+        """The answer to ``Outcome.numbers_wanted``; None where there is none."""
+        watched = self._watched.get(local_rank)
+        if watched is not None and watched.take_numbers(numbers, self._clock_s):
+            self._lively += _LIVELY
+
+    def rank_ended(self, local_rank: int) -> None:
+        """A rank has ended. The others are given time to notice."""
+        watched = self._watched.pop(local_rank, None)
+        self._changed_s = self._clock_s
+        if watched is not None:
+            for verdict in self._verdicts.open:
+                if set(verdict.ranks) <= {watched.rank}:
+                    self._verdicts.close(verdict.kind, self._clock_s)
+
+    def captured(self) -> None:
+        """The verdict has been captured and reported: watch on. What the capture did to the ranks does not count."""
+        self._at = None
+        self._confirming = False
+        for watched in self._watched.values():
+            watched.rebase()
+
+    def repeat(self, verdict: HangVerdict) -> Repeat:
+        """How often a verdict of this kind has been reported, and when it is next."""
+        return self._verdicts.repeat(verdict)
+
+    def _credit(self, sample: JobSample, interval_s: float) -> float:
+        """How far the clock moves."""
+        if any(rank.process.traced or rank.process.core_dumping or rank.process.state == "t" for rank in sample.ranks):
+            return 0.0
+        if interval_s > max(self._timeout_s / 2, 4 * sample.asked_s):
+            # What kept saferun from sampling may have kept the ranks from working.
+            self._changed_s = self._clock_s
+        return min(interval_s, 2 * sample.asked_s)
+
+    def _take(self, sample: RankSample, interval_s: float) -> bool:
+        watched = self._watched.get(sample.local_rank)
+        if watched is None:
+            watched = self._watched[sample.local_rank] = Watched(sample.rank, self._window_s, self._clock_s)
+        return watched.take(sample, interval_s, self._clock_s, can_dump=self._can_dump, timeout_s=self._timeout_s)
+
+    def _silent_s(self, watched: Watched) -> float:
+        return self._clock_s - max(watched.moved_s, self._changed_s)
+
+    def _quiet_s(self, watched: Watched) -> float:
+        return self._clock_s - max(watched.active_s, self._changed_s)
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long no rank has moved, as of the last sample; 0 where one may be working, or nothing is known."""
+        return min(map(self._idle_s, self._watched.values()), default=0.0)
+
+    def _idle_s(self, watched: Watched) -> float:
+        if not watched.busy_pids:
+            return self._quiet_s(watched)
+        # A busy rank may be working, unless it waits in a collective that makes no progress.
+        return min(self._silent_s(watched), watched.frozen_s(self._clock_s)) if watched.is_in_collective else 0.0
+
+    # ---------------------------------------------------------------------------------------------------------- stacks
+
+    @property
+    def dump_spacing_s(self) -> float | None:
+        """How soon another dump may be wanted; None: not before the next sample."""
+        if any(self._is_suspicious(watched) for watched in self._watched.values()):
+            return self._timeout_s * (1 - _DUMPS_FROM) / _DUMPS
+        return None
+
+    def wanted_dumps(self, at: float) -> tuple[int, ...]:
+        """Processes whose stacks are to be dumped now, the most urgent first. ``at``: monotonic seconds."""
+        due = []
+        for watched in filter(self._is_suspicious, self._watched.values()):
+            wanted = _DUMPS_IN_COLLECTIVE if watched.is_in_collective else _DUMPS
+            for pid in watched.busy_pids:
+                suspect = watched.suspect(pid)
+                spacing_s = self._timeout_s * (1 - _DUMPS_FROM) / wanted
+                if suspect.dumps >= wanted:
+                    # What is known only needs to be confirmed.
+                    spacing_s *= 4
+                if not suspect.is_running and not suspect.is_unreadable and at - suspect.asked_at >= spacing_s:
+                    due.append((suspect.dumps, suspect.asked_at, pid))
+        return tuple(pid for _, _, pid in sorted(due))
+
+    def dump_begun(self, pid: int, at: float) -> None:
+        """A dump of the stacks of a process has begun."""
+        for watched in self._watched.values():
+            if pid in watched.suspects:
+                watched.suspects[pid].asked_at = at
+                watched.suspects[pid].is_running = True
+
+    def take_dump(self, pid: int, at: float, threads: Sequence[ThreadStack]) -> None:
+        """Take the dumped stacks; no threads: the dump failed."""
+        for watched in self._watched.values():
+            suspect = watched.suspects.get(pid)
+            if suspect is not None:
+                suspect.is_running = False
+                if not suspect.take(at, threads):
+                    watched.move(self._clock_s)
+
+    def _is_suspicious(self, watched: Watched) -> bool:
+        return self._can_dump and bool(watched.busy_pids) and self._silent_s(watched) >= self._timeout_s * _DUMPS_FROM
+
+    # ------------------------------------------------------------------------------------------------ what it concludes
+
+    def _numbers_wanted(self) -> list[int]:
+        return [
+            local_rank
+            for local_rank, watched in self._watched.items()
+            if watched.ask(sum(self._silent_s(watched) >= part * self._timeout_s for part in _ASK_AT))
+        ]
+
+    def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
+        """The verdict, or the ranks whose numbers are needed first."""
+        hang = self._hang()
+        if hang is None or not self._verdicts.may_report(hang, self._clock_s):
+            self._confirming = False
+            return self._suspicion(), []
+        if not self._confirming:
+            self._confirming = True
+            return None, [local_rank for local_rank, watched in self._watched.items() if watched.ask_now()]
+        if any(watched.is_asked for watched in self._watched.values()):
+            return None, []
+        self._confirming = False
+        return hang, []
+
+    def _hang(self) -> HangVerdict | None:
+        """What holds for all ranks."""
+        ranks = self._watched.values()
+        if not ranks or min(map(self._silent_s, ranks)) < self._timeout_s:
+            return None
+        found: dict[str, list[int]] = {"quiet": [], "waits": [], "spins": [], "works": []}
+        for watched in ranks:
+            found[self._role(watched)].append(watched.rank)
+        if found["works"]:
+            return None
+        busy = tuple(sorted((*found["waits"], *found["spins"])))
+        silent_s = min(map(self._silent_s, ranks))
+        if not busy:
+            return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(self._quiet_s, ranks)), certain=True)
+        if not found["spins"]:
+            about = tuple(sorted(watched.rank for watched in ranks if watched.is_in_collective))
+            return HangVerdict("stuck_collective", about, silent_s, certain=True, busy=busy)
+        if not found["waits"] and not found["quiet"]:
+            # No rank waits for them.
+            return None
+        return HangVerdict("spinning", tuple(sorted(found["spins"])), silent_s, certain=False, busy=busy)
+
+    def _role(self, watched: Watched) -> str:
+        """What a rank that has not moved does: ``quiet``, ``waits``, ``spins`` or ``works``."""
+        if self._quiet_s(watched) >= self._timeout_s:
+            return "quiet"
+        if not watched.busy_pids:
+            # It has been quiet, but not for long enough.
+            return "works"
+        span_s = _DUMPS_SPAN * self._timeout_s
+        if watched.is_in_collective and watched.frozen_s(self._clock_s) >= _FROZEN * self._timeout_s:
+            alike = not self._can_dump or watched.dumps_alike(_DUMPS_IN_COLLECTIVE, span_s)
+            return "waits" if alike else "works"
+        return "spins" if self._can_dump and watched.dumps_alike(_DUMPS, span_s) else "works"
+
+    def _suspicion(self) -> HangVerdict | None:
+        """What holds for single ranks."""
+        for verdict in (self._heartbeat(), self._stopped(), self._uninterruptible()):
+            if verdict is not None and self._verdicts.may_report(verdict, self._clock_s):
+                return verdict
+        return None
+
+    def _heartbeat(self) -> HangVerdict | None:
+        late = [w for w in self._watched.values() if w.beat_ns > 0 and self._beatless_s(w) >= self._timeout_s]
+        if not late:
+            return None
+        # While something still moves it is reported, and not acted upon.
+        certain = all(self._silent_s(watched) >= self._timeout_s / 2 for watched in late)
+        ranks = tuple(sorted(watched.rank for watched in late))
+        return HangVerdict("heartbeat", ranks, min(map(self._beatless_s, late)), certain, self._busy())
+
+    def _beatless_s(self, watched: Watched) -> float:
+        return self._clock_s - max(watched.beat_s, self._changed_s)
+
+    def _stopped(self) -> HangVerdict | None:
+        since = {w.rank: w.stopped_s for w in self._watched.values() if w.stopped_samples >= _STOPPED_SAMPLES}
+        return self._about("stopped", since, 0.0)
+
+    def _uninterruptible(self) -> HangVerdict | None:
+        since = {watched.rank: watched.uninterruptible_s for watched in self._watched.values()}
+        return self._about("uninterruptible", since, min(_UNINTERRUPTIBLE_S, self._timeout_s))
+
+    def _about(self, kind: str, since: dict[int, float | None], at_least_s: float) -> HangVerdict | None:
+        lasted = {rank: self._clock_s - since_s for rank, since_s in since.items() if since_s is not None}
+        ranks = tuple(sorted(rank for rank, lasted_s in lasted.items() if lasted_s >= at_least_s))
+        if not ranks:
+            return None
+        return HangVerdict(kind, ranks, max(lasted.values()), certain=False, busy=self._busy())
+
+    def _busy(self) -> tuple[int, ...]:
+        return tuple(sorted(watched.rank for watched in self._watched.values() if watched.busy_pids))
+
+    # ----------------------------------------------------------------------------------------------- what it takes back
+
+    def _recovery(self, *, moved: bool) -> float | None:
+        """How long the hangs lasted, if all that were reported are over since this sample."""
+        kinds = {verdict.kind for verdict in self._verdicts.open}
+        if moved or ("quiescent" in kinds and self._busy()):
+            self._lively += 1
+            self._lively_s = self._clock_s
+        elif self._clock_s - self._lively_s > self._timeout_s / 2:
+            self._lively = 0
+        recovered_s = None
+        for verdict in self._verdicts.open:
+            if self._is_over(verdict):
+                recovered_s = self._verdicts.close(verdict.kind, self._clock_s)
+        return recovered_s
+
+    def _is_over(self, verdict: HangVerdict) -> bool:
+        about = [watched for watched in self._watched.values() if watched.rank in verdict.ranks]
+        if verdict.kind == "stopped":
+            return all(watched.stopped_s is None for watched in about)
+        if verdict.kind == "uninterruptible":
+            return all(watched.uninterruptible_s is None for watched in about)
+        if verdict.kind == "heartbeat":
+            return any(self._beatless_s(watched) < self._timeout_s / 2 for watched in about)
+        return self._lively >= _LIVELY
