@@ -62,7 +62,7 @@ class TaskConfig(Value):
     Attributes:
         local_rank: its place on the host; 0 is the host's head.
         local_world_size: how many there are on this host.
-        key: what the tasks of one job on one host have in common and nobody else has: ``slurm-4711-0``.
+        key: what only the tasks of one job on one host have in common: ``slurm-4711-0``.
     """
 
     local_rank: int
@@ -75,14 +75,14 @@ class HostsConfig(Value):
 
     Attributes:
         least, most: how many hosts the job may have.
-        node_rank: this host's place; None: the rendezvous says.
+        node_rank: this host's; None: decided by the rendezvous.
         names: the hosts in order of node rank; empty: unknown.
         task: where this host has one saferun a rank; None: this is the only one.
         detected: where the place comes from, for people: ``Slurm step 4711.0``; empty: from options.
         start_timeout_s: how long late hosts are waited for.
         connect_timeout_s: how long the store is waited for at which they meet; 0: as long as late hosts.
         host_timeout_s: for how long a host may be silent before it counts as lost.
-        stop_with_parent: whether to stop the ranks when what started saferun goes away.
+        stop_with_parent: whether to stop the ranks when the parent process exits.
         note: what the user should know of all this at the start; empty: nothing.
     """
 
@@ -145,7 +145,7 @@ class EnvironConfig(Value):
 class WatchConfig(Value):
     """What is asked for about hangs and crashes.
 
-    ``hang_timeout_s`` 0: hangs are not looked for; ``capture_budget_s`` 0: nothing is captured.
+    ``hang_timeout_s`` 0: no hang detection; ``capture_budget_s`` 0: nothing is captured.
     """
 
     hang_timeout_s: float
@@ -157,7 +157,7 @@ class WatchConfig(Value):
     keep_cores: int
     gdb: bool
     inject: bool
-    cores_asked: bool = False  # the user said that cores are wanted
+    cores_asked: bool = False  # the user has asked for cores
 
 
 class ChecksConfig(Value):

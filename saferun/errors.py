@@ -57,5 +57,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines. All that saferun itself says on a terminal passes here or there."""
+    """The same for a text of several lines. All that saferun itself prints on a terminal passes here or there."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))

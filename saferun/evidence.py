@@ -34,7 +34,7 @@ class StackDump(Value):
     """The stacks of one process.
 
     ``rank`` is the rank that it is, or descends from. ``tool`` is what took them: ``py-spy``, ``py-spy --native``,
-    ``faulthandler``, ``worker server``, ``pystack``, ``gdb``. ``failure`` says in one line why there are none.
+    ``faulthandler``, ``worker server``, ``pystack``, ``gdb``. ``failure`` is why there are none.
     """
 
     rank: int
@@ -58,14 +58,14 @@ class ProcessSnapshot(Value):
         command: its command line, shortened, secrets replaced.
         state: the letter of proc(5): ``R S D T t Z``; ``?`` where it is gone.
         wchan: the kernel function that it sleeps in; empty where it does not, or may not be read.
-        syscall: name of the system call that its main thread is in; empty likewise.
+        syscall: name of the system call that its main thread is in; empty where it is not known.
         threads: how many it has.
-        tracer_pid: who traces it; 0: nobody.
+        tracer_pid: the process that traces it; 0: none.
         core_dumping: whether the kernel is writing its core.
         rss_bytes: its resident memory.
-        waits_on: what the system call waits for, in words: ``a connection to 10.0.0.2:29500 (ESTABLISHED)``,
+        waits_on: what the system call waits for: ``a connection to 10.0.0.2:29500 (ESTABLISHED)``,
             ``the FIFO /tmp/x``; empty where it is not known.
-        cpu_s: processor time of all its threads.
+        cpu_s: CPU time of all its threads.
     """
 
     rank: int
@@ -113,7 +113,7 @@ class GroupProgress(Value):
 
 
 class RankCollectives(Value):
-    """The Flight Recorder of one rank; ``failure`` says in one line why there is none."""
+    """The Flight Recorder of one rank; ``failure`` is the reason in one line where there is none."""
 
     rank: int
     groups: tuple[GroupProgress, ...]
@@ -123,7 +123,7 @@ class RankCollectives(Value):
 class CoreDump(Value):
     """What became of the core of one dead process.
 
-    ``path`` is empty where there is none to be read, and then ``failure`` says why. ``threads`` has the crashing thread
+    ``path`` is empty where there is none to be read, and then ``failure`` is why. ``threads`` has the crashing thread
     first. ``sender_pid`` is who sent the signal (0: the kernel, or unknown). ``address`` the faulting address as text.
     """
 
@@ -144,7 +144,7 @@ class OomKill(Value):
     """The kernel's OOM killer was at work while the ranks ran.
 
     ``scope``: ``cgroup`` or ``host``. ``limit_bytes`` and ``rss_bytes`` (of the killed process) are 0 where unknown.
-    ``pids``: the killed ones where the kernel log tells; else empty. ``source``: where it was read. ``host``: the label
+    ``pids``: the killed ones as the kernel log has them. ``source``: where it was read. ``host``: the label
     of the host where it was; empty: this one.
     """
 
@@ -199,7 +199,7 @@ class Capture(Value):
     stacks: tuple[StackDump, ...] = ()
     collectives: tuple[RankCollectives, ...] = ()
     host_lines: tuple[str, ...] = ()
-    """What GPUs and the kernel log have to say, one line each, ready to be shown."""
+    """The state of GPUs and lines of the kernel log, ready to be shown."""
     notes: tuple[CaptureNote, ...] = ()
     timed_out: tuple[str, ...] = ()
     """What was not ready when the budget was spent, named."""
@@ -212,7 +212,7 @@ class HangVerdict(Value):
 
     Attributes:
         kind: ``quiescent`` (every process of every rank is quiet), ``stuck_collective`` (ranks are in a collective that
-            no longer moves, and nobody else does anything), ``spinning`` (one burns its processor on the spot while the
+            no longer moves, and all other ranks are idle), ``spinning`` (one busy-loops while the
             others wait), ``stopped`` (state T), ``uninterruptible`` (state D), ``heartbeat`` (a rank that used to beat
             has stopped).
         ranks: the ranks that it is about: the stopped, the spinning, …; all of them for ``quiescent``.
@@ -285,7 +285,7 @@ class AbortReason(Value):
     Attributes:
         reason: ``failure hang signal parent lost store_lost task_lost start membership leave``.
         label: the host that it is about where known (the lost one for ``store_lost``), else the one that reported it.
-        message: in its own words; of a signal its name, of a parent what it was.
+        message: as that host reported it; of a signal its name, of a parent what it was.
         rank: the rank that it is about; None where it is about none.
         lost_reason: of ``store_lost``, as in :class:`HostView`.
     """
@@ -303,13 +303,13 @@ class Evidence(Value):
     ``started_at`` is in monotonic seconds. ``ranks`` maps local rank (the index) to rank. ``capture`` was taken before
     any rank was signalled. ``hang`` is the verdict that led to it, where the job hung. ``kernel_lines`` are lines of
     the kernel log since the start (Xid, OOM).
-    ``supervisor_pid`` tells our own signals from other people's, ``store_port`` connections to the store from others.
+    ``supervisor_pid`` distinguishes our own signals from others, ``store_port`` connections to the store.
 
     Of several hosts: ``hosts`` are all of them, ``host`` is the one that judges, and times are its own. What is one
     host's only (``supervisor_pid``, ``oom``, ``kernel_lines``, ``abandoned``) is in ``hosts``; ``kernel_lines`` are
     all hosts' with their labels. ``abort_reason`` is what made all hosts stop. ``started_time`` is when the ranks were
     started in seconds since the epoch (0.0: unknown), ``world_size`` how many there are (0: those in ``ranks``).
-    ``is_checked`` says that ``error`` is what the checks of all hosts found before any rank was started. ``start`` is
+    ``is_checked``: ``error`` is what the checks of all hosts found before any rank was started. ``start`` is
     how far the start had come: ``before`` (no rank had come to ``init_process_group``), ``inside`` (not
     all had got through it), ``through``; empty: not known.
     """
@@ -361,9 +361,9 @@ class Cause(Value):
     Attributes:
         class_name: the cause class, an identifier that reports keep: ``cuda_out_of_memory``, ``segmentation_fault``,
             ``hang_lock``, ``unknown`` …
-        message: the cause in a few words, to stand after ``rank 3 (node1): ``.
-        ranks: the ranks that are the cause; empty where it is nobody's.
-        proof: the words that prove it, a line of output or of a report; empty where the exit status is all.
+        message: the cause in short, to stand after ``rank 3 (node1): ``.
+        ranks: the ranks that are the cause; empty where no rank is.
+        proof: the line that proves it, of output or of a report; empty where the exit status is all.
         advice: one line: what to do.
         location: the last frame in the user's code, ``train.py:52 in step``; empty where unknown.
     """
@@ -419,7 +419,7 @@ class Diagnosis(Value):
         also_failed: those that failed by themselves after it.
         stopped: ranks that saferun stopped because of it.
         abandoned: local ranks that could not be killed.
-        hint: advice that the trouble itself came with.
+        hint: advice that the error itself came with.
         cause: why.
         victims: ranks that failed only because another one did.
         groups: who waits in what.

@@ -128,7 +128,7 @@ class ExitStatus(Value):
 
     @property
     def description(self) -> str:
-        """The status in words: ``exit code 3``, ``killed by SIGSEGV (core dumped)``."""
+        """``exit code 3``, ``killed by SIGSEGV (core dumped)``."""
         if self.code is not None:
             return f"exit code {self.code}"
         dumped = " (core dumped)" if self.core_dumped else ""

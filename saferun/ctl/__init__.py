@@ -1,7 +1,7 @@
-"""The command ``saferunctl``: looks at a host, at settings and at runs. One file a verb.
+"""The command ``saferunctl``: inspects a host, settings and runs. One file a verb.
 
-It needs no running saferun, changes nothing but what a verb is for, and says what is wrong with a question in two
-lines and exit code 2.
+It needs no running saferun, and changes nothing but what a verb is for. A wrong command line gives two lines and exit
+code 2.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Verb(Value):
 
 
 VERBS: tuple[Verb, ...] = (
-    Verb("doctor", doctor.WORDS, doctor.add_arguments, doctor.run, takes_more=True),
+    Verb("doctor", doctor.SUMMARY, doctor.add_arguments, doctor.run, takes_more=True),
     Verb("env", "env profiles and variables: list, show, explain, diff, lint", env.add_arguments, env.run),
     Verb(
         "stacks",

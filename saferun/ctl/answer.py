@@ -11,7 +11,7 @@ from saferun.text.redaction import redacted_json, redacted_text
 
 
 def answer(text: str) -> None:
-    """Print lines without secrets. Names of functions and words of tools may hold whatever somebody has put there."""
+    """Print lines without secrets. Names of functions and messages of tools may contain secrets."""
     _print(redacted_text(text))
 
 

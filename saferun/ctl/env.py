@@ -48,8 +48,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     """What may stand before the action and behind it."""
     path: dict[str, Any] = {"action": "append", "default": argparse.SUPPRESS, "metavar": "PATH", "help": _PATH_HELP}
     parser.add_argument("--env-profile-path", **path)
-    words = "GPU vendor that the env profiles apply to; auto: that of this host"
-    parser.add_argument("--vendor", choices=("auto", "nvidia", "amd", "none"), default=argparse.SUPPRESS, help=words)
+    text = "GPU vendor that the env profiles apply to; auto: that of this host"
+    parser.add_argument("--vendor", choices=("auto", "nvidia", "amd", "none"), default=argparse.SUPPRESS, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``saferunctl stacks``: where the processes of a running job are in their code, without a word to them."""
+"""``saferunctl stacks``: where the processes of a running job are in their code, without a signal to them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Take the stacks and print them."""
     scene = find_scene(arguments.target, read_processes())
     scene = _with_script(scene)
-    seen, failure = _look(scene, native=arguments.native)
+    seen, failure = _capture_scene(scene, native=arguments.native)
     capture = capture_without_secrets(seen)
     if failure:
         capture = capture._replace(timed_out=(*capture.timed_out, failure))
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Process(Value):
-    """A living process, and what its environment says about its part in a job. ``rank`` is -1 where it has none."""
+    """A living process, and what its environment has about its rank in a job. ``rank`` is -1 where it has none."""
 
     pid: int
     ppid: int
@@ -86,12 +86,12 @@ class Process(Value):
 
 
 class Scene(Value):
-    """Whom to look at.
+    """The processes to capture.
 
     Attributes:
-        title: what they are, in a few words.
+        title: what they are, in short.
         targets: the ranks.
-        leftovers: processes of the run that outlived their rank.
+        orphans: processes of the run that outlived their rank.
         has_ranks: whether the targets are ranks at all.
         script: the path of their script, or its module; empty where unknown.
         cwd: the directory that they run in; empty where unknown.
@@ -99,7 +99,7 @@ class Scene(Value):
 
     title: str
     targets: tuple[Target, ...]
-    leftovers: tuple[int, ...] = ()
+    orphans: tuple[int, ...] = ()
     has_ranks: bool = True
     script: str = ""
     cwd: str = ""
@@ -133,14 +133,14 @@ def _with_environ(process: Process) -> Process:
 
 
 def find_scene(target: str, processes: Mapping[int, Process]) -> Scene:
-    """The processes that a word of the command line means.
+    """The processes that an argument of the command line means.
 
     Args:
         target: a pid, or a run's directory, name, id or beginning of an id, or ``latest``.
         processes: those that live.
 
     Raises:
-        UsageError: there are none, or they may not be looked at.
+        UsageError: there are none, or they may not be inspected.
     """
     # Anything else that looks like a number may be the beginning of an id.
     pid = int(target) if re.fullmatch("[1-9][0-9]{0,6}", target) else -1
@@ -175,22 +175,22 @@ def _scene_of_process(process: Process, processes: Mapping[int, Process]) -> Sce
     below = [one for one in processes.values() if process.pid in _ancestors(one, processes)]
     roots = _roots(below, processes, outside=process)
     if roots:
-        targets, leftovers = _distinct(roots)
-        return Scene(title, targets, leftovers)
+        targets, orphans = _distinct(roots)
+        return Scene(title, targets, orphans)
     own = Target(max(process.rank, 0), process.pid, process.hook_prefix)
     return Scene(title, (own,), has_ranks=process.rank >= 0)
 
 
 def _scene_of_run(run_id: str, name: str, processes: Mapping[int, Process], directory: str = "") -> Scene:
     members = [process for process in processes.values() if run_id and process.run_id == run_id]
-    targets, leftovers = _distinct(_roots(members, processes))
+    targets, orphans = _distinct(_roots(members, processes))
     if not targets:
         report = os.path.join(directory, "report.txt") if directory else ""
         hint = f"see {shorter_path(report)}" if os.path.exists(report) else "it has ended, or it runs on other hosts"
         if any(not process.is_readable for process in processes.values()):
             hint += "; processes of other users can be seen by root alone"
         raise UsageError(f"no rank of run {name} lives on this host", hint)
-    return Scene(f"run {name}", targets, leftovers)
+    return Scene(f"run {name}", targets, orphans)
 
 
 def _roots(
@@ -214,13 +214,13 @@ def _distinct(roots: list[Process]) -> tuple[tuple[Target, ...], tuple[int, ...]
     by_rank: dict[int, list[Process]] = {}
     for root in roots:
         by_rank.setdefault(root.rank, []).append(root)
-    # Ranks have their supervisor for a parent; an orphan has whoever took it in.
+    # Ranks have their supervisor for a parent; an orphan has the process that adopted it.
     chosen = {
         rank: min(candidates, key=lambda one: (one.ppid == 1, -parents[one.ppid], one.start_ticks))
         for rank, candidates in sorted(by_rank.items())
     }
-    leftovers = tuple(sorted(root.pid for root in roots if chosen[root.rank] is not root))
-    return tuple(Target(rank, one.pid, one.hook_prefix) for rank, one in chosen.items()), leftovers
+    orphans = tuple(sorted(root.pid for root in roots if chosen[root.rank] is not root))
+    return tuple(Target(rank, one.pid, one.hook_prefix) for rank, one in chosen.items()), orphans
 
 
 def _ancestors(process: Process, processes: Mapping[int, Process]) -> Iterator[int]:
@@ -250,7 +250,7 @@ def _run_id_of(directory: str) -> str:
 
 
 def _with_script(scene: Scene) -> Scene:
-    # It tells the user's own code from others'.
+    # It distinguishes the user's own code.
     pid = scene.targets[0].pid
     script = next((word for word in read_cmdline(pid)[1:] if not word.startswith("-")), "")
     try:
@@ -272,7 +272,7 @@ def _owner(pid: int) -> str:
 # ---------------------------------------------------------------------------------------------------------- looking
 
 
-def _look(scene: Scene, *, native: bool) -> tuple[Capture, str]:
+def _capture_scene(scene: Scene, *, native: bool) -> tuple[Capture, str]:
     """What the capture process sees, and why that is not all."""
     seen: list[tuple[Capture, str]] = []
 
@@ -312,10 +312,10 @@ def _reap(pid: int) -> None:
 
 @contextmanager
 def _sockets_only(targets: tuple[Target, ...]) -> Iterator[tuple[Target, ...]]:
-    """The targets with only those doors of their hook that need no signal.
+    """The targets with only those sockets of their hook that need no signal.
 
-    Where a process may not be looked into, the capture would have it write its stacks by a signal. That is right for
-    a job that is given up; whoever only looks may not touch it.
+    Where a process may not be inspected, the capture would have it write its stacks by a signal. That is right for
+    a job that is given up; an inspection may not touch it.
     """
     import tempfile
 
@@ -357,7 +357,7 @@ def _require_stacks(capture: Capture) -> None:
 def picture(scene: Scene, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
-    count = len({dump.pid for dump in capture.stacks} | {look.pid for look in capture.processes})
+    count = len({dump.pid for dump in capture.stacks} | {process.pid for process in capture.processes})
     ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "no rank, shown as rank 0"
     lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
     groups = _groups(scene, capture)
@@ -365,15 +365,15 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
         lines += ["", "who waits in what:", *group_lines(groups, budget=_GROUP_LINES, rest=" (all: --json)")]
     findings = compare(capture.collectives, [target.rank for target in scene.targets]).lines
     if findings:
-        # A look at a job that runs well may find a rank that is a moment late.
+        # A capture of a healthy job may find a rank that is a moment late.
         lines += ["", "collectives, at this moment:", *(f"    {shown(line)}" for line in findings[:_NAMED_FAILURES])]
     tree = merge(capture.stacks, scene.script, scene.cwd)
     if tree:
         lines += ["", "merged stacks:", *tree_lines(tree, budget=_TREE_LINES, rest=" (all: --json)")]
     missing = [dump for dump in capture.stacks if not dump.threads]
     lines += ["", *_failures(missing)] if missing and taken else []
-    if scene.leftovers:
-        lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, scene.leftovers))}"]
+    if scene.orphans:
+        lines += ["", f"left over from ranks that are gone: pid {', '.join(map(str, scene.orphans))}"]
     if capture.timed_out:
         lines += ["", f"captures timed out: {', '.join(map(shown, capture.timed_out[:_NAMED_FAILURES]))}"]
     return lines
@@ -401,9 +401,9 @@ def _as_json(scene: Scene, capture: Capture) -> JsonObject:
         "target": scene.title,
         "ranks": [{"rank": target.rank, "pid": target.pid} for target in scene.targets],
         "has_ranks": scene.has_ranks,
-        "orphans": list(scene.leftovers),
+        "orphans": list(scene.orphans),
         "wait_groups": [_plain(group) for group in _groups(scene, capture)],
-        "processes": [_plain(look) for look in capture.processes],
+        "processes": [_plain(process) for process in capture.processes],
         "stacks": [_plain(dump) for dump in capture.stacks],
         "collectives": [_plain(one) for one in capture.collectives],
         "timed_out": list(capture.timed_out),

@@ -1,6 +1,6 @@
 """Evidence -> diagnosis. Pure.
 
-``diagnose`` is the door. Crashes are judged in ``crash``, hangs in ``hang``; both are loaded when there is one.
+``diagnose`` is the entry point. Crashes are judged in ``crash``, hangs in ``hang``; both are loaded when there is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the Flight Recorders of the ranks tell, laid side by side: who called something else, who did not call. Pure.
+"""The Flight Recorders of all ranks compared: which ranks called something else, which did not call. Pure.
 
 A process group numbers its collectives. Ranks that belong together give the same number to the same call, so that a
 rank that took another path through the code shows in the first number where they differ.
@@ -64,7 +64,7 @@ class Missing(Value):
 
 
 class Stuck(Value):
-    """A collective that everybody who is known has called, and that does not end on ``waiting``.
+    """A collective that all known ranks have called, and that does not end on ``waiting``.
 
     ``unknown`` are members of the group whose recorder did not answer; ``completed`` those on which it has ended.
     """
@@ -100,7 +100,7 @@ class Waiting(Value):
 class GroupStand(Value):
     """How far the ranks of one process group are: ``(rank, enqueued, completed)`` each, -1 for nothing yet.
 
-    ``unknown`` are members whose recorder did not answer; ``members_known`` tells whether there may be further ones.
+    ``unknown`` are members whose recorder did not answer; ``members_known`` is whether all are known.
     """
 
     group: str
@@ -133,7 +133,7 @@ class CollectiveFindings(Value):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """One line of words for each finding, the most telling first."""
+        """One line for each finding, the most important first."""
         return (
             *(mismatch.message for mismatch in self.mismatched),
             *(missing.message for missing in self.missing),
@@ -160,7 +160,7 @@ def compare(collectives: Sequence[RankCollectives], world: Sequence[int]) -> Col
     for one in known.values():
         for progress in one.groups:
             names.setdefault(progress.group, progress.description)
-    # Where one name means several, the group's number and the backend tell them apart.
+    # Where one name means several, the group's number and the backend distinguish them.
     bare = [_bare_name(group, description) for group, description in names.items()]
     groups = [
         _Group(group, name if bare.count(name) == 1 else f"{name} ({group})", known, world)
@@ -254,9 +254,9 @@ class _Group:
         calls = tuple((tuple(ranks), made[ranks[0]][0]) for ranks in parties)
         if len(parties[0]) == len(parties[1]):
             message = " and ".join(f"{ranks_text(ranks)} called {_call_text(call)}" for ranks, call in calls)
-            everybody = tuple(sorted(rank for ranks in parties for rank in ranks))
+            all_ranks = tuple(sorted(rank for ranks in parties for rank in ranks))
             return [
-                Mismatch(self.name, seq, everybody, True, calls, f"{message} as collective {seq} of group {self.name}")
+                Mismatch(self.name, seq, all_ranks, True, calls, f"{message} as collective {seq} of group {self.name}")
             ]
         usual_ranks, usual = calls[0]
         return [
@@ -321,7 +321,7 @@ class _Group:
             return []
         seq = min(self._waits_in.values())
         if any(progress.enqueued < seq for progress in self.ranks.values()):
-            return []  # somebody is missing
+            return []  # a rank is missing
         if mismatch_seq is not None and mismatch_seq <= seq:
             return []
         waiting = tuple(sorted(rank for rank, its_seq in self._waits_in.items() if its_seq == seq))
@@ -423,7 +423,7 @@ def _dimension(size: object) -> int:
     return size
 
 
-# ---------------------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
 def _wait(ranks: Sequence[int]) -> str:

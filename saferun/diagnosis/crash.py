@@ -1,7 +1,7 @@
 """Why an attempt failed: evidence of ranks that ended badly -> diagnosis. Pure.
 
 The rank that the kernel reported first is often a victim: the culprit was still writing its traceback or its core. So
-each failure is looked at by itself, and the root is the earliest among those that explain the most: what a rank brings
+each failure is judged by itself, and the root is the earliest among those that explain the most: what a rank brings
 about alone, before a wait that took too long, before a connection that was lost.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from saferun.diagnosis.causes import Role, cause_of, standing
+from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import gpu_kernel_lines
@@ -124,7 +124,7 @@ def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> 
         output = outputs.get(end.rank)
         failure = read_failure(evidence, end, output, hosts)
         cause = _located(cause_of(failure), hosts)
-        cases.append(_Case(_failed_at(end, output, evidence.started_at), failure, cause, standing(cause)))
+        cases.append(_Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
     cases.sort(key=lambda case: (case.role, case.at, case.end.rank))
     # The clocks of hosts differ by less than this; which of them reported first was decided at one place.
     near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < _CLOCKS_DIFFER_S]
@@ -134,7 +134,7 @@ def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> 
 
 def _located(cause: Cause, hosts: Hosts) -> Cause:
     """A cause whose other end is named by its host."""
-    if not hosts.are_several or standing(cause) is Role.CULPRIT:
+    if not hosts.are_several or role_of(cause) is Role.CULPRIT:
         return cause
     peer = next((host for address in addresses_in(cause.proof) if (host := hosts.at_address(address))), None)
     if peer is None:
@@ -172,7 +172,7 @@ def _judge(
 def _network(
     evidence: Evidence, hosts: Hosts, cases: Sequence[_Case], findings: CollectiveFindings, waits: Sequence[Wait]
 ) -> Judgement | None:
-    """The network between hosts, where no rank is seen to hold up the others."""
+    """The network between hosts, where no rank holds up the others."""
     if not hosts.are_several:
         return None
     root = cases[0]
@@ -272,7 +272,7 @@ def _lost_peers(evidence: Evidence, hosts: Hosts) -> bool:
     outputs = evidence.outputs_by_rank
     stopped = [end for end in evidence.ends if end.stopped_by_us and not end.status.ok]
     return any(
-        standing(cause_of(read_failure(evidence, end, outputs.get(end.rank), hosts))) is Role.VICTIM for end in stopped
+        role_of(cause_of(read_failure(evidence, end, outputs.get(end.rank), hosts))) is Role.VICTIM for end in stopped
     )
 
 
@@ -340,7 +340,7 @@ def _collateral(cases: Sequence[_Case]) -> tuple[int, ...]:
     return tuple(sorted(case.end.rank for case in cases if case.role is not Role.CULPRIT))
 
 
-# ---------------------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
 def _headline(evidence: Evidence, ended: Judgement | None, verdict: Judgement | None) -> str:
@@ -367,7 +367,7 @@ def _first_line(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
     place, manner = case.failure.location_and_manner
     if cause.location:
         message += f", {manner if place == cause.location else 'at'} {cause.location}"
-    # ``killed from outside (SIGKILL)`` says it all; ``exit code 1`` after an exception is still worth a mention.
+    # ``killed from outside (SIGKILL)`` is enough; ``exit code 1`` after an exception is still worth a mention.
     if status.description not in message and (
         status.signum is None or f"({signal_name(status.signum)})" not in message
     ):

@@ -31,7 +31,7 @@ _OPERATOR_CALL = "operator()"
 
 
 class UserCode:
-    """Tells the user's own code from torch, other packages and the interpreter.
+    """Distinguishes the user's own code from torch, other packages and the interpreter.
 
     What lies below ``site-packages`` is a library, but for the package that the job itself was started from.
 
@@ -115,7 +115,7 @@ def last_name(function: str) -> str:
 
 
 def file_name(file: str) -> str:
-    """``train.py`` of a path; ``models/__init__.py`` where the name alone tells nothing."""
+    """``train.py`` of a path; ``models/__init__.py`` where the name alone is not enough."""
     head, _, name = file.rpartition("/")
     if name in _PATH_PARTS_OF_PACKAGES and head:
         return f"{head.rpartition('/')[2]}/{name}"

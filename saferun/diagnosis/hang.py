@@ -1,6 +1,6 @@
 """Why nothing moves: evidence of a hang -> diagnosis. Pure.
 
-A rank that waits in a collective waits for somebody. So the cause is looked for among those that do not: first the
+A rank that waits in a collective waits for another rank. So the cause is among those that do not: first the
 Flight Recorder is asked who called something else or has not called at all, then who does something else than wait.
 """
 
@@ -95,7 +95,7 @@ class _Case:
         self._held_up = [wait for wait in waits if wait.found.of_peers]
 
     def judge(self) -> Judgement:
-        """The first of these that finds somebody."""
+        """The first of these that finds a culprit."""
         return (
             self._lost()
             or self._of(self._kind("stopped"))
@@ -120,7 +120,7 @@ class _Case:
         return lost_hosts(self._evidence, self._hosts)
 
     def _unheard(self) -> Judgement | None:
-        """Everybody who is known waits for others, and of some hosts nothing is known."""
+        """All known ranks wait for others, and there is no evidence of some hosts."""
         unheard = [host for host in self._hosts.all if not host.has_evidence]
         if not unheard or not self._held_up:
             return None
@@ -133,7 +133,7 @@ class _Case:
         return Judgement(cause, f"nothing has come from {names} ({ranks_text(ranks)}), and all others wait in {what}")
 
     def _network(self) -> Judgement | None:
-        """Everybody waits for somebody, and nobody is missing: what lies between them."""
+        """All ranks wait for each other, and none is missing: the network."""
         links = link_complaints(self._evidence.capture.links)
         return broken_between(links, self._hosts, self._findings, timed_out=True)
 
@@ -157,7 +157,7 @@ class _Case:
         idle = [wait for wait in absent if not wait.found.of_peers]
         if idle:
             return self._of(idle)
-        # All of them wait for somebody themselves: for one that has ended, or that does something else.
+        # All of them wait for another rank themselves: for one that has ended, or that does something else.
         if any(not wait.found.of_peers for wait in self._waits.values()):
             return None
         proof = self._findings.lines[0] if self._findings.lines else ""
@@ -262,7 +262,7 @@ class _Case:
     def _can_be_called(what: str) -> bool:
         return what.partition(" ")[0] not in {"send", "recv", "isend", "irecv", "wait", "batch_isend_irecv"}
 
-    # -------------------------------------------------------------------------------- everybody waits for somebody else
+    # -------------------------------------------------------------------------------- all ranks wait for others
 
     def _in_store_while_others_are_not(self) -> Judgement | None:
         """Ranks that wait in the store while others are in a collective: they have not come to it."""
@@ -272,7 +272,7 @@ class _Case:
         return self._named(in_store, CLASSES["collective"], "")
 
     def _different_collectives(self) -> Judgement | None:
-        """Without a Flight Recorder: what the stacks say of a mismatch."""
+        """Without a Flight Recorder: a mismatch by the stacks."""
         recorded = {one.rank for one in self._evidence.capture.collectives if not one.failure and one.groups}
         parties: dict[str, list[Wait]] = {}
         for wait in self._held_up:
@@ -297,8 +297,8 @@ class _Case:
         same_place = len({wait.location for wait in self._held_up}) == 1
         at = f" at {first.location}" if same_place and first.location else ""
         what = _what_they_wait_in(self._held_up)
-        everybody = "all ranks" if self._hosts.are_several else f"all ranks of {self._evidence.host}"
-        headline = f"{everybody} wait in {what}{at}"
+        all_ranks = "all ranks" if self._hosts.are_several else f"all ranks of {self._evidence.host}"
+        headline = f"{all_ranks} wait in {what}{at}"
         is_store = first.found.kind == "network"
         if self._findings.stuck and not self._findings.stuck[0].unknown:
             headline += ", and none of them is missing there"
@@ -309,13 +309,13 @@ class _Case:
         cause = Cause("hang_all_in_collective", f"all ranks wait in {what}", (), proof, advice, at.removeprefix(" at "))
         return Judgement(cause, headline)
 
-    # ---------------------------------------------------------------------------------------------------------- words
+    # ------------------------------------------------------------------------------------------------------- messages
 
     def _names(self, ranks: Sequence[int]) -> str:
-        return self._hosts.names(ranks, everybody=len(self._waits))
+        return self._hosts.names(ranks, all_ranks=len(self._waits))
 
     def _kernel_proof(self, wait: Wait) -> str:
-        """What /proc says of a rank."""
+        """The state of a rank in /proc."""
         process = self._processes.get(wait.rank)
         if process is None or process.state not in {"S", "D", "T", "t", "R"}:
             return ""
@@ -378,7 +378,7 @@ def _taken(dumps: Iterable[StackDump]) -> dict[int, list[StackDump]]:
 
 
 def _raising(evidence: Evidence) -> Iterable[str]:
-    """Ranks that have failed and cannot say so: Python reads the source for each line of a traceback."""
+    """Ranks that have failed but not finished their traceback: Python reads the source for each line of a traceback."""
     ended = {end.rank for end in evidence.ends}
     for output in evidence.outputs:
         rank = output.rank if output.rank >= 0 else output.local_rank

@@ -15,7 +15,7 @@ _MOST_LOST = 4
 
 
 class _Loss(Value):
-    """Why a host is lost: the class of the cause, what is seen of it, what follows, what to do."""
+    """Why a host is lost: the class of the cause, the observation, what to do."""
 
     class_name: str
     message: str
@@ -53,7 +53,7 @@ _FROM_FAR = frozenset({"unreachable", "cut", "unknown"})
 
 
 def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Judgement | None:
-    """What ended the job though no rank brought it about; None where one did, or nothing tells.
+    """What ended the job though no rank brought it about; None where one did, or the reason is not known.
 
     Args:
         evidence: what is known.
@@ -63,7 +63,7 @@ def end_of_job(evidence: Evidence, hosts: Hosts, *, is_a_ranks: bool) -> Judgeme
     reason = evidence.abort_reason
     if reason is not None and reason.reason == "start":
         return _aborted(evidence, hosts)
-    # A rank that failed before anybody missed a host is the cause, whatever became of that host afterwards.
+    # A rank that failed before a host was missed is the cause, whatever became of that host afterwards.
     if reason is None or reason.reason == "lost" or not is_a_ranks:
         lost = lost_hosts(evidence, hosts)
         if lost is not None:
@@ -156,7 +156,7 @@ def _aborted(evidence: Evidence, hosts: Hosts) -> Judgement | None:
         case "start":
             what = f"{label} could not start its ranks" + (f": {message}" if message else "")
             if evidence.error and label == evidence.host:
-                # What the checks found may be about any host, and says about which.
+                # What the checks found may be about any host, and names it.
                 what = evidence.error if evidence.is_checked else f"{label}: {evidence.error}"
             advice = evidence.error_hint or f"look at what {label} says"
             return Judgement(Cause("start_failed", what, _ranks(reason), "", advice), what)

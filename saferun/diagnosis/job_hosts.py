@@ -79,14 +79,14 @@ class Hosts:
         """``rank 5 (node2, local rank 1, pid 4711)``."""
         return f"rank {end.rank} ({self.label(end.rank)}, local rank {end.local_rank}, pid {end.pid})"
 
-    def names(self, ranks: Sequence[int], everybody: int = 0) -> str:
+    def names(self, ranks: Sequence[int], all_ranks: int = 0) -> str:
         """Ranks with their hosts: ``rank 5 (node2)``, ``all ranks of node2``, ``ranks 0-5 (node1, node2)``.
 
         Args:
             ranks: the ranks.
-            everybody: how many there are where that is known better than by the hosts.
+            all_ranks: how many there are where that is known better than by the hosts.
         """
-        count = everybody or sum(len(host.ranks) for host in self.all)
+        count = all_ranks or sum(len(host.ranks) for host in self.all)
         if len(ranks) > 1 and len(ranks) == count:
             return "all ranks" if self.are_several else f"all ranks of {self._evidence.host}"
         if not self.are_several:

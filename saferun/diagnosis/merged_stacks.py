@@ -89,7 +89,7 @@ _CHILD_STARTS = Calls(
 
 
 def best_dumps(dumps: Iterable[StackDump]) -> dict[int, StackDump]:
-    """The dump of each rank that tells most, by rank: one with native frames where there is one."""
+    """The best dump of each rank, by rank: one with native frames where there is one."""
     best: dict[int, StackDump] = {}
     for dump in dumps:
         if dump.is_rank and (dump.rank not in best or _merit(dump) > _merit(best[dump.rank])):
@@ -120,7 +120,7 @@ def _merit(dump: StackDump) -> tuple[bool, bool, bool, int]:
 def main_thread(dump: StackDump) -> ThreadStack | None:
     """The thread that runs the script; None where there is no stack at all.
 
-    Not every tool tells which it is: then it is the one with the process's number, the one called ``MainThread``, or
+    Not every tool marks it: then it is the one with the process's number, the one called ``MainThread``, or
     the one that no thread library started.
     """
     threads = [thread for thread in dump.threads if thread.frames]
@@ -175,7 +175,7 @@ def folded(frames: Sequence[Frame], user: UserCode) -> list[Frame]:
 
     Args:
         frames: the calls, innermost first.
-        user: tells whose code they are.
+        user: distinguishes the user's own code.
     """
     ordered = [frame for frame in reversed(frames) if frame.function or frame.file]
     last_python = max((index for index, frame in enumerate(ordered) if not is_native(frame)), default=-1)
@@ -227,7 +227,7 @@ def _native_tail(frames: Sequence[Frame]) -> list[Frame]:
     if not telling:
         # Better the interpreter's own name for it than none.
         telling = named[-1:] or [Frame("?", frame.file, 0, native=True) for frame in frames[-1:]]
-    # Within the C library, the innermost of its functions says all.
+    # Within the C library, the innermost of its functions is enough.
     telling = [
         frame
         for frame, inner in zip(telling, [*telling[1:], None], strict=False)
@@ -292,7 +292,7 @@ def _paths(
 
 
 def _without_uneven_ends(paths: Sequence[tuple[int, list[Frame]]]) -> Iterator[tuple[int, list[Frame]]]:
-    """Cut native calls where other ranks end at the same Python call because nobody looked at theirs.
+    """Cut native calls where other ranks end at the same Python call because theirs were not captured.
 
     Ranks that do the same would differ only by the tool that captured them.
     """

@@ -1,7 +1,8 @@
 """What is wrong between hosts that all live: who cannot reach whom. Pure.
 
-When the network fails, every rank says that another one did not come, and the first to give up closes its connections,
-so that the next blame it. What tells are connections that are silent or refused, and the addresses at their ends.
+When the network fails, every rank reports that another one did not come, and the first to give up closes its
+connections, so that the next blame it. The evidence is in connections that are silent or refused, and in their
+addresses.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _FEWEST = 2
 
 
 class Complaint(Value):
-    """A rank said, or its connections show, that it cannot reach an address.
+    """A rank cannot reach an address, by its output or its connections.
 
     ``kind``: ``silent``, ``refused`` or ``closed``. ``at``: seconds since the epoch.
     """
@@ -59,7 +60,7 @@ class Complaint(Value):
 
 
 def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
-    """What ranks that failed said of addresses, in the order of time.
+    """The addresses in the messages of failed ranks, in the order of time.
 
     Args:
         failures: when they failed, and of what.
@@ -71,7 +72,7 @@ def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
                 match = pattern.search(line)
                 if match is None:
                     continue
-                # Of several addresses the one next to the words is meant: its own stands before.
+                # Of several addresses the one next to the message is meant: its own stands before.
                 addresses = addresses_in(line[max(match.start() - 100, 0) : match.end() + 100])
                 if addresses:
                     found.append(Complaint(at, failure.end.rank, addresses[-1], kind, line.strip()))
@@ -80,7 +81,7 @@ def complaints_of(failures: Iterable[tuple[float, Failure]]) -> list[Complaint]:
 
 
 def refusals(complaints: Iterable[Complaint]) -> list[Complaint]:
-    """Those among them where somebody answered, with a no."""
+    """Those among them in which the connection was refused."""
     return [complaint for complaint in complaints if complaint.kind == _REFUSAL]
 
 
@@ -106,7 +107,7 @@ def _link_text(link: StuckLink) -> str:
 
 
 def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | None:
-    """Ranks tell the others an address that is theirs only on their own host, or nobody's."""
+    """Ranks announce an address that is theirs only on their own host."""
     for complaint in complaints:
         if complaint.kind == _CLOSING or not hosts.are_several or not hosts.is_shared(complaint.address):
             continue
@@ -122,7 +123,7 @@ def wrong_interface(complaints: Sequence[Complaint], hosts: Hosts) -> Cause | No
 
 
 class _Route(Value):
-    """From a host to another, and who says that it is broken."""
+    """From a host to another, and the complaint about it."""
 
     source: HostView
     target: HostView
@@ -132,12 +133,12 @@ class _Route(Value):
 def broken_between(
     complaints: Sequence[Complaint], hosts: Hosts, findings: CollectiveFindings, *, timed_out: bool
 ) -> Judgement | None:
-    """Where the network is broken; None where nothing tells that it is.
+    """Where the network is broken; None where there is no evidence of it.
 
     Args:
         complaints: what ranks could not reach, in the order of time.
         hosts: the hosts of the job.
-        findings: what the Flight Recorders tell.
+        findings: of the Flight Recorders.
         timed_out: whether ranks waited too long; else they only lost connections.
     """
     if not hosts.are_several:
@@ -193,7 +194,7 @@ def _broken_routes(routes: Sequence[_Route], kind: str, count: int) -> Judgement
 
 
 def _first_broken(routes: Sequence[_Route]) -> Judgement:
-    """Connections were closed, and nobody had failed before: the first to go tells where."""
+    """Connections were closed, and no rank had failed before: the first one closed shows where."""
     first = routes[0]
     names = f"{first.source.label} and {first.target.label}"
     message = f"a connection between {names} broke first, and no rank is seen to have failed before"
@@ -202,7 +203,7 @@ def _first_broken(routes: Sequence[_Route]) -> Judgement:
 
 
 def _stuck_collective(findings: CollectiveFindings, hosts: Hosts) -> Judgement | None:
-    """Everybody has come to a collective, and it does not end on anybody's host."""
+    """All ranks have come to a collective, and it does not end on any host."""
     for stuck in findings.stuck:
         theirs = hosts.of_ranks(stuck.waiting)
         if len(theirs) >= _FEWEST and not stuck.unknown and not findings.missing and not findings.mismatched:

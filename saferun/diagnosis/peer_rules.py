@@ -83,7 +83,7 @@ def in_store(view: RankView) -> Found | None:
         return _in_store(by)
     if library_call(view, _STORE_CALLS) is not None or native_call(view, *_STORE_NATIVE):
         return _in_store(by)
-    # Python's stack ends at the line that asks the store; the connection that the kernel names tells the rest.
+    # Python's stack ends at the line that asks the store; the kernel names the connection.
     if view.process is not None and view.store_port and f":{view.store_port} (" in view.process.waits_on:
         return _in_store(by)
     return None
@@ -183,7 +183,7 @@ _GPU_CALLS = Calls(
 
 
 def in_pending_collective(view: RankView) -> Found | None:
-    """The user's own line waits, nothing tells in what, and a collective of this rank is not over."""
+    """The user's own line waits, it is not known in what, and a collective of this rank is not over."""
     if not view.pending or view.is_behind or next(native_calls(view), ""):
         return None
     in_user_code = next(library_calls(view), None) is None

@@ -1,6 +1,6 @@
-"""What is seen of one rank, and the questions that are asked of it. Pure.
+"""What was captured of one rank, and questions about it. Pure.
 
-A call that blocks in C shows in a Python stack only as the line that makes it. So four things are looked at: the
+A call that blocks in C shows in a Python stack only as the line that makes it. So four things are combined: the
 library calls that the user's code has made, the native ones below them, the system call that the kernel names, and the
 collective that the Flight Recorder has as not over.
 """
@@ -19,8 +19,8 @@ class Found(Value):
 
     Attributes:
         kind: that of a :class:`~saferun.evidence.WaitGroup`.
-        detail: in words, to stand after the kind: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
-        doing: in words, to stand after "it": ``sleeps``, ``waits for a lock``.
+        detail: to stand after the kind: ``all_reduce``, ``a connection to 10.0.0.2:29500``.
+        doing: to stand after "it": ``sleeps``, ``waits for a lock``.
         of_peers: whether other ranks have to do something for it to go on.
         problem: what is wrong with a process that it waits for; ``its data-loader worker pid 12 waits for a lock``.
     """
@@ -41,23 +41,23 @@ class Found(Value):
 
 
 class RankView(Value):
-    """Everything that is seen of one rank, or of a process that descends from it.
+    """Everything that was captured of one rank, or of a process that descends from it.
 
     Attributes:
         frames: the calls of the thread that represents it, innermost first; empty where there are none.
-        active: whether that thread was running Python when it was looked at.
+        active: whether that thread was running Python when it was captured.
         owns_gil: whether that thread held the GIL.
         look: the process as /proc shows it, where it does.
-        is_main: whether ``frames`` are the main thread's, of which alone /proc tells the system call.
+        is_main: whether ``frames`` are the main thread's, the only ones whose system call /proc has.
         children: its descendants, as /proc shows them.
         workers: the dumps of its descendants, by pid.
         pending: the oldest collective that it has called and that is not over; empty where none is known.
         is_behind: whether others have called a collective that it has not.
-        ended: how it ended, in words; empty while it lives.
+        ended: how it ended, ``exit code 1``; empty while it lives.
         failure: why there are no stacks.
         hang: the verdict.
         rank: its number.
-        user: tells whose code a call is.
+        user: distinguishes the user's own code.
         store_port: of the job's store; 0: unknown.
         is_bare: whether there is a dump, and no Python code in it.
     """
@@ -121,12 +121,12 @@ def syscall(view: RankView) -> str:
 
 
 def wchan(view: RankView) -> str:
-    """The kernel function that the thread sleeps in; empty likewise."""
+    """The kernel function that the thread sleeps in; empty where it is not known."""
     return view.process.wchan if view.process is not None and view.is_main else ""
 
 
 def waits_on(view: RankView) -> str:
-    """What the system call waits for, in words; empty likewise."""
+    """What the system call waits for: ``the FIFO /tmp/x``; empty where it is not known."""
     return view.process.waits_on if view.process is not None and view.is_main else ""
 
 
@@ -136,7 +136,7 @@ def is_at_work(view: RankView) -> bool:
 
 
 def first_found(view: RankView, rules: Sequence[Rule]) -> Found | None:
-    """What the first rule that knows says."""
+    """The result of the first rule that matches."""
     for rule in rules:
         found = rule(view)
         if found is not None:

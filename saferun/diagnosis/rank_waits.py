@@ -14,7 +14,7 @@ from saferun.evidence import Capture, Frame, HangVerdict, ProcessSnapshot, Stack
 from saferun.model import Value
 
 _IN_THREAD = "in another thread"
-# Kinds that say little, and give way to what a thread is in that the main thread waits for.
+# Vague kinds, which give way to what a thread is in that the main thread waits for.
 _VAGUE = frozenset({"lock", "user_code"})
 # Kinds for which it matters that no other thread of the process can run meanwhile.
 _HELD_UP_BY_GIL = frozenset({"sleep", "lock", "file_io", "network", "user_code"})
@@ -33,8 +33,8 @@ class Wait(Value):
         if self.found.problem and self.found.kind == "data_loading":
             return self.found.problem
         at = f" at {self.location}" if self.location else ""
-        trouble = f"; {self.found.problem}" if self.found.problem else ""
-        return f"{self.found.doing}{at}{trouble}"
+        problem = f"; {self.found.problem}" if self.found.problem else ""
+        return f"{self.found.doing}{at}{problem}"
 
 
 def wait_groups(
@@ -51,7 +51,7 @@ def wait_groups(
     Args:
         capture: what was seen.
         ranks: all ranks of this host.
-        dead: how those that have ended did, in words: ``exit code 0``.
+        dead: how those that have ended did: ``exit code 0``.
         hang: the verdict, where there is one.
         script: the path of the script, or its module; empty where unknown.
         cwd: the ranks' working directory.
@@ -83,11 +83,11 @@ def rank_waits(
 
     Args:
         capture: what was seen.
-        findings: what the Flight Recorders tell.
+        findings: of the Flight Recorders.
         ranks: all ranks of this host.
-        dead: how those that have ended did, in words.
+        dead: how those that have ended did.
         hang: the verdict, where there is one.
-        user: tells whose code a call is.
+        user: distinguishes the user's own code.
         store_port: of the job's store; 0: unknown.
     """
     processes, children = _processes(capture.processes)
@@ -129,7 +129,7 @@ def rank_waits(
 def _processes(
     processes: Iterable[ProcessSnapshot],
 ) -> tuple[dict[int, ProcessSnapshot], dict[int, list[ProcessSnapshot]]]:
-    """The ranks' own looks and those of what descends from them, by rank. A later look at a process says more."""
+    """The snapshots of ranks and of their descendants, by rank; the latest of each process."""
     newest = {(process.rank, process.pid): process for process in processes}
     own = {process.rank: process for process in newest.values() if process.is_rank}
     children: dict[int, list[ProcessSnapshot]] = {}

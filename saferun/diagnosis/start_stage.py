@@ -1,8 +1,8 @@
 """How far the start of a failed attempt had come: whether every rank got through ``init_process_group``. Pure.
 
-What tells, the surest first:
+The evidence, the surest first:
 
-* A rank that failed in it, as its traceback says, or that was still in it when it was looked at.
+* A rank that failed in it, by its traceback, or that was still in it when it was captured.
 * Ranks that have a process group: the hook has opened the worker server in them (which it does when the first one is
   registered, the last but one thing that ``init_process_group`` does), the Flight Recorder has a group, or torch has
   put ``[rank3]:`` before what they printed, as it does from then on.
@@ -29,7 +29,7 @@ _LAST_LINES = 40
 
 
 class StoreStage(Value):
-    """What the ranks' store says.
+    """The stage by the ranks' store.
 
     Attributes:
         stage: ``before``, ``inside``, ``through``; empty: it cannot be asked.
@@ -53,15 +53,15 @@ def read_store_stage(message: object) -> StoreStage:
 
 
 def start_stage(evidence: Evidence, *, marked: Collection[int] = (), store: StoreStage | None = None) -> str:
-    """How far the start had come: ``before``, ``inside``, ``through``; empty where nothing tells.
+    """How far the start had come: ``before``, ``inside``, ``through``; empty where it is not known.
 
     A host of several judges its own ranks, without the store. The one that leads asks again for all hosts' evidence
-    laid together, whose ``start`` says what the hosts found, with the store's answer.
+    merged, whose ``start`` is what the hosts found, with the store's answer.
 
     Args:
         evidence: of the attempt, its capture included.
         marked: ranks in which the hook has seen a process group.
-        store: what the ranks' store said before it was dropped.
+        store: the answer of the ranks' store before it was dropped.
     """
     ranks = {*evidence.ranks} or {end.rank for end in evidence.ends}
     if (
@@ -82,7 +82,7 @@ def start_stage(evidence: Evidence, *, marked: Collection[int] = (), store: Stor
 
 
 def stage_by_time(stage: str, *, elapsed_s: float, window_s: float, has_progressed: bool) -> str:
-    """The same where the ranks never came to ``init_process_group``, or nobody knows: by time.
+    """The same where the ranks never came to ``init_process_group``, or where it is not known: by time.
 
     A script that works without it, or by means of its own, has no start that could fail for ever: after the window, or
     once it has made progress, the start counts as over. A rank that is known to be inside may wait there for longer.
@@ -91,7 +91,7 @@ def stage_by_time(stage: str, *, elapsed_s: float, window_s: float, has_progress
         stage: what is known.
         elapsed_s: since the ranks were started.
         window_s: ``--start-window``.
-        has_progressed: whether a rank has made progress: it has called ``saferun.heartbeat``, say.
+        has_progressed: whether a rank has made progress, for example by ``saferun.heartbeat``.
     """
     if stage not in {"", BEFORE}:
         return stage
@@ -126,7 +126,7 @@ def _failed_inside(evidence: Evidence) -> bool:
 
 
 def _last_frames(output: RankOutput) -> Iterable[Frame]:
-    """The calls that a rank's last words name: of the exception that ended it, or of faulthandler."""
+    """The calls in a rank's last lines: of the exception that ended it, or of faulthandler."""
     error = find_python_error(output.last_lines)
     if error is not None:
         for block in error.blocks:
@@ -146,7 +146,7 @@ def _grouped(evidence: Evidence) -> set[int]:
 
 
 def _prefixed(evidence: Evidence) -> set[int]:
-    """Ranks before whose words torch has put their number."""
+    """Ranks whose output has torch's prefix with their number."""
     found = set()
     for rank, output in evidence.outputs_by_rank.items():
         for line in output.last_lines[-_LAST_LINES:]:

@@ -1,7 +1,7 @@
 """What Python and C++ print when a process dies, found in its last lines. Pure.
 
 A rank may print what it likes, tracebacks of errors that it has got over among it. So only the last one counts, and how
-far from the end it stands is kept for whoever is to believe it. Lines are cut before anything is matched against them,
+far from the end it stands is kept for those who judge it. Lines are cut before anything is matched against them,
 and no pattern looks back over what it has seen.
 """
 
@@ -52,8 +52,8 @@ _TOO_LATE = "<no Python frame>"
 class Block(Value):
     """One traceback, from its first line to the last of its message.
 
-    ``link``: how it follows from the one before: ``direct`` (raised from it), ``context`` (while it was handled),
-    ``nested`` (it is what the one before quotes), empty for the first. ``frames``: outermost first.
+    ``link``: how it follows from the previous one: ``direct`` (raised from it), ``context`` (while it was handled),
+    ``nested`` (it is quoted by the previous one), empty for the first. ``frames``: outermost first.
     """
 
     exception: str
@@ -77,7 +77,7 @@ class PythonError(Value):
         lines: the text, cleaned.
         lines_after: how many lines follow it, less torch's C++ stack. Where the end of its message is not known,
             all but the first line of that counts too.
-        is_uncaught: whether torch's hook for exceptions that nobody caught has printed it.
+        is_uncaught: whether torch's hook for uncaught exceptions has printed it.
         is_aside: whether it is of a thread or a destructor, which do not end a process.
     """
 
@@ -99,7 +99,7 @@ class PythonError(Value):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What the last exception says, what it quotes and what it was raised from, nearest first."""
+        """The messages of the last exception, of what it quotes and of what it was raised from, nearest first."""
         texts: list[str] = []
         blocks = list(self.blocks)
         while blocks:
@@ -113,12 +113,12 @@ class PythonError(Value):
 
     @property
     def context(self) -> tuple[str, ...]:
-        """What the exceptions say during whose handling the last one was raised."""
+        """The messages of exceptions during whose handling the last one was raised."""
         nearer = set(self.messages)
         return tuple(line for block in reversed(self.blocks) for line in block.message if line not in nearer)
 
     def location(self, user: UserCode) -> str:
-        """The last frame in the user's code, in words; empty where there is none."""
+        """The last frame in the user's code: ``train.py:52 in step``; empty where there is none."""
         for block in (self.innermost, self.last, *reversed(self.blocks)):
             frame = next((frame for frame in reversed(block.frames) if user.owns(frame)), None)
             if frame is not None:
@@ -148,7 +148,7 @@ class FatalReport(Value):
 
 
 class CppError(Value):
-    """A C++ exception that nobody caught: ``terminate called after throwing an instance of 'X'``.
+    """An uncaught C++ exception: ``terminate called after throwing an instance of 'X'``.
 
     ``message`` is empty where there is none. ``type_name`` is empty for ``terminate called without an active
     exception``.
@@ -185,7 +185,7 @@ def _has_rank(line: str) -> bool:
 
 
 def find_python_error(lines: Sequence[str]) -> PythonError | None:
-    """The last traceback that tells of the process itself; one of a thread only where there is no other.
+    """The last traceback of the process itself; one of a thread only where there is no other.
 
     Args:
         lines: the last lines of stderr as they were written, oldest first.
@@ -234,7 +234,7 @@ def _chains(lines: Sequence[str], clean: Sequence[str]) -> list[list[Block]]:
 
 
 def _link(clean: Sequence[str], start: int) -> str:
-    """How a traceback follows from the one before it. Blank lines may have been left out."""
+    """How a traceback follows from the previous one. Blank lines may have been left out."""
     if clean[start].lstrip().startswith("Original "):
         return "nested"
     for index in range(start - 1, max(start - 3, -1), -1):
@@ -398,7 +398,7 @@ def merge_tracebacks(texts: Iterable[tuple[int, Sequence[str]]], most: int = 3) 
     """What ranks printed, each text once with the ranks that printed it, the first ``most`` of them.
 
     Args:
-        texts: ranks and their lines; the most telling first.
+        texts: ranks and their lines; the most important first.
         most: how many tracebacks are kept.
     """
     merged: dict[tuple[str, ...], tuple[list[int], Sequence[str]]] = {}

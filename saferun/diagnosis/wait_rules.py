@@ -109,14 +109,14 @@ def _data_loading(view: RankView) -> Found | None:
     frame = library_call(view, _LOADER_WAIT)
     if frame is None or any(_IN_PROCESS in call.function for call in library_calls(view)):
         return None
-    short, trouble = worker_problem(view)
-    return Found("data_loading", short or "its workers", "waits for its data loader", problem=trouble)
+    short, problem = worker_problem(view)
+    return Found("data_loading", short or "its workers", "waits for its data loader", problem=problem)
 
 
 def worker_problem(view: RankView) -> tuple[str, str]:
     """What the data-loader workers of a rank are stuck in: in short, and with the numbers of the processes.
 
-    Both are empty where none is seen to be stuck.
+    Both are empty where none is stuck.
     """
     processes = {process.pid: process for process in view.children if process.name == WORKER_NAME}
     dumps = {dump.pid: dump for dump in view.workers if dump.name == WORKER_NAME}
@@ -415,4 +415,4 @@ RULES: tuple[Rule, ...] = (
     _loading_in_process,
     _user_code,
 )
-"""What is sure comes before what is likely, and what says most before what says less."""
+"""What is sure comes before what is likely, and the specific before the general."""

@@ -7,7 +7,7 @@ ranks. With ``SAFERUN_HOOK=<prefix>`` in the environment, the process of number 
 * serves torch's Flight Recorder on the Unix socket ``<prefix>.P.sock`` from its first process group on.
 
 Then the module takes itself away, from ``sys.path`` and the environment too, and lets the ``sitecustomize`` follow that
-Python would have found without it. Whatever goes wrong here is nobody's business and stays without a word.
+Python would have found without it. Whatever goes wrong here stays silent: it may not disturb the program.
 
 Only what has been imported before (``os``, ``sys``) and one builtin module may be used: a script that asks what is in
 ``sys.modules`` gets the same answer as without. That is also why no ``from __future__`` stands here.
@@ -17,7 +17,7 @@ import os
 import sys
 
 _STACKS_SIGNAL = 63
-"""SIGRTMAX-1. Nobody uses the high end: C libraries keep the low real-time signals, programs count from SIGRTMIN."""
+"""SIGRTMAX-1. The high end is unused: C libraries keep the low real-time signals, programs count from SIGRTMIN."""
 _HIGH_DESCRIPTOR = 200
 """What is open here is numbered from this on, so that the script's own files have the numbers that they always had."""
 _LONGEST_SOCKET_PATH = 107
@@ -87,7 +87,7 @@ def _offer_stacks(prefix: str) -> None:
             identity = os.fstat(descriptor)
             if not os.getpid() % 16:
                 _sweep(prefix)
-        except Exception:  # noqa: S110 - without a word
+        except Exception:  # noqa: S110 - silent
             pass
 
     os.register_at_fork(after_in_child=follow_fork)
@@ -171,11 +171,11 @@ class _TorchWatcher:
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if self._is_waiting and name.startswith("torch.distributed."):
             try:
-                self._look()
-            except Exception:  # noqa: S110 - without a word
+                self._check()
+            except Exception:  # noqa: S110 - silent
                 pass
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         module = sys.modules.get("torch.distributed.distributed_c10d")
         if not hasattr(module, "init_process_group"):
             return  # not there yet, or only half; the modules that follow it are asked for too
@@ -192,7 +192,7 @@ class _TorchWatcher:
             setattr(module, "_register_process_group", register)  # noqa: B010 - mypy knows no such module
             try:
                 _serve(prefix)
-            except Exception:  # noqa: S110 - without a word
+            except Exception:  # noqa: S110 - silent
                 pass
             return register(*arguments, **named)
 
@@ -229,7 +229,7 @@ def _leave() -> None:
 if __name__ == "sitecustomize":
     try:
         _act()
-    except Exception:  # noqa: S110 - without a word
+    except Exception:  # noqa: S110 - silent
         pass
     _leave()
     # The next one on the path takes our place. Where there is none, the ImportError is what Python expects then.

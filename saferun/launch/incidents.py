@@ -163,7 +163,7 @@ class IncidentLog:
         decisions, preflight = self._decisions, self._preflight
         report = build_report(run, self._incidents, decisions=decisions, preflight=preflight)
         self._run_dir.write_json("report.json", report)
-        text = build_report_text(run, self._incidents, decisions=decisions, preflight=preflight, cards=self._cards)
+        text = build_report_text(run, self._incidents, decisions=decisions, preflight=preflight, infos=self._cards)
         self._run_dir.write_text("report.txt", text)
 
     def _write_preflight(self) -> None:

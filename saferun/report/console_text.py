@@ -1,4 +1,4 @@
-"""A failure or a hang in words, for the console: the cause first, then where everybody is, then what to do. Pure.
+"""A failure or a hang on the console: the cause first, then where all ranks are, then what to do. Pure.
 
 Fewer than 40 lines, however many ranks there are.
 """
@@ -47,15 +47,15 @@ def failure_text(
         attempt: 0 for the first.
         max_restarts: how often the ranks may be started again.
         restarting: whether they are.
-        decided: what follows and why, to be said instead of that.
+        decided: what follows and why, instead of that line.
     """
     head = [f"saferun: {shown(diagnosis.headline)}"]
     if diagnosis.hint:
         head.append(f"hint: {shown(diagnosis.hint)}")
     crash = _crash_lines(diagnosis.core)
     rest = " in report.txt" if files else ""
-    said = _output_lines_of(diagnosis, rest, beside_a_core=bool(crash))
-    body = [*said, *_cause_lines(diagnosis, [*head, *said, *crash]), *crash]
+    quoted_output = _output_lines_of(diagnosis, rest, beside_a_core=bool(crash))
+    body = [*quoted_output, *_cause_lines(diagnosis, [*head, *quoted_output, *crash]), *crash]
     # Dead ranks have lines of their own.
     living = [group for group in diagnosis.groups if group.kind != "dead"]
     where = _groups(living, diagnosis, _GROUPS_IN_A_FAILURE, rest)
@@ -96,8 +96,8 @@ def hang_text(
         host: whose ranks these are, where there is one host.
         files: the run directory, if there is one.
         on_hang: what is done about it: ``report``, ``stop`` or ``restart``.
-        count: how often this hang has been looked at, 1 for the first time.
-        next_s: seconds until it is looked at again; None: it is not.
+        count: how often this hang has been captured, 1 for the first time.
+        next_s: seconds until the next capture; None: there is none.
     """
     rest = " in report.txt" if files else ""
     head = [f"saferun: {shown(diagnosis.headline)}", f"  {_verdict_text(verdict, count, diagnosis.hosts)}"]
@@ -133,8 +133,8 @@ def peer_text(
         files: its run directory, if there is one.
         restarting: whether all ranks are started again.
         attempt: 0 for the first; None: not shown.
-        max_restarts: how often the ranks may be started again; None likewise.
-        decided: what follows and why, to be said instead of that.
+        max_restarts: how often the ranks may be started again; None: not shown.
+        decided: what follows and why, instead of that line.
     """
     advice = diagnosis.hint or (diagnosis.cause.advice if diagnosis.cause is not None else "")
     lines = [f"saferun: {diagnosis.headline}"]
@@ -165,7 +165,7 @@ def recovery_text(lasted_s: float) -> str:
 
 
 def core_text(core: CoreDump) -> str:
-    """What became of a core, in one line; empty where there is nothing to be said."""
+    """What became of a core, in one line; empty where there is none."""
     size = f" ({size_text(core.size_bytes)})" if core.size_bytes > 0 else ""
     failure = f": {shown(core.failure)}" if core.failure else ""
     if core.path and core.kept:
@@ -179,7 +179,7 @@ def core_text(core: CoreDump) -> str:
 
 
 def _output_lines_of(diagnosis: Diagnosis, rest: str, *, beside_a_core: bool) -> list[str]:
-    """What the first rank said: its traceback, its last lines, or what it recorded."""
+    """The output of the first failed rank: its traceback, its last lines, or its error file."""
     output = diagnosis.output
     path = shown(output.stderr_path) if output is not None else ""
     traceback = _traceback_of(diagnosis)
@@ -227,11 +227,11 @@ def _cause_lines(diagnosis: Diagnosis, shown_lines: Iterable[str]) -> list[str]:
     if cause is None:
         return []
     text = "\n".join(shown_lines)
-    words = shown(cause.message) if cause.message and shown(cause.message) not in text else ""
+    message = shown(cause.message) if cause.message and shown(cause.message) not in text else ""
     place = shown(cause.location) if cause.location and shown(cause.location) not in text else ""
     lines = []
-    if words:
-        lines.append(f"  cause: {words} at {place}" if place else f"  cause: {words}")
+    if message:
+        lines.append(f"  cause: {message} at {place}" if place else f"  cause: {message}")
     elif place:
         lines.append(f"  at {place}")
     if cause.proof and shown(cause.proof.strip()) not in text:
@@ -309,7 +309,9 @@ def _failures(ends: Iterable[RankEnd], hosts: Sequence[HostView]) -> str:
     by_status: dict[str, list[int]] = {}
     for end in ends:
         by_status.setdefault(end.status.description, []).append(end.rank)
-    return shown("; ".join(f"{ranks_text(ranks)}{_on(hosts, ranks)} ({words})" for words, ranks in by_status.items()))
+    return shown(
+        "; ".join(f"{ranks_text(ranks)}{_on(hosts, ranks)} ({message})" for message, ranks in by_status.items())
+    )
 
 
 def _on(hosts: Sequence[HostView], ranks: Iterable[int]) -> str:
@@ -331,8 +333,8 @@ def _advice_lines(diagnosis: Diagnosis) -> list[str]:
 
 
 def _core_lines(core: CoreDump | None) -> list[str]:
-    words = core_text(core) if core is not None else ""
-    return [f"  core: {words}"] if words else []
+    message = core_text(core) if core is not None else ""
+    return [f"  core: {message}"] if message else []
 
 
 # ---------------------------------------------------------------------------------------------------------------- hangs
@@ -343,22 +345,22 @@ def _verdict_text(verdict: HangVerdict, count: int, hosts: Sequence[HostView] = 
     lasted = duration_text(verdict.quiet_s)
     match verdict.kind:
         case "quiescent":
-            words = f"no rank has made progress for {lasted} (CPU, I/O, output)"
+            message = f"no rank has made progress for {lasted} (CPU, I/O, output)"
         case "stuck_collective":
-            words = f"no collective has made progress for {lasted}, and all ranks are otherwise idle"
+            message = f"no collective has made progress for {lasted}, and all ranks are otherwise idle"
         case "spinning":
-            words = f"{ranks} in a busy loop for {lasted}, and no other rank made progress"
+            message = f"{ranks} in a busy loop for {lasted}, and no other rank made progress"
         case "stopped":
-            words = f"{ranks} in state T (stopped by a signal) for {lasted}"
+            message = f"{ranks} in state T (stopped by a signal) for {lasted}"
         case "uninterruptible":
-            words = f"{ranks} in state D (uninterruptible sleep) for {lasted}"
+            message = f"{ranks} in state D (uninterruptible sleep) for {lasted}"
         case "heartbeat":
-            words = f"no heartbeat from {ranks} for {lasted}"
+            message = f"no heartbeat from {ranks} for {lasted}"
         case kind:
-            words = f"{shown(kind, 40)} for {lasted}"
+            message = f"{shown(kind, 40)} for {lasted}"
     if not verdict.certain:
-        words = f"suspected: {words}"
-    return f"{words}; reported {count} times" if count > 1 else words
+        message = f"suspected: {message}"
+    return f"{message}; reported {count} times" if count > 1 else message
 
 
 def _next_step(verdict: HangVerdict, on_hang: str, next_s: float | None) -> str:

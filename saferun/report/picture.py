@@ -1,6 +1,6 @@
 """Ranks drawn as a picture: who waits in what, and the merged stacks as a tree. Pure.
 
-Made to be read at a glance by somebody who has just been woken up: the odd one out comes first and has a ``>`` before
+Made to be read at a glance: the odd one out comes first and has a ``>`` before
 it, a thousand ranks that do the same are one line, and nothing is wider than a terminal.
 """
 
@@ -21,7 +21,7 @@ _LONGEST_PLACE = 48
 _LONGEST_NAME = 4096
 _LONGEST_WHAT = 52
 _LONGEST_LABEL = 26
-# Indentation beyond this leaves no room for words; the innermost levels are kept.
+# Indentation beyond this leaves no room for text; the innermost levels are kept.
 _WIDEST_INDENT = 36
 _USER_CODE = UserCode()
 _IN_THAT_CALL = "(in that call itself)"
@@ -32,11 +32,11 @@ _KIND_NAMES = {
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------------------- messages
 
 
 def cut_in_middle(text: str, width: int) -> str:
-    """A text with its middle left out where it is longer than ``width``: both ends of a name tell something."""
+    """A text with its middle left out where it is longer than ``width``: both ends of a name matter."""
     if len(text) <= width:
         return text
     if width <= 1:
@@ -53,19 +53,19 @@ def rank_ranges(ranks: Iterable[int], width: int = _LONGEST_LABEL) -> str:
     if count == 1:
         return f"rank {spans[0]}"
     tail = f" ({count})"
-    words = ",".join(spans)
-    if len("ranks ") + len(words) + len(tail) > width:
-        words = spans[0]
+    text = ",".join(spans)
+    if len("ranks ") + len(text) + len(tail) > width:
+        text = spans[0]
         for span in spans[1:]:
-            if len("ranks ") + len(words) + 1 + len(span) + len(",…") + len(tail) > width:
+            if len("ranks ") + len(text) + 1 + len(span) + len(",…") + len(tail) > width:
                 break
-            words = f"{words},{span}"
-        words += ",…"
-    return f"ranks {words}{tail}"
+            text = f"{text},{span}"
+        text += ",…"
+    return f"ranks {text}{tail}"
 
 
 def is_user_code(frame: Frame) -> bool:
-    """Whether a call is the user's own, as far as its file tells."""
+    """Whether a call is the user's own, by its file."""
     return _USER_CODE.owns(frame)
 
 
@@ -143,10 +143,10 @@ def group_lines(
     return lines
 
 
-def _odd(culprits: Iterable[int], everybody: Iterable[int]) -> frozenset[int]:
+def _odd(culprits: Iterable[int], all_ranks: Iterable[int]) -> frozenset[int]:
     # Where all of them are to blame, none of them is the odd one.
     blamed = frozenset(culprits)
-    return frozenset() if blamed.issuperset(everybody) else blamed
+    return frozenset() if blamed.issuperset(all_ranks) else blamed
 
 
 def _order(ranks: tuple[int, ...], culprits: frozenset[int]) -> tuple[bool, int, tuple[int, ...]]:
@@ -218,7 +218,7 @@ def tree_lines(
 ) -> list[str]:
     """The merged stacks as a tree, outermost calls first.
 
-    What the ranks have in common is one line; of each branch the calls that tell most are shown, as many as there is
+    What the ranks have in common is one line; of each branch the most important calls are shown, as many as there is
     room for.
 
     Args:
@@ -352,7 +352,7 @@ def _branch_texts(branch: Branch, calls: int, width: int, *, whole: bool) -> lis
 
 
 def _from_telling(frames: Sequence[Frame]) -> list[int]:
-    """The calls of a stack's end, from what tells most: the user's last, Python's last, the innermost, the first."""
+    """The calls of a stack's end, the most important first: the user's last, Python's last, innermost, first."""
     users = max((index for index, frame in enumerate(frames) if is_user_code(frame)), default=0)
     pythons = max((index for index, frame in enumerate(frames) if not is_native(frame)), default=0)
     last = len(frames) - 1

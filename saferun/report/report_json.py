@@ -160,7 +160,7 @@ def build_report(
 
 
 def first_and_last(incidents: Sequence[_T]) -> list[_T]:
-    """The incidents, or decisions, that a report tells of: the first ten and the last forty."""
+    """The incidents, or decisions, that a report has: the first ten and the last forty."""
     if len(incidents) <= _FIRST_INCIDENTS + _LAST_INCIDENTS:
         return [*incidents]
     return [*incidents[:_FIRST_INCIDENTS], *incidents[-_LAST_INCIDENTS:]]
@@ -193,7 +193,7 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
         "abandoned_local_ranks": page.ranks("abandoned_local_ranks", diagnosis.abandoned),
         "abandoned_ranks": page.ranks("abandoned_ranks", diagnosis.abandoned_ranks),
         "abort_reason": _abort_reason(page, evidence.abort_reason) if evidence.abort_reason is not None else None,
-        # Where there is not room for all, those that are silent tell most.
+        # Where there is not room for all, the silent ones come first.
         "hosts": page.objects("hosts", sorted(evidence.hosts, key=_is_heard), lambda host: _host(page, host)),
         "wait_groups": page.objects(
             "wait_groups",
@@ -249,9 +249,9 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
 
 
 def outcome_of(incident: Incident) -> str:
-    """What followed, in one of the words that the schema knows."""
-    word = incident.outcome.partition(" ")[0]
-    return word if word in _INCIDENT_OUTCOMES else "continued"
+    """The outcome, as one of the schema's values."""
+    outcome = incident.outcome.partition(" ")[0]
+    return outcome if outcome in _INCIDENT_OUTCOMES else "continued"
 
 
 def cores_of(incident: Incident) -> list[CoreDump]:

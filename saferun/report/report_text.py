@@ -1,4 +1,4 @@
-"""report.txt: what the console said and everything that found no room there, for people. Pure."""
+"""report.txt: the console's lines and everything that found no room there, for people. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_report_text(
     *,
     decisions: Sequence[DecisionRow] = (),
     preflight: Preflight | None = None,
-    cards: Mapping[int, HostInfo] | None = None,
+    infos: Mapping[int, HostInfo] | None = None,
 ) -> str:
     """The content of report.txt, at most ``LIMIT_BYTES`` large in UTF-8; each incident has the same share of it.
 
@@ -63,15 +63,15 @@ def build_report_text(
         incidents: what went wrong, in the order of time.
         decisions: what followed each failed attempt, likewise.
         preflight: what the newest checks before a start found; None: there were none.
-        cards: what the hosts reported of themselves, by their numbers.
+        infos: what the hosts reported of themselves, by their numbers.
     """
     kept = first_and_last(incidents)
-    # What is over when an incident is cut must hold the words that say so.
+    # What is over when an incident is cut must hold the line that reports it.
     share = (LIMIT_BYTES - (LIMIT_BYTES >> 2)) // (len(kept) or 1)
     lines = _within(_run_lines(run, len(incidents), len(kept)), LIMIT_BYTES >> 4)
     lines += _within(_section("decisions", _decision_lines(decisions)), LIMIT_BYTES >> 4)
     if preflight is not None:
-        table = table_lines(preflight, cards or {}, width=WIDTH - 2)
+        table = table_lines(preflight, infos or {}, width=WIDTH - 2)
         lines += _within(
             _section("checks before the start", (f"  {line}".rstrip() for line in table)), LIMIT_BYTES >> 4
         )

@@ -21,7 +21,7 @@ def run_description(
         "rendezvous_id": config.rendezvous.run_id,
         "nproc_per_node": config.nproc_per_node,
         "settings": {
-            # A default is in the table of options, for everybody to read.
+            # A default is in the table of options.
             name: {
                 "value": setting.value if setting.origin == "default" else _shown(name, setting.value),
                 "origin": setting.origin,

@@ -116,7 +116,7 @@ def test_an_orphan_does_not_stand_in_for_its_rank() -> None:
     """A data-loader worker of an earlier attempt has the variables of a rank, and nobody for a parent."""
     scene = find_scene(RUN_ID, {**JOB, 105: member(105, 1, 0), 106: member(106, 1, 1)})
     assert [target.pid for target in scene.targets] == [110, 111]
-    assert scene.leftovers == (105, 106)
+    assert scene.orphans == (105, 106)
 
 
 def test_what_is_left_of_a_run_is_found_without_its_supervisor() -> None:

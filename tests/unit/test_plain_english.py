@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -119,6 +121,58 @@ def test_no_exception_is_left_that_nothing_needs() -> None:
 
 def _standard(word: str) -> str:
     return next(term for pattern, term in STANDARD.items() if re.fullmatch(pattern, word, re.IGNORECASE))
+
+
+# --------------------------------------------------------------------------------------------------- comments and names
+
+ROOMS = ("diagnosis", "report", "ctl", "inject", "evidence.py", "model.py", "config.py", "errors.py")
+"""Whose comments, docstrings and names are read, too."""
+_IN_NAMES = re.compile(
+    r"(?:^|_)(?:anew|anybody|bereft|everybody|knock|look|looks|looked|nobody|said|say|says|sight|somebody|standing|tell"
+    r"|told|trouble|troubles|whoever|words)(?:_|$)"
+)
+_NAMES_OF_OTHERS = {"decision_words", "tell"}
+"""Names from other rooms that these use."""
+
+
+def _sources() -> Iterator[Path]:
+    for room in ROOMS:
+        path = _ROOT / "saferun" / room
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else (path,)
+
+
+def comments(module: Path) -> Iterator[tuple[int, str]]:
+    """The comments and docstrings of a module, with their lines; without what they quote."""
+    text = module.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, re.sub(r"``[^`]*``", "", node.value.value)
+
+
+def test_comments_are_in_the_words_of_the_field() -> None:
+    """Who reads the code is a reader as well."""
+    found = [
+        f"{_name(module)}:{line}: {words_of_our_own(text)}"
+        for module in _sources()
+        for line, text in comments(module)
+        if words_of_our_own(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_names_are_in_the_words_of_the_field() -> None:
+    """A name is read more often than any comment."""
+    found = {
+        f"{_name(module)}: {token.string}"
+        for module in _sources()
+        for token in tokenize.generate_tokens(io.StringIO(module.read_text(encoding="utf-8")).readline)
+        if token.type == tokenize.NAME and token.string not in _NAMES_OF_OTHERS
+        if _IN_NAMES.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", token.string).lower())
+    }
+    assert not found, "\n".join(sorted(found))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """What a rank failed of: rules, the special ones first. Pure.
 
 A rule is a function of one failure, which gives the cause that it knows or None. To add one, write it in the file of
-its family, put it into ``RULES`` where nothing more special comes after it, and record the words that real programs
-say in ``tests/unit/diagnosis/recorded_failures/``.
+its family, put it into ``RULES`` where nothing more special comes after it, and record the messages of real
+programs in ``tests/unit/diagnosis/recorded_failures/``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RULES: tuple[Rule, ...] = (
     fatal_signals.sent_by_another_process,
     exhaustion.host_oom_kill,
     fatal_signals.scheduler_timeout,
-    # In the words of an exception, Python's or C++'s.
+    # By the message of an exception, Python's or C++'s.
     gpu.hardware_error,
     gpu.illegal_memory_access,
     gpu.side_assert,
@@ -86,6 +86,6 @@ def cause_of(failure: Failure) -> Cause:
     return cause(failure, "unknown", message, "look at the rank's output in its files")
 
 
-def standing(found: Cause) -> Role:
+def role_of(found: Cause) -> Role:
     """Whether a cause can be that of the whole job."""
     return _ROLES.get(found.class_name, Role.CULPRIT)

@@ -113,7 +113,7 @@ def host_oom_kill(failure: Failure) -> Cause | None:
     scheduler = first_line(_SCHEDULER_OOM, reversed(failure.last_lines))
     oom = failure.oom
     is_reported = oom is not None and oom.kills > 0
-    # Where the log names others, a count for the whole host says nothing about this one. A cgroup's does: its processes
+    # Where the log names others, a count for the whole host does not count for this one. A cgroup's does: its processes
     # are ours, and in a container their numbers differ from those in the log.
     if oom is not None and is_reported and oom.scope != "cgroup" and oom.pids and pid not in oom.pids:
         is_reported = False
@@ -142,8 +142,8 @@ def _killed_worker(failure: Failure) -> int | None:
 
 def data_loader_worker(failure: Failure) -> Cause | None:
     """A worker of the rank's data loader died."""
-    said = (*failure.messages, *failure.context)
-    found = first_line(_KILLED_WORKER, said)
+    messages = (*failure.messages, *failure.context)
+    found = first_line(_KILLED_WORKER, messages)
     if found is not None:
         line, match = found
         # Workers report bus errors so, whatever they come from; of all places /dev/shm is where they come from.
@@ -152,11 +152,11 @@ def data_loader_worker(failure: Failure) -> Cause | None:
             return cause(failure, "shared_memory_exhausted", message, _SHM_ADVICE, proof=line)
         message = f"its data-loader worker {match[1]} died ({match[2]})"
         return cause(failure, "data_loader_worker_killed", message, _worker_advice(match[2]), proof=line)
-    found = first_line(_LOST_WORKER, said)
+    found = first_line(_LOST_WORKER, messages)
     if found is None:
         return _lost_while_it_sent(failure)
     line, match = found
-    fuller = first_line(re.compile(r"exited unexpectedly with exit code (\d{1,3})"), said)
+    fuller = first_line(re.compile(r"exited unexpectedly with exit code (\d{1,3})"), messages)
     message = f"its data-loader worker {match[1].strip()} ended unexpectedly"
     if fuller is not None:
         line = fuller[0]
@@ -194,7 +194,7 @@ def exhausted(failure: Failure) -> Cause | None:
 
 
 def shared_memory(failure: Failure) -> Cause | None:
-    """A rank that died of a bus error, and said that it is about shared memory."""
+    """A rank that died of a bus error, and whose output names shared memory."""
     if failure.signum != signal.SIGBUS:
         return None
     found = first_line(

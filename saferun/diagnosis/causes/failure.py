@@ -1,4 +1,4 @@
-"""One failed rank as the rules see it: its end, what it said, its core, and what the kernel says. Pure."""
+"""One failed rank as the rules see it: its end, its output, its core, and the kernel log. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LAST_LINES = 40
 """What stands before them is not believed to have to do with the end."""
 # What may come after the traceback that ends a program: what is printed at exit.
 _LINES_AT_EXIT = 60
-# What a script says before it exits.
+# What a script prints before it exits.
 _LINES_BEFORE_EXIT = 10
-# What a program says when it has caught an exception and ends because of it.
+# What a program prints when it has caught an exception and ends because of it.
 _LINES_AFTER_CAUGHT = 3
 _SHELL_SIGNAL = 128
 _SHELL_SIGNALS = CRASH_SIGNALS | {signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM}
@@ -45,7 +45,7 @@ _CRASH_MACHINERY = re.compile(
     r"|<signal handler called>|faulthandler_|std::(?:terminate|rethrow_exception)|__cxxabiv1::|__gnu_cxx::__verbose_"
     r"|__cxa_|_Unwind_|__libc_fatal|malloc_printerr|_int_free|_int_malloc|os_abort|os_kill|signal_raise_signal"
 )
-# The C library has these once for each kind of processor. Who calls them with a bad address tells more.
+# The C library has these once for each kind of processor. The caller with the bad address is the better name.
 _MEMORY_CALL = re.compile(
     r"_{0,3}((?:mem|str|wcs|wmem)[a-z]{2,12})_(?:evex|avx|sse|erms|unaligned|ssse|generic)\w{0,40}$"
 )
@@ -70,7 +70,7 @@ class Failure(Value):
         kernel_lines: lines of the kernel log since the start.
         others: pids of the ranks of its host, with their numbers.
         supervisor_pids: saferun's own.
-        user: tells whose code a call is.
+        user: distinguishes the user's own code.
     """
 
     end: RankEnd
@@ -89,25 +89,25 @@ class Failure(Value):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """What the exception says that ended it, Python's or C++'s; nearest first."""
+        """The messages of the exception that ended it, Python's or C++'s; nearest first."""
         messages = self.error.messages if self.error is not None else ()
         return (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
 
     @property
     def context(self) -> tuple[str, ...]:
-        """What the exceptions say during whose handling that one was raised."""
+        """The messages of exceptions during whose handling that one was raised."""
         return self.error.context if self.error is not None else ()
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines of stderr: all that can have to do with the end where no exception tells of it."""
+        """The last lines of stderr: all that is relevant where no exception explains the end."""
         return self.lines[-LAST_LINES:]
 
     @property
     def closing_lines(self) -> tuple[str, ...]:
-        """What it said at its very end, last line first, where no exception tells why it ended.
+        """Its very last lines, last line first, where no exception explains the end.
 
-        A library that gives up says why and aborts; a script says why and exits. Of other ends nobody could speak.
+        A library that gives up prints why and aborts; a script prints why and exits. Other ends leave no message.
         """
         if not self.died_silently or self.signum not in {0, signal.SIGABRT}:
             return ()
@@ -115,12 +115,12 @@ class Failure(Value):
 
     @property
     def died_silently(self) -> bool:
-        """Whether no exception tells why it ended."""
+        """Whether no exception explains the end."""
         return not self.messages
 
     @property
     def location(self) -> str:
-        """The last call in the user's code, in words; empty where unknown."""
+        """The last call in the user's code: ``train.py:52 in step``; empty where unknown."""
         return self.location_and_manner[0]
 
     @property
@@ -235,13 +235,13 @@ def _signal_of_shell(code: int | None) -> int:
 
 
 def _is_believed(error: PythonError, end: RankEnd, signum: int, fatal: FatalReport | None) -> bool:
-    """Whether a traceback is what ended the process, or at least what it last said before."""
+    """Whether a traceback is what ended the process, or at least its last message before."""
     if not error.innermost.exception:
         return False
     if end.status.code == 1:
         return error.lines_after <= _LINES_AT_EXIT
     if signum == signal.SIGINT:
-        # Python ends itself by SIGINT where nobody caught KeyboardInterrupt.
+        # Python ends itself by SIGINT where KeyboardInterrupt is not caught.
         return error.last.exception == "KeyboardInterrupt"
     if error.is_uncaught:
         return signum == 0 or signum in CRASH_SIGNALS

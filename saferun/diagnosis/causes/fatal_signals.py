@@ -155,7 +155,7 @@ _GOT_SIGNAL = re.compile(r"SignalException: Process \d{1,10} got signal: (\d{1,3
 
 
 def scheduler_timeout(failure: Failure) -> Cause | None:
-    """The scheduler's time was over, and it said so."""
+    """The scheduler's time limit was reached, and its message is in the output."""
     if not failure.signum and not failure.died_silently:
         return None
     lines = [*reversed(failure.last_lines), *reversed(failure.stdout_lines[-_FEW_LINES:])]
@@ -170,7 +170,7 @@ def scheduler_timeout(failure: Failure) -> Cause | None:
 
 
 def time_limit(lines: Iterable[str]) -> Cause | None:
-    """The scheduler's time was over, as some line says."""
+    """The line in which the scheduler reports its time limit."""
     found = first_line(_TIME_LIMIT, lines)
     if found is None:
         return None
@@ -179,7 +179,7 @@ def time_limit(lines: Iterable[str]) -> Cause | None:
 
 
 def killed_from_outside(failure: Failure) -> Cause | None:
-    """A signal that others send, and nobody says why."""
+    """A signal from outside, of unknown reason."""
     got = first_line(_GOT_SIGNAL, failure.messages)
     if got is not None:
         name = got[1][1]
@@ -202,7 +202,7 @@ def killed_from_outside(failure: Failure) -> Cause | None:
 
 
 def broken_pipe(failure: Failure) -> Cause | None:
-    """Whoever read what it wrote has gone: it is a victim."""
+    """The reader of its output is gone: it is a victim."""
     if failure.signum != signal.SIGPIPE:
         return None
     return cause(

@@ -1,4 +1,4 @@
-"""What goes wrong on GPUs, in the words of CUDA, HIP and torch. Pure.
+"""What goes wrong on GPUs, by the messages of CUDA, HIP and torch. Pure.
 
 Sources: the error names of the CUDA and HIP runtimes; messages of torch's CUDA allocator and device checks.
 """
@@ -217,7 +217,7 @@ def missing_gpu(failure: Failure) -> Cause | None:
 
 
 def busy_gpu(failure: Failure) -> Cause | None:
-    """Somebody else has the GPU; it may be free soon."""
+    """Another process has the GPU; it may be free soon."""
     return by_text(failure, _BUSY)
 
 
@@ -230,10 +230,10 @@ def gpu_error(failure: Failure) -> Cause | None:
 
 
 def gpu_kernel_lines(lines: tuple[str, ...]) -> list[str]:
-    """What the kernel log says of GPUs."""
+    """The lines of the kernel log about GPUs."""
     return [line for line in lines if _ANY_XID.search(line[:600])]
 
 
 def _in_all(failure: Failure, pattern: re.Pattern[str]) -> tuple[str, re.Match[str]] | None:
-    """In what the exceptions say; in the last lines where there is none."""
+    """In the messages of exceptions; in the last lines where there is none."""
     return first_line(pattern, (*failure.messages, *failure.context, *failure.closing_lines))

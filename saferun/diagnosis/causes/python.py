@@ -53,7 +53,7 @@ def syntax_error(failure: Failure) -> Cause | None:
     error = failure.error
     if error is None or error.innermost.exception not in _SYNTAX_ERRORS:
         return None
-    # The place of the fault is the last frame, whoever's file it is.
+    # The location of the fault is the last frame, also in a library.
     frames = error.innermost.frames
     place = f"{frames[-1].file.rpartition('/')[2]}:{frames[-1].line}" if frames else ""
     line = error.innermost.message[0]
@@ -122,7 +122,7 @@ def file_missing(failure: Failure) -> Cause | None:
 
 
 def python_exception(failure: Failure) -> Cause | None:
-    """An exception that nobody caught."""
+    """An uncaught exception."""
     if failure.error is None:
         return None
     hint = next((hint for pattern, hint in _HINTS if first_line(pattern, failure.messages[:20])), "")

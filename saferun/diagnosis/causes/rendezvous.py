@@ -109,7 +109,7 @@ def name_failure(failure: Failure) -> Cause | None:
 
 
 def _name_of_store(failure: Failure) -> Cause | None:
-    """The name of the store's host: torch's exception speaks of a time-out only, a line of its log says why."""
+    """The name of the store's host: torch's exception has only a timeout, a line of its log has the reason."""
     connecting = first_line(_CONNECTING, failure.messages)
     if connecting is None:
         return None
@@ -131,13 +131,13 @@ def _name_of_store(failure: Failure) -> Cause | None:
 
 
 def _name_in(match: re.Match[str]) -> str:
-    """``: node7``, where the message tells the name."""
+    """``: node7``, where the message has the name."""
     found = _NAME.search(match.string[:1000])
     return f": {next(filter(None, found.groups()))}" if found is not None else ""
 
 
 def port_in_use(failure: Failure) -> Cause | None:
-    """Somebody has the port."""
+    """Another process has the port."""
     found = first_line(_IN_USE, [*failure.messages, *failure.context])
     if found is None:
         return None

@@ -16,11 +16,11 @@ class TextRule(Value):
     Attributes:
         class_name: the class of the cause.
         pattern: found in one line. It may not backtrack: no repetition within a repetition, all bounded.
-        message: the cause in a few words; ``{0}`` is the pattern's first group. A function takes the failure and the
+        message: the cause in short; ``{0}`` is the pattern's first group. A function takes the failure and the
             match.
         advice: what to do.
         in_context: whether an exception during whose handling the last one was raised counts too.
-        in_last_lines: whether the rank's last words count where no exception tells why it ended.
+        in_last_lines: whether the rank's last lines count where no exception explains the end.
     """
 
     class_name: str
@@ -32,7 +32,7 @@ class TextRule(Value):
 
 
 def by_text(failure: Failure, rules: Iterable[TextRule]) -> Cause | None:
-    """The first of the rules that has something to say."""
+    """The cause by the first rule that matches."""
     for rule in rules:
         found = first_line(re.compile(rule.pattern), _lines(failure, rule))
         if found is not None:

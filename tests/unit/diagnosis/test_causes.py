@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.causes import RULES, Role, cause_of, standing
+from saferun.diagnosis.causes import RULES, Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import Rule, read_failure
 from saferun.evidence import Cause, CoreDump, Diagnosis, Evidence, Frame, OomKill, RankOutput, ThreadStack
 from saferun.model import ExitStatus, RankEnd
@@ -370,7 +370,7 @@ def test_no_output_at_all_is_no_obstacle() -> None:
 def test_victims_and_timeouts_weigh_less_than_what_a_rank_brings_about_alone() -> None:
     """The order in which the root is looked for."""
     by_name = {name: found_in(evidence_of(recorded(name).status, recorded(name).lines)) for name in NAMED}
-    assert {name: standing(cause) for name, cause in by_name.items()} == NAMED
+    assert {name: role_of(cause) for name, cause in by_name.items()} == NAMED
 
 
 NAMED = {

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saferun.diagnosis import diagnose
-from saferun.diagnosis.causes import Role, cause_of, standing
+from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import read_failure
 from saferun.evidence import (
     Capture,
@@ -556,15 +556,15 @@ def test_a_root_is_never_a_victim_while_there_is_a_better_one(case: Evidence) ->
     found = diagnose(case)
     failed = [end for end in case.ends if not end.status.ok and not end.stopped_by_us]
     outputs = case.outputs_by_rank
-    standings = {end.rank: standing(cause_of(read_failure(case, end, outputs.get(end.rank)))) for end in failed}
+    roles = {end.rank: role_of(cause_of(read_failure(case, end, outputs.get(end.rank)))) for end in failed}
     told = [end for end in (found.first_failure, *found.also_failed) if end is not None]
-    assert {end.rank for end in told} == set(standings)
-    assert len(told) == len(standings)
+    assert {end.rank for end in told} == set(roles)
+    assert len(told) == len(roles)
     assert set(found.stopped) == {end.rank for end in case.ends if end.stopped_by_us}
-    assert set(found.victims) <= set(standings)
+    assert set(found.victims) <= set(roles)
     if found.first_failure is not None:
-        assert standings[found.first_failure.rank] == min(standings.values())
-        if min(standings.values()) is Role.CULPRIT:
+        assert roles[found.first_failure.rank] == min(roles.values())
+        if min(roles.values()) is Role.CULPRIT:
             assert found.first_failure.rank not in found.victims
     assert "\n" not in found.headline
     assert len(found.tracebacks) <= 3

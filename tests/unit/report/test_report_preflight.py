@@ -73,7 +73,7 @@ def test_a_launch_that_the_checks_ended_has_a_report() -> None:
             {"nic": "hsn0", "state": "timeout", "ok": 0, "total": 3, "latency_s": None, "bytes_per_s": None},
         ],
     }
-    text = build_report_text(RUN, [], preflight=found(), cards=infos_of())
+    text = build_report_text(RUN, [], preflight=found(), infos=infos_of())
     assert "--- checks before the start\n  fail     links          node3         hsn0 does not answer" in text
     assert build_report(RUN, [])["preflight"] is None
 
@@ -109,7 +109,7 @@ def test_checks_of_ten_thousand_hosts_stay_within_the_limits() -> None:
     for checks in (content, checked(build_report(RUN, [], preflight=preflight))["preflight"]):
         assert [result["verdict"] for result in checks["results"]].count("fail") == 101
         assert checks["matrix"][0]["host"] == "node3"
-    text = build_report_text(RUN, [], preflight=preflight, cards=infos_of(10_000))
+    text = build_report_text(RUN, [], preflight=preflight, infos=infos_of(10_000))
     assert len(text) < 10_000
     assert "node3" in text
 
@@ -180,6 +180,6 @@ def test_whatever_the_hosts_tell_the_files_keep_their_schemas(
     """What is wrong with a host may also be wrong with what it says."""
     checked(build_report(RUN, [], decisions=decisions, preflight=preflight))
     checked_preflight(preflight_json(preflight, cards))
-    text = build_report_text(RUN, [], decisions=decisions, preflight=preflight, cards=cards)
+    text = build_report_text(RUN, [], decisions=decisions, preflight=preflight, infos=cards)
     lines = [*result_lines(preflight.results), *table_lines(preflight, cards, width=width)]
     assert all(line.isprintable() for line in (*lines, *text.splitlines()))
