@@ -78,14 +78,12 @@ class PythonError(Value):
         lines_after: how many lines follow it, less torch's C++ stack. Where the end of its message is not known,
             all but the first line of that counts too.
         is_uncaught: whether torch's hook for uncaught exceptions has printed it.
-        is_aside: whether it is of a thread or a destructor, which do not end a process.
     """
 
     blocks: tuple[Block, ...]
     lines: tuple[str, ...]
     lines_after: int
     is_uncaught: bool = False
-    is_aside: bool = False
 
     @property
     def last(self) -> Block:
@@ -203,7 +201,6 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
         lines=tuple(_without_prefix(clean[start:end])),
         lines_after=after + (0 if is_uncaught else max(len(chain[-1].message) - 1, 0)),
         is_uncaught=is_uncaught,
-        is_aside=_is_aside(clean, chain),
     )
 
 

@@ -107,7 +107,7 @@ def test_threads_and_destructors_do_not_end_a_process() -> None:
     assert error.messages[0] == "ValueError: main"
     alone = find_python_error(thread)
     assert alone is not None
-    assert alone.is_aside
+    assert alone.messages[0] == "OSError: thread"
 
 
 def test_a_traceback_behind_a_loggers_prefix_is_read_too() -> None:
