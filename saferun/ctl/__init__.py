@@ -41,7 +41,7 @@ VERBS: tuple[Verb, ...] = (
         live_stacks.add_arguments,
         live_stacks.run,
     ),
-    Verb("story", story.WORDS, story.add_arguments, story.run),
+    Verb("story", story.SUMMARY, story.add_arguments, story.run),
     Verb("core", "the stacks in a core file", core.add_arguments, core.run),
 )
 

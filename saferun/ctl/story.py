@@ -14,7 +14,7 @@ from saferun.errors import UsageError
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.model import JsonObject
 
-WORDS = "the last events of a run in which something went wrong, and what saferun made of them"
+SUMMARY = "the last events of a run in which something went wrong, and what saferun made of them"
 _INDENT = " " * 14
 
 
