@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine makes single examples slow, which is no fault of the code. Counterexamples are printed, not stored.
 settings.register_profile(
-    "unit",
+    "all",
     deadline=None,
     database=None,
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.load_profile("unit")
+settings.register_profile("quick", settings.get_profile("all"), max_examples=25)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make test` takes fewer examples of everything, `make test-all` more."""
+    settings.load_profile("quick" if config.getoption("markexpr") == "not slow" else "all")

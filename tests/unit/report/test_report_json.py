@@ -547,7 +547,7 @@ RUNS = st.builds(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(RUNS, st.lists(INCIDENTS, max_size=2))
 def test_whatever_comes_the_report_keeps_its_schema(run: Run, incidents: list[Incident]) -> None:
     """Names, numbers and lines come from processes that may be broken, and from tools that may be."""

@@ -172,7 +172,7 @@ DECISIONS = st.builds(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(DECISIONS, max_size=3), PREFLIGHTS, CARDS, st.integers(0, 200))
 def test_whatever_the_hosts_tell_the_files_keep_their_schemas(
     decisions: list[DecisionRow], preflight: Preflight, cards: dict[int, HostInfo], width: int
