@@ -27,62 +27,8 @@ SAFERUN = (sys.executable, "-m", "saferun")
 # A passing test takes a small part of it, on a busy machine too.
 DEADLINE_S = 60.0
 _LOOK_AGAIN_S = 0.005
+_RANK = Path(__file__).with_name("rank.py")
 _MARK = "LAUNCHING_MARK"
-
-# What a rank needs to take part in a test; a program imports it as `rank`.
-RANK_MODULE = '''
-import os, signal, sys, time
-
-RANK = int(os.environ.get("RANK", "-1"))
-ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1"))
-FOLDER = os.environ["LAUNCHING_FOLDER"]
-
-
-def tell(word):
-    """Say a word to the test: one write, so that the words of many processes never mix."""
-    fd = os.open(FOLDER + "/words", os.O_WRONLY)
-    os.write(fd, f"{RANK} {ATTEMPT} {os.getpid()} {word}\\n".encode())
-    os.close(fd)
-
-
-def tell_signals(*signums):
-    """Say each signal that comes, and go on."""
-    for signum in signums:
-        signal.signal(signum, lambda number, frame: tell(signal.Signals(number).name))
-
-
-def ignore(*signums):
-    for signum in signums:
-        signal.signal(signum, signal.SIG_IGN)
-
-
-def await_release(name):
-    """Return when the test releases the name."""
-    while not os.path.exists(f"{FOLDER}/release.{name}"):
-        time.sleep(0.005)
-
-
-def fill(disk):
-    """Leave no room on a disk, to the last byte. Returns what makes room again."""
-    path = disk + "/filler"
-    filler = os.open(path, os.O_WRONLY | os.O_CREAT)
-    for size in (4096, 1):
-        try:
-            while True:
-                os.write(filler, bytes(size))
-        except OSError:
-            pass
-    def make_room():
-        os.unlink(path)
-        os.close(filler)
-    return make_room
-
-
-def stay():
-    """Stay until a signal ends this process."""
-    while True:
-        signal.pause()
-'''
 
 # A program whose ranks stay until they are ended.
 STAY = """
@@ -432,7 +378,7 @@ def running(
     for name in ("job", "tmp"):
         (folder / name).mkdir(parents=True)
     os.mkfifo(folder / "words")
-    (folder / "job" / "rank.py").write_text(RANK_MODULE)
+    shutil.copy(_RANK, folder / "job" / "rank.py")
     (folder / "job" / "train.py").write_text(program)
     mark = os.urandom(8).hex()
     count = () if nproc is None else ("--nproc-per-node", str(nproc))
