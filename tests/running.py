@@ -69,7 +69,7 @@ _TOGETHER = "tests/cluster"
 # What takes longest, longest first, by `--durations` of `make test`: begun last, it would run alone at the end.
 LONGEST = (
     _TOGETHER,
-    "tests/torch/test_coordinator_hosts.py",
+    "tests/torch/test_coordinator_lost_hosts.py",
     "tests/torch/test_hangs.py",
     "tests/process/test_watch_run.py",
     "tests/torch/test_several_hosts.py",

@@ -247,3 +247,40 @@ def until(is_so: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -
     while not is_so():
         assert time.monotonic() < give_up_at, f"never: {what}"
         time.sleep(0.005)
+
+
+def ranks_store(joined: Message) -> Any:
+    """A client of the ranks' store, as a rank has one."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(
+        joined["master_addr"],
+        joined["master_port"],
+        is_master=False,
+        timeout=timedelta(seconds=10),
+        wait_for_workers=False,
+    )
+
+
+def states_until(leader: Host, wanted: dict[str, Any]) -> dict[str, Any]:
+    """All states that the leader has been told of, once the wanted ones are among them."""
+    seen: dict[str, Any] = {}
+    while any(seen.get(task) != state for task, state in wanted.items()):
+        seen |= leader.expect("states")["changed"]
+    return seen
+
+
+def until_words(host: Host, words: str) -> str:
+    """The first ``waiting`` that says this."""
+    while True:
+        said: str = host.expect("waiting")["words"]
+        if words in said:
+            return said
+
+
+def count_operations(host: Host) -> int:
+    host.send("counts")
+    operations: int = host.expect("counts")["operations"]
+    return operations

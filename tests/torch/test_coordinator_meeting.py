@@ -1,0 +1,262 @@
+"""The coordinators of several hosts: how they meet, and meet again."""
+
+from __future__ import annotations
+
+import json
+
+from tests.torch.coordinating import (
+    DECISION,
+    TROUBLE,
+    Host,
+    hosts,
+    join_all,
+    listening,
+    port_of,
+    ranks_store,
+    until,
+    until_words,
+)
+
+
+def test_hosts_meet_and_get_contiguous_ranks() -> None:
+    """By node rank, as torchrun does it; the leader alone is told of all hosts."""
+    with hosts("node1", "node2", "node3") as job:
+        joined = join_all(job)
+        assert [message["host"] for message in joined] == [0, 1, 2]
+        assert [message["base_rank"] for message in joined] == [0, 2, 4]
+        assert {message["world_size"] for message in joined} == {6}
+        assert {message["leader_name"] for message in joined} == {"node1"}
+        assert {message["files"] for message in joined} == {"/runs/node1"}
+        assert {message["master_port"] for message in joined} == {port_of(job[0].ranks)}
+        assert [message["leader"] for message in joined] == [True, False, False]
+        assert [peer[:3] for peer in joined[0]["peers"]] == [
+            [0, "node1", "node1"],
+            [1, "node2", "node2"],
+            [2, "node3", "node3"],
+        ]
+        assert "peers" not in joined[1]
+
+
+def test_a_late_host_is_waited_for_and_named_meanwhile() -> None:
+    """On every host that waits, not only on the first; by the scheduler's name where there is one."""
+    with hosts("node1", "node2", "node3") as job:
+        fields = {"most": 3, "least": 3, "tell_every_s": 0.5, "master": ["127.0.0.1", [port_of(job[0].ranks)]]}
+        names = ["node1", "node2", "node3"]
+        job[0].join(node_rank=0, expected=names, **fields)
+        job[1].join(node_rank=1, expected=names, **fields)
+        until_words(job[0], "waiting for 1 of 3 hosts: node3")
+        until_words(job[1], "waiting for 1 of 3 hosts: node3")
+        job[2].join(node_rank=2, **fields)
+        assert [host.expect("joined")["host"] for host in job] == [0, 1, 2]
+
+
+def test_missing_hosts_are_named_on_every_host_in_the_end() -> None:
+    """Without names from a scheduler, by node rank."""
+    with hosts("node1", "node2") as job:
+        master = ["127.0.0.1", [port_of(job[0].ranks)]]
+        # The second one is up, whatever else the machine has to do, before the time of the first begins.
+        job[1].join(node_rank=1, most=4, timeout_s=60.0, master=master, tell_every_s=0.5)
+        job[1].expect("waiting")
+        job[0].join(node_rank=0, most=4, timeout_s=2.6, master=master)
+        for host in job:
+            failed = host.expect("join_failed")
+            assert failed["what"] == "2 of 4 hosts did not come within 3 s: node rank 2, node rank 3"
+            assert failed["hint"]
+
+
+def test_a_host_waits_for_a_first_host_that_comes_later() -> None:
+    """Hosts start in any order."""
+    with hosts("node1", "node2") as job:
+        ranks = job[0].ranks
+        port = port_of(ranks)
+        job[1].join(node_rank=1, most=2, master=["127.0.0.1", [port]], tell_every_s=0.5)
+        said = until_words(job[1], f"something listens on 127.0.0.1:{port} and does not answer as a store")
+        assert said.endswith("s)")
+        job[0].join(node_rank=0, most=2)
+        assert job[1].expect("joined")["host"] == 1
+
+
+def test_a_first_host_that_cannot_be_reached_is_named_with_the_reason() -> None:
+    """While it is waited for, and at the end."""
+    with hosts("node2") as (host,):
+        closed = listening()
+        port = port_of(closed)
+        closed.close()
+        host.join(node_rank=1, most=2, master=["127.0.0.1", [port]], tell_every_s=0.5, timeout_s=2.0)
+        until_words(host, f"127.0.0.1:{port} refuses connections")
+        failed = host.expect("join_failed")
+        assert failed["what"] == f"127.0.0.1:{port} refuses connections, for 2 s"
+        assert "--master-port" in failed["hint"]
+
+
+def test_a_name_that_nobody_knows_is_said_to_be_one() -> None:
+    """A number of an error would not help."""
+    with hosts("node2") as (host,):
+        host.join(node_rank=1, most=2, master=["no-such-host.invalid", [29500]], timeout_s=1.0)
+        assert "the name no-such-host.invalid cannot be resolved" in host.expect("join_failed")["what"]
+
+
+def test_a_store_of_another_job_is_recognised() -> None:
+    """Both run ids are said."""
+    with hosts("node1", "node2") as job:
+        job[0].join(node_rank=0, most=2, run_id="job7")
+        job[1].join(node_rank=1, most=2, run_id="job8", master=["127.0.0.1", [port_of(job[0].ranks)]])
+        what = job[1].expect("join_failed")["what"]
+        assert "'job7'" in what
+        assert "'job8'" in what
+
+
+def test_the_right_one_of_several_ports_is_found() -> None:
+    """The first host took the first that was free: others may refuse, be silent, or belong to another job."""
+    with hosts("other", "node1", "node2") as (other, first, second):
+        silent, refusing = listening(), listening()
+        ports = [port_of(silent), port_of(refusing), port_of(other.ranks), port_of(first.ranks)]
+        refusing.close()
+        with silent:
+            join_all([other], run_id="job8")
+            first.join(node_rank=0, most=2, master=["127.0.0.1", ports])
+            second.join(node_rank=1, most=2, master=["127.0.0.1", ports])
+            assert first.expect("joined")["master_port"] == ports[3]
+            assert second.expect("joined")["master_port"] == ports[3]
+
+
+def test_two_hosts_with_one_node_rank_fail_with_both_names() -> None:
+    """On all hosts: a job without the right one cannot start."""
+    with hosts("node1", "node2", "node3") as job:
+        master = ["127.0.0.1", [port_of(job[0].ranks)]]
+        job[0].join(node_rank=0, most=3, master=master)
+        job[1].join(node_rank=1, most=3, master=master)
+        job[2].join(node_rank=1, most=3, master=master)
+        for host in job:
+            what = host.expect("join_failed")["what"]
+            assert what.startswith("two hosts have the node rank 1: ")
+            assert "node2" in what
+            assert "node3" in what
+
+
+def test_a_host_that_was_started_again_takes_its_own_place() -> None:
+    """What it had said before it ended is no second host."""
+    with hosts("node1", "node2", "node2") as (first, gone, second):
+        master = ["127.0.0.1", [port_of(first.ranks)]]
+        first.join(node_rank=0, most=3, master=master, tell_every_s=0.5)
+        gone.join(node_rank=1, most=3, master=master)
+        until_words(first, "1 of 3 hosts: node rank 2")
+        gone.vanish()
+        second.join(node_rank=1, most=3, master=master, tell_every_s=0.5)
+        until_words(second, "1 of 3 hosts: node rank 2")
+        first.read_all()
+        assert not [message for message in second.read_all() if message["op"] == "join_failed"]
+
+
+def test_different_numbers_of_hosts_are_both_said() -> None:
+    """--nnodes differs."""
+    with hosts("node1", "node2") as job:
+        job[0].join(node_rank=0, most=3)
+        job[1].join(node_rank=1, most=2, master=["127.0.0.1", [port_of(job[0].ranks)]])
+        for host in job:
+            what = host.expect("join_failed")["what"]
+            assert "for 2 hosts" in what
+            assert "for 3" in what
+
+
+def test_a_host_that_leaves_during_the_meeting_ends_it_for_all() -> None:
+    """Nobody waits ten minutes for somebody who has gone home."""
+    with hosts("node1", "node2", "node3") as job:
+        fields = {"most": 4, "master": ["127.0.0.1", [port_of(job[0].ranks)]], "tell_every_s": 0.5}
+        for rank, host in enumerate(job):
+            host.join(node_rank=rank, **fields)
+        for host in job:
+            until_words(host, "1 of 4 hosts: node rank 3")
+        job[1].send("goodbye")
+        job[1].wait_closed()
+        assert job[0].expect("join_failed")["what"] == "node2 left while the hosts of the job met"
+        assert job[2].expect("join_failed")["what"] == "node2 left while the hosts of the job met"
+
+
+def test_unequal_hosts_and_roles_are_numbered_by_host() -> None:
+    """Torchrun's rules."""
+    with hosts("node1", "node2", "node3") as job:
+        records = [{"nproc": 2, "role": "actor"}, {"nproc": 1, "role": "learner"}, {"nproc": 3, "role": "actor"}]
+        for rank, (host, record) in enumerate(zip(job, records, strict=True)):
+            host.join(node_rank=rank, most=3, master=["127.0.0.1", [port_of(job[0].ranks)]], record=record)
+        joined = [host.expect("joined") for host in job]
+        assert [message["base_rank"] for message in joined] == [0, 2, 3]
+        assert [message["role_base"] for message in joined] == [0, 0, 2]
+        assert [message["role_world_size"] for message in joined] == [5, 1, 5]
+
+
+def test_ipv6_addresses_work() -> None:
+    """As literal, with or without the brackets of a URL."""
+    ranks, control = listening("::1"), listening("::1")
+    with control:
+        first = Host("node1", ranks=ranks, control=control)
+        second = Host("node2")
+        try:
+            first.join(node_rank=0, most=2, master=["::1", [port_of(ranks)]])
+            second.join(node_rank=1, most=2, master=["[::1]", [port_of(ranks)]])
+            assert second.expect("joined")["master_addr"] == "::1"
+        finally:
+            first.close()
+            second.close()
+
+
+def test_the_next_attempt_has_an_empty_ranks_store_on_the_same_port() -> None:
+    """Nothing of the attempt before, gloo's addresses among it, may be found."""
+    with hosts("node1", "node2") as job:
+        first = join_all(job)
+        ranks_store(first[1]).set("gloo/0", "127.0.0.1:1")
+        job[0].send("tell", attempt=0, message={**DECISION, "next": "restart"})
+        for host in job:
+            host.expect("told")
+            host.send("ack", attempt=0)
+        second = join_all(job, attempt=1, restarts=1)
+        assert [(message["attempt"], message["restarts"]) for message in second] == [(1, 1), (1, 1)]
+        assert second[1]["master_port"] == first[1]["master_port"]
+        assert not ranks_store(second[1]).check(["gloo/0"])
+        # The log begins anew, and the old one is silent.
+        job[1].send("tell", attempt=0, message=TROUBLE)
+        job[1].send("tell", attempt=1, message=TROUBLE)
+        assert [host.expect("told")["attempt"] for host in job] == [1, 1]
+
+
+def test_a_host_that_was_started_again_joins_the_next_attempt() -> None:
+    """Where a scheduler starts it anew; it knows of no attempts."""
+    with hosts("node1", "node2", "node2") as (first, gone, again):
+        join_all([first, gone], attempt=4, restarts=1)
+        gone.vanish()
+        master = ["127.0.0.1", [port_of(first.ranks)]]
+        again.join(node_rank=1, most=2, master=master, tell_every_s=0.5)
+        until_words(again, "waiting for the first host to begin the next attempt")
+        first.join(node_rank=0, most=2, master=master, attempt=5, restarts=2)
+        assert [(m["attempt"], m["restarts"]) for m in (host.expect("joined") for host in (first, again))] == [
+            (5, 2)
+        ] * 2
+
+
+def test_many_attempts_leave_little_in_the_store() -> None:
+    """A job may be restarted very often."""
+    with hosts("node1", "node2") as job:
+        sizes = []
+        for attempt in range(6):
+            joined = join_all(job, attempt=attempt)
+            job[1].send("part", attempt=attempt, name="end", text="x")
+            job[0].expect("parts", attempt=attempt, host=1)
+            job[0].send("tell", attempt=attempt, message=DECISION)
+            for host in job:
+                host.expect("told", attempt=attempt)
+            control = json.loads(ranks_store(joined[0]).get("saferun/control"))
+            store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["port"]})
+            if attempt >= 2:
+                last = f"a{attempt - 2}/state/1"
+                until(lambda: not store.check([last]), "the attempt before the last is forgotten")  # noqa: B023
+            sizes.append(store.num_keys())
+        assert sizes[5] - sizes[3] < 14
+
+
+def test_all_hosts_take_the_highest_attempt_that_any_of_them_knows() -> None:
+    """A host that was started anew knows of none."""
+    with hosts("node1", "node2") as job:
+        master = ["127.0.0.1", [port_of(job[0].ranks)]]
+        job[0].join(node_rank=0, most=2, master=master, attempt=3, restarts=2)
+        job[1].join(node_rank=1, most=2, master=master)
+        assert [(m["attempt"], m["restarts"]) for m in (host.expect("joined") for host in job)] == [(3, 2), (3, 2)]
