@@ -17,7 +17,6 @@ from saferun.supervisor.machine import State, Supervisor
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.captures.client import Examiner
-    from saferun.cluster.job import Job
     from saferun.cluster.job_port import JobPort
     from saferun.cluster.job_values import Assignment
     from saferun.launch.attempt_end import AttemptEnd
@@ -116,7 +115,6 @@ class LaunchContext:
         self.events: deque[Event] = deque()
         self.current = HostAttempt()
         self.ended: HostAttempt | None = None  # the attempt whose ranks ended last
-        self.other_hosts: Job | None = None
         self._warned = set[str]()
 
     @property

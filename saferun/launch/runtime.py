@@ -200,7 +200,7 @@ class Runtime:
             )
         from saferun.cluster.job import Job
 
-        context.other_hosts = Job(
+        return Job(
             context.config,
             environ,
             context.poller,
@@ -215,7 +215,6 @@ class Runtime:
             ranks=lambda: context.investigation.hangs.watched_ranks(),  # noqa: PLW0108
             secret=secret,
         )
-        return context.other_hosts
 
     def _on_imported(self) -> None:
         """No file is opened by this process any more."""
