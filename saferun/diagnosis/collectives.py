@@ -312,7 +312,7 @@ class _Group:
         first = max(enqueued, 0) + 1
         if any(calls and min(calls) <= first and max(calls) == furthest for calls in self._calls.values()):
             return len([seq for seq in seqs if seq > enqueued])
-        return furthest - max(enqueued, 0)
+        return max(1, furthest - max(enqueued, 0))
 
     # -------------------------------------------------------------------------------------------- all called, none ends
 

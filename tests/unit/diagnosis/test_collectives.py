@@ -398,6 +398,14 @@ RANKS = st.builds(
 )
 
 
+def test_whoever_has_not_called_the_very_first_is_behind() -> None:
+    """Numbers begin with 1 today; one that begins with 0 makes nobody "0 behind"."""
+    first = GroupProgress("gloo:0", "default_pg", (0, 1), 0, 0, -1, ())
+    none = GroupProgress("gloo:0", "default_pg", (0, 1), -1, -1, -1, ())
+    (missing,) = compare([RankCollectives(0, (first,), ""), RankCollectives(1, (none,), "")], [0, 1]).missing
+    assert (missing.ranks, missing.waiting, missing.behind) == ((1,), (0,), 1)
+
+
 @given(collectives=st.lists(RANKS, max_size=5), world=st.lists(st.integers(0, 6), max_size=6, unique=True))
 def test_any_evidence_can_be_compared(collectives: list[RankCollectives], world: list[int]) -> None:
     """What came over the socket may contradict itself; and nobody is named of whom nothing is known."""
