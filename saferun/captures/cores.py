@@ -46,16 +46,8 @@ from saferun.text.redaction import redacted_text
 # The signals whose default action leaves a core. Source: signal(7).
 CORE_SIGNALS = frozenset(
     {
-        signal.SIGQUIT,
-        signal.SIGILL,
-        signal.SIGTRAP,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGSEGV,
-        signal.SIGXCPU,
-        signal.SIGXFSZ,
-        signal.SIGSYS,
+        *(signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE),
+        *(signal.SIGSEGV, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS),
     }
 )
 # What is left of the budget for saying what has been found.

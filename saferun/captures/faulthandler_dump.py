@@ -178,12 +178,7 @@ def threads_from_text(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
             is_whole = False
     stacks = [
         ThreadStack(
-            name or ("MainThread" if is_last else ""),
-            pid if is_last else 0,
-            is_last,
-            is_current,
-            False,
-            tuple(frames),
+            name or ("MainThread" if is_last else ""), pid if is_last else 0, is_last, is_current, False, tuple(frames)
         )
         for (name, is_current, frames), is_last in zip(
             threads, (is_whole and index == len(threads) - 1 for index in range(len(threads))), strict=True

@@ -41,7 +41,7 @@ _OP_NAMES = {
 """What the recorder calls otherwise than the user did."""
 
 
-class _NoAnswerError(Exception):
+class NoAnswerError(Exception):
     """Why one socket gave nothing, in words."""
 
 
@@ -64,7 +64,7 @@ def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollec
         give_up_at = time.monotonic() + max(0.0, deadline - time.monotonic()) * 0.6
         try:
             replies, groups = _ask_recorders(path, give_up_at)
-        except _NoAnswerError as error:
+        except NoAnswerError as error:
             failure = str(error)
             continue
         except Exception as error:
@@ -93,19 +93,19 @@ def _sockets(target: Target) -> list[str]:
 
 def _ask_recorders(path: str, deadline: float) -> tuple[dict[str, bytes], tuple[GroupProgress, ...]]:
     """What each recorder has answered, and the groups that it tells of."""
-    names = _loads(_ask(path, "GET", "/handler/", deadline))
+    names = _loads(ask_server(path, "GET", "/handler/", deadline))
     present = [name for name in _RECORDERS if isinstance(names, list) and name in names]
     if not present:
-        raise _NoAnswerError("this torch has no Flight Recorder that can be asked")
+        raise NoAnswerError("this torch has no Flight Recorder that can be asked")
     replies: dict[str, bytes] = {}
     groups: dict[str, GroupProgress] = {}
-    failure: _NoAnswerError | None = None
+    failure: NoAnswerError | None = None
     for name in present:
         try:
-            reply = _ask(path, "POST", f"/handler/{name}", deadline)
+            reply = ask_server(path, "POST", f"/handler/{name}", deadline)
             for group in _read(reply, name):
                 groups.setdefault(group.group, group)
-        except _NoAnswerError as error:
+        except NoAnswerError as error:
             failure = error
         else:
             replies[name] = reply
@@ -119,11 +119,15 @@ def _read(reply: bytes, recorder: str) -> tuple[GroupProgress, ...]:
         with _READING:
             return read_groups(_loads(reply), recorder)
     except MemoryError:
-        raise _NoAnswerError("its answer takes too much memory") from None
+        raise NoAnswerError("its answer takes too much memory") from None
 
 
-def _ask(path: str, method: str, resource: str, deadline: float) -> bytes:
-    """The body of the answer to one HTTP request."""
+def ask_server(path: str, method: str, resource: str, deadline: float) -> bytes:
+    """The body of the answer of a rank's worker server to one HTTP request.
+
+    Raises:
+        NoAnswerError: there is none, or it is no answer.
+    """
     import socket
 
     request = f"{method} {resource} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -140,9 +144,9 @@ def _ask(path: str, method: str, resource: str, deadline: float) -> bytes:
                     break
                 content += chunk
     except TimeoutError:
-        raise _NoAnswerError("it does not answer") from None
+        raise NoAnswerError("it does not answer") from None
     except OSError as error:
-        raise _NoAnswerError(f"its socket cannot be used: {error.strerror or error}") from None
+        raise NoAnswerError(f"its socket cannot be used: {error.strerror or error}") from None
     return _body_of(content)
 
 
@@ -155,18 +159,18 @@ def _left_s(deadline: float) -> float:
 
 def _body_of(content: bytearray) -> bytes:
     if len(content) > REPLY_LIMIT_BYTES:
-        raise _NoAnswerError(f"its answer is longer than {REPLY_LIMIT_BYTES >> 20} MiB")
+        raise NoAnswerError(f"its answer is longer than {REPLY_LIMIT_BYTES >> 20} MiB")
     head, blank, body = content.partition(b"\r\n\r\n")
     status, *headers = head.split(b"\r\n")
     words = status.split()
     if not blank or len(words) < 2 or not words[0].startswith(b"HTTP/"):  # noqa: PLR2004 - version and status
-        raise _NoAnswerError("what answers is not torch's worker server")
+        raise NoAnswerError("what answers is not torch's worker server")
     if words[1] != b"200":
-        raise _NoAnswerError(f"it answers with status {_text(words[1].decode(errors='replace'), 16)}")
+        raise NoAnswerError(f"it answers with status {_text(words[1].decode(errors='replace'), 16)}")
     for header in headers:
         name, _, value = header.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit() and int(value[:20]) > len(body):
-            raise _NoAnswerError("its answer breaks off")
+            raise NoAnswerError("its answer breaks off")
     return bytes(body)
 
 
@@ -174,7 +178,7 @@ def _loads(content: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         return loads(content, longest=REPLY_LIMIT_BYTES, most=REPLY_LIMIT_BYTES)
     except ValueError:
-        raise _NoAnswerError("its answer is no JSON") from None
+        raise NoAnswerError("its answer is no JSON") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- to read

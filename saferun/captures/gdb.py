@@ -107,8 +107,5 @@ def with_python_calls(native: ThreadStack, python: ThreadStack | None) -> Thread
     above = native.frames[:loop] if loop is not None else ()
     kept = tuple(frame for frame in above if not _OF_THE_INTERPRETER.match(frame.function))
     return native._replace(
-        name=python.name,
-        active=python.active,
-        owns_gil=python.owns_gil,
-        frames=(*kept, *python.frames),
+        name=python.name, active=python.active, owns_gil=python.owns_gil, frames=(*kept, *python.frames)
     )

@@ -7,7 +7,6 @@ Source: ROCm documentation, "AMD SMI CLI tool" and "ROCm SMI".
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -18,22 +17,17 @@ from typing import Any
 from saferun.captures.gpu_lines import gpu_lines
 from saferun.captures.wire import HostCapture
 from saferun.linux.amd_gpus import read_amd_sysfs
+from saferun.linux.child_output import run_program
+from saferun.linux.children import SpawnError
 from saferun.linux.gpu_reading import Snapshot, families_of, owned, read_until
 from saferun.model import JsonObject
 from saferun.text.decoding import loads_first
 
 _ROCM_BIN = "/opt/rocm/bin"
-_LAST_WAIT_S = 0.1
+_OUTPUT_BYTES = 8 << 20
 _ROCM_SMI = (
-    "--showuse",
-    "--showmeminfo",
-    "vram",
-    "--showtemp",
-    "--showpower",
-    "--showbus",
-    "--showproductname",
-    "--showpids",
-    "--json",
+    *("--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--showbus", "--showproductname"),
+    *("--showpids", "--json"),
 )
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -56,10 +50,10 @@ def capture_gpu_amd(
     failures: list[str] = []
 
     def read() -> None:
-        # A tool gets two thirds of what is left, so that something is left for the next way.
-        for way in (_read_amd_smi, _read_rocm_smi):
+        # A tool gets two thirds of what is left, so that something is left for the next route.
+        for ask in (_read_amd_smi, _read_rocm_smi):
             until = time.monotonic() + (deadline - time.monotonic()) * 2 / 3
-            failure = way(snapshot, ours, until)
+            failure = ask(snapshot, ours, until)
             if not failure:
                 return
             failures.append(failure)
@@ -235,36 +229,21 @@ def _from_card(index: int, entry: JsonObject) -> JsonObject:
 def _run(snapshot: Snapshot, tool: str, arguments: Sequence[str], until: float) -> tuple[str, str]:
     """What a tool prints, and why there is nothing."""
     import shutil
-    import subprocess
 
     path = shutil.which(tool) or shutil.which(tool, path=_ROCM_BIN)
     if path is None:
         return "", f"no {tool} here"
-    said = f"{tool} {arguments[0]}" if not arguments[0].startswith("-") else tool
-    snapshot.step = said
+    snapshot.step = f"{tool} {arguments[0]}" if not arguments[0].startswith("-") else tool
+    timeout_s = max(0.1, until - time.monotonic())
     try:
-        process = subprocess.Popen(
-            [path, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return "", f"{said}: {error.strerror}"
-    try:
-        output, _ = process.communicate(timeout=max(0.1, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        if process.stdout is not None:
-            process.stdout.close()
-        # What sleeps in the driver dies only when the driver lets it.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_WAIT_S)
-        return "", f"{said} did not answer in time"
-    snapshot.step = ""
-    if process.returncode != 0 and not output.strip():
-        return "", f"{said}: exit code {process.returncode}"
+        output, status = run_program([path, *arguments], os.environ, timeout_s, kept_bytes=_OUTPUT_BYTES)
+    except SpawnError as error:
+        return "", f"{snapshot.step}: {os.strerror(error.errno)}"
+    if status is None:
+        return "", f"{snapshot.step} did not answer in time"
+    said, snapshot.step = snapshot.step, ""
+    if status.code != 0 and not output.strip():
+        return "", f"{said}: {status.description}"
     return output.decode(errors="replace"), ""
 
 

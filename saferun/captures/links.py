@@ -41,8 +41,7 @@ def stuck_links(processes: Iterable[Process]) -> list[StuckLink]:
             tcp = stuck.get(inode)
             if tcp is not None:
                 found.setdefault(
-                    inode,
-                    StuckLink(process.rank, tcp.local, tcp.remote, tcp.state, tcp.unsent_bytes, tcp.retries),
+                    inode, StuckLink(process.rank, tcp.local, tcp.remote, tcp.state, tcp.unsent_bytes, tcp.retries)
                 )
     return sorted(found.values(), key=lambda link: (-link.retries, link))[:_MOST_LINKS]
 

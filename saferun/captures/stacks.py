@@ -45,15 +45,8 @@ _PYSTACK_LIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pystac
 # Where a Python stack that ends in one of these says all that there is to be said.
 _PLAIN_WAITS = frozenset(
     [
-        "connection.py",
-        "distributed_c10d.py",
-        "popen_fork.py",
-        "queue.py",
-        "selectors.py",
-        "socket.py",
-        "ssl.py",
-        "subprocess.py",
-        "threading.py",
+        *("connection.py", "distributed_c10d.py", "popen_fork.py", "queue.py", "selectors.py", "socket.py"),
+        *("ssl.py", "subprocess.py", "threading.py"),
     ]
 )
 # So does a process that sleeps, or waits for a child.

@@ -122,20 +122,6 @@ def request_value(request: Request | CoreRequest) -> JsonObject:
     return {"kind": "cores" if isinstance(request, CoreRequest) else "live", "value": request._asdict()}
 
 
-def encode_request(request: Request | CoreRequest) -> bytes:
-    """What is to be written to the stdin of ``python -m saferun.captures``, which is then to be closed."""
-    return json.dumps(request_value(request)).encode()
-
-
-def decode_request(content: bytes) -> Request | CoreRequest:
-    """The other end of :func:`encode_request`.
-
-    Raises:
-        ValueError: it is no request.
-    """
-    return request_from(loads(content))
-
-
 def request_from(message: object) -> Request | CoreRequest:
     """The other end of :func:`request_value`.
 

@@ -8,9 +8,10 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from saferun.linux.children import JOB_SIGNALS, Child, spawn_unawaited
+from saferun.linux.children import Child, spawn_unawaited
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
+from saferun.linux.signals import JOB_SIGNALS
 from saferun.linux.task_sockets import peer_of
 from saferun.model import JsonObject
 

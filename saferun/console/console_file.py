@@ -17,8 +17,9 @@ import time
 from collections.abc import Sequence
 
 from saferun.errors import suppress
-from saferun.linux.children import fork, open_pidfd
+from saferun.linux.children import fork
 from saferun.linux.descriptors import close_all_but
+from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import set_name
 
 _QUEUE_BYTES = 1 << 20

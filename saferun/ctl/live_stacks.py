@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from saferun.captures.capture_run import CaptureRun
@@ -23,7 +23,7 @@ from saferun.errors import UsageError
 from saferun.evidence import Capture, StackDump, WaitGroup
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.linux.poller import Poller
-from saferun.linux.procfs import read_cmdline, read_stat
+from saferun.linux.procfs import read_cmdline
 from saferun.model import JsonObject, Value
 from saferun.report.picture import group_lines, tree_lines
 from saferun.text.evidence_redaction import capture_without_secrets
@@ -78,7 +78,7 @@ class Process(Value):
 
     pid: int
     ppid: int
-    start_ticks: int
+    started_at: float
     rank: int = -1
     run_id: str = ""
     hook_prefix: str = ""
@@ -107,28 +107,24 @@ class Scene(Value):
 
 def read_processes() -> dict[int, Process]:
     """All living processes of this host but this one."""
+    import psutil
+
     found: dict[int, Process] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            stat = read_stat(int(name))
-            if stat is not None and stat.state not in "ZX":
-                found[int(name)] = _with_environ(Process(int(name), stat.ppid, stat.start_ticks))
+    for one in psutil.process_iter():
+        with suppress(psutil.Error), one.oneshot():  # it has ended meanwhile, or is another user's
+            if one.pid != os.getpid() and one.status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
+                found[one.pid] = Process(one.pid, one.ppid(), one.create_time(), is_readable=False)
+                found[one.pid] = _with_environ(found[one.pid], one.environ())
     return found
 
 
-def _with_environ(process: Process) -> Process:
-    try:
-        with open(f"/proc/{process.pid}/environ", "rb") as file:
-            entries = dict(entry.partition(b"=")[::2] for entry in file.read().split(b"\0"))
-    except PermissionError:
-        return process._replace(is_readable=False)
-    except OSError:
-        return process
-    rank = entries.get(b"RANK", b"")
+def _with_environ(process: Process, environ: Mapping[str, str]) -> Process:
+    rank = environ.get("RANK", "")
     return process._replace(
-        rank=int(rank) if rank.isdigit() and len(rank) < 8 else -1,  # noqa: PLR2004 - no job has more ranks
-        run_id=os.fsdecode(entries.get(b"SAFERUN_RUN_ID", b"")),
-        hook_prefix=os.fsdecode(entries.get(b"SAFERUN_HOOK", b"")),
+        rank=int(rank) if rank.isdecimal() and len(rank) < 8 else -1,  # noqa: PLR2004 - no job has more ranks
+        run_id=environ.get("SAFERUN_RUN_ID", ""),
+        hook_prefix=environ.get("SAFERUN_HOOK", ""),
+        is_readable=True,
     )
 
 
@@ -216,7 +212,7 @@ def _distinct(roots: list[Process]) -> tuple[tuple[Target, ...], tuple[int, ...]
         by_rank.setdefault(root.rank, []).append(root)
     # Ranks have their supervisor for a parent; an orphan has the process that adopted it.
     chosen = {
-        rank: min(candidates, key=lambda one: (one.ppid == 1, -parents[one.ppid], one.start_ticks))
+        rank: min(candidates, key=lambda one: (one.ppid == 1, -parents[one.ppid], one.started_at))
         for rank, candidates in sorted(by_rank.items())
     }
     orphans = tuple(sorted(root.pid for root in roots if chosen[root.rank] is not root))
@@ -260,12 +256,11 @@ def _with_script(scene: Scene) -> Scene:
 
 
 def _owner(pid: int) -> str:
-    import pwd
+    import psutil
 
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-        return pwd.getpwuid(uid).pw_name
-    except (OSError, KeyError):
+        return str(psutil.Process(pid).username())
+    except psutil.Error:
         return "unknown"
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from saferun.config import EnvironConfig
 from saferun.env.profiles import Resolution, default_search_path, load_profiles, render, resolve
-from saferun.env.profiles.installed import read_versions
-from saferun.env.profiles.model import Removed, Vendor
+from saferun.env.profiles.model import COMPONENTS, Removed, Vendor
 from saferun.linux.gpu_nodes import gpu_vendor
+from saferun.linux.installed_versions import read_package_versions
 from saferun.model import RankAssignment
 
 # What torchrun sets of itself, and nothing of the job's order depends on.
@@ -57,6 +57,16 @@ def installed_versions(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("PYTHON_EXEC", sys.executable) != sys.executable:
         return {}  # another interpreter, with packages of its own
     return read_versions(sys.path)
+
+
+def read_versions(places: Sequence[str]) -> dict[str, str]:
+    """The versions of ``torch``, ``nccl`` and ``rocm``, which profiles ask for, as far as files tell them.
+
+    Args:
+        places: the directories where packages are, in the order of import: ``sys.path`` of the ranks' interpreter.
+    """
+    found = read_package_versions(places)
+    return {name: found[name] for name in COMPONENTS if name in found}
 
 
 def apply(

@@ -23,7 +23,7 @@ the bare system call (``system_call``), then replaced. Nothing else calls ``os.p
     directory. One whose path is short enough for sockets, in memory if it can be: where there is none, nothing that
     needs a socket is there either, with one line.
 
-A wake-up between threads is a pipe, which every kernel has. The calls of ``host/prctl.py`` fail by having no effect:
+A wake-up between threads is a pipe, which every kernel has. The calls of ``prctl.py`` fail by having no effect:
 without PR_SET_PDEATHSIG the reaper ends the ranks of a supervisor that was killed, without PR_SET_CHILD_SUBREAPER
 orphans are found by the run's id in their environment.
 """

@@ -23,6 +23,9 @@ _MOST_LEVELS = 32
 _NO_LIMIT_BYTES = 1 << 60
 # Files of version 2 that are there where the controller is.
 _SIGNS = {"memory": ("events", "stat"), "pids": ("max", "current"), "cpu": ("max", "stat")}
+_LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
+_USAGE_FILES = {1: "memory.usage_in_bytes", 2: "memory.current"}
+_OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
 # What the kernel takes back where memory gets short. In version 1 only these count a group's descendants too.
 _CACHE_COUNTS = {
     1: (b"total_inactive_file", b"total_active_file"),
@@ -73,28 +76,19 @@ def read_memory_state(pid: int = 0) -> MemoryState:
     limits: list[int] = []
     hits = 0
     for directory in _up(path, mount_point):
-        limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")  # noqa: PLR2004
+        limit = _number(f"{directory}/{_LIMIT_FILES[version]}")
         if limit is not None and limit < _NO_LIMIT_BYTES:
             limits.append(limit)
             hits += _limit_hits(version, directory)
     return MemoryState(
-        min(limits, default=0),
-        _oom_kills(version, path),
-        hits,
-        _keyed("/proc/vmstat").get(b"oom_kill"),
-        _host_bytes(),
+        min(limits, default=0), _oom_kills(version, path), hits, _keyed("/proc/vmstat").get(b"oom_kill"), _host_bytes()
     )
 
 
 def memory_limit_bytes() -> int:
     """How much memory the processes of this control group may use together: its limit, or what the host has."""
-    version, path, mount_point = _memory_cgroup(0)
-    limits = [_host_bytes()]
-    for directory in _up(path, mount_point):
-        limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")  # noqa: PLR2004
-        if limit is not None:
-            limits.append(limit)
-    return min(limits)
+    state = read_memory_state()
+    return min(state.limit_bytes or state.host_bytes, state.host_bytes)
 
 
 def memory_room_bytes(root: str = "/") -> int | None:
@@ -108,12 +102,12 @@ def memory_room_bytes(root: str = "/") -> int | None:
     version, directories = _own_directories("memory", root)
     rooms = []
     for directory in directories:
-        limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")  # noqa: PLR2004
+        limit = _number(f"{directory}/{_LIMIT_FILES[version]}")
         if limit is not None and limit < _NO_LIMIT_BYTES:
             counts = _keyed(f"{directory}/memory.stat")
             names = _CACHE_COUNTS[version]
             cache = sum(counts.get(name, 0) for name in names)
-            rooms.append(limit - max(_usage(version, directory) - cache, 0))
+            rooms.append(limit - max((_number(f"{directory}/{_USAGE_FILES[version]}") or 0) - cache, 0))
     return max(min(rooms), 0) if rooms else None
 
 
@@ -325,15 +319,8 @@ def _up(path: str, mount_point: str) -> Iterator[str]:
         path = os.path.dirname(path)
 
 
-def _usage(version: int, path: str) -> int:
-    name = "memory.current" if version == 2 else "memory.usage_in_bytes"  # noqa: PLR2004
-    return (_number(f"{path}/{name}") or 0) if path else 0
-
-
 def _oom_kills(version: int, path: str) -> int | None:
-    if not version:
-        return None
-    return _keyed(f"{path}/{'memory.events' if version == 2 else 'memory.oom_control'}").get(b"oom_kill")  # noqa: PLR2004
+    return _keyed(f"{path}/{_OOM_FILES[version]}").get(b"oom_kill") if version else None
 
 
 def _limit_hits(version: int, path: str) -> int:

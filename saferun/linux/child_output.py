@@ -6,8 +6,9 @@ import os
 import select
 import signal
 import time
+from collections.abc import Mapping, Sequence
 
-from saferun.linux.children import Child, exit_status, signal_group
+from saferun.linux.children import Child, SpawnError, exit_status, signal_group, spawn
 from saferun.model import ExitStatus
 
 _KEPT_BYTES = 65536
@@ -15,23 +16,66 @@ _REAP_TIMEOUT_S = 1.0
 _LOOK_AGAIN_MS = 20.0
 
 
-def collect_output(child: Child, read_end: int, timeout_s: float) -> tuple[bytes, ExitStatus | None]:
+def run_program(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float,
+    *,
+    content: bytes = b"",
+    errors: bool = False,
+    kept_bytes: int = _KEPT_BYTES,
+) -> tuple[bytes, ExitStatus | None]:
+    """Run a program for a bounded time.
+
+    Args:
+        argv: the program and its arguments.
+        environ: its environment.
+        timeout_s: how long it may take; then it is killed.
+        content: what it finds on stdin; no more than a pipe holds.
+        errors: whether what it writes to stderr counts as output; else that is dropped.
+        kept_bytes: how much of the output is kept, from its end.
+
+    Returns:
+        As :func:`collect_output`.
+
+    Raises:
+        SpawnError: it cannot be started.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    in_read, in_write = os.pipe()
+    read_end, write_end = os.pipe()
+    try:
+        os.write(in_write, content)
+        child = spawn(argv, environ, stdin=in_read, stdout=write_end, stderr=write_end if errors else null)
+    except SpawnError:
+        os.close(read_end)
+        raise
+    finally:
+        for fd in (null, in_read, in_write, write_end):
+            os.close(fd)
+    return collect_output(child, read_end, timeout_s, kept_bytes)
+
+
+def collect_output(
+    child: Child, read_end: int, timeout_s: float, kept_bytes: int = _KEPT_BYTES
+) -> tuple[bytes, ExitStatus | None]:
     """Wait for a child and take what it writes; afterwards nothing is left of its process group.
 
     Args:
         child: the leader of a process group of its own, not reaped by anybody else.
         read_end: the pipe that it writes to. It is closed here, and so is the child's pidfd.
         timeout_s: how long the child may take; then it is killed.
+        kept_bytes: how much of the output is kept, from its end.
 
     Returns:
-        The last 64 KiB of the output, and how the child ended: None where it had not ended in time.
+        The output, and how the child ended: None where it had not ended in time.
     """
     deadline = time.monotonic() + timeout_s
     poll = select.poll()
     for fd in (read_end, child.pidfd):
         if fd >= 0:
             poll.register(fd, select.POLLIN)
-    output = b""
+    output = bytearray()
     ended = False
     try:
         while not ended and (left_s := deadline - time.monotonic()) > 0:
@@ -40,7 +84,9 @@ def collect_output(child: Child, read_end: int, timeout_s: float) -> tuple[bytes
             # The output first: once the child has ended, all that it wrote is there to be read.
             if read_end in ready:
                 chunk = os.read(read_end, _KEPT_BYTES)
-                output = (output + chunk)[-_KEPT_BYTES:]
+                output += chunk
+                if len(output) > 2 * kept_bytes:
+                    del output[:-kept_bytes]
                 if not chunk:
                     poll.unregister(read_end)
             else:
@@ -51,7 +97,7 @@ def collect_output(child: Child, read_end: int, timeout_s: float) -> tuple[bytes
         for fd in (read_end, child.pidfd):
             if fd >= 0:
                 os.close(fd)
-    return output, status if ended else None
+    return bytes(output[-kept_bytes:]), status if ended else None
 
 
 def _is_zombie(pid: int) -> bool:

@@ -20,22 +20,6 @@ from saferun.linux.prctl import die_with_parent
 from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import ExitStatus, Value
 
-__all__ = [
-    "ALL_SIGNALS",
-    "JOB_SIGNALS",
-    "Child",
-    "SpawnError",
-    "await_exits",
-    "exit_status",
-    "fork",
-    "open_pidfd",
-    "reap",
-    "reset_signals",
-    "signal_child",
-    "signal_group",
-    "spawn",
-]
-
 ALL_SIGNALS = signal.valid_signals()
 _AWAITED_MS = 1000
 _REAP_AGAIN_S = 0.001

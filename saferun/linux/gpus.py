@@ -35,18 +35,8 @@ TORCH_TIMEOUT_S = 300.0
 # Beginnings of names below /dev: GPUs, NVIDIA's boards with a GPU on the chip, GPUs that Windows passes through, and
 # accelerators of other vendors, some of which come with a torch that calls them "cuda".
 _DEVICE_NAMES = (
-    "nvidia",
-    "kfd",
-    "dri",
-    "nvhost",
-    "nvmap",
-    "nvgpu",
-    "dxg",
-    "accel",
-    "hl",
-    "davinci",
-    "iluvatar",
-    "mxcd",
+    *("nvidia", "kfd", "dri", "nvhost", "nvmap", "nvgpu", "dxg", "accel", "hl", "davinci", "iluvatar"),
+    *("mxcd",),
 )
 # PCI classes of 3D controllers, other display controllers and processing accelerators. Plain VGA (0x0300) is left out:
 # nearly every server has such a chip for its console, and a real GPU of that class shows below /dev.

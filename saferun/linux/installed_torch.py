@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NoReturn
 
 from saferun.errors import SaferunError, UsageError
-from saferun.linux.child_output import collect_output
-from saferun.linux.children import SpawnError, spawn
+from saferun.linux.child_output import run_program
+from saferun.linux.children import SpawnError
+from saferun.linux.installed_versions import parse_assignments
 from saferun.linux.small_files import read_text
 from saferun.model import ExitStatus, Value
 
@@ -59,11 +60,7 @@ def read_torch_build() -> TorchBuild | None:
 
 def parse_version_file(text: str) -> TorchBuild | None:
     """What ``torch/version.py`` tells, or None if it is not the file of a released torch."""
-    values: dict[str, str | None] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition("=")
-        value = value.strip()
-        values[name.partition(":")[0].strip()] = None if value == "None" else value.strip("'\"")
+    values = parse_assignments(text)
     if not {"__version__", "cuda", "hip"} <= values.keys():
         return None
     cuda, hip = values["cuda"], values["hip"]
@@ -113,21 +110,14 @@ def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: flo
         UsageError: torch does not know the kind.
         SaferunError: there are no such devices, torch is missing or broken, or it did not answer in time.
     """
-    null = os.open(os.devnull, os.O_RDONLY)
-    read_end, write_end = os.pipe()
     try:
         # -P: a torch.py beside the script is not torch.
-        child = spawn([python, "-P", "-c", _ASK, kind], environ, stdin=null, stdout=write_end, stderr=write_end)
+        output, status = run_program([python, "-P", "-c", _ASK, kind], environ, timeout_s, errors=True)
     except SpawnError as error:
-        os.close(read_end)
         raise SaferunError(
             f"cannot start {python} to ask torch what --nproc-per-node {kind} means: {os.strerror(error.errno)}",
             "check the path of the interpreter, or give --nproc-per-node as a number",
         ) from None
-    finally:
-        os.close(write_end)
-        os.close(null)
-    output, status = collect_output(child, read_end, timeout_s)
     if status is None:
         raise SaferunError(
             f"torch did not say within {timeout_s:g} s how many ranks --nproc-per-node {kind} means",

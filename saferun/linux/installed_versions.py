@@ -30,19 +30,25 @@ def read_package_versions(places: Sequence[str]) -> dict[str, str]:
 
 def _torch_versions(text: str) -> dict[str, str]:
     """What ``torch/version.py`` tells: ``__version__ = '2.13.0+rocm7.1'``, ``hip: Optional[str] = '7.1.25424-…'``."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition("=")
-        value = value.strip()
-        word = value[1:-1] if value[:1] in ("'", '"') and value[-1:] == value[:1] else ""
-        key = {"__version__": "torch", "cuda": "cuda", "hip": "hip", "rocm": "rocm"}.get(name.partition(":")[0].strip())
-        if key is not None and word:
-            found[key] = word
+    values = parse_assignments(text)
+    names = (("torch", "__version__"), ("cuda", "cuda"), ("hip", "hip"), ("rocm", "rocm"))
+    found = {key: word for key, name in names if (word := values.get(name))}
     # HIP is released with ROCm and numbered like it, but for the last number, which counts builds.
     hip = found.get("hip")
     if hip is not None and "rocm" not in found:
         found["rocm"] = ".".join(hip.split(".")[:2])
     return found
+
+
+def parse_assignments(text: str) -> dict[str, str | None]:
+    """The names in a file of assignments, with or without a type, and the texts that they get; None: something else."""
+    values: dict[str, str | None] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        value = value.strip()
+        is_text = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
+        values[name.partition(":")[0].strip()] = value[1:-1] if is_text else None
+    return values
 
 
 def _packaged_nccl(place: str) -> str | None:

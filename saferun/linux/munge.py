@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import signal
 import stat
-import time
 from collections.abc import Sequence
 
 from saferun.errors import suppress
+from saferun.linux.child_output import run_program
+from saferun.linux.children import SpawnError
 from saferun.model import Value
 
 # Not PATH, which says nothing about who owns the program.
@@ -24,19 +23,17 @@ _FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin", "/opt/munge/bin")
 _SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 _ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
 _TIMEOUT_S = 3.0
-_END_S = 0.5
 _ROOT = 0
 _WRITABLE_FOR_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 LONGEST_CREDENTIAL = 4096
 """Fits into a pipe at once."""
 _LONGEST_PAYLOAD = 1024
-_LONGEST_OUTPUT_BYTES = 8192
 _CREDENTIAL = re.compile(r"MUNGE:[A-Za-z0-9+/=]{1,4000}:")
 # ``UID:   0``, or where the option for numbers is not known: ``UID:  root (0)``.
 _NUMBER = re.compile(rb"(?:.*\()?([0-9]{1,10})\)?")
 
-_SUCCESS, _REPLAYED = 0, 17
+_SUCCESS, _BAD_OPTION, _REPLAYED = 0, 1, 17
 _STATUS_WORDS = {
     6: "the munge daemon of this host does not answer",
     15: "the credential has expired",
@@ -109,7 +106,7 @@ def encode(munge: Munge, payload: bytes, ttl_s: int) -> str:
     if len(payload) > _LONGEST_PAYLOAD:
         raise MungeError("the payload is too long")
     arguments = [f"--socket={munge.socket}", f"--restrict-uid={os.geteuid()}", f"--ttl={ttl_s}"]
-    code, output, _ = _run([munge.encoder, *arguments], payload)
+    code, output = _run([munge.encoder, *arguments], payload)
     credential = output.decode(errors="replace").strip()
     if code != 0 or not is_credential(credential):
         raise MungeError(_STATUS_WORDS.get(code, f"munge ended with exit code {code}"))
@@ -134,9 +131,9 @@ def decode(munge: Munge, credential: str) -> bytes:
         raise MungeError("this is no credential")
     arguments = [f"--socket={munge.socket}", "--keys=STATUS,UID,LENGTH"]
     # Without it names of users are looked up, which may take long.
-    code, output, errors = _run([munge.decoder, "--numeric", *arguments], credential.encode())
-    if not output and b"option" in errors:
-        code, output, errors = _run([munge.decoder, *arguments], credential.encode())
+    code, output = _run([munge.decoder, "--numeric", *arguments], credential.encode())
+    if not output and code == _BAD_OPTION:
+        code, output = _run([munge.decoder, *arguments], credential.encode())
     if not output:
         raise MungeError(_STATUS_WORDS.get(code, f"unmunge ended with exit code {code}"))
     head, blank, payload = output.partition(b"\n\n")
@@ -157,74 +154,16 @@ def _field(line: bytes) -> tuple[bytes, int]:
     return name, int(found[1]) if found is not None else -1
 
 
-def _run(argv: list[str], content: bytes) -> tuple[int, bytes, bytes]:
-    """Run a program for at most three seconds: its exit code, and what it wrote to stdout and to stderr.
-
-    By posix_spawn: a fork of this interpreter takes ten times as long as the program itself.
+def _run(argv: list[str], content: bytes) -> tuple[int, bytes]:
+    """Run a program for at most three seconds: its exit code, and what it wrote to stdout.
 
     Raises:
         MungeError: it does not end in time, or cannot be run.
     """
-    pipes = [os.pipe() for _ in range(3)]
-    (in_read, in_write), (out_read, out_write), (err_read, err_write) = pipes
-    streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((in_read, out_write, err_write))]
     try:
-        os.write(in_write, content)  # less than a pipe takes
-        pid = os.posix_spawn(argv[0], argv, _ENVIRON, file_actions=streams, setsigdef=[signal.SIGPIPE])
-    except OSError as error:
-        _close(*(fd for ends in pipes for fd in ends))
-        raise MungeError(f"{argv[0]} cannot be run: {error.strerror}") from None
-    _close(in_read, in_write, out_write, err_write)
-    try:
-        give_up_at = time.monotonic() + _TIMEOUT_S
-        output, errors = _read({out_read: bytearray(), err_read: bytearray()}, give_up_at)
-        code = _ended(pid, give_up_at)
-    finally:
-        _close(out_read, err_read)
-    if code is None:
+        output, status = run_program(argv, _ENVIRON, _TIMEOUT_S, content=content)
+    except SpawnError as error:
+        raise MungeError(f"{argv[0]} cannot be run: {os.strerror(error.errno)}") from None
+    if status is None:
         raise MungeError(f"{os.path.basename(argv[0])} did not end within {_TIMEOUT_S:.0f} s")
-    return code, output, errors
-
-
-def _read(buffers: dict[int, bytearray], give_up_at: float) -> tuple[bytes, bytes]:
-    """What comes until both are closed, the time is over, or one is too much."""
-    poll = select.poll()
-    for fd in buffers:
-        poll.register(fd, select.POLLIN)
-    open_fds = set(buffers)
-    while open_fds and (left_s := give_up_at - time.monotonic()) > 0:
-        for fd, _ in poll.poll(left_s * 1000):
-            chunk = os.read(fd, 4096)
-            buffers[fd] += chunk
-            if not chunk or len(buffers[fd]) > _LONGEST_OUTPUT_BYTES:
-                poll.unregister(fd)
-                open_fds.discard(fd)
-    output, errors = buffers.values()
-    return bytes(output), bytes(errors)
-
-
-def _ended(pid: int, give_up_at: float) -> int | None:
-    """The exit code; None: the program had to be killed. One that not even that ends is left behind."""
-    pause_s = 0.0002
-    killed = False
-    while True:
-        try:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if ended:
-            return None if killed else os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= give_up_at:
-            if killed:
-                return None
-            killed, give_up_at = True, time.monotonic() + _END_S
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.02)
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        with suppress(OSError):
-            os.close(fd)
+    return -1 if status.code is None else status.code, output

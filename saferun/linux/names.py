@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from saferun.errors import suppress
-from saferun.linux.children import fork
+from saferun.linux.child_output import collect_output
+from saferun.linux.children import Child, fork
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.helper import Helper
+from saferun.linux.pidfd import open_pidfd
 from saferun.linux.poller import Poller
 from saferun.linux.prctl import die_with_parent, set_name
 from saferun.model import ExitStatus, JsonObject
@@ -182,7 +181,6 @@ def _is_own(family: int, address: str) -> bool:
 
 def _ask(names: list[str], deadline_s: float) -> dict[str, bool]:
     """Ask in a process that is left behind at the deadline; a name that cannot be resolved is not this host's."""
-    give_up_at = time.monotonic() + deadline_s
     read_fd, write_fd = os.pipe()
     parent_pid = os.getpid()
 
@@ -199,17 +197,9 @@ def _ask(names: list[str], deadline_s: float) -> dict[str, bool]:
         return {}
     finally:
         os.close(write_fd)
-    answers: dict[str, bool] = {}
-    try:
-        for number, is_own in _read_answers(read_fd, give_up_at):
-            answers[names[number]] = is_own
-    finally:
-        os.close(read_fd)
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-            # One that sleeps uninterruptibly is reaped by whoever reaps next.
-            os.waitpid(pid, os.WNOHANG if len(answers) < len(names) else 0)
-    return answers
+    output, _status = collect_output(Child(pid, open_pidfd(pid)), read_fd, deadline_s)
+    answers = (line.split() for line in output.splitlines())
+    return {names[int(number)]: is_own == b"1" for number, is_own in answers}
 
 
 def _answer_all(names: list[str], write_fd: int) -> None:
@@ -232,19 +222,3 @@ def _answer_all(names: list[str], write_fd: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _read_answers(read_fd: int, give_up_at: float) -> Iterable[tuple[int, bool]]:
-    poll = select.poll()
-    poll.register(read_fd, select.POLLIN)
-    rest = b""
-    while (left_s := give_up_at - time.monotonic()) > 0:
-        if not poll.poll(left_s * 1000):
-            return
-        chunk = os.read(read_fd, 1 << 16)
-        if not chunk:
-            return
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            number, is_own = line.split()
-            yield int(number), is_own == b"1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from saferun.linux.gpu_reading import Snapshot, owned, read_until
@@ -102,24 +103,13 @@ def read_nvidia_state_apart(timeout_s: float) -> JsonObject | None:
     """
     import json
 
-    from saferun.linux.child_output import collect_output
-    from saferun.linux.children import SpawnError, spawn
+    from saferun.linux.child_output import run_program
+    from saferun.linux.children import SpawnError
 
-    null = os.open(os.devnull, os.O_RDWR)
-    read_end, write_end = os.pipe()
     argv = [sys.executable, "-c", _PROGRAM, str(time.monotonic() + timeout_s - _REST_S), *sys.path]
     try:
-        child = spawn(argv, os.environ, stdin=null, stdout=write_end, stderr=null)
-    except SpawnError:
-        os.close(read_end)
-        return None
-    finally:
-        os.close(write_end)
-        os.close(null)
-    output, _status = collect_output(child, read_end, timeout_s)
-    try:
-        content = json.loads(output)
-    except ValueError:
+        content = json.loads(run_program(argv, os.environ, timeout_s)[0])
+    except (SpawnError, ValueError):
         return None
     return content if isinstance(content, dict) and isinstance(content.get("gpus"), list) else None
 
@@ -198,24 +188,19 @@ class NvidiaReader:
             read(gpu, handle)
 
     def _read_identity(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
-        if (name := self._ask(gpu, "nvmlDeviceGetName", handle)) is not None:
-            gpu["name"] = _text(name)
-        if (uuid := self._ask(gpu, "nvmlDeviceGetUUID", handle)) is not None:
-            gpu["uuid"] = _text(uuid)
-        if (pci := self._ask(gpu, "nvmlDeviceGetPciInfo", handle)) is not None:
-            # The library writes the domain with eight digits, everybody else with four.
-            gpu["pci"] = _text(pci.busId).lower().removeprefix("0000")
+        self._put(gpu, "name", _text, "nvmlDeviceGetName", handle)
+        self._put(gpu, "uuid", _text, "nvmlDeviceGetUUID", handle)
+        # The library writes the domain with eight digits, everybody else with four.
+        self._put(gpu, "pci", lambda pci: _text(pci.busId).lower().removeprefix("0000"), "nvmlDeviceGetPciInfo", handle)
 
     def _read_load(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
         if (rates := self._ask(gpu, "nvmlDeviceGetUtilizationRates", handle)) is not None:
             gpu["busy_percent"], gpu["memory_busy_percent"] = int(rates.gpu), int(rates.memory)
         if (memory := self._ask(gpu, "nvmlDeviceGetMemoryInfo", handle)) is not None:
             gpu["memory_used_bytes"], gpu["memory_total_bytes"] = int(memory.used), int(memory.total)
-        if (celsius := self._ask(gpu, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU)) is not None:
-            gpu["temperature_c"] = celsius
-        for key, call in (("power_w", "nvmlDeviceGetPowerUsage"), ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit")):
-            if (milliwatts := self._ask(gpu, call, handle)) is not None:
-                gpu[key] = milliwatts / 1000
+        self._put(gpu, "temperature_c", None, "nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU)
+        self._put(gpu, "power_w", _thousandths, "nvmlDeviceGetPowerUsage", handle)
+        self._put(gpu, "power_limit_w", _thousandths, "nvmlDeviceGetEnforcedPowerLimit", handle)
         if (bits := self._ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
             gpu["clock_reasons"] = bits
             causes = [words for mask, words in _SLOWDOWNS if bits & mask]
@@ -234,8 +219,7 @@ class NvidiaReader:
             ("ecc_uncorrected_ever", _UNCORRECTED, _AGGREGATE),
             ("ecc_corrected_ever", _CORRECTED, _AGGREGATE),
         ):
-            if (count := self._ask(gpu, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)) is not None:
-                gpu[key] = count
+            self._put(gpu, key, None, "nvmlDeviceGetTotalEccErrors", handle, kind, counter)
         if (rows := self._ask(gpu, "nvmlDeviceGetRemappedRows", handle)) is not None:
             corrected, uncorrected, pending, failed = rows
             gpu["remapped_rows"] = [corrected, uncorrected]
@@ -244,8 +228,7 @@ class NvidiaReader:
         pages = [self._ask(gpu, "nvmlDeviceGetRetiredPages", handle, cause) for cause in _RETIRED_CAUSES]
         if None not in pages:
             gpu["retired_pages"] = [len(some) for some in pages]
-        if (pending := self._ask(gpu, "nvmlDeviceGetRetiredPagesPendingStatus", handle)) is not None:
-            gpu["retirement_pending"] = bool(pending)
+        self._put(gpu, "retirement_pending", bool, "nvmlDeviceGetRetiredPagesPendingStatus", handle)
 
     def _read_links(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
         for key, call in (
@@ -254,8 +237,7 @@ class NvidiaReader:
             ("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
             ("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
         ):
-            if (value := self._ask(gpu, call, handle)) is not None:
-                gpu[key] = value
+            self._put(gpu, key, None, call, handle)
         states: list[int] = []
         for link in range(_MAX_LINKS):
             state = self._ask(gpu, "nvmlDeviceGetNvLinkState", handle, link, quiet=True)
@@ -275,12 +257,24 @@ class NvidiaReader:
             gpu["recovery"] = _RECOVERY_WORDS.get(wanted, f"recovery action {wanted}")
 
     def _read_modes(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
-        if (persistent := self._ask(gpu, "nvmlDeviceGetPersistenceMode", handle)) is not None:
-            gpu["persistence"] = bool(persistent)
-        if (modes := self._ask(gpu, "nvmlDeviceGetMigMode", handle)) is not None:
-            gpu["mig"] = bool(modes[0])
-        if (mode := self._ask(gpu, "nvmlDeviceGetComputeMode", handle)) is not None:
-            gpu["compute_mode"] = _COMPUTE_MODES.get(mode, str(mode))
+        self._put(gpu, "persistence", bool, "nvmlDeviceGetPersistenceMode", handle)
+        self._put(gpu, "mig", lambda modes: bool(modes[0]), "nvmlDeviceGetMigMode", handle)
+        self._put(
+            gpu, "compute_mode", lambda mode: _COMPUTE_MODES.get(mode, str(mode)), "nvmlDeviceGetComputeMode", handle
+        )
+
+    def _put(
+        self,
+        gpu: dict[str, Any],
+        key: str,
+        convert: Callable[[Any], Any] | None,
+        call: str,
+        *arguments: Any,  # noqa: ANN401
+    ) -> None:
+        """Put the answer of one call under a key, where there is one."""
+        answer = self._ask(gpu, call, *arguments)
+        if answer is not None:
+            gpu[key] = answer if convert is None else convert(answer)
 
     def _ask(self, noted: dict[str, Any], call: str, *arguments: Any, quiet: bool = False) -> Any:  # noqa: ANN401
         """The answer of one call, or None. Errors other than "not supported" are noted."""
@@ -299,6 +293,10 @@ class NvidiaReader:
             elif not quiet and code not in _NOT_SUPPORTED and not isinstance(error, AttributeError):
                 noted["errors"] = {**noted.get("errors", {}), call: error_words(error)}
             return None
+
+
+def _thousandths(value: int) -> float:
+    return value / 1000
 
 
 def _text(value: str | bytes) -> str:

@@ -7,18 +7,8 @@ from saferun.model import Value
 
 # include/net/tcp_states.h
 _TCP_STATES = (
-    "ESTABLISHED",
-    "SYN_SENT",
-    "SYN_RECV",
-    "FIN_WAIT1",
-    "FIN_WAIT2",
-    "TIME_WAIT",
-    "CLOSE",
-    "CLOSE_WAIT",
-    "LAST_ACK",
-    "LISTEN",
-    "CLOSING",
-    "NEW_SYN_RECV",
+    *("ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT"),
+    *("LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV"),
 )
 _TABLE_LIMIT_BYTES = 16 << 20
 _V4_IN_V6 = bytes(10) + b"\xff\xff"

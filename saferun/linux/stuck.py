@@ -57,8 +57,13 @@ def mounts_of(pid: int) -> list[tuple[str, str]]:
 
     Source: proc_pid_mountinfo(5).
     """
+    return parse_mounts(read_text(f"/proc/{pid}/mountinfo"))
+
+
+def parse_mounts(mountinfo: str) -> list[tuple[str, str]]:
+    """The same of the file's content, in the order in which they were mounted."""
     found = []
-    for line in read_text(f"/proc/{pid}/mountinfo").splitlines():
+    for line in mountinfo.splitlines():
         words = line.split(" ")
         if "-" in words and len(words) > words.index("-") + 1:
             found.append((words[4].replace("\\040", " "), words[words.index("-") + 1]))

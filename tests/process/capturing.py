@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from saferun.captures.wire import CaptureReader, Request, Target, encode_request
+from saferun.captures.wire import CaptureReader, Request, Target
 from saferun.evidence import StackDump
 from tests.process.launching import state_of, until
+from tests.process.one_capture import encode_request
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEP = "def step(): print('ready', flush=True); time.sleep(1000)\nstep()"
@@ -53,7 +54,7 @@ def capture(
     """What the capture process finds."""
     request = Request(targets, budget_s=fields.pop("budget_s", BUDGET_S), since=time.time(), **fields)
     done = subprocess.run(
-        [sys.executable, *(["-c", program] if program else ["-m", "saferun.captures"])],
+        [sys.executable, *(["-c", program] if program else ["-m", "tests.process.one_capture"])],
         input=encode_request(request),
         stdout=subprocess.PIPE,
         cwd=ROOT,

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from saferun.captures.process_state import read_process_look
-from saferun.captures.wire import CaptureReader, CoreRequest, Target, encode_request
+from saferun.captures.wire import CaptureReader, CoreRequest, Target
 from saferun.evidence import ProcessSnapshot, StackDump
-from saferun.linux.children import JOB_SIGNALS, exit_status, spawn
+from saferun.linux.children import exit_status, spawn
+from saferun.linux.signals import JOB_SIGNALS
 from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace
 from tests.process.launching import state_of, until
+from tests.process.one_capture import encode_request
 
 LOCK = "def step(): lock = threading.Lock(); lock.acquire(); print('ready', flush=True); lock.acquire()\nstep()"
 
@@ -250,7 +252,7 @@ def test_eight_ranks_are_ready_before_the_budget_is_spent() -> None:
 def test_cores_are_asked_for_in_the_same_way() -> None:
     """No dead, no cores; but an answer."""
     done = subprocess.run(
-        [sys.executable, "-m", "saferun.captures"],
+        [sys.executable, "-m", "tests.process.one_capture"],
         input=encode_request(CoreRequest((), budget_s=5.0)),
         stdout=subprocess.PIPE,
         cwd=ROOT,
@@ -267,7 +269,7 @@ def test_cores_are_asked_for_in_the_same_way() -> None:
 def test_what_is_no_request_is_refused_in_two_lines(content: bytes) -> None:
     """Somebody may start it by hand."""
     done = subprocess.run(
-        [sys.executable, "-m", "saferun.captures"],
+        [sys.executable, "-m", "tests.process.one_capture"],
         input=content,
         capture_output=True,
         cwd=ROOT,

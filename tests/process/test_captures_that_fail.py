@@ -20,10 +20,11 @@ from saferun.captures import run, stacks, strace
 from saferun.captures.process_state import read_process_look
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
-from saferun.captures.wire import NOT_READY, CaptureReader, Request, Target, encode, encode_request
+from saferun.captures.wire import NOT_READY, CaptureReader, Request, Target, encode
 from saferun.evidence import CaptureNote
 from tests.process.capturing import ROOT, SLEEP, UNDUMPABLE, capture, functions, python, without_ptrace
 from tests.process.launching import state_of, until
+from tests.process.one_capture import encode_request
 
 # Whoever waits so long does not come back before the test is over.
 FOR_EVER_S = 100_000.0
@@ -89,7 +90,7 @@ def test_denied_ptrace_is_a_failure_and_no_exception(step: CaptureStep) -> None:
     program = (
         "import saferun.captures.run as run\n"
         f"run.CAPTURES = tuple(step for step in run.CAPTURES if step.name == {step.name!r})\n"
-        "from saferun.captures.__main__ import main\n"
+        "from tests.process.one_capture import main\n"
         "main()\n"
     )
     with python(UNDUMPABLE + SLEEP, prepare=without_ptrace) as pid:
@@ -175,7 +176,7 @@ def test_no_tool_outlives_a_capture_process_that_is_killed(tmp_path: Path) -> No
     path = fake_tool(tmp_path, f"echo $$ > {fifo}; exec sleep 1000")
     program = f"""
 import saferun.captures.stacks as stacks
-from saferun.captures.__main__ import main
+from tests.process.one_capture import main
 stacks.find_tool = lambda name: {path!r}
 main()
 """

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from saferun.captures import cores
-from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, encode_request
+from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess
 from saferun.ctl import main as saferunctl
 from saferun.evidence import CoreDump
 from saferun.linux import core_files
@@ -31,6 +31,7 @@ from saferun.linux.poller import Poller
 from saferun.linux.procfs import children_of
 from saferun.model import ExitStatus
 from tests.process.launching import DEADLINE_S, REPOSITORY, customized, in_saferun, running, until
+from tests.process.one_capture import encode_request
 
 PATTERN = read_core_pattern()
 pytestmark = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.words()}")
@@ -171,7 +172,7 @@ class Crew:
                 resource.setrlimit(resource.RLIMIT_CORE, (hard_limit, hard_limit))
 
         done = subprocess.run(
-            [sys.executable, "-m", "saferun.captures"],
+            [sys.executable, "-m", "tests.process.one_capture"],
             input=encode_request(request),
             capture_output=True,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},

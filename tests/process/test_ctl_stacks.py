@@ -58,11 +58,11 @@ def host(*processes: Process) -> dict[int, Process]:
 
 def member(pid: int, ppid: int, rank: int = -1, **more: Any) -> Process:
     """A process of the run, started in the order of the numbers."""
-    return Process(pid, ppid, start_ticks=pid, rank=rank, **{"run_id": RUN_ID, **more})
+    return Process(pid, ppid, started_at=pid, rank=rank, **{"run_id": RUN_ID, **more})
 
 
 def stranger(pid: int, ppid: int = 1, **more: Any) -> Process:
-    return Process(pid, ppid, start_ticks=pid, **more)
+    return Process(pid, ppid, started_at=pid, **more)
 
 
 # A supervisor with its coordinator and two ranks, of which one has a data-loader worker.
@@ -202,7 +202,7 @@ def test_the_processes_of_this_host_are_seen_as_they_are() -> None:
     )
     try:
         seen = read_processes()
-        assert seen[child.pid]._replace(start_ticks=0) == Process(child.pid, os.getpid(), 0, 7, RUN_ID, "/x")
+        assert seen[child.pid]._replace(started_at=0) == Process(child.pid, os.getpid(), 0, 7, RUN_ID, "/x")
         assert os.getpid() not in seen
     finally:
         child.kill()

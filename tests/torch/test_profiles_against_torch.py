@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from saferun.env.apply import read_versions
 from saferun.env.profiles import load_profiles, resolve
 from saferun.env.profiles.builtin import PROFILES
-from saferun.env.profiles.installed import read_versions
 from saferun.env.profiles.model import Variable
 
 VERSIONS = read_versions(sys.path)
@@ -44,9 +44,7 @@ def mentions(library: Path, name: str) -> bool:
 
 
 def test_the_release_of_torch_is_found_without_importing_it() -> None:
-    code = (
-        "from saferun.env.profiles.installed import read_versions; import sys; print(read_versions(sys.path)['torch'])"
-    )
+    code = "from saferun.env.apply import read_versions; import sys; print(read_versions(sys.path)['torch'])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     asked = subprocess.run(
         [sys.executable, "-c", "import importlib.metadata as m; print(m.version('torch'))"],

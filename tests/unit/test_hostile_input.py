@@ -29,7 +29,7 @@ from saferun.captures.gpu_amd import parse_amd_smi_metric, parse_amd_smi_process
 from saferun.captures.kernel_log import parse_record, parse_syslog
 from saferun.captures.py_spy import threads_from_json
 from saferun.captures.pystack_core import threads_from_pystack
-from saferun.captures.wire import CaptureReader, Request, Target, decode_request, encode, encode_request
+from saferun.captures.wire import CaptureReader, Request, Target, encode
 from saferun.cluster.evidence import decode_part, encode_part
 from saferun.cluster.messages import abort_from, chunk_from, decision_from, task_of
 from saferun.cluster.placement.rendezvous import read_conf
@@ -66,6 +66,7 @@ from saferun.preflight.results import HostInfo, Probe, ProbeEndpoint
 from saferun.text.decoding import MALFORMED, loads
 from saferun.watchdog.job import verdict_from
 from saferun.watchdog.py_spy_json import threads_from
+from tests.process.one_capture import decode_request, encode_request
 from tests.torch.coordinating import TROUBLE
 from tests.unit import recorded_launchers
 from tests.unit.captures.test_flight_recorder import entry, trace

@@ -54,9 +54,6 @@ def check(
         return Result(lint(environ, known, host), known)
     cache = cache_directory or name_cache.default_directory(environ)
     known = scan(
-        installation,
-        cache_directory=cache,
-        wanted=lambda known: names_to_look_for(environ, known),
-        budget_s=budget_s,
+        installation, cache_directory=cache, wanted=lambda known: names_to_look_for(environ, known), budget_s=budget_s
     )
     return Result(lint(environ, known, host), known)

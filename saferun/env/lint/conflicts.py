@@ -32,7 +32,16 @@ class Job(Value):
         """A variable's value; None where it is not set or empty."""
         return self.environ.get(name, "")[:_MAX_VALUE_CHARS].strip() or None
 
-    def found(self, name: str, verdict: Verdict, sentence: str, hint: str, source: str, *, at_launch: bool) -> Finding:
+    def found(
+        self,
+        name: str,
+        sentence: str,
+        hint: str,
+        source: str,
+        verdict: Verdict = "contradiction",
+        *,
+        at_launch: bool = True,
+    ) -> Finding:
         """A finding on one of the job's variables."""
         return Finding(name, shown(name, self.environ[name]), verdict, sentence, hint, source, at_launch)
 
@@ -48,11 +57,9 @@ def _different_gpu_lists(job: Job) -> Iterator[Finding]:
     if cuda and hip and _list(cuda) != _list(hip):
         yield job.found(
             "HIP_VISIBLE_DEVICES",
-            "contradiction",
             "CUDA_VISIBLE_DEVICES names other devices",
             "set only one of the two, or both to the same list",
             knowledge.HIP_ENV,
-            at_launch=True,
         )
     rocr = job.value("ROCR_VISIBLE_DEVICES")
     if rocr and hip:
@@ -61,11 +68,9 @@ def _different_gpu_lists(job: Job) -> Iterator[Finding]:
         if too_high or len(_list(hip)) > left:
             yield job.found(
                 "HIP_VISIBLE_DEVICES",
-                "contradiction",
                 f"it counts within ROCR_VISIBLE_DEVICES, which leaves {left}",
                 f"use indices below {left}, or unset one of the two",
                 _TORCH_CUDA_INIT,
-                at_launch=True,
             )
 
 
@@ -77,11 +82,9 @@ def _blocking_wait_stops_the_watchdog(job: Job) -> Iterator[Finding]:
             if job.value(other) not in {None, "0"}:
                 yield job.found(
                     name,
-                    "contradiction",
                     f"with it torch starts no watchdog, so {other} has no effect",
                     f"unset {name}, unless the script itself handles the timeouts of wait()",
                     _TORCH_NCCL_CPP,
-                    at_launch=True,
                 )
                 return
 
@@ -94,20 +97,16 @@ def _dump_without_recorder(job: Job) -> Iterator[Finding]:
         if job.value(name) == "0":
             yield job.found(
                 dump,
-                "contradiction",
                 f"{name}=0 switches the Flight Recorder off, so there is nothing to dump",
                 f"set {name}=2000",
                 knowledge.TORCH_NCCL,
-                at_launch=True,
             )
     if job.value("TORCH_NCCL_ENABLE_MONITORING") is not None and not is_true(job.value("TORCH_NCCL_ENABLE_MONITORING")):
         yield job.found(
             dump,
-            "contradiction",
             "it needs TORCH_NCCL_ENABLE_MONITORING, which is off",
             "unset TORCH_NCCL_ENABLE_MONITORING",
             knowledge.TORCH_NCCL_CODE,
-            at_launch=True,
         )
 
 
@@ -122,11 +121,9 @@ def _old_and_new_name_differ(job: Job) -> Iterator[Finding]:
         winner = name if name == "PYTORCH_CUDA_ALLOC_CONF" else advice.instead
         yield job.found(
             name,
-            "contradiction",
             f"{advice.instead} is set too, to something else; {winner} wins",
             f"unset {name}" if winner != name else f"keep the value you mean, in {advice.instead} alone",
             advice.source,
-            at_launch=True,
         )
 
 
@@ -136,11 +133,9 @@ def _too_many_sockets(job: Job) -> Iterator[Finding]:
     if len(numbers) == 2 and numbers[0] * numbers[1] > _NCCL_SOCKETS:  # noqa: PLR2004
         yield job.found(
             "NCCL_NSOCKS_PERTHREAD",
-            "contradiction",
             f"times NCCL_SOCKET_NTHREADS that is {numbers[0] * numbers[1]}; NCCL opens {_NCCL_SOCKETS} sockets at most",
             "lower one of the two",
             knowledge.NCCL_ENV,
-            at_launch=True,
         )
 
 
@@ -153,7 +148,6 @@ def _log_settings_without_log(job: Job) -> Iterator[Finding]:
         if job.value(name) and level not in needs and not job.value("NCCL_DEBUG_LEVELS"):
             yield job.found(
                 name,
-                "contradiction",
                 f"NCCL_DEBUG={shown('NCCL_DEBUG', level)} gives it nothing to do"
                 if level
                 else "without NCCL_DEBUG it does nothing",
@@ -168,11 +162,10 @@ def _blocking_launches_hang(job: Job) -> Iterator[Finding]:
     if is_true(job.value(name)) and nccl is not None and _HANGS_FROM <= nccl[:2] <= _HANGS_TO:
         yield job.found(
             name,
-            "known problem",
             f"jobs are known to hang with it and NCCL {version_words(nccl)}",
             "unset it, or install another NCCL",
             _NCCL_ISSUE_750,
-            at_launch=True,
+            "known problem",
         )
 
 
@@ -181,11 +174,10 @@ def _nonblocking_communicators_hang(job: Job) -> Iterator[Finding]:
     if is_true(job.value(name)) and nccl is not None and nccl[:2] == (2, 26):
         yield job.found(
             name,
-            "known problem",
             f"jobs are known to hang with it and NCCL {version_words(nccl)}",
             "unset it, or install another NCCL",
             _PYTORCH_ISSUE_153960,
-            at_launch=True,
+            "known problem",
         )
 
 
@@ -194,11 +186,10 @@ def _log_level_too_new(job: Job) -> Iterator[Finding]:
     if (job.value("NCCL_DEBUG") or "").upper() == "ATTN" and nccl is not None and nccl < (2, 32):
         yield job.found(
             "NCCL_DEBUG",
-            "bad value",
             f"NCCL {version_words(nccl)} does not know ATTN and logs nothing",
             "set NCCL_DEBUG=WARN",
             knowledge.NCCL_ENV,
-            at_launch=True,
+            "bad value",
         )
 
 
@@ -211,11 +202,10 @@ def _blocking_launches_on_amd(job: Job) -> Iterator[Finding]:
     if not set(hip) & set(job.known.readers_of(name)):
         yield job.found(
             name,
-            "misconception",
             "the HIP runtime reads HIP_LAUNCH_BLOCKING",
             "set HIP_LAUNCH_BLOCKING=1",
             knowledge.HIP_ENV,
-            at_launch=True,
+            "misconception",
         )
 
 
@@ -252,7 +242,7 @@ def _slow_settings(job: Job) -> Iterator[Finding]:
     for name, values, what, source in _SLOW:
         value = job.value(name)
         if value is not None and (value.upper() in values if values else is_true(value)):
-            yield job.found(name, "known problem", what, "unset it in production", source, at_launch=False)
+            yield job.found(name, what, "unset it in production", source, "known problem", at_launch=False)
 
 
 def _list(value: str) -> list[str]:

@@ -34,11 +34,7 @@ _MCA_OWNERS = ("libopen-pal.so", "libmpi.so", "libprrte.so")
 FAMILIES: tuple[Family, ...] = (
     # TorchX, TorchServe and the like, which may be installed elsewhere: on the host that launched the job, say.
     Family("torch-like", ("TORCH",), (), composed=True),
-    Family(
-        "torch",
-        (*_TORCH_WORDS, "KINETO_", "ATEN_", "FBGEMM_", "AOTINDUCTOR_", "AOT_INDUCTOR_"),
-        _TORCH_OWNERS,
-    ),
+    Family("torch", (*_TORCH_WORDS, "KINETO_", "ATEN_", "FBGEMM_", "AOTINDUCTOR_", "AOT_INDUCTOR_"), _TORCH_OWNERS),
     Family("torchrun", ("PET_",), _TORCH_OWNERS),
     Family("gloo", ("GLOO_",), ("libtorch_cpu.so", "libgloo.so"), ("GLOO_SOCKET_IFNAME",)),
     Family("NCCL", ("NCCL_",), ("libnccl.so", "librccl.so"), ("NCCL_BUFFSIZE", "NCCL_SHM_DISABLE")),

@@ -16,23 +16,11 @@ _ASK = (
 )
 _ANSWER = b"\nsaferun-answer "
 _SYSTEM_LIBRARIES = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-    "/usr/local/cuda/lib64",
-    "/usr/local/cuda/compat",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/wsl/lib",
-    "/opt/rocm/lib",
-    "/opt/amazon/efa/lib64",
-    "/opt/amazon/efa/lib",
-    "/opt/amazon/openmpi/lib",
-    "/opt/amazon/ofi-nccl/lib",
-    "/opt/hpcx/ucx/lib",
-    "/opt/hpcx/ompi/lib",
-    "/opt/hpcx/nccl_rdma_sharp_plugin/lib",
+    *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"),
+    *("/usr/local/cuda/lib64", "/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib"),
+    *("/opt/rocm/lib", "/opt/amazon/efa/lib64", "/opt/amazon/efa/lib", "/opt/amazon/openmpi/lib"),
+    *("/opt/amazon/ofi-nccl/lib", "/opt/hpcx/ucx/lib", "/opt/hpcx/ompi/lib"),
+    *("/opt/hpcx/nccl_rdma_sharp_plugin/lib",),
 )
 _MAX_DIRECTORIES = 64
 
@@ -97,24 +85,14 @@ def _own() -> tuple[str, list[str]]:
 def _ask(python: str, environ: Mapping[str, str], timeout_s: float) -> tuple[str, list[str]] | None:
     import json
 
-    from saferun.linux.child_output import collect_output
-    from saferun.linux.children import SpawnError, spawn
+    from saferun.linux.child_output import run_program
+    from saferun.linux.children import SpawnError
 
-    null = os.open(os.devnull, os.O_RDONLY)
-    read_end, write_end = os.pipe()
     try:
-        child = spawn([python, "-c", _ASK], environ, stdin=null, stdout=write_end, stderr=null)
-    except SpawnError:
-        os.close(read_end)
-        return None
-    finally:
-        os.close(write_end)
-        os.close(null)
-    output, _status = collect_output(child, read_end, timeout_s)
-    try:
+        output, _status = run_program([python, "-c", _ASK], environ, timeout_s)
         prefix, path = json.loads(output.rpartition(_ANSWER)[2])
         return str(prefix), [str(entry) for entry in path]
-    except (ValueError, TypeError):
+    except (SpawnError, ValueError, TypeError):
         return None
 
 

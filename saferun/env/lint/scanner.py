@@ -14,7 +14,6 @@ looked at file by file, for it does change.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -25,11 +24,11 @@ from saferun.env.lint.known_names import KnownNames, Version
 from saferun.env.lint.name_cache import Unit
 from saferun.env.lint.reading import answer, library_strings, nothing, read_library, read_source, source_text
 from saferun.env.lint.sources import Source, files_of, find_sources, stamp_of, stamp_of_file
+from saferun.env.profiles.versions import numbers_of
 from saferun.model import Value
 
 _MAX_ASKED = 256  # single names that the other packages are searched for
 _ACCELERATOR_LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so", "libtorch_xpu.so")
-_VERSION_PART = re.compile(r"\d+")
 
 
 def scan(
@@ -101,7 +100,7 @@ class _Search:
             source, lambda path, is_library: read_library(path, held) if is_library else read_source(path, held)
         )
         if read is not None:
-            version = max(held.versions, key=_version, default="") or source.version
+            version = max(held.versions, key=numbers_of, default="") or source.version
             self.units[source.path] = Unit(
                 stamp=read.stamp,
                 readers=tuple(sorted(held.readers)),
@@ -215,10 +214,5 @@ def _versions(found: list[tuple[Source, Unit]]) -> dict[str, Version]:
             is_nccl = "nccl" in source.name.lower()
             key = "nccl" if is_nccl else source.name.lower()
             if source.kind == "distribution" or key not in versions:
-                versions[key] = _version(unit.version)
+                versions[key] = numbers_of(unit.version)
     return versions
-
-
-def _version(text: str) -> Version:
-    release = text.partition("+")[0]
-    return tuple(int(part[:9]) for part in _VERSION_PART.findall(release)[:4])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from saferun.env.lint.known_names import HostFacts
-from saferun.env.lint.near_miss import distance
+from saferun.env.profiles.words import nearest
 
 _NUMBER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,18})")
 _MAX_ITEMS = 256
@@ -163,7 +163,7 @@ def _is_are(words: list[str]) -> str:
 
 def _there(missing: list[str], existing: frozenset[str]) -> str:
     for name in missing[:4]:
-        near = [other for other in sorted(existing)[:_MAX_ITEMS] if distance(name[:40], other, 2) <= 2 < len(other)]  # noqa: PLR2004
-        if near:
-            return f"did you mean {min(near, key=lambda other: distance(name[:40], other, 2))}?"
+        near = nearest(name[:40], sorted(existing)[:_MAX_ITEMS])
+        if near is not None:
+            return f"did you mean {near}?"
     return f"it has {_quoted(sorted(existing))}" if existing else "it has none"

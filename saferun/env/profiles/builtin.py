@@ -1,6 +1,6 @@
 """The env profiles that come with saferun.
 
-Written by ``python -m saferun.env.profiles.compile_builtin`` from ``configs/*.yaml``: edit those.
+Written by ``python -m tests.compile_profiles`` from ``configs/*.yaml``: edit those.
 """
 
 from __future__ import annotations

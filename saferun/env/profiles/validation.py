@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import TypeVar
 
 from saferun.env.profiles import templates, versions
-from saferun.env.profiles.model import (
-    COMPONENTS,
-    COSTS,
-    VENDORS,
-    Cost,
-    Place,
-    Profile,
-    RankValue,
-    Removal,
-    Variable,
-    Vendor,
-)
+from saferun.env.profiles.model import COMPONENTS, COSTS, VENDORS, Place, Profile, RankValue, Removal, Variable
 from saferun.env.profiles.words import advice, quoted
 from saferun.env.profiles.yaml_nodes import Node, bad
+
+_Word = TypeVar("_Word", bound=str)
 
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -27,19 +19,8 @@ MAX_RANK = 1_000_000
 
 _PROFILE_KEYS = ("description", "extends", "variables", "unset")
 _VARIABLE_KEYS = (
-    "value",
-    "ranks",
-    "local_ranks",
-    "why",
-    "cost",
-    "vendor",
-    "versions",
-    "breaks_with",
-    "source",
-    "reader",
-    "same_as",
-    "needs_file",
-    "force",
+    *("value", "ranks", "local_ranks", "why", "cost", "vendor", "versions", "breaks_with", "source"),
+    *("reader", "same_as", "needs_file", "force"),
 )
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _RANKS = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
@@ -47,24 +28,11 @@ _RANKS = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 # What saferun itself tells each rank: another value would break the job, in ways that are hard to see.
 OWN_NAMES = frozenset(
     {
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "ROLE_RANK",
-        "ROLE_NAME",
-        "ROLE_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE",
-        "TORCHELASTIC_ERROR_FILE",
-        "SAFERUN_RUN_ID",
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+        *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE"),
+        *("SAFERUN_RUN_ID",),
     }
 )
 
@@ -199,8 +167,8 @@ def _variable(name: str, key: Node, node: Node) -> Variable:
         ranks=_rank_values(ranks),
         local_ranks=_rank_values(local_ranks),
         why=_prose(fields["why"]) if "why" in fields else "",
-        cost=_cost(fields.get("cost")),
-        vendor=_vendor(fields.get("vendor")),
+        cost=_one_of(fields.get("cost"), "cost", COSTS, "none"),
+        vendor=_one_of(fields.get("vendor"), "vendor", VENDORS, "any"),
         versions=_ranges(fields.get("versions")),
         breaks_with=_ranges(fields.get("breaks_with")),
         source=_source(fields.get("source")),
@@ -245,24 +213,14 @@ def _rank_values(node: Node | None) -> tuple[RankValue, ...]:
     return tuple(found)
 
 
-def _cost(node: Node | None) -> Cost:
+def _one_of(node: Node | None, what: str, known: tuple[_Word, ...], default: _Word) -> _Word:
     if node is None:
-        return "none"
+        return default
     word = _text(node)
-    for cost in COSTS:
-        if word == cost:
-            return cost
-    raise bad(node, f"unknown cost {quoted(word)}", advice(word, COSTS))
-
-
-def _vendor(node: Node | None) -> Vendor:
-    if node is None:
-        return "any"
-    word = _text(node)
-    for vendor in VENDORS:
-        if word == vendor:
-            return vendor
-    raise bad(node, f"unknown vendor {quoted(word)}", advice(word, VENDORS))
+    for one in known:
+        if word == one:
+            return one
+    raise bad(node, f"unknown {what} {quoted(word)}", advice(word, known))
 
 
 def _ranges(node: Node | None) -> tuple[tuple[str, str], ...]:

@@ -21,8 +21,8 @@ def is_range(text: str) -> bool:
     return len(text) <= _LONGEST and all(_parsed(clause) is not None for clause in text.split(","))
 
 
-def numbers(version: str) -> tuple[int, ...] | None:
-    """The numbers that a version begins with, or None if it begins with none."""
+def numbers_of(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: ``2.13.0+cu130`` is (2, 13, 0)."""
     found: list[int] = []
     for part in version[:_LONGEST].strip().removeprefix("v").split("."):
         digits = part[: len(part) - len(part.lstrip(_DIGITS))]
@@ -30,7 +30,7 @@ def numbers(version: str) -> tuple[int, ...] | None:
             found.append(int(digits))
         if digits != part:
             break
-    return tuple(found) or None
+    return tuple(found)
 
 
 def holds(version: str, wanted: str) -> bool:
@@ -40,8 +40,8 @@ def holds(version: str, wanted: str) -> bool:
         version: an installed version, ``2.13.0+cu130``.
         wanted: the range; it must satisfy ``is_range``.
     """
-    have = numbers(version)
-    return have is not None and all(_clause_holds(have, clause) for clause in wanted.split(","))
+    have = numbers_of(version)
+    return bool(have) and all(_clause_holds(have, clause) for clause in wanted.split(","))
 
 
 def _parsed(clause: str) -> tuple[str, tuple[int, ...]] | None:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from saferun.env.profiles.versions import numbers_of
 from saferun.linux.gpus import gpu_vendor
 from saferun.model import JsonObject, Value
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import GIB, MIB, version_numbers
+from saferun.preflight.checks.reading import GIB, MIB
 from saferun.preflight.checks.versions import read_versions
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text, size_text
@@ -179,7 +180,7 @@ def _driver_faults(context: CheckContext, content: JsonObject, cuda: str) -> Ite
         hint = "see whether `nvidia-smi` or `rocm-smi` answers, and what `dmesg` says (Xid); reset the GPU, or reboot"
         yield _Fault(f"the GPUs' driver does not answer ({stuck})", hint)
     runtime = str(content.get("runtime", "")).removeprefix("CUDA ")
-    served, wanted = version_numbers(runtime)[:1], version_numbers(cuda)[:1]
+    served, wanted = numbers_of(runtime)[:1], numbers_of(cuda)[:1]
     if served and wanted and served < wanted and not _has_forward_compatibility(context):
         words = f"the driver serves CUDA {runtime}, and torch is built for CUDA {cuda}: it will see no GPU"
         hint = f"update the driver, or install a torch that is built for CUDA {served[0]}"

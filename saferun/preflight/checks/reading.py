@@ -28,15 +28,3 @@ def list_of_numbers(text: str) -> set[int]:
         if first.isdigit() and (not last or last.isdigit()):
             numbers.update(range(int(first), int(last or first) + 1))
     return numbers
-
-
-def version_numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: ``2.13.0+cu130`` is (2, 13, 0)."""
-    numbers: list[int] = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if digits:
-            numbers.append(int(digits))
-        if digits != part:
-            break
-    return tuple(numbers)

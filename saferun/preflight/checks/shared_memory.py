@@ -70,13 +70,10 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
 
 def _mount_kind(context: CheckContext) -> str:
     """The type of the file system that is mounted there; empty: none is."""
-    kind = ""
-    for line in read_text(context.path("proc/self/mountinfo")).splitlines():
-        fields, _, rest = line.partition(" - ")
-        words = fields.split(" ")
-        if len(words) > 4 and words[4] == _SHM:  # noqa: PLR2004 - the mount point
-            kind = rest.partition(" ")[0]  # the last one covers those before
-    return kind
+    from saferun.linux.stuck import parse_mounts
+
+    # The last one covers those before.
+    return dict(parse_mounts(read_text(context.path("proc/self/mountinfo")))).get(_SHM, "")
 
 
 def _largest(path: str) -> str:

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Mapping
 
 from saferun import __version__
+from saferun.env.profiles.versions import numbers_of
 from saferun.linux.small_files import read_text
 from saferun.model import Value
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.reading import is_switched_on, version_numbers
+from saferun.preflight.checks.reading import is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
 from saferun.text.secret_names import is_secret
 
@@ -261,7 +262,7 @@ def check_versions(context: CheckContext) -> CheckResult:
     words = ", ".join(f"{name} {version}" for name, version in versions.items())
     if context.vendor != "nvidia" or "nccl" not in versions:
         return CheckResult("versions", "ok", words, facts=tuple(facts))
-    numbers = {name: version_numbers(version) for name, version in versions.items()}
+    numbers = {name: numbers_of(version) for name, version in versions.items()}
     host = _Host(context, numbers["nccl"], numbers.get("torch", ()), os.uname().machine)
     found = [known for known in _KNOWN if known.applies(host)]
     facts += [

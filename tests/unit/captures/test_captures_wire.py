@@ -18,9 +18,7 @@ from saferun.captures.wire import (
     Done,
     Request,
     Target,
-    decode_request,
     encode,
-    encode_request,
 )
 from saferun.evidence import (
     Capture,
@@ -36,6 +34,7 @@ from saferun.evidence import (
     StuckLink,
     ThreadStack,
 )
+from tests.process.one_capture import decode_request, encode_request
 
 FRAME = Frame("step", "/home/me/train.py", 52)
 THREAD = ThreadStack("MainThread", 71, is_main=True, active=False, owns_gil=True, frames=(FRAME, FRAME))

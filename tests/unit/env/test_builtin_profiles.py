@@ -9,10 +9,10 @@ import pytest
 
 from saferun.env.profiles import load_profiles, render, resolve
 from saferun.env.profiles.builtin import PROFILES
-from saferun.env.profiles.compile_builtin import TARGET, configs_directory, read_builtin, source_text
 from saferun.env.profiles.model import COSTS, Profile, Variable, Vendor
 from saferun.env.profiles.resolution import layered, needs_run_dir
 from saferun.env.profiles.versions import holds
+from tests.compile_profiles import TARGET, configs_directory, read_builtin, source_text
 
 NAMES_FILE = Path(__file__).with_name("env_names_in_binaries.txt")
 
@@ -95,7 +95,7 @@ def test_the_built_in_profiles_are_these() -> None:
 
 
 def test_the_compiled_profiles_are_those_of_the_files() -> None:
-    """After a change of configs/*.yaml run: python -m saferun.env.profiles.compile_builtin."""
+    """After a change of configs/*.yaml run: python -m tests.compile_profiles."""
     from_files = read_builtin(configs_directory())
     assert from_files == PROFILES
     assert Path(TARGET).read_text(encoding="utf-8") == source_text(from_files)

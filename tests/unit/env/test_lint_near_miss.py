@@ -1,35 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from saferun.env.lint.near_miss import closest, distance, under_a_mended_prefix, under_another_prefix
-
-NAMES = st.text("ABC_", max_size=8)
-
-
-def plain_distance(one: str, other: str) -> int:
-    """The definition itself, without any saving of work."""
-    table = {(row, -1): row + 1 for row in range(-1, len(one))} | {
-        (-1, column): column + 1 for column in range(-1, len(other))
-    }
-    for row, char in enumerate(one):
-        for column, against in enumerate(other):
-            cost = min(
-                table[row - 1, column] + 1,
-                table[row, column - 1] + 1,
-                table[row - 1, column - 1] + (char != against),
-            )
-            if row and column and char == other[column - 1] and one[row - 1] == against:
-                cost = min(cost, table[row - 2, column - 2] + 1)
-            table[row, column] = cost
-    return table[len(one) - 1, len(other) - 1]
-
-
-@given(NAMES, NAMES, st.integers(0, 3))
-@settings(max_examples=500, deadline=None)
-def test_the_distance_is_the_defined_one_up_to_the_limit(one: str, other: str, limit: int) -> None:
-    assert distance(one, other, limit) == min(plain_distance(one, other), limit + 1)
+from saferun.env.lint.near_miss import closest, under_a_mended_prefix, under_another_prefix
 
 
 def test_of_two_as_near_the_documented_name_is_meant() -> None:

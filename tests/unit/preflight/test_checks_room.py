@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from saferun.env.profiles.versions import numbers_of
 from saferun.preflight.checks.clock import check_clock
 from saferun.preflight.checks.cpus import check_cpus
 from saferun.preflight.checks.disk import check_disk
 from saferun.preflight.checks.memory import check_memory
-from saferun.preflight.checks.reading import list_of_numbers, version_numbers
+from saferun.preflight.checks.reading import list_of_numbers
 from saferun.preflight.checks.shared_memory import check_shared_memory
 from saferun.text.wording import size_text
 from tests.unit.preflight.host_roots import Root
@@ -276,9 +277,9 @@ def test_lists_of_the_kernel_are_read() -> None:
 
 
 def test_the_numbers_of_a_version_end_where_its_words_begin() -> None:
-    assert version_numbers("2.13.0+cu130") == (2, 13, 0)
-    assert version_numbers("2.15.0a0") == (2, 15, 0)
-    assert version_numbers("") == version_numbers("unknown") == ()
+    assert numbers_of("2.13.0+cu130") == (2, 13, 0)
+    assert numbers_of("2.15.0a0") == (2, 15, 0)
+    assert numbers_of("") == numbers_of("unknown") == ()
 
 
 def test_the_machine_itself_is_in_order() -> None:

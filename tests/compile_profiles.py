@@ -1,4 +1,4 @@
-"""Writes ``builtin.py`` from ``configs/*.yaml``: ``python -m saferun.env.profiles.compile_builtin``.
+"""Writes ``builtin.py`` from ``configs/*.yaml``: ``python -m tests.compile_profiles``.
 
 Every launch uses the built-in profiles, and reading their YAML would cost it more than all the rest of its start-up.
 A test compares the written file with the profiles.
@@ -15,15 +15,15 @@ from saferun.env.profiles.search import read_profile
 if TYPE_CHECKING:
     from saferun.env.profiles.model import Profile
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-TARGET = os.path.join(_HERE, "builtin.py")
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TARGET = os.path.join(_ROOT, "saferun/env/profiles/builtin.py")
 WIDTH = 120
 
 _TYPES = ("Place", "Profile", "RankValue", "Removal", "Variable")
 
 _HEAD = '''"""The env profiles that come with saferun.
 
-Written by ``python -m saferun.env.profiles.compile_builtin`` from ``configs/*.yaml``: edit those.
+Written by ``python -m tests.compile_profiles`` from ``configs/*.yaml``: edit those.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ PROFILES: dict[str, Profile] = {{
 
 
 def configs_directory() -> str:
-    """Where the YAML of the built-in profiles lies: inside the installed package, or beside it in a checkout."""
-    package = os.path.dirname(os.path.dirname(_HERE))
-    inside = os.path.join(package, "configs")
-    return inside if os.path.isdir(inside) else os.path.join(os.path.dirname(package), "configs")
+    """Where the YAML of the built-in profiles lies."""
+    return os.path.join(_ROOT, "configs")
 
 
 def read_builtin(directory: str) -> dict[str, Profile]:

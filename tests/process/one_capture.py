@@ -1,19 +1,36 @@
-"""``python -m saferun.captures``: a request of ``wire`` on stdin, its results on stdout, one JSON line each."""
+"""A capture in a process of its own: a request of ``wire`` on stdin, its results on stdout, one JSON line each."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 
+from saferun.captures.wire import CoreRequest, Request, request_from, request_value
+from saferun.text.decoding import loads
+
 _REQUEST_LIMIT_BYTES = 16 << 20
+
+
+def encode_request(request: Request | CoreRequest) -> bytes:
+    """What is to be written to stdin, which is then to be closed."""
+    return json.dumps(request_value(request)).encode()
+
+
+def decode_request(content: bytes) -> Request | CoreRequest:
+    """The other end of it.
+
+    Raises:
+        ValueError: it is no request.
+    """
+    return request_from(loads(content))
 
 
 def main() -> int:
     """Read the request, do it, exit with 0; with 2 where it is no request."""
     started_at = time.monotonic()
     from saferun.captures.run import run_request
-    from saferun.captures.wire import decode_request
 
     content = sys.stdin.buffer.read(_REQUEST_LIMIT_BYTES)
     try:
