@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from saferun.model import JsonObject
+from saferun.text.wording import rank_spans
 
 _IDLE_PERCENT = 5
 _BUSY_PERCENT = 90
@@ -201,7 +202,7 @@ def _which(gpus: Sequence[JsonObject], *, with_names: bool = False) -> str:
     """``GPU 3``, ``GPUs 0-2,5``; with names ``GPU 3 (H200, 0000:1b:00.0)``, as whoever repairs it must know."""
     numbers = sorted(gpu["index"] for gpu in gpus)
     if len(numbers) > 1:
-        return f"GPUs {_ranges(numbers)}"
+        return f"GPUs {','.join(rank_spans(numbers)[0])}"
     known = ", ".join(filter(None, (_short_name(gpus[0]), gpus[0].get("pci", ""))))
     return f"GPU {numbers[0]}" + (f" ({known})" if with_names and known else "")
 
@@ -211,16 +212,6 @@ def _short_name(gpu: JsonObject) -> str:
     for maker in ("NVIDIA ", "AMD "):
         name = name.removeprefix(maker)
     return name
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def _span(values: Sequence[float], form: str) -> str:

@@ -19,7 +19,7 @@ from saferun.ctl.answer import answer, answer_json
 from saferun.diagnosis.collectives import compare
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.rank_waits import wait_groups
-from saferun.errors import UsageError
+from saferun.errors import SaferunError, UsageError
 from saferun.evidence import Capture, StackDump, WaitGroup
 from saferun.files.run_dir import BASE, shorter_path
 from saferun.linux.poller import Poller
@@ -107,8 +107,11 @@ class Scene(Value):
 
 def read_processes() -> dict[int, Process]:
     """All living processes of this host but this one."""
-    import psutil
-
+    try:
+        import psutil
+    except Exception as error:  # of a Python that it was not built for, say
+        hint = "install psutil again for this Python"
+        raise SaferunError(f"psutil cannot be imported: {error}", hint) from None
     found: dict[int, Process] = {}
     for one in psutil.process_iter():
         with suppress(psutil.Error), one.oneshot():  # it has ended meanwhile, or is another user's

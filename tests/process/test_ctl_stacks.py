@@ -15,7 +15,7 @@ import pytest
 
 from saferun.captures.wire import Target
 from saferun.ctl.live_stacks import Process, _sockets_only, find_scene, read_processes
-from saferun.errors import UsageError
+from saferun.errors import SaferunError, UsageError
 from tests.process.launching import REPOSITORY, Job, kill, running, state_of, two_lines, until
 
 SAFERUNCTL = (sys.executable, "-m", "saferun.ctl")
@@ -305,6 +305,13 @@ def test_a_process_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 
 def test_without_a_run_there_is_nothing_to_show(tmp_path: Path) -> None:
     assert refusal(cwd=tmp_path)[0] == "there is no saferun_runs/latest here"
+
+
+def test_a_psutil_that_cannot_be_imported_is_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a part in C, which another Python may not take."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with pytest.raises(SaferunError, match="psutil cannot be imported"):
+        read_processes()
 
 
 def test_only_those_doors_of_the_hook_are_used_that_need_no_signal(tmp_path: Path) -> None:
