@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from saferun.cluster.coordinator_process import CoordinatorLink
+from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.console.lines import LineAssembler
 from saferun.errors import suppress
 from saferun.linux.children import SpawnError
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import Event, StartFailed
+from saferun.supervisor.events import StartFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,12 +33,9 @@ class CoordinatorClient:
         config: the launch.
         environ: the coordinator's environment.
         poller: the loop's.
-        post: takes events.
-        attempt: tells the attempt that is current.
+        callbacks: of the job.
         on_message: takes each message but the answers to ``prepare``.
-        on_prepared: takes the answer to ``prepare``: what only torch can tell.
         on_lost: told that the coordinator is gone, and gets a hint.
-        on_stderr: takes whole lines that torch's event handlers write to stderr.
         whole_torch: whether all of torch is needed from the start for another reason than the options.
         name: what the user is told of as lost.
         open_link: starts the process.
@@ -48,13 +46,10 @@ class CoordinatorClient:
         config: LaunchConfig,
         environ: Mapping[str, str],
         poller: Poller,
+        callbacks: JobCallbacks,
         *,
-        post: Callable[[Event], None],
-        attempt: Callable[[], int],
         on_message: Callable[[JsonObject], None],
-        on_prepared: Callable[[JsonObject], None],
         on_lost: Callable[[str, str], None],
-        on_stderr: Callable[[bytes], None],
         whole_torch: bool = False,
         name: str = "the coordinator of this host",
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
@@ -73,12 +68,9 @@ class CoordinatorClient:
         self._answers: Collection[str] = ()
         self._environ = environ
         self._poller = poller
-        self._post = post
-        self._attempt = attempt
+        self._callbacks = callbacks
         self._on_message = on_message
-        self._on_prepared = on_prepared
         self._on_lost = on_lost
-        self._on_stderr = on_stderr
         self._whole_torch = whole_torch or self.asks_torch
         self._name = name
         self._open_link = open_link
@@ -248,12 +240,13 @@ class CoordinatorClient:
                 self.unanswered = None
             if op == "prepared" and self.is_preparing:
                 self.is_preparing = False
-                self._on_prepared(message)
+                self._callbacks.on_prepared(message)
             elif op == "failed" and self.is_preparing:
                 self.is_preparing = self.forwards_events = False
                 exit_code = 2 if message.get("usage") else 1
                 what = str(message.get("what"))
-                self._post(StartFailed(time.monotonic(), self._attempt(), what, _OPTIONS_HINT, exit_code))
+                attempt = self._callbacks.attempt()
+                self._callbacks.post(StartFailed(time.monotonic(), attempt, what, _OPTIONS_HINT, exit_code))
             else:
                 self._on_message(message)
 
@@ -266,7 +259,7 @@ class CoordinatorClient:
         """What it has written since; None at the end."""
         chunk = link.read_stderr()
         if chunk and self.forwards_events:
-            self._on_stderr(self._stderr.feed(chunk))
+            self._callbacks.on_stderr(self._stderr.feed(chunk))
         return chunk
 
     def _lose(self, what: str, hint: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
-from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, LostPeer, Peer
+from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostPeer, Peer
 from saferun.cluster.messages import LONGEST_WORDS, Ignored
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_message
 from saferun.cluster.roster import Roster
@@ -21,11 +21,10 @@ from saferun.linux.net import own_addresses, short_host_name
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import JoinHosts
-from saferun.supervisor.events import Event, JobLost, StartFailed
+from saferun.supervisor.events import JobLost, StartFailed
 from saferun.text.decoding import number, text, words
 
 if TYPE_CHECKING:
-    from saferun.cluster.progress import WatchedRank
     from saferun.cluster.secret import JobSecret
     from saferun.evidence import HangVerdict
 
@@ -46,15 +45,8 @@ class Job(JobSender):
         config: the launch.
         environ: the coordinator's environment.
         poller: the loop's.
+        callbacks: what it calls.
         run_dir: says where this launch's files are going to be.
-        post: takes events.
-        attempt: tells the attempt that is current.
-        on_assigned: told this process's place when the hosts have met.
-        on_prepared: told what only torch can answer.
-        on_preflight: told what the leader says of the checks.
-        say: takes a line for the user.
-        on_stderr: gets whole lines that torch's event handlers write to stderr.
-        ranks: tells the ranks of this process that run.
         secret: signs what the hosts tell each other; None: nothing does.
         open_channel: makes the channel to the coordinator.
     """
@@ -64,55 +56,34 @@ class Job(JobSender):
         config: LaunchConfig,
         environ: Mapping[str, str],
         poller: Poller,
+        callbacks: JobCallbacks,
         *,
         run_dir: RunDirectory,
-        post: Callable[[Event], None],
-        attempt: Callable[[], int],
-        on_assigned: Callable[[Assignment], None],
-        on_prepared: Callable[[JsonObject], None],
-        on_preflight: Callable[[JsonObject], None],
-        say: Callable[[str], None],
-        on_stderr: Callable[[bytes], None],
-        ranks: Callable[[], Sequence[WatchedRank]] = lambda: (),
         secret: JobSecret | None = None,
         open_channel: Callable[..., JobChannel] = JobChannel,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._post = post
-        self._on_assigned = on_assigned
-        self._on_prepared = on_prepared
-        self._say = say
+        self._callbacks = callbacks
+        self._post, self._say = callbacks.post, callbacks.say
         self._secret = secret
         channel = open_channel(
             config,
             environ,
             poller,
-            post=post,
-            attempt=attempt,
+            callbacks,
             on_message=self._on_message,
-            on_prepared=on_prepared,
             on_lost=self._on_channel_lost,
-            on_stderr=on_stderr,
         )
         task = config.hosts.task
         self._task = task.local_rank if task is not None else 0
-        super().__init__(channel, attempt, Roster(0, self._task, has_tasks=task is not None))
+        super().__init__(channel, callbacks.attempt, Roster(0, self._task, has_tasks=task is not None))
         self.client = channel.client
         self.is_head = channel.is_head
         self.host = 0
         self.peers: Mapping[int, Peer] = {}
         self._context = JobContext(
-            config,
-            poller,
-            sender=self,
-            post=post,
-            attempt=attempt,
-            on_preflight=on_preflight,
-            on_channel_lost=self._on_channel_lost,
-            say=say,
-            warn=self._warn,
-            ranks=ranks,
+            config, poller, callbacks, sender=self, on_channel_lost=self._on_channel_lost, warn=self._warn
         )
         self.current = JobAttempt(self._context)
         self._joining = False
@@ -281,7 +252,7 @@ class Job(JobSender):
         if self.leads and detected and assignment.number == 0:
             met = f"{hosts_text(self.peers.values(), placement.world_size)}, from {detected}"
             self._say(f"saferun: {printable(met)} ({_OFF})")
-        self._on_assigned(assignment)
+        self._callbacks.on_assigned(assignment)
 
     def _note_signed(self, message: JsonObject) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""
@@ -297,7 +268,7 @@ class Job(JobSender):
         if self.client.asks_torch:
             self.client.prepare(preparation)
         else:
-            self._on_prepared({})
+            self._callbacks.on_prepared({})
 
     def serve_soon(self) -> None:
         """The coordinator serves the store since the hosts have met."""

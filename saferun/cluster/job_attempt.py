@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from saferun.cluster.control import Control
 from saferun.cluster.evidence_collection import EvidenceCollection
 from saferun.cluster.job_sender import JobSender, StateReport
-from saferun.cluster.job_values import AbortReason, LostPeer
+from saferun.cluster.job_values import AbortReason, JobCallbacks, LostPeer
 from saferun.cluster.messages import (
     LONGEST_WORDS,
     MOST_HOSTS,
@@ -26,7 +26,6 @@ from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 from saferun.supervisor.events import (
-    Event,
     HostsDone,
     HostsReachable,
     HostsUnreachable,
@@ -36,7 +35,6 @@ from saferun.supervisor.events import (
 from saferun.text.decoding import number, words
 
 if TYPE_CHECKING:
-    from saferun.cluster.progress import WatchedRank
     from saferun.evidence import HangVerdict
 
 _LONGEST_LEFTOVERS = 300
@@ -53,32 +51,24 @@ SILENT_SHARE = 0.8
 
 
 class JobContext:
-    """What all attempts of a job have in common; for the callbacks see ``Job``."""
+    """What all attempts of a job have in common."""
 
     def __init__(
         self,
         config: LaunchConfig,
         poller: Poller,
+        callbacks: JobCallbacks,
         *,
         sender: JobSender,
-        post: Callable[[Event], None],
-        attempt: Callable[[], int],
-        on_preflight: Callable[[JsonObject], None],
         on_channel_lost: Callable[[str, str, str], None],
-        say: Callable[[str], None],
         warn: Callable[[object], None],
-        ranks: Callable[[], Sequence[WatchedRank]],
     ) -> None:
         self.config = config
         self.poller = poller
+        self.calls = callbacks
         self.sender = sender
-        self.post = post
-        self.attempt = attempt
-        self.on_preflight = on_preflight
         self.on_channel_lost = on_channel_lost
-        self.say = say
         self.warn = warn
-        self.ranks = ranks
         self.on_states: Callable[[Mapping[str, JsonObject]], None] = lambda _: None
         self.on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
 
@@ -155,8 +145,8 @@ class JobAttempt:
             addresses=addresses,
             leads=roster.host == 0 and number >= 0,
             speaks=speaks,
-            ranks=context.ranks,
-            say=context.say,
+            ranks=context.calls.ranks,
+            say=context.calls.say,
             on_lost=self._on_silent,
             on_notice=self.report.set_route,
             on_unheard=self._on_unheard,
@@ -220,7 +210,7 @@ class JobAttempt:
             heard = heard._replace(reason="failure")
         if heard.lost_task is not None and heard.host in self._roster.peers:
             self._lost_tasks.add((heard.host, heard.lost_task))
-        if attempt == self._context.attempt():
+        if attempt == self._context.calls.attempt():
             self._is_ending = True
             self.control.end()
             rank = heard.ranks[0] if heard.ranks else None
@@ -228,7 +218,7 @@ class JobAttempt:
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
                 self._sender.request_start_stage()
-        self._context.post(
+        self._context.calls.post(
             JobAborted(
                 time.monotonic(),
                 attempt,
@@ -243,7 +233,7 @@ class JobAttempt:
 
     def _on_decision(self, attempt: int, entry: JsonObject) -> None:
         found = decision_from(entry)
-        self._context.post(
+        self._context.calls.post(
             JobDecided(
                 time.monotonic(),
                 attempt,
@@ -261,12 +251,12 @@ class JobAttempt:
         from saferun.watchdog.job import verdict_from
 
         verdict = verdict_from(entry["verdict"])
-        if verdict is not None and attempt == self._context.attempt():
+        if verdict is not None and attempt == self._context.calls.attempt():
             self._context.on_hang(verdict, number(entry["n"], 0, _MOST_HANGS))
 
     def _on_preflight(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self.number:
-            self._context.on_preflight(entry)
+            self._context.calls.on_preflight(entry)
 
     def _on_notice(self, attempt: int, entry: JsonObject) -> None:
         # The leader cannot say it itself, and one of the others is enough.
@@ -274,14 +264,14 @@ class JobAttempt:
             self._context.warn(entry["words"])
 
     def _on_progress_wanted(self, attempt: int, entry: JsonObject) -> None:
-        if attempt == self._context.attempt() and self._roster.host in entry["hosts"]:
+        if attempt == self._context.calls.attempt() and self._roster.host in entry["hosts"]:
             self.control.watch()
 
     # ----------------------------------------------------------------------------------------------------------------
     # The states of all ranks
 
     def _on_states(self, message: JsonObject) -> None:
-        if message["attempt"] == self._context.attempt():
+        if message["attempt"] == self._context.calls.attempt():
             self._on_changed(message["changed"])
 
     def _on_changed(self, changed: Mapping[str, object]) -> None:
@@ -300,7 +290,7 @@ class JobAttempt:
                 # Another host waits for what its ranks left behind, and so does the job.
                 said = words(state["words"], _LONGEST_LEFTOVERS)
                 if self._lines.may_print(key, f"{key} leftovers", said):
-                    self._context.say(f"saferun: {printable(peer.label)}: {printable(said)}")
+                    self._context.calls.say(f"saferun: {printable(peer.label)}: {printable(said)}")
             if state.get("s") == "gone":
                 self._lost_tasks.add((host, task))
         self.chunks.review()
@@ -311,7 +301,7 @@ class JobAttempt:
     def _look_for_end(self) -> None:
         """Whether every rank of the job has ended well, or every one that is heard of."""
         if self.states.are_all_done():
-            self._context.post(HostsDone(time.monotonic(), self._context.attempt()))
+            self._context.calls.post(HostsDone(time.monotonic(), self._context.calls.attempt()))
         else:
             self._look_for_missing()
 
@@ -351,8 +341,8 @@ class JobAttempt:
 
     def _on_unheard(self, said: str) -> None:
         """The leader is not heard of, and the job goes on; empty: it is heard again."""
-        now, attempt = time.monotonic(), self._context.attempt()
-        self._context.post(HostsUnreachable(now, attempt, said) if said else HostsReachable(now, attempt))
+        now, attempt = time.monotonic(), self._context.calls.attempt()
+        self._context.calls.post(HostsUnreachable(now, attempt, said) if said else HostsReachable(now, attempt))
 
     def _on_lost(self, message: JsonObject) -> None:
         if message.get("op") == "probed" and message.get("why") not in _GONE:

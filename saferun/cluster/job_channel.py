@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import connect_to_task
+from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
@@ -17,7 +18,6 @@ from saferun.linux.net import hold_port
 from saferun.linux.poller import Poller
 from saferun.linux.task_sockets import TaskSockets
 from saferun.model import ExitStatus, JsonObject
-from saferun.supervisor.events import Event
 
 _FIRST_RETRY_S = 0.02
 _LAST_RETRY_S = 0.5
@@ -39,12 +39,9 @@ class JobChannel:
         config: the launch.
         environ: the coordinator's environment.
         poller: the loop's.
-        post: takes events.
-        attempt: tells the attempt that is current.
+        callbacks: of the job.
         on_message: takes each message.
-        on_prepared: takes what only torch can tell of an attempt.
         on_lost: told, once, that the channel is gone, and why.
-        on_stderr: takes whole lines that torch's event handlers write to stderr.
     """
 
     def __init__(
@@ -52,13 +49,10 @@ class JobChannel:
         config: LaunchConfig,
         environ: Mapping[str, str],
         poller: Poller,
+        callbacks: JobCallbacks,
         *,
-        post: Callable[[Event], None],
-        attempt: Callable[[], int],
         on_message: Callable[[JsonObject], None],
-        on_prepared: Callable[[JsonObject], None],
         on_lost: Callable[[str, str], None],
-        on_stderr: Callable[[bytes], None],
     ) -> None:
         self._retry_at: float | None = None  # when the head of this host is looked for again
         self.is_endpoint_here = False  # whether the endpoint of torch's rendezvous is this host, as far as is known
@@ -70,17 +64,14 @@ class JobChannel:
             config,
             {**environ, "SAFERUN_SIGN_MESSAGES": sharing},
             poller,
-            post=post,
-            attempt=attempt,
+            callbacks,
             on_message=on_message,
-            on_prepared=on_prepared,
             on_lost=on_lost,
-            on_stderr=on_stderr,
             whole_torch=config.rendezvous.backend != "static",
         )
         self._poller = poller
         self._on_message = on_message
-        self._on_stderr = on_stderr
+        self._on_stderr = callbacks.on_stderr
         task = config.hosts.task
         self.is_head = task is None or task.local_rank == 0
         self._listeners: dict[str, socket.socket] = {}

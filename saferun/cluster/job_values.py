@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from saferun.model import Placement, Value
+from saferun.model import JsonObject, Placement, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from saferun.cluster.progress import WatchedRank
+    from saferun.supervisor.events import Event
 
 
 class Peer(Value):
@@ -69,3 +76,29 @@ class AbortReason(Value):
     words: str
     rank: int | None
     why: str
+
+
+class JobCallbacks(Value):
+    """What a job calls.
+
+    Attributes:
+        post: takes events.
+        attempt: tells the attempt that is current.
+        on_assigned: takes this process's ranks when the hosts have met.
+        on_prepared: takes what only torch can tell of an attempt, when all is ready for its ranks.
+        on_preflight: takes what the leader says of the preflight checks.
+        on_torch: takes torch's version, where this host is alone.
+        on_stderr: takes whole lines that torch's event handlers write to stderr.
+        say: takes a line for the user.
+        ranks: tells the ranks of this process that run.
+    """
+
+    post: Callable[[Event], None]
+    attempt: Callable[[], int]
+    on_assigned: Callable[[Assignment], None]
+    on_prepared: Callable[[JsonObject], None]
+    on_preflight: Callable[[JsonObject], None]
+    on_torch: Callable[[str], None]
+    on_stderr: Callable[[bytes], None]
+    say: Callable[[str], None]
+    ranks: Callable[[], Sequence[WatchedRank]]

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.cluster.coordinator_client import CoordinatorClient
 from saferun.cluster.coordinator_process import CoordinatorLink
-from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, LostPeer, Peer
+from saferun.cluster.job_values import AbortReason, Assignment, EvidenceChunk, JobCallbacks, LostPeer, Peer
 from saferun.config import LaunchConfig
 from saferun.linux.net import hold_port
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
 from saferun.supervisor.events import (
-    Event,
     StartFailed,
     StoreServed,
     StoreUnavailable,
@@ -40,13 +39,7 @@ class SoloJob:
         config: the launch.
         environ: the coordinator's environment.
         poller: the loop's.
-        post: takes events.
-        attempt: tells the attempt that is current.
-        on_assigned: takes this host's ranks.
-        on_prepared: called when an attempt's preparations are done, with what only torch could answer.
-        on_preflight: takes what the checks come to.
-        on_torch: told torch's version, once an attempt.
-        on_stderr: takes whole lines that torch's event handlers write to stderr.
+        callbacks: what it calls.
         open_link: starts the coordinator.
     """
 
@@ -59,14 +52,8 @@ class SoloJob:
         config: LaunchConfig,
         environ: Mapping[str, str],
         poller: Poller,
+        callbacks: JobCallbacks,
         *,
-        post: Callable[[Event], None],
-        attempt: Callable[[], int],
-        on_assigned: Callable[[Assignment], None],
-        on_prepared: Callable[[JsonObject], None],
-        on_preflight: Callable[[JsonObject], None],
-        on_torch: Callable[[str], None],
-        on_stderr: Callable[[bytes], None],
         open_link: Callable[..., CoordinatorLink] = CoordinatorLink,
     ) -> None:
         self.is_head = self.leads = True
@@ -80,23 +67,16 @@ class SoloJob:
         self.deadline: float | None = None  # when the head start of the ranks is over, in monotonic seconds
         self._config = config
         self._poller = poller
-        self._post = post
-        self._attempt = attempt
-        self._on_assigned = on_assigned
-        self._on_prepared = on_prepared
+        self._callbacks = callbacks
         self._on_hang: Callable[[HangVerdict, int], None] = lambda _verdict, _number: None
-        self._on_preflight = on_preflight
-        self._on_torch = on_torch
+        self._post, self._attempt = callbacks.post, callbacks.attempt
         self.client = CoordinatorClient(
             config,
             environ,
             poller,
-            post=post,
-            attempt=attempt,
+            callbacks,
             on_message=self._on_message,
-            on_prepared=on_prepared,
             on_lost=self._on_lost,
-            on_stderr=on_stderr,
             name="the store's process",
             open_link=open_link,
         )
@@ -160,7 +140,7 @@ class SoloJob:
             self._is_dropping = True
             self._drop()
         else:
-            self._on_prepared({})
+            self._callbacks.on_prepared({})
 
     def _drop(self) -> None:
         self._serve_sent = False
@@ -200,13 +180,13 @@ class SoloJob:
         is_current = message.get("attempt") == self._attempt()
         match message.get("op"):
             case "serving" if is_current:
-                self._on_torch(str(message.get("torch")))
+                self._callbacks.on_torch(str(message.get("torch")))
                 self._post(StoreServed(time.monotonic(), self._attempt()))
             case "start_stage" if is_current:
                 self.start_stage = message
             case "dropped" if self._is_dropping:
                 self._is_dropping = False
-                self._on_prepared({})
+                self._callbacks.on_prepared({})
 
     def _on_lost(self, what: str, hint: str) -> None:
         """The store is not served. Ranks that never ask for it go on; one that asks would wait for ever."""
@@ -214,7 +194,7 @@ class SoloJob:
         if self._is_dropping:
             # There was an old store to be dropped, and that is gone now. The next one gets a coordinator of its own.
             self._is_dropping = False
-            self._on_prepared({})
+            self._callbacks.on_prepared({})
             return
         if self.client.is_preparing:
             self.client.is_preparing = False
@@ -257,7 +237,7 @@ class SoloJob:
         (port,) = self.bound_ports()
         placement = single_host(self._config.nproc_per_node, name, port, rendezvous.run_id)
         placement = placement._replace(restarts=action.restarts)
-        self._on_assigned(Assignment(placement, action.attempt, leads=True, may_leave=False, files=""))
+        self._callbacks.on_assigned(Assignment(placement, action.attempt, leads=True, may_leave=False, files=""))
 
     def set_state(self, state: JsonObject) -> None:
         """Nobody else wants to know."""
@@ -283,7 +263,7 @@ class SoloJob:
 
     def broadcast_preflight(self, message: JsonObject) -> None:
         """This host is to act on it."""
-        self._on_preflight(message)
+        self._callbacks.on_preflight(message)
 
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Nobody else puts evidence together."""

@@ -23,7 +23,6 @@ from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, a
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.pact import Pact
 from saferun.coordinator.places import HostRecord
-from saferun.coordinator.search import Search
 from saferun.coordinator.secrecy import (
     MISMATCH_HINT,
     NONE_THERE,
@@ -37,6 +36,7 @@ from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
+from saferun.coordinator.store_search import Search
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads, number, text, words

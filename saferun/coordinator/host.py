@@ -119,7 +119,7 @@ class Host:
 
     def _tell_start_stage(self, attempt: Attempt, task: int) -> None:
         """How far the ranks have come, as their store shows it; an empty stage where that is on another host."""
-        from saferun.coordinator.start_stage import Stage, start_stage
+        from saferun.coordinator.store_stage import Stage, start_stage
 
         world_size = attempt.place.world_size
         ranks, connection = self._stores.ranks, self._tasks.of_task(task)

@@ -179,7 +179,7 @@ class _Service:
         return None
 
     def _start_stage(self, attempt: int, world_size: int) -> dict[str, Any]:
-        from saferun.coordinator.start_stage import Stage, start_stage
+        from saferun.coordinator.store_stage import Stage, start_stage
 
         found = Stage("", -1, world_size)
         if self._store is not None and attempt == self._attempt:

@@ -24,7 +24,6 @@ from saferun.coordinator.dial import shown
 from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
 from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
 from saferun.coordinator.pact import Pact
-from saferun.coordinator.search import Search
 from saferun.coordinator.secrecy import (
     MISMATCH_HINT,
     NONE_THERE,
@@ -36,6 +35,7 @@ from saferun.coordinator.secrecy import (
 )
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
+from saferun.coordinator.store_search import Search
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads, number, text

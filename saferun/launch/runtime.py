@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from saferun.captures.client import Examiner
+from saferun.cluster.job_values import JobCallbacks
 from saferun.cluster.solo_job import SoloJob
 from saferun.env.profiles import Resolution
 from saferun.errors import suppress
@@ -185,36 +186,23 @@ class Runtime:
 
     def _open_job(self, environ: Mapping[str, str], secret: JobSecret | None) -> JobPort:
         context = self._context
-        if not context.config.hosts.together:
-            return SoloJob(
-                context.config,
-                environ,
-                context.poller,
-                post=context.post,
-                attempt=lambda: context.attempt,
-                on_assigned=context.setup.on_assigned,
-                on_prepared=context.setup.on_prepared,
-                on_preflight=context.checks.take_message,
-                on_torch=context.log.write_run_json,
-                on_stderr=context.screen.err.say,
-            )
-        from saferun.cluster.job import Job
-
-        return Job(
-            context.config,
-            environ,
-            context.poller,
-            run_dir=context.run_dir,
-            post=context.ending.post_from_job,
+        is_alone = not context.config.hosts.together
+        callbacks = JobCallbacks(
+            post=context.post if is_alone else context.ending.post_from_job,
             attempt=lambda: context.attempt,
             on_assigned=context.setup.on_assigned,
             on_prepared=context.setup.on_prepared,
             on_preflight=context.checks.take_message,
-            say=context.screen.say,
+            on_torch=context.log.write_run_json,
             on_stderr=context.screen.err.say,
+            say=context.screen.say,
             ranks=lambda: context.investigation.hangs.watched_ranks(),  # noqa: PLW0108
-            secret=secret,
         )
+        if is_alone:
+            return SoloJob(context.config, environ, context.poller, callbacks)
+        from saferun.cluster.job import Job
+
+        return Job(context.config, environ, context.poller, callbacks, run_dir=context.run_dir, secret=secret)
 
     def _on_imported(self) -> None:
         """No file is opened by this process any more."""

@@ -32,7 +32,7 @@ from saferun.captures.pystack_core import threads_from_pystack
 from saferun.captures.wire import CaptureReader, Request, Target, encode
 from saferun.cluster.evidence import decode_part, encode_part
 from saferun.cluster.messages import abort_from, chunk_from, decision_from, task_of
-from saferun.cluster.placement.rendezvous import read_conf
+from saferun.cluster.placement.rendezvous_options import read_conf
 from saferun.cluster.schedulers import Surroundings, detect
 from saferun.cluster.schedulers.host_list import expand_hosts, parse_host_file
 from saferun.cluster.schedulers.mpi import expand_node_regex, expand_process_mapping

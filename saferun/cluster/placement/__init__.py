@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from saferun.cluster.placement.ranks import count_ranks
-from saferun.cluster.placement.rendezvous import one_host
+from saferun.cluster.placement.rank_count import count_ranks
+from saferun.cluster.placement.rendezvous_options import one_host
 from saferun.config import HostsConfig, RendezvousConfig, Setting
 from saferun.errors import UsageError
 

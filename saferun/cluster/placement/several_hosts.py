@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from saferun.cluster.placement.rendezvous import (
+from saferun.cluster.placement.rendezvous_options import (
     agent_store,
     check_service,
     checked_port,

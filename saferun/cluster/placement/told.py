@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.placement.lists import listed_hosts, own_index
-from saferun.cluster.placement.ranks import checked_ranks, count_ranks
-from saferun.cluster.placement.rendezvous import control_port, one_host, read_conf, wait_limits
+from saferun.cluster.placement.rank_count import checked_ranks, count_ranks
+from saferun.cluster.placement.rendezvous_options import control_port, one_host, read_conf, wait_limits
 from saferun.cluster.placement.several_hosts import Known, several
 from saferun.config import HostsConfig, RendezvousConfig, Setting, TaskConfig
 from saferun.errors import UsageError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.cluster.job import Job
-from saferun.cluster.job_values import Assignment, EvidenceChunk
+from saferun.cluster.job_values import Assignment, EvidenceChunk, JobCallbacks
 from saferun.cluster.silence import Progress
 from saferun.config import HostsConfig
 from saferun.files.run_dir import RunDirectory
@@ -72,14 +72,18 @@ class Listening:
             config,
             {},
             Poller(),
+            JobCallbacks(
+                post=self.events.append,
+                attempt=lambda: 0,
+                on_assigned=self.places.append,
+                on_prepared=lambda _: None,
+                on_preflight=self.told.append,
+                on_torch=lambda _: None,
+                on_stderr=lambda _: None,
+                say=self.said.append,
+                ranks=lambda: (),
+            ),
             run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append, files=DirectFiles()),
-            post=self.events.append,
-            attempt=lambda: 0,
-            on_assigned=self.places.append,
-            on_prepared=lambda _: None,
-            on_preflight=self.told.append,
-            say=self.said.append,
-            on_stderr=lambda _: None,
             open_channel=self._open_channel,
         )
         self.job.subscribe(lambda states: self.states.append(dict(states)), lambda _, number: self.hangs.append(number))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from saferun.cluster.job_values import Assignment
+from saferun.cluster.job_values import Assignment, JobCallbacks
 from saferun.cluster.solo_job import SoloJob
 from saferun.linux.children import Child
 from saferun.linux.poller import Poller
@@ -91,13 +91,17 @@ class Launch:
             config,
             {},
             self.poller,
-            post=self.events.append,
-            attempt=lambda: self.attempt,
-            on_assigned=self.assigned.append,
-            on_prepared=self._on_prepared,
-            on_preflight=self.preflight.append,
-            on_torch=self.torch.append,
-            on_stderr=lambda _: None,
+            JobCallbacks(
+                post=self.events.append,
+                attempt=lambda: self.attempt,
+                on_assigned=self.assigned.append,
+                on_prepared=self._on_prepared,
+                on_preflight=self.preflight.append,
+                on_torch=self.torch.append,
+                on_stderr=lambda _: None,
+                say=lambda _: None,
+                ranks=lambda: (),
+            ),
             open_link=self._open_link,
         )
         self.job.subscribe(lambda _: None, lambda _, number: self.hangs.append(number))
