@@ -37,6 +37,14 @@ class _Parser(argparse.ArgumentParser):
         tell(UsageError(message, _SEE_HELP))
         raise SystemExit(2)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:  # noqa: ANN401 - of any type
+        # Before Python 3.13 argparse takes the dashes out of --option=-- and leaves an empty list in their place.
+        if isinstance(action, _Store) and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         # An abbreviation that torchrun understands must not become ambiguous by an option that torchrun lacks.
         matches: list[Any] = super()._get_option_tuples(option_string)

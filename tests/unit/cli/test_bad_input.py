@@ -47,6 +47,8 @@ def words_of(error: BaseException) -> str:
 BAD = [
     (["--nnodes", "two"], "--nnodes two", 2),
     (["--nnodes", "0"], "--nnodes 0", 2),
+    (["--nnodes=--"], "--nnodes --", 2),
+    (["--nproc-per-node=--"], "--nproc-per-node '--'", 2),
     (["--nnodes", "3:2"], "--nnodes 3:2", 2),
     (["--nnodes", "9999999"], "--nnodes 9999999", 2),
     (["--nnodes", "2", "--node-rank", "2"], "--node-rank 2 does not exist in a job of 2 hosts", 2),
@@ -122,6 +124,7 @@ def test_a_bad_environment_gets_two_lines_too(environ: dict[str, str], words: st
     ("arguments", "environ", "words"),
     [
         (["--max-restarts", "many"], {}, "many"),
+        (["--max-restarts=--"], {}, "invalid int value: '--'"),
         ([], {"PET_MAX_RESTARTS": "many"}, "many"),
         (["--pty", "maybe"], {}, "maybe"),
         (["--numa-binding", "moon"], {}, "moon"),
