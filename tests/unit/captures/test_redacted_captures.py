@@ -213,7 +213,7 @@ def test_why_there_are_no_stacks_is_told_without_secrets(tmp_path: Path, monkeyp
     capture = Capture(stacks=(StackDump(0, 9, True, "python", "", (), f"denied: token={S}"),))
     here = ctl_stacks.Scene("here", (Target(0, os.getpid(), ""),))
     monkeypatch.setattr(ctl_stacks, "find_scene", lambda *_args: here)
-    monkeypatch.setattr(ctl_stacks, "_look", lambda *_args, **_named: (capture, ""))
+    monkeypatch.setattr(ctl_stacks, "_capture_scene", lambda *_args, **_named: (capture, ""))
     with pytest.raises(UsageError, match="denied: token=<redacted>"):
         ctl_stacks.run(argparse.Namespace(target="latest", native=False, json=False))
 
