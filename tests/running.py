@@ -124,6 +124,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return unit_of_work(nodeid)
 
+        def schedule(self) -> None:
+            """A worker runs a test when it knows what comes after it: one that takes another's place needs two as well."""
+            super().schedule()
+            for node in list(self.assigned_work):
+                self._reschedule(node)
+
         def remove_node(self, node: Any) -> str | None:
             """A worker has died of a test: this test is not given to the next one, which would die of it as well."""
             for unit in self.assigned_work[node].values():
