@@ -153,7 +153,7 @@ def test_in_a_container_a_pid_in_a_name_proves_nothing(
     gone = kill(rank)
     other = name(f"torch_{gone}_")
     Path(other).touch()
-    monkeypatch.setattr(shared_memory, "_is_initial_pid_namespace", lambda: False)
+    monkeypatch.setattr(shared_memory, "INITIAL_PID_NAMESPACE", "pid:[1]")
     assert remove_orphans(held, [gone]) == (path,)
     assert os.path.exists(other)
 
