@@ -125,7 +125,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return unit_of_work(nodeid)
 
         def schedule(self) -> None:
-            """A worker runs a test when it knows what comes after it: one that takes another's place needs two as well."""
+            """A worker runs a test when it knows the next one: a new one needs two as well."""
             super().schedule()
             for node in list(self.assigned_work):
                 self._reschedule(node)
