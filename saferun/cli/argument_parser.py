@@ -28,6 +28,8 @@ _SEE_HELP = "see saferun --help"
 class _Parser(argparse.ArgumentParser):
     """argparse with two-line errors, and abbreviations that mean what they mean to torchrun."""
 
+    keeps_dashes = False
+
     def format_help(self) -> str:
         """The common options."""
         return help_text(width=terminal_width())
@@ -39,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:  # noqa: ANN401 - of any type
         # Before Python 3.13 argparse takes the dashes out of --option=-- and leaves an empty list in their place.
-        if isinstance(action, _Store) and action.nargs is None and arg_strings == ["--"]:
+        if self.keeps_dashes and action.nargs is None and arg_strings == ["--"] and isinstance(action, _Store):
             value = self._get_value(action, "--")
             self._check_value(action, value)
             return value
@@ -87,16 +89,19 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def build_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+def build_parser(environ: Mapping[str, str], *, keeps_dashes: bool = False) -> argparse.ArgumentParser:
     """The parser of saferun's command line.
 
     Args:
         environ: gives ``PET_*`` defaults.
+        keeps_dashes: ``--option=--`` has the value ``--`` in each version of Python; torchrun's parser has an empty
+            list in some.
 
     Raises:
         SaferunError: a ``PET_*`` variable of a switch is not a number (exit code 1, as under torchrun).
     """
     parser = _Parser(prog="saferun", usage="saferun [options] script [script arguments]")
+    parser.keeps_dashes = keeps_dashes
     parser.add_argument(
         "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all options and exit"
     )

@@ -44,7 +44,9 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SimpleNamespa
     if values is None:
         from saferun.cli.argument_parser import build_parser
 
-        values = SimpleNamespace(**{"given": set(), **vars(build_parser(environ).parse_args(arguments))})
+        values = SimpleNamespace(
+            **{"given": set(), **vars(build_parser(environ, keeps_dashes=True).parse_args(arguments))}
+        )
     return values
 
 
