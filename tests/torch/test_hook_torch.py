@@ -225,9 +225,15 @@ dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
 dist.new_group([0])
 assert is_answered(os.getpid())
 assert dist.distributed_c10d._register_process_group is torch._C._distributed_c10d._register_process_group
-ours = [n for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{{n}}") and int(n) >= 200]
+named = f"{{PREFIX}}.{{os.getpid()}}."
+sockets = [line.split()[6] for line in open("/proc/net/unix") if named in line and line.split()[3] == "00010000"]
+mine = {{named + "stacks", *(f"socket:[{{inode}}]" for inode in sockets)}}
+links = [f"/proc/self/fd/{{n}}" for n in os.listdir("/proc/self/fd")]
+paths = {{os.path.basename(link): os.readlink(link) for link in links if os.path.islink(link)}}
+ours = [n for n, path in paths.items() if path in mine]
 flags = [open(f"/proc/self/fdinfo/{{n}}").read().split("flags:")[1].split()[0] for n in ours]
-assert len(ours) == 2 and all(int(flag, 8) & os.O_CLOEXEC for flag in flags), (ours, flags)
+assert len(ours) == 2 and all(int(n) >= 200 for n in ours), paths
+assert all(int(flag, 8) & os.O_CLOEXEC for flag in flags), (ours, flags)
 os._exit(0)
 """
     ended = run(code, tmp_path)
