@@ -89,7 +89,12 @@ class AttemptEnd:
     # Other hosts
 
     def post_from_job(self, event: events.Event) -> None:
-        """Post what happened on other hosts."""
+        """Post what happened on other hosts; the end of an attempt that this host still prepares waits for that."""
+        current = self._context.current
+        is_early = self._context.supervisor.state is State.JOINING and not current.has_joined
+        if is_early and isinstance(event, events.JobAborted | events.JobDecided):
+            current.held.append(event)
+            return
         if isinstance(event, events.JobAborted) and event.signum:
             event = event._replace(quiet_s=self._context.investigation.hangs.quiet_s())
         self._context.post(event)

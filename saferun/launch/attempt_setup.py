@@ -228,6 +228,10 @@ class AttemptSetup:
             probes=assignment.checked,
         )
         self._context.post(joined)
+        current = self._context.current
+        current.has_joined = True
+        for event in current.held:
+            self._context.ending.post_from_job(event)
 
 
 def _destinations_from(message: JsonObject) -> tuple[LogDestinations, list[dict[str, str]]]:

@@ -11,7 +11,7 @@ from saferun.supervisor.actions import (
     ReportFailure,
     RunChecks,
 )
-from saferun.supervisor.ending import Leave, StartFailed, explanation, is_final
+from saferun.supervisor.ending import Failed, Leave, StartFailed, explanation, is_final
 from saferun.supervisor.launch_state import Attempt, CutOff, Launch, State
 from saferun.supervisor.policy import FailureFacts
 
@@ -26,7 +26,6 @@ _UNKNOWN = FailureFacts("unknown")
 def diagnose(launch: Launch, at: float) -> list[Action]:
     """-> DIAGNOSING."""
     attempt = launch.attempt
-    assert attempt.ending is not None  # noqa: S101 - only an attempt that failed or was stopped is diagnosed
     others_s = 0.0
     if launch.answers_to_job:
         # The leader waits for the other hosts, and they for it.
@@ -36,7 +35,7 @@ def diagnose(launch: Launch, at: float) -> list[Action]:
     return [
         Diagnose(
             launch.number,
-            attempt.ending,
+            attempt.ending or Failed(),
             attempt.stopping.abandoned,
             alone=attempt.peers.cut_off is not None or isinstance(attempt.ending, Leave),
             lost=lost.what,

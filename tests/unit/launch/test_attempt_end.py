@@ -1,0 +1,71 @@
+"""What other hosts report while this one still prepares an attempt."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from saferun.cluster.job_values import Assignment
+from saferun.launch.attempt_end import AttemptEnd
+from saferun.launch.attempt_setup import AttemptSetup
+from saferun.launch.launch_context import HostAttempt, LaunchContext
+from saferun.model import Placement, RankAssignment
+from saferun.supervisor.events import Event, HostsJoined, JobAborted, JobDecided, JobLost, StartFailed
+from saferun.supervisor.machine import State
+
+ABORTED = JobAborted(1.0, 3, "failure", "rank 0: exit code 1", "node0", ours=False)
+DECIDED = JobDecided(2.0, 3, "restart", 1, 0.0, 1)
+PLACEMENT = Placement(1, 2, 2, 2, (RankAssignment(0, 1, 0),), "node0", 29500, "id")
+ASSIGNMENT = Assignment(PLACEMENT, 3, leads=False, may_leave=False, files="")
+
+
+class Context:
+    """What both take of a launch."""
+
+    def __init__(self, state: State) -> None:
+        self.supervisor = SimpleNamespace(state=state)
+        self.attempt = 0
+        self.current = HostAttempt(3, ASSIGNMENT)
+        self.ended = None
+        self.torchrun_events = SimpleNamespace(hosts_joined=lambda *_: None)
+        self.posted: list[Event] = []
+        self.ending = AttemptEnd(cast("LaunchContext", self))
+
+    def post(self, event: Event) -> None:
+        self.posted.append(event)
+
+    def join(self) -> None:
+        setup = AttemptSetup.__new__(AttemptSetup)
+        setup.__dict__["_context"] = self
+        cast("Any", setup)._post_joined(ASSIGNMENT)
+
+
+def test_an_abort_that_comes_before_the_attempt_is_prepared_is_not_lost() -> None:
+    """The ranks of another host may have failed while this host waits for its log directories."""
+    context = Context(State.JOINING)
+    for event in (ABORTED, DECIDED):
+        context.ending.post_from_job(event)
+    assert context.posted == []
+    context.join()
+    assert [type(event) for event in context.posted] == [HostsJoined, JobAborted, JobDecided]
+    # The supervisor has not handled the first of them yet.
+    context.ending.post_from_job(DECIDED)
+    assert context.posted[-1] == DECIDED
+
+
+@pytest.mark.parametrize("event", [JobLost(1.0, 3, "gone", "hint"), StartFailed(1.0, 3, "no rendezvous", "hint", 1)])
+def test_what_ends_the_rendezvous_itself_is_not_held(event: Event) -> None:
+    """Without it this host would wait for ever."""
+    context = Context(State.JOINING)
+    context.ending.post_from_job(event)
+    assert context.posted == [event]
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.DIAGNOSING, State.BACKOFF])
+def test_later_nothing_is_held(state: State) -> None:
+    """Also where the attempt has been reported on and the next one is not there yet."""
+    context = Context(state)
+    context.ending.post_from_job(ABORTED)
+    assert context.posted == [ABORTED]
