@@ -26,9 +26,7 @@ test: lint
 # kernels lack; and every release of torch and Python that can be had here.
 test-all: lint
 	@$(PY) -m tests.cluster install
-	$(PY) -m pytest $(SIDE_BY_SIDE) $(WAITING)
-	$(PY) -m pytest $(SIDE_BY_SIDE) tests/torch
-	$(PY) -m pytest tests/cluster
+	$(PY) -m pytest $(ALL_TOGETHER) tests/cluster tests/torch $(WAITING)
 	$(PY) tests/without.py kernel $(PY) -m pytest $(SIDE_BY_SIDE) tests/process
 	$(PY) -m tests.matrix
 
