@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from saferun import __version__
 from saferun.cli.help import help_text, show_help, terminal_width
 from saferun.cli.options import OPTIONS, TORCHRUN_OPTIONS, TYPES, Option
-from saferun.console.stderr import tell
+from saferun.console.stderr import print_error
 from saferun.errors import UsageError
 
 TYPE_CHECKING = False
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
-        tell(UsageError(message, _SEE_HELP))
+        print_error(UsageError(message, _SEE_HELP))
         raise SystemExit(2)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:  # noqa: ANN401 - of any type
@@ -83,7 +83,7 @@ class _PrintCompletion(argparse.Action):
         try:
             import shtab
         except ImportError:
-            tell(UsageError(f"{option_string} needs the package shtab", "install it: pip install shtab"))
+            print_error(UsageError(f"{option_string} needs the package shtab", "install it: pip install shtab"))
             raise SystemExit(1) from None
         sys.stdout.write(f"{shtab.complete(parser, shell=values)}\n")
         parser.exit()

@@ -24,7 +24,7 @@ from saferun.config import (
     Setting,
     WatchConfig,
 )
-from saferun.console.stderr import tell
+from saferun.console.stderr import print_error
 from saferun.errors import SaferunError, UsageError
 
 TYPE_CHECKING = False
@@ -56,14 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SaferunError as error:
         if checks is not None:
             checks.discard()
-        tell(error)
+        print_error(error)
         exit_code = error.exit_code
     except OSError as error:
         if error.errno not in {errno.EMFILE, errno.ENFILE}:
             raise
         if checks is not None:
             checks.discard()
-        tell(SaferunError(f"cannot go on: {error.strerror}", "raise the limit on open files: ulimit -n 1024"))
+        print_error(SaferunError(f"cannot go on: {error.strerror}", "raise the limit on open files: ulimit -n 1024"))
         exit_code = 1
     except KeyboardInterrupt:
         exit_code = 130
@@ -174,7 +174,7 @@ def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapp
     if values.env:
         from saferun.cli.env_option import read_env
 
-        pairs = read_env(values.env, environ, tell, on_command_line=settings["env"].origin == "flag")
+        pairs = read_env(values.env, environ, print_error, on_command_line=settings["env"].origin == "flag")
     return EnvironConfig(
         profiles=tuple(name for name in values.env_profile if name),
         profile_path=tuple(values.env_profile_path),
@@ -378,7 +378,7 @@ def _signals(text: str) -> tuple[int, ...]:
     for name in text.split(","):
         signum = getattr(signal, name.strip(), None)
         if not isinstance(signum, signal.Signals):
-            tell(f"saferun: --signals-to-handle: there is no signal {name.strip()!r}; it is left out")
+            print_error(f"saferun: --signals-to-handle: there is no signal {name.strip()!r}; it is left out")
         elif signum in {signal.SIGKILL, signal.SIGSTOP}:
             raise UsageError(f"--signals-to-handle {text}: no program can handle {signum.name}", "leave it out")
         else:

@@ -22,7 +22,7 @@ from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import JoinHosts
 from saferun.supervisor.events import JobLost, StartFailed
-from saferun.text.decoding import number, text, words
+from saferun.text.decoding import display_text, number, text
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
@@ -256,7 +256,7 @@ class Job(JobSender):
 
     def _note_signed(self, message: JsonObject) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""
-        by, why = (words(message.get(name) or "", LONGEST_WORDS) for name in ("signed", "unsigned_why"))
+        by, why = (display_text(message.get(name) or "", LONGEST_WORDS) for name in ("signed", "unsigned_why"))
         at = {"time": time.time(), "at": time.monotonic(), "attempt": self.current.number}
         self._run_dir.write_event({"event": "MessagesSigned", **at, "by": by, "why_not": why})
         if self.leads and not by and message.get("offered") == "munge":
@@ -323,19 +323,19 @@ class Job(JobSender):
                 self._joining = False
                 self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
             case "waiting":
-                self._say(f"saferun: {words(message['words'], LONGEST_WORDS)}")
+                self._say(f"saferun: {display_text(message['words'], LONGEST_WORDS)}")
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
                 which = number(message["device"]), number(message["inode"])
                 self._run_dir.scratch.note(text(message["path"], _LONGEST_PATH), which)
             case "unsigned":
-                self.unsigned.add_unsigned(words(message["key"], _LONGEST_NAME), number(message["count"], 1))
+                self.unsigned.add_unsigned(display_text(message["key"], _LONGEST_NAME), number(message["count"], 1))
             case _:
                 self.current.take(message)
 
     def _warn(self, what: object) -> None:
         if self.is_head:
-            self._say(f"saferun: warning: {words(str(what), LONGEST_WORDS)}")
+            self._say(f"saferun: warning: {display_text(str(what), LONGEST_WORDS)}")
 
     def _fail(self, what: str, hint: str, exit_code: int = 1) -> None:
         hosts = self._config.hosts

@@ -32,7 +32,7 @@ from saferun.supervisor.events import (
     JobAborted,
     JobDecided,
 )
-from saferun.text.decoding import number, words
+from saferun.text.decoding import display_text, number
 
 if TYPE_CHECKING:
     from saferun.evidence import HangVerdict
@@ -288,7 +288,7 @@ class JobAttempt:
                 self.control.note(peer.label, route)
             if state.get("s") == "leftovers" and host != self._roster.host and isinstance(state.get("words"), str):
                 # Another host waits for what its ranks left behind, and so does the job.
-                said = words(state["words"], _LONGEST_LEFTOVERS)
+                said = display_text(state["words"], _LONGEST_LEFTOVERS)
                 if self._lines.may_print(key, f"{key} leftovers", said):
                     self._context.calls.say(f"saferun: {printable(peer.label)}: {printable(said)}")
             if state.get("s") == "gone":
@@ -351,7 +351,7 @@ class JobAttempt:
         peer = self._roster.peers.get(host)
         if peer is None or host in self.lost or host in self._left or host == self._roster.host:
             return
-        said = words(message.get("words") or "it does not answer", LONGEST_WORDS)
+        said = display_text(message.get("words") or "it does not answer", LONGEST_WORDS)
         if self.states.is_done(host) and not self._is_ending:
             # It is not needed any more. Were another rendezvous to wait for it, that would find out.
             self._left.add(host)
@@ -366,7 +366,9 @@ class JobAttempt:
     def _on_store_lost(self, message: JsonObject) -> None:
         # Where somebody there holds the port, it is its saferun, which can serve another store.
         may_come_again = message.get("again") is True
-        self._lose_store(words(message["words"], LONGEST_WORDS), _why(message), "store_lost" if may_come_again else "")
+        self._lose_store(
+            display_text(message["words"], LONGEST_WORDS), _why(message), "store_lost" if may_come_again else ""
+        )
 
     def _lose_store(self, said: str, why: str, class_name: str = "") -> None:
         self.abort_reason = AbortReason("store_lost", self.leader, said, None, why)
@@ -380,7 +382,7 @@ class JobAttempt:
 
     def _on_membership(self, message: JsonObject) -> None:
         if not self._is_ending:
-            said = words(message.get("words") or "a host wants to join", LONGEST_WORDS)
+            said = display_text(message.get("words") or "a host wants to join", LONGEST_WORDS)
             self._sender.abort_attempt("membership", said)
 
     def _on_malformed(self, message: JsonObject) -> None:
@@ -424,4 +426,4 @@ class JobAttempt:
 
 
 def _why(message: JsonObject) -> str:
-    return words(message.get("why") or "unknown", _LONGEST_NAME)
+    return display_text(message.get("why") or "unknown", _LONGEST_NAME)

@@ -11,7 +11,7 @@ from typing import Any
 
 from saferun.errors import printable
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, loads, measure, number, words
+from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 
 __all__ = [
     "LONGEST_WORDS",
@@ -92,12 +92,12 @@ def abort_from(message: Mapping[str, Any]) -> Heard:
     """
     ranks = message.get("ranks") or ()
     lost = message.get("lost_task")
-    label = words(message["label"], LONGEST_WORDS)
+    label = display_text(message["label"], LONGEST_WORDS)
     return Heard(
-        words(message["reason"], _LONGEST_REASON),
-        words(message["words"], LONGEST_WORDS),
+        display_text(message["reason"], _LONGEST_REASON),
+        display_text(message["words"], LONGEST_WORDS),
         label,
-        words(message.get("about") or label, LONGEST_WORDS),
+        display_text(message.get("about") or label, LONGEST_WORDS),
         number(message["host"], 0, MOST_HOSTS),
         number(message["task"], 0, MOST_TASKS),
         number(message.get("signum") or 0, 0, _MOST_SIGNALS),
@@ -122,7 +122,7 @@ def decision_from(message: Mapping[str, Any]) -> Decision:
         number(message["exit_code"], 0, _HIGHEST_EXIT_CODE),
         measure(message["wait_s"], 0.0, _LONGEST_WAIT_S),
         number(message["restarts"], 0, _MOST_RESTARTS),
-        tuple(words(line, LONGEST_WORDS) for line in lines[:MOST_LINES]),
+        tuple(display_text(line, LONGEST_WORDS) for line in lines[:MOST_LINES]),
         number(message.get("excluded", -1), -1, MOST_HOSTS),
     )
 

@@ -10,7 +10,7 @@ from saferun.config import LaunchConfig
 from saferun.linux.net import short_host_name
 from saferun.model import JsonObject, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts
-from saferun.text.decoding import number, text, words
+from saferun.text.decoding import display_text, number, text
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
@@ -77,8 +77,8 @@ def assignment_from(config: LaunchConfig, message: JsonObject) -> Assignment:
         master_port=number(message["master_port"]),
         run_id=config.rendezvous.run_id,
         local_world_size=number(message.get("local_world_size", nproc)),
-        host=words(message["label"], LONGEST_WORDS),
-        leader=words(message["leader_name"], LONGEST_WORDS),
+        host=display_text(message["label"], LONGEST_WORDS),
+        leader=display_text(message["leader_name"], LONGEST_WORDS),
         restarts=number(message["restarts"]),
     )
     return Assignment(
@@ -89,7 +89,7 @@ def assignment_from(config: LaunchConfig, message: JsonObject) -> Assignment:
         files=text(message.get("files") or "", _LONGEST_PATH),
         checked=bool(message.get("checked")),
         probe_endpoints=tuple(
-            (number(host), words(label, LONGEST_WORDS), str(endpoint))
+            (number(host), display_text(label, LONGEST_WORDS), str(endpoint))
             for host, label, endpoint in message.get("probe_endpoints") or ()
         ),
         host_infos=tuple((str(info), str(endpoint)) for info, endpoint in message.get("host_infos") or ()),

@@ -1,5 +1,5 @@
-"""What ranks write, on its way to the terminal: pipes, lines, prefixes, and a target that may be slow or full.
+"""The output of the ranks on its way to the terminal: pipes, lines, prefixes, and targets that may be slow or full.
 
-No line is lost or torn because a reader is slow, and no rank that has a file waits for one. Bytes are passed on as
-they are; saferun's own words are single lines without control characters.
+No line is lost or torn because a reader is slow, and no rank whose output is also in a file waits for a slow reader.
+Ranks' bytes are not changed; saferun's own messages are single lines without control characters.
 """

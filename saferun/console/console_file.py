@@ -1,9 +1,9 @@
-"""A regular file behind stdout or stderr: a process of its own writes it.
+"""A regular file behind stdout or stderr, written by a separate process.
 
-A write to a file may wait for ever (a file system that hangs), or fail for a while (a full disk, a quota), and the loop
-waits for neither. So there is a piece of memory that is shared with a process that does nothing but carry its bytes
-into the file: what the file system does not take now stays there, in order, and is tried again. The memory outlives the
-process; should that be killed, another one goes on where it was.
+A write to a file may block for ever (a hung file system) or fail for a while (a full disk, a quota); the loop must wait
+for neither. So a separate process copies bytes from shared memory into the file: what the file system does not accept
+now stays there, in order, and is retried. The memory outlives the process; if that is killed, another one continues
+where it stopped.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import set_name
 
 _QUEUE_BYTES = 1 << 20
-# What is written at once. Of a process that is killed within a write, the next one writes as much a second time.
+# The most that one write takes. If a process is killed within a write, the next one may write as much a second time.
 _WRITE_BYTES = 256 << 10
 _BELLS_BYTES = 4096
 _AGAIN_S = 0.5
-# Without a supervisor, or with one that wants to end, a file that takes nothing is given up after so long.
+# Without a supervisor, a file that accepts nothing is given up after this time.
 _ALONE_S = 60.0
 _MOST_PROCESSES = 3
 
 
 class ByteQueue:
-    """Bytes on their way from one process to another, in memory that both share. It never waits.
+    """A byte queue between two processes, in shared memory. It never blocks.
 
     Args:
-        size_bytes: how many it holds.
+        size_bytes: its capacity.
     """
 
     def __init__(self, size_bytes: int) -> None:
         self._size = size_bytes
         view = memoryview(mmap.mmap(-1, size_bytes + mmap.PAGESIZE))
         self._bytes = view[mmap.PAGESIZE :]
-        # How many bytes have ever been put, and taken; each is changed by one side alone.
+        # Total bytes put and taken; each counter has one writer.
         self._put = view[:8].cast("Q")
         self._taken = view[8:16].cast("Q")
 
@@ -51,7 +51,7 @@ class ByteQueue:
         return self._put[0] - self._taken[0]
 
     def put(self, blocks: Sequence[bytes | memoryview]) -> int:
-        """Put as many bytes as there is room for. Returns how many."""
+        """Put as many bytes as fit. Returns how many."""
         size, head = self._size, self._put[0]
         room = size - (head - self._taken[0])
         first = head
@@ -67,13 +67,13 @@ class ByteQueue:
         return head - first
 
     def peek(self, most_bytes: int) -> memoryview:
-        """The next bytes, which stay where they are until ``drop``; not all where they are in two pieces."""
+        """The next bytes, which stay in the queue until ``drop``; only the first part if they wrap around."""
         tail = self._taken[0]
         start = tail % self._size
         return self._bytes[start : min(start + min(self._put[0] - tail, most_bytes), self._size)]
 
     def drop(self, count: int) -> None:
-        """So many bytes have been dealt with."""
+        """Remove ``count`` bytes."""
         self._taken[0] += count
 
 
@@ -81,16 +81,16 @@ class ConsoleFile:
     """The supervisor's end.
 
     Args:
-        file_fd: the descriptor of the file; its open file is shared with whoever else has it.
+        file_fd: the descriptor of the file; other processes may share its open file.
 
     Raises:
-        OSError: there can be no pipe, or no process.
+        OSError: no pipe or no process can be made.
     """
 
     def __init__(self, file_fd: int) -> None:
         self._file_fd = file_fd
         self._queue = ByteQueue(_QUEUE_BYTES)
-        # What comes through the pipe is a bell: there are bytes in the queue. Its end is theirs.
+        # A byte in the pipe means that the queue has bytes; the pipe's end, that no more will come.
         self._read_end, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
         self.pid = 0
@@ -120,12 +120,12 @@ class ConsoleFile:
 
     @property
     def end_fd(self) -> int:
-        """A descriptor that is readable when the process has ended; -1: there is none."""
+        """A descriptor that becomes readable when the process exits; -1: there is none."""
         return self._pidfd
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is a process; one that has been reaped, or waits for that, is none."""
+        """Whether the process runs; a zombie does not count."""
         if self._pidfd < 0:
             with suppress(OSError):
                 os.waitpid(self.pid, os.WNOHANG)
@@ -136,7 +136,7 @@ class ConsoleFile:
         return not select.select([self._pidfd], [], [], 0)[0]
 
     def keep_alive(self) -> bool:
-        """Start another process, if there is none. Returns whether there is one."""
+        """Start another process if none runs. Returns whether one runs."""
         if self.is_alive:
             return True
         if self._started >= _MOST_PROCESSES:
@@ -149,13 +149,13 @@ class ConsoleFile:
         return True
 
     def write(self, blocks: Sequence[bytes | memoryview]) -> int:
-        """Hand bytes over. Returns how many there was room for.
+        """Queue bytes. Returns how many fitted.
 
         Raises:
-            BlockingIOError: there was none.
+            BlockingIOError: the queue is full.
         """
         count = self._queue.put(blocks)
-        with suppress(OSError):  # EAGAIN: there are bells enough
+        with suppress(OSError):  # EAGAIN: the pipe has notifications enough
             os.write(self._bell, b"\0")
         if not count:
             raise BlockingIOError
@@ -163,11 +163,11 @@ class ConsoleFile:
 
     @property
     def waiting_bytes(self) -> int:
-        """What has been handed over, and is not in the file."""
+        """How many queued bytes are not in the file yet."""
         return len(self._queue)
 
     def take_back(self) -> bytes:
-        """The same bytes, where no process is left that could write them."""
+        """Take back these bytes, if no process is left that could write them."""
         pieces = []
         while len(self._queue):
             pieces.append(bytes(self._queue.peek(_QUEUE_BYTES)))
@@ -175,13 +175,13 @@ class ConsoleFile:
         return b"".join(pieces)
 
     def finish(self) -> None:
-        """No more bytes will come: the process ends when everything is in the file."""
+        """No more bytes will come: the process exits when everything is in the file."""
         if self._bell >= 0:
             os.close(self._bell)
             self._bell = -1
 
     def close(self) -> None:
-        """End the process, whatever it has not written; one that sleeps uninterruptibly is left."""
+        """Kill the process, whatever it has not written; one in uninterruptible sleep is left behind."""
         self.finish()
         if self.is_alive:
             with suppress(ProcessLookupError):
@@ -198,11 +198,11 @@ class ConsoleFile:
 
 
 def carry_bytes(queue: ByteQueue, bell: int, file_fd: int) -> None:
-    """Carry a queue's bytes into a file until nobody puts any more and it is empty, whatever the file says meanwhile.
+    """Copy a queue's bytes into a file until no more will come and it is empty, despite errors of the file.
 
     Args:
-        queue: of the bytes.
-        bell: a pipe from which something comes when there are bytes; at its end no more will come.
+        queue: the bytes.
+        bell: a pipe that is readable when there are bytes; at its end no more will come.
         file_fd: the file.
     """
     supervisor_pid = os.getppid()
@@ -220,7 +220,7 @@ def carry_bytes(queue: ByteQueue, bell: int, file_fd: int) -> None:
         except OSError as error:
             if error.errno in {errno.EBADF, errno.EPIPE}:
                 return
-            # No room, no quota, an error of the device: there may be room later.
+            # No space, no quota, a device error: a later attempt may succeed.
             now = time.monotonic()
             if alone_at is None and os.getppid() != supervisor_pid:
                 alone_at = now

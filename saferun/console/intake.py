@@ -1,4 +1,4 @@
-"""Reads the ranks' streams: at once what is said now and then, in large pieces what comes in bulk."""
+"""Reads the ranks' streams: occasional output at once, bulk output in large chunks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from saferun.console.rank_stream import RankStream
 from saferun.linux.helper import WithoutHelper
 from saferun.linux.poller import Poller
 
-# A stream that has had much to say, or has spoken again so soon, is not looked at for so long: what comes meanwhile
-# gathers in its pipe, and is read in one piece. A rank that says something every few milliseconds or less often is
-# always heard at once.
+# A stream that has just delivered much, or delivered again this soon, is not read for this long: its output collects in
+# its pipe and is read in one chunk. A rank that writes every few milliseconds or less often is always read at once.
 _GATHER_S = 0.002
 _MUCH_BYTES = 32 << 10
 
 
 class Intake(WithoutHelper):
-    """The streams of the ranks that run. A Part of the loop.
+    """The streams of the running ranks. A Part of the loop.
 
     Args:
         poller: the loop's.
@@ -27,12 +26,12 @@ class Intake(WithoutHelper):
         self._poller = poller
         self._clock = clock
         self._read_at: dict[RankStream, float] = {}
-        self._full: list[RankStream] = []  # not read until there is room for what they say
+        self._full: list[RankStream] = []  # not read until there is room for their output
         self._gathering: list[RankStream] = []
         self._gathered_at: float | None = None
 
     def add(self, stream: RankStream) -> None:
-        """Read a stream from now on, until it ends."""
+        """Start to read a stream, until it ends."""
         self._read_at[stream] = 0.0
         self._listen(stream)
 
@@ -41,7 +40,7 @@ class Intake(WithoutHelper):
 
     def _read(self, stream: RankStream, *, is_watched: bool) -> None:
         if stream.is_full:
-            # Its files are slow, or nobody keeps a copy and its console is: the rank waits, as it would without us.
+            # Its files are slow, or it has none and its console is slow: the rank waits, as it would without saferun.
             self._full.append(stream)
         else:
             now = self._clock()
@@ -60,7 +59,7 @@ class Intake(WithoutHelper):
             self._poller.unwatch(stream.fd)
 
     def remove(self, stream: RankStream) -> None:
-        """Read it no more; its descriptor is not closed."""
+        """Stop reading it; its descriptor stays open."""
         if self._read_at.pop(stream, None) is None:
             return
         self._poller.unwatch(stream.fd)
@@ -73,13 +72,13 @@ class Intake(WithoutHelper):
 
     @property
     def deadline(self) -> float | None:
-        """When streams are read again that gather, or that had no room."""
+        """When collecting streams, or those that had no room, are read again."""
         if any(not stream.is_full for stream in self._full):
             return 0.0
         return self._gathered_at
 
     def tick(self, now: float) -> None:
-        """Go on with the streams for which there is room again, and with those that have gathered enough."""
+        """Read the streams for which there is room again, and those that have collected for long enough."""
         if self._full:
             full, self._full = self._full, []
             for stream in full:
@@ -91,6 +90,6 @@ class Intake(WithoutHelper):
                 self._read(stream, is_watched=False)
 
     def close(self) -> None:
-        """The streams belong to their ranks, who close them."""
+        """Stop reading; the streams are closed with their ranks."""
         for stream in list(self._read_at):
             self.remove(stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A line longer than this is passed on in pieces, so that a stream without line ends cannot fill the memory.
+# Longer lines are forwarded in pieces, so that a stream without line ends cannot fill the memory.
 LONGEST_LINE_BYTES = 1 << 20
 
 
@@ -25,7 +25,7 @@ class LineAssembler:
     def feed(self, chunk: bytes) -> bytes:
         """The whole lines that the chunk completes; empty where it completes none.
 
-        The result ends with a line feed, save where a line is too long and goes out in pieces.
+        The result ends with a line feed, unless a line is too long and is forwarded in pieces.
         """
         end = chunk.rfind(b"\n") + 1
         if end == 0:
@@ -44,7 +44,7 @@ class LineAssembler:
         return newest_states(text) if b"\r" in text else text
 
     def feed_prefixed(self, chunk: bytes, prefix: bytes) -> Sequence[bytes | memoryview]:
-        """The same lines, each behind the prefix, in pieces: no byte is copied more often than need be."""
+        """The same lines, each after the prefix, in pieces, with as little copying as possible."""
         end = chunk.rfind(b"\n") + 1
         if end == 0 or b"\r" in chunk or any(b"\r" in piece for piece in self._pieces):
             text = self.feed(chunk)
@@ -56,13 +56,13 @@ class LineAssembler:
         unfinished = len(chunk) - end
         if unfinished:
             self._hold(chunk[end:])
-        # All lines at once; the last prefix stands before what is unfinished, and is left out.
+        # All lines at once; the last prefix belongs to the unfinished line and is left out.
         text = chunk.replace(b"\n", b"\n" + prefix) if prefix else chunk
         pieces.append(memoryview(text)[: len(text) - unfinished - len(prefix)])
         return pieces
 
     def skip(self, chunk: bytes) -> int:
-        """Forget the whole lines that the chunk completes. Returns how many."""
+        """Drop the whole lines that the chunk completes. Returns how many."""
         end = chunk.rfind(b"\n") + 1
         if end == 0:
             self.feed(chunk)
@@ -75,7 +75,7 @@ class LineAssembler:
         return chunk.count(b"\n")
 
     def take(self) -> bytes:
-        """What is unfinished, which is then forgotten."""
+        """Take the unfinished line, which is then empty."""
         text = b"".join(self._pieces)
         self._pieces.clear()
         self._size = 0
@@ -91,7 +91,7 @@ class LineAssembler:
 
     @property
     def overwrites_itself(self) -> bool:
-        """Whether the unfinished line is one that is written over and over, like a progress bar."""
+        """Whether the unfinished line is rewritten in place, like a progress bar."""
         return self._overwritten or bool(self._pieces and self._pieces[-1].endswith(b"\r"))
 
     def __bool__(self) -> bool:
@@ -129,7 +129,7 @@ def newest_states(text: bytes) -> bytes:
 
 
 def prefixed(prefix: bytes, text: bytes) -> bytes:
-    """Every line of ``text`` behind the prefix; a missing line feed at the end is added."""
+    """Every line of ``text`` after the prefix; a missing line feed at the end is added."""
     if text.endswith(b"\n"):
         text = text[:-1]
     if not prefix:

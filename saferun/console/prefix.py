@@ -1,11 +1,11 @@
-"""What stands before a line: the template, its words, its colour."""
+"""The prefix of a line: its template, fields and colour."""
 
 from __future__ import annotations
 
 from saferun.errors import UsageError
 
 FIELDS = ("host", "host_digits", "rank", "local_rank", "role")
-# Readable on light and dark backgrounds, neighbours well apart.
+# Readable on light and dark backgrounds, neighbours easy to tell apart.
 _COLORS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 
 

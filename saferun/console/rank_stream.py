@@ -1,4 +1,4 @@
-"""One stream of one rank on its way from the pipe to the files and the console."""
+"""One stream of one rank, from its pipe to its files and the console."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from saferun.console.screen import ConsoleStream
 from saferun.files.file_stream import FileStream
 
 READ_BYTES = 64 << 10
-# Once that was not enough. Half of a rank's pipe: it has room to go on while this is dealt with.
+# After a read that filled the buffer. Half of a rank's pipe: it can continue to write meanwhile.
 _LARGE_READ_BYTES = 512 << 10
 _HEAP_BYTES = 4 << 20
 # Kept in memory for the diagnosis. C++ stacks alone can take half of it.
 _LAST_BYTES = 64 << 10
-# Pieces up to this size are joined, so that a rank that writes byte by byte does not cost an object a byte.
+# Chunks up to this size are joined, so that a rank that writes byte by byte does not cost an object per byte.
 _SMALL_BYTES = 4 << 10
 
 
 def keep_heap() -> None:
-    """Have malloc keep blocks of such sizes, rather than fetch each from the kernel and give it back.
+    """Have malloc keep blocks of this size instead of mapping and unmapping each.
 
-    glibc learns it from the size of a block that is given back, see M_MMAP_THRESHOLD in mallopt(3); this one is never
-    touched. Elsewhere it does nothing.
+    glibc adapts its threshold to the size of a freed block, see M_MMAP_THRESHOLD in mallopt(3); this one is never
+    touched. With other C libraries it has no effect.
     """
     bytes(_HEAP_BYTES)
 
 
 class LineFilter:
-    """Copies the lines that hold one of some texts to a file (torchrun's ``--duplicate-*-filters``)."""
+    """Copies the lines that contain one of some strings to a file (torchrun's ``--duplicate-*-filters``)."""
 
     def __init__(self, sink: FileStream, needles: tuple[str, ...], header: str) -> None:
         self._sink = sink
@@ -62,9 +62,9 @@ class RankStream:
     Args:
         fd: the pipe's reading end or the pseudo-terminal's master, non-blocking.
         local_rank: whose stream it is.
-        is_stderr: which one.
-        files: what gets the raw bytes.
-        console: where lines go, if anywhere.
+        is_stderr: whether it is stderr.
+        files: receive the raw bytes.
+        console: receives the lines, if not None.
         line_filter: torchrun's filter file, if any.
     """
 
@@ -101,27 +101,27 @@ class RankStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should not be read for now: its console is slow and no file has a copy, or its files are slow."""
+        """Whether to pause reading: its console is slow and no file has a copy, or its files are slow."""
         if self._console is not None and self._console.is_full:
             return True
         return bool(self._files) and self._files[0].is_full
 
     def read(self, now: float, *, is_last: bool = False) -> int:
-        """Take one chunk and pass it on.
+        """Read one chunk and forward it.
 
         Args:
             now: monotonic seconds.
-            is_last: whether this is the last chance to do so: then files find room for it.
+            is_last: whether this is the last chance to do so: then files accept it without room.
 
         Returns:
-            How many bytes it was; 0 at the end of the stream, -1 when there is nothing to be read now.
+            Its size in bytes; 0 at the end of the stream, -1 if nothing can be read now.
         """
         try:
             chunk = os.read(self.fd, self._size)
         except BlockingIOError:
             return -1
         except OSError:
-            # EIO: the last process that had the pseudo-terminal open is gone.
+            # EIO: the last process that had the pseudo-terminal open has exited.
             chunk = b""
         if not chunk:
             return 0
@@ -159,7 +159,7 @@ class RankStream:
         return tuple(lines[-count:])
 
     def close(self) -> None:
-        """Finish what is unfinished and close everything that belongs to this stream alone."""
+        """Flush the unfinished line and close everything that belongs to this stream alone."""
         if self._console is not None:
             self._console.close()
         if self._line_filter is not None:

@@ -9,17 +9,17 @@ from saferun.console.lines import LineAssembler, prefixed
 from saferun.console.target import Target
 from saferun.errors import printable_lines
 
-# An unfinished line (a prompt, a bar) appears on a terminal after this long, and on a pipe at most this often.
+# An unfinished line (a prompt, a progress bar) appears on a terminal after this time, and on a pipe at most this often.
 _TERMINAL_REFRESH_S = 0.1
 _PIPE_REFRESH_S = 1.0
-# No more rows of bars than this stand at the bottom of a terminal.
+# The most rows of unfinished lines at the bottom of a terminal.
 _MOST_ROWS = 16
-# Where bytes pass unchanged, others wait for a rank's open line: until the rank has been silent for so long, until they
-# have waited for so long, or until so much waits.
+# With unchanged bytes, other ranks wait for a rank's open line: until that rank has been silent for this long, until
+# they have waited for this long, or until this much waits.
 _OPEN_LINE_S = 5.0
 _LONGEST_HOLD_S = 10.0
 _MOST_HELD_BYTES = 8 << 20
-# Lines up to this size are put together; larger ones are not worth a copy.
+# Lines up to this size are joined; larger ones are not worth a copy.
 _SMALL_BYTES = 4 << 10
 
 
@@ -27,12 +27,12 @@ class Screen:
     """saferun's stdout and stderr.
 
     Args:
-        stdout: descriptor; ``stderr`` likewise. Where both lead to the same file they share one queue, so that a line
-            of one never lands within a line of the other.
+        stdout: descriptor; ``stderr`` likewise. If both are the same file they share one queue, so that a line of one
+            never lands within a line of the other.
         skipping: whether lines may be skipped for a slow reader (they are kept in files).
-        where: tells where skipped lines can be read.
-        raw: whether the ranks' bytes pass unchanged, where they do not go to a terminal (``--prefix none``).
-        carries: whether regular files are written by processes of their own.
+        where: returns where skipped lines can be read.
+        raw: whether the ranks' bytes pass unchanged, unless they go to a terminal (``--prefix none``).
+        carries: whether regular files are written by separate processes.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class Screen:
         self.err = self.out if same else pane(stderr)
         self.panes = (self.out,) if same else (self.out, self.err)
 
-    def allow_skipping(self, allowed: bool) -> None:  # noqa: FBT001 - it is what the name says
-        """Whether from now on lines may be skipped for a slow reader: only while files keep all of them."""
+    def allow_skipping(self, allowed: bool) -> None:  # noqa: FBT001 - the name says what it is
+        """Whether lines may be skipped for a slow reader from now on: only while files keep all of them."""
         for pane in self.panes:
-            # What passes unchanged has no holes; its ranks wait for the reader, as they would without a launcher.
+            # Unchanged output has no gaps; its ranks wait for the reader, as they would without a launcher.
             pane.target.skipping = allowed and not self._raw
 
-    def say(self, text: str) -> None:
-        """One or more lines of saferun's own on stderr."""
-        self.err.say(printable_lines(text).encode(errors="backslashreplace") + b"\n")
+    def print_message(self, text: str) -> None:
+        """Print one or more lines of saferun itself to stderr."""
+        self.err.put_message(printable_lines(text).encode(errors="backslashreplace") + b"\n")
 
-    def answer(self, text: str) -> None:
-        """What was asked for, on stdout."""
-        self.out.say(printable_lines(text).encode(errors="backslashreplace"))
+    def print_output(self, text: str) -> None:
+        """Print the result that the user asked for to stdout."""
+        self.out.put_message(printable_lines(text).encode(errors="backslashreplace"))
 
     def deadline(self) -> float | None:
         """When ``tick`` is due, in monotonic seconds."""
@@ -95,7 +95,7 @@ class Screen:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything has been written, or given to who writes it."""
+        """Whether everything has been written, or queued for the process that writes it."""
         return all(pane.target.is_empty for pane in self.panes)
 
     @property
@@ -104,7 +104,7 @@ class Screen:
         return frozenset(pane.target.file.pid for pane in self.panes if pane.target.file is not None)
 
     def on_exit(self, pid: int) -> bool:
-        """A child has been reaped. Whether it was one that writes a file; another one takes its place."""
+        """A child has been reaped. Returns whether it wrote a file; if so, it is replaced."""
         for pane in self.panes:
             file = pane.target.file
             if file is not None and file.pid == pid:
@@ -113,58 +113,58 @@ class Screen:
         return False
 
     def release(self) -> None:
-        """Nothing will come any more for which a line could wait."""
+        """All streams have ended: write what waits for the end of a line."""
         for pane in self.panes:
             if isinstance(pane, RawPane):
                 pane.release()
 
     def finish(self) -> None:
-        """Everything has been given to those who write; they end when they have written it."""
+        """No more output will come: the processes that write files exit when they have written everything."""
         for pane in self.panes:
             pane.target.finish()
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything is where it was to go."""
+        """Whether everything has reached its destination."""
         return all(pane.target.is_finished for pane in self.panes)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it is a file that takes nothing, rather than a reader who may come back."""
+        """Whether a file accepts nothing, rather than a slow reader."""
         pending = (pane.target for pane in self.panes if not (pane.target.is_empty and pane.target.is_finished))
         return all(target.is_file for target in pending)
 
     @property
     def unwritten_bytes(self) -> int:
-        """What those who write files have not written."""
+        """How many bytes the processes that write files have not written."""
         return sum(pane.target.unwritten_bytes for pane in self.panes)
 
     def close(self) -> None:
-        """What has not been written by now will not be."""
+        """Drop what has not been written."""
         for pane in self.panes:
             pane.target.close()
 
 
 class _Pane:
-    """One target with its unfinished lines."""
+    """One target and its unfinished lines."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.due: float | None = None
         self._unfinished: dict[ConsoleStream, bytes] = {}
-        self._since: dict[ConsoleStream, float] = {}  # of those: when the line was begun
+        self._since: dict[ConsoleStream, float] = {}  # when each of these lines began
         self._rows = 0
         target.shape_note = self._above_the_rows
 
     def put(self, text: bytes) -> None:
-        """Lines of a rank; they may be skipped if the reader is too slow."""
+        """Write lines of a rank; they may be skipped if the reader is too slow."""
         if self.target.has_room(len(text)):
             self.target.put(self._above_the_rows(text))
         else:
             self.target.skip(text.count(b"\n"))
 
     def put_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """The same, where they are not in one piece."""
+        """The same for lines in several pieces."""
         size = sum(map(len, pieces))
         if self._rows or size <= _SMALL_BYTES or not self.target.has_room(size):
             self.put(b"".join(pieces))
@@ -172,21 +172,21 @@ class _Pane:
             for piece in pieces:
                 self.target.put(piece)
 
-    def say(self, text: bytes) -> None:
-        """Lines that are never skipped."""
+    def put_message(self, text: bytes) -> None:
+        """Write lines that are never skipped."""
         self.target.put(self._above_the_rows(text))
 
     def _above_the_rows(self, text: bytes) -> bytes:
-        # The rows at the bottom give way and come back below the new lines.
+        # The rows at the bottom are erased and drawn again below the new lines.
         return self._erase() + text + self._draw() if self._rows else text
 
     def _redraw(self) -> None:
-        # Rows that a slow terminal has no room for are drawn when it has.
+        # If a slow terminal has no room for them, they are drawn later.
         if self.target.has_room(0):
             self.target.put(self._erase() + self._draw())
 
     def note_unfinished(self, stream: ConsoleStream, now: float) -> None:
-        """The stream has an unfinished line, which is new or has changed."""
+        """Record that the stream's unfinished line is new or has changed."""
         if self.due is None:
             self.due = now + (_TERMINAL_REFRESH_S if self.target.is_terminal else _PIPE_REFRESH_S)
         if stream not in self._unfinished:
@@ -212,20 +212,20 @@ class _Pane:
             if stream.overwrites_itself:
                 self._unfinished[stream] = state
                 self.put(prefixed(stream.prefix, state))
-                self._look_again(now + _PIPE_REFRESH_S)
+                self._refresh_at(now + _PIPE_REFRESH_S)
             elif stream.is_held():
-                # Its end may have been written long ago.
+                # The rank may have written its end long ago.
                 self._since[stream] = now
-                self._look_again(now + _PIPE_REFRESH_S)
+                self._refresh_at(now + _PIPE_REFRESH_S)
             elif now < self._since[stream] + _PIPE_REFRESH_S:
-                # Another line than the one for which this look was due.
-                self._look_again(self._since[stream] + _PIPE_REFRESH_S)
+                # The line is newer than the one that this refresh was due for.
+                self._refresh_at(self._since[stream] + _PIPE_REFRESH_S)
             else:
-                # Plain text that waits for its end: it goes out as a line, and what follows begins another.
+                # Plain text without an end: it is written as a line, and what follows begins another.
                 self.put(prefixed(stream.prefix, stream.take_unfinished()))
                 del self._unfinished[stream], self._since[stream]
 
-    def _look_again(self, at: float) -> None:
+    def _refresh_at(self, at: float) -> None:
         self.due = at if self.due is None else min(self.due, at)
 
     def _erase(self) -> bytes:
@@ -239,29 +239,29 @@ class _Pane:
         if not shown:
             return b""
         self._rows = len(shown)
-        # Without line wrapping each bar is one row, whatever its width.
+        # Without line wrapping each of them is one row, whatever its width.
         return b"\x1b[?7l" + b"\n".join(shown) + b"\x1b[?7h"
 
 
 class RawPane(_Pane):
-    """A target that gets the ranks' bytes as they are: no prefix, no line feed added, nothing left out.
+    """A target that gets the ranks' bytes unchanged: no prefix, no line feed added, nothing left out.
 
-    A line that a rank writes in several pieces stays one line: while it is open, the others' bytes wait. That ends
-    when the line does, when its rank has been silent for a while, or when too much waits; then the next bytes stand
-    behind the open line, as they would without a launcher. Nothing waits for a bar, which never ends.
+    A line that a rank writes in several pieces stays one line: while it is open, the bytes of other ranks wait. That
+    ends with the line, when its rank has been silent for a while, or when too much waits; then the next bytes follow
+    the open line, as they would without a launcher. Nothing waits for a progress bar, which never ends.
     """
 
     def __init__(self, target: Target) -> None:
         super().__init__(target)
-        self._owner: object = None  # whose line is open
-        self._spoke_at = 0.0
+        self._owner: object = None  # the stream whose line is open
+        self._output_at = 0.0
         self._held: dict[object, bytearray] = {}
         self._held_bytes = 0
         self._held_since = 0.0
         self._ends_open = False
 
     def pass_on(self, stream: object, chunk: bytes, now: float) -> None:
-        """Bytes of a rank."""
+        """Write bytes of a rank, or keep them while another rank's line is open."""
         if self._owner is None or self._owner is stream:
             self._emit(stream, chunk, now)
             return
@@ -274,38 +274,38 @@ class RawPane(_Pane):
             self._held_since = now
         self._held.setdefault(stream, bytearray()).extend(content)
         self._held_bytes += len(content)
-        self.due = min(self._spoke_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
+        self.due = min(self._output_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
 
     def _emit(self, stream: object, chunk: bytes, now: float) -> None:
         tail = b""
         if self._held:
-            # Others have waited for this line to end.
+            # Other ranks wait for this line to end.
             end = chunk.rfind(b"\n") + 1
             if end:
                 chunk, tail = chunk[:end], chunk[end:]
         self._put_raw(chunk)
-        self._spoke_at = now
-        # A line that overwrites itself is a bar, and no line that others could wait for.
+        self._output_at = now
+        # A line that overwrites itself is a progress bar, for which the others do not wait.
         self._owner = stream if self._ends_open and b"\r" not in chunk[chunk.rfind(b"\n") + 1 :] else None
         if self._held and self._owner is None:
             self._release(now)
         if tail:
             self.pass_on(stream, tail, now)
         if self._held:
-            self.due = min(self._spoke_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
+            self.due = min(self._output_at + _OPEN_LINE_S, self._held_since + _LONGEST_HOLD_S)
 
     def _put_raw(self, chunk: bytes) -> None:
         self._ends_open = not chunk.endswith(b"\n")
         self.target.put(chunk)
 
     def _release(self, now: float) -> None:
-        """Nobody's line is open any more, or it has been for too long."""
+        """Write what waits: no line is open any more, or one has been for too long."""
         self._owner = None
         held, self._held, self._held_bytes = self._held, {}, 0
         self.due = None
         for stream, content in held.items():
             if stream is self:
-                self.say(bytes(content))
+                self.put_message(bytes(content))
             else:
                 self.pass_on(stream, bytes(content), now)
 
@@ -313,22 +313,22 @@ class RawPane(_Pane):
         """The open line has been silent for too long."""
         self._release(now)
 
-    def say(self, text: bytes) -> None:
-        """Lines of saferun's own: they begin a line, and wait for one that is open."""
+    def put_message(self, text: bytes) -> None:
+        """Write lines of saferun itself: they wait for the end of an open line."""
         if self._owner is not None and self._held_bytes <= _MOST_HELD_BYTES:
-            self._hold(self, text, self._spoke_at)
+            self._hold(self, text, self._output_at)
             return
         self._put_raw(b"\n" + text if self._ends_open else text)
 
     def ended(self, stream: object) -> None:
-        """A rank's stream has ended; what it has left open stays so."""
+        """A rank's stream has ended; its open line stays without an end."""
         if self._owner is stream:
-            self._release(self._spoke_at)
+            self._release(self._output_at)
 
     def release(self) -> None:
-        """Nothing waits for a line any more."""
+        """Write everything that waits."""
         while self._held:
-            self._release(self._spoke_at)
+            self._release(self._output_at)
 
 
 class ConsoleStream:
@@ -339,30 +339,30 @@ class ConsoleStream:
         self._pane = pane
         self._lines = LineAssembler()
         self._noted = False
-        self.is_held: Callable[[], bool] = lambda: self.is_full  # whether the rank is not read for now
+        self.is_held: Callable[[], bool] = lambda: self.is_full  # whether reading the rank is paused
 
     @property
     def is_full(self) -> bool:
-        """Whether this stream should not be read for now."""
+        """Whether to pause reading this stream."""
         return self._pane.target.is_full
 
     @property
     def overwrites_itself(self) -> bool:
-        """Whether what is unfinished is a bar."""
+        """Whether the unfinished line is a progress bar."""
         return self._lines.overwrites_itself
 
     @property
     def unfinished(self) -> bytes:
-        """The line that has no end yet, or the newest state of a bar."""
+        """The line that has no end yet, or the newest state of a progress bar."""
         return self._lines.unfinished
 
     def take_unfinished(self) -> bytes:
-        """The unfinished line, which is then finished as far as the console is concerned."""
+        """Take the unfinished line, which then counts as written."""
         self._noted = False
         return self._lines.take()
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """More bytes from the rank."""
+        """Process more bytes from the rank."""
         if isinstance(self._pane, RawPane):
             self._pane.pass_on(self, chunk, now)
             return
@@ -379,7 +379,7 @@ class ConsoleStream:
             self._noted = True
 
     def close(self) -> None:
-        """The stream has ended; what is unfinished becomes a line, unless bytes pass unchanged."""
+        """The stream has ended: complete its unfinished line, unless bytes pass unchanged."""
         if isinstance(self._pane, RawPane):
             self._pane.ended(self)
             return
@@ -388,7 +388,7 @@ class ConsoleStream:
             self._pane.put(prefixed(self.prefix, self._lines.take()))
 
     def _forget(self) -> None:
-        """What was unfinished has become a line."""
+        """The unfinished line has been completed."""
         if self._noted:
             self._noted = False
             self._pane.forget(self)

@@ -1,4 +1,4 @@
-"""Standard error as it is before there is a console."""
+"""Standard error before there is a console."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from saferun.errors import printable_lines, suppress
 
 
-def tell(words: object) -> None:
-    """Words of saferun's own, before there is a console."""
+def print_error(message: object) -> None:
+    """One or more lines of saferun itself, before there is a console."""
     with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{printable_lines(str(words))}\n")
+        sys.stderr.write(f"{printable_lines(str(message))}\n")

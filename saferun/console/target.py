@@ -1,4 +1,4 @@
-"""Where the console's bytes go: saferun's own stdout and stderr, never waited for."""
+"""saferun's own stdout and stderr, written without ever blocking."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Callable, Sequence
 
 from saferun.console.console_file import ConsoleFile
 
-# What may wait for a slow reader; beyond it whole lines are skipped (they stand in the run directory) or, where no
+# The most that waits for a slow reader; beyond it whole lines are skipped (they are in the run directory) or, if no
 # files are kept, the ranks' streams are not read for a while.
 MOST_WAITING_BYTES = 8 << 20
 _ONE_WRITE_BYTES = 1 << 20
 _MOST_BLOCKS = 256
 _PIPE_BUF = 4096
-# What says so, or says nothing, knows neither colours nor cursor movements (terminfo(5)): it is written like a file.
+# Values of TERM without colours and cursor movements (terminfo(5)): such a terminal is written like a file.
 _DUMB = frozenset({None, "", "dumb"})
-# A reader that is gone stays gone; a file that takes nothing now may take something later.
+# A reader that has gone stays so; a file that accepts nothing now may accept something later.
 _GONE = frozenset({errno.EPIPE, errno.EBADF, errno.EINVAL})
-# What a pipe or a socket says that is there, while the kernel, or the memory cgroup, has no room for its bytes.
+# The reader exists, but the kernel or the memory cgroup has no room for the bytes.
 _SHORT = frozenset({errno.ENOMEM, errno.ENOBUFS})
 _AGAIN_S = 1.0
-# A process that writes a file is asked so often whether it has room.
+# How often the process that writes a file is tried again when it has no room.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.256
-# No file is slow as a reader may be: one that takes nothing for so long has no room, or its file system hangs.
+# Files are not as slow as readers: one that accepts nothing for this long is full, or its file system hangs.
 _STALLED_S = 5.0
-# A file that takes something all the while is waited for, as a disk is: only one that has taken nothing for so long
-# misses lines that are kept elsewhere.
+# A file that accepts something is waited for, as a disk is: only if it has accepted nothing for this long are lines
+# skipped that are kept elsewhere.
 _SLOW_S = 0.5
 _FILE_WAITING_BYTES = 1 << 20
 
@@ -38,15 +38,15 @@ class Target:
     """One open file behind stdout or stderr (or both), written without ever blocking.
 
     Args:
-        fd: the descriptor; left as it is, since others share its open file.
+        fd: the descriptor; not changed, since other processes share its open file.
         skipping: whether lines may be skipped when the reader is too slow.
-        where: tells where skipped lines can be read, for the note about them.
-        carries: whether a regular file is written by a process of its own, so that nothing here can hang on it.
+        where: returns where skipped lines can be read, for the note about them.
+        carries: whether a regular file is written by a separate process, so that nothing here can hang on it.
 
     Attributes:
         file: that process.
         is_file: whether it is a regular file.
-        retry_at: when what took nothing is tried again, in monotonic seconds; None: when there is room.
+        retry_at: when to try a full target again, in monotonic seconds; None: when it has room.
     """
 
     def __init__(self, fd: int, *, skipping: bool, where: Callable[[], str], carries: bool = False) -> None:
@@ -59,14 +59,14 @@ class Target:
         self._waiting: deque[bytes | memoryview] = deque()
         self._waiting_bytes = 0
         self._skipped_lines = 0
-        # Brings a note of skipped lines into the form in which it is queued.
+        # Formats a note of skipped lines before it is queued.
         self.shape_note: Callable[[bytes], bytes] = bytes
         self._write: Callable[[Sequence[bytes | memoryview]], int]
         self.file: ConsoleFile | None = None
         self.retry_at: float | None = None
         self.is_file = stat.S_ISREG(mode)
         self._pause_s = _PAUSE_S
-        self._moved_at = 0.0  # when a file last took something, or nothing waited for it
+        self._moved_at = 0.0  # when a file last accepted something, or nothing waited for it
         self._write = self._write_plainly
         if not self.is_file:
             self._write = self._choose(mode)
@@ -76,9 +76,9 @@ class Target:
     # ----------------------------------------------------------------------------------------------------------------
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether lines of this size would be queued, or skipped because the reader is too slow.
+        """Whether lines of this size are to be queued; if not, they are skipped because the reader is too slow.
 
-        A note of what was skipped before is queued first, when there is room again.
+        When there is room again, a note about skipped lines is queued first.
         """
         if self.is_broken:
             return False
@@ -87,7 +87,7 @@ class Target:
             self._queue_note()
         if not may_skip:
             return True
-        # However large, a chunk finds room where nothing waits: then the reader has not been slow.
+        # If nothing waits, a chunk of any size has room: then the reader has not been slow.
         return not self._waiting or (not self._skipped_lines and self._waiting_bytes + size_bytes <= MOST_WAITING_BYTES)
 
     def put(self, text: bytes | memoryview) -> None:
@@ -99,27 +99,27 @@ class Target:
             self._waiting_bytes += len(text)
 
     def skip(self, lines: int) -> None:
-        """Count lines that are not shown because there was no room."""
+        """Count lines that are skipped because there was no room."""
         if not self.is_broken:
             self._skipped_lines += lines
 
     @property
     def is_full(self) -> bool:
-        """Whether the streams that lead here should not be read for now."""
+        """Whether to pause reading the streams that lead here."""
         if self.is_broken or self._waiting_bytes <= (_FILE_WAITING_BYTES if self.is_file else MOST_WAITING_BYTES):
             return False
         return not self._may_skip or self._waiting_bytes > 2 * MOST_WAITING_BYTES
 
     @property
     def _may_skip(self) -> bool:
-        """Whether a line for which there is no room is left out, rather than that its rank waits."""
+        """Whether lines without room are skipped; if not, their ranks wait."""
         if self.is_file:
             return self.stalled_s >= (_SLOW_S if self.skipping else _STALLED_S)
         return self.skipping
 
     @property
     def stalled_s(self) -> float:
-        """For how long a file has taken nothing of what waits for it."""
+        """For how long a file has accepted nothing of what waits for it."""
         if not self.is_file or not self._waiting:
             return 0.0
         return time.monotonic() - self._moved_at
@@ -131,11 +131,11 @@ class Target:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether it is to be tried again when its descriptor takes bytes, rather than by time."""
+        """Whether to try again when its descriptor becomes writable, rather than after a time."""
         return not self.is_file and self.retry_at is None and not self.is_empty
 
     def flush(self) -> bool:
-        """Write as much as goes without waiting. Returns whether something was written."""
+        """Write as much as possible without waiting. Returns whether anything was written."""
         wrote = False
         if self.retry_at is not None:
             if time.monotonic() < self.retry_at:
@@ -159,7 +159,7 @@ class Target:
         return wrote
 
     def _next_blocks(self) -> list[bytes | memoryview]:
-        """What is written at once; it still waits until it has been taken."""
+        """The blocks for one write; they stay queued until they are written."""
         blocks: list[bytes | memoryview] = []
         size = 0
         for block in self._waiting:
@@ -170,7 +170,7 @@ class Target:
         return blocks
 
     def _take(self, count: int) -> None:
-        """So many bytes have been written."""
+        """Remove ``count`` written bytes from the queue."""
         self._waiting_bytes -= count
         while count:
             block = self._waiting.popleft()
@@ -180,21 +180,21 @@ class Target:
             count -= len(block)
 
     def _on_error(self, error: OSError) -> None:
-        """What comes next could not be written now, or cannot be written at all."""
+        """Handle a failed write: retry later, or give up on a reader that has gone."""
         if isinstance(error, BlockingIOError):
             if self.file is None:
                 return
             if self.file.keep_alive():
-                # It writes while something else is done; the longer it has taken nothing, the less often it is asked.
+                # It writes meanwhile; the longer it accepts nothing, the less often it is tried.
                 self.retry_at = time.monotonic() + self._pause_s
                 self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             else:
                 self._stop_carrying()
         elif error.errno in _SHORT or (self.is_file and error.errno not in _GONE):
-            # No memory, no room, no quota, an error of the device: everything is kept, and tried again.
+            # No memory, no space, no quota, a device error: everything is kept and tried again.
             self.retry_at = time.monotonic() + _AGAIN_S
         else:
-            # The reader is gone, or the terminal is. The ranks do not care; the files go on.
+            # The reader or the terminal has gone. Ranks and files are not affected.
             self.is_broken = True
             self._waiting.clear()
             self._waiting_bytes = 0
@@ -209,7 +209,7 @@ class Target:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _carry(self) -> None:
-        """Have another process write the file. Without one it is written from here."""
+        """Have another process write the file; if there can be none, write it from here."""
         try:
             self.file = ConsoleFile(self.fd)
         except OSError:
@@ -217,7 +217,7 @@ class Target:
         self._write = self.file.write
 
     def _stop_carrying(self) -> None:
-        """Nobody can be had who writes the file: it is written from here."""
+        """No process can be started to write the file: write it from here."""
         if self.file is not None:
             rest = self.file.take_back()
             self._waiting.appendleft(rest)
@@ -228,31 +228,31 @@ class Target:
 
     @property
     def unwritten_bytes(self) -> int:
-        """What another process has been given to write and has not written."""
+        """How many bytes another process has been given and has not written."""
         return self.file.waiting_bytes if self.file is not None else 0
 
     def finish(self) -> None:
-        """Nothing will come any more. Where another process writes, it ends when it has written everything."""
+        """No more output will come. A process that writes the file exits when it has written everything."""
         if self.file is not None:
             self.file.finish()
 
     @property
     def is_finished(self) -> bool:
-        """Whether nobody is writing any more."""
+        """Whether no process is writing any more."""
         file = self.file
         return file is None or not (file.is_alive or (file.waiting_bytes and file.keep_alive()))
 
     def close(self) -> None:
-        """Nothing that has not been written will be."""
+        """Drop what has not been written."""
         if self.file is not None:
             self.file.close()
             self.file = None
 
     def _choose(self, mode: int) -> Callable[[Sequence[bytes | memoryview]], int]:
-        """A way to write that returns instead of waiting.
+        """A way to write that never blocks.
 
         Setting O_NONBLOCK on the descriptor itself would change it for every process that shares it (the shell, the
-        other end of ``2>&1``), so the file is opened once more.
+        other end of ``2>&1``), so the file is opened again.
         """
         if stat.S_ISSOCK(mode):
             import socket
@@ -269,7 +269,7 @@ class Target:
         return os.writev(self.fd, blocks)
 
     def _write_carefully(self, blocks: Sequence[bytes | memoryview]) -> int:
-        """For a pipe or terminal of another user, which cannot be opened again: small writes when there is room."""
+        """For a pipe or terminal of another user, which cannot be opened again: small writes when it is writable."""
         import select
 
         poll = select.poll()
@@ -282,8 +282,8 @@ class Target:
 def _is_own_terminal(fd: int) -> bool:
     """Whether a terminal is the one that this process was started on.
 
-    Open MPI's daemons give their tasks pseudo-terminals that nobody looks at: what comes out of them goes to a pipe or
-    a file, with that of all other tasks.
+    Open MPI's daemons give their tasks pseudo-terminals that no user sees: the output goes to a pipe or a file,
+    together with that of all other tasks.
     """
     try:
         os.tcgetpgrp(fd)

@@ -32,7 +32,7 @@ from saferun.coordinator.places import (
 from saferun.coordinator.secrecy import MISMATCH_HINT, Mismatch
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.errors import printable
-from saferun.text.decoding import MALFORMED, loads, words
+from saferun.text.decoding import MALFORMED, display_text, loads
 
 _LOOK_AGAIN_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
@@ -67,7 +67,7 @@ def _failure(text: bytes | None) -> JoinFailedError | None:
         return None
     try:
         what, hint, *more = loads(text, longest=4 * _LONGEST_WORDS)
-        what, hint = words(what, _LONGEST_WORDS), words(hint, _LONGEST_WORDS)
+        what, hint = display_text(what, _LONGEST_WORDS), display_text(hint, _LONGEST_WORDS)
         return JoinFailedError(what, hint, is_told=True, is_usage=more == [True])
     except MALFORMED:
         return None

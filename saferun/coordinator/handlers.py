@@ -39,7 +39,7 @@ from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClie
 from saferun.coordinator.store_search import Search
 from saferun.coordinator.stores import Stores
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, loads, number, text, words
+from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
@@ -483,8 +483,8 @@ def read_leader(content: bytes) -> Leader | None:
             text(found["job"], _LONGEST_NAME),
             number(found["control_port"], 0, _HIGHEST_PORT),
             number(found["ranks_port"], 0, _HIGHEST_PORT),
-            words(found["master_addr"], _LONGEST_NAME),
-            tuple(words(address, _LONGEST_NAME) for address in found["addresses"][:_MOST_ADDRESSES]),
+            display_text(found["master_addr"], _LONGEST_NAME),
+            tuple(display_text(address, _LONGEST_NAME) for address in found["addresses"][:_MOST_ADDRESSES]),
         )
         return leader._replace(one_port=found.get("one_port") is True)
     except MALFORMED:

@@ -22,7 +22,7 @@ from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.waiting_place import waiting_place
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, loads, number, text, words
+from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
@@ -226,9 +226,11 @@ def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
         state = HostState(
             tasks={_task(key, tasks): value for key, value in found["t"].items()},
             parts=[(number(task, 0, tasks - 1), text(name, _LONGEST_PLACE)) for task, name in found["p"][:_MOST_PARTS]],
-            stuck={_task(key, tasks): words(letter, 1) for key, letter in found["x"].items()},
+            stuck={_task(key, tasks): display_text(letter, 1) for key, letter in found["x"].items()},
             acked=found["a"] is True,
-            places={_task(key, tasks): words(place, _LONGEST_PLACE) for key, place in found.get("w", {}).items()},
+            places={
+                _task(key, tasks): display_text(place, _LONGEST_PLACE) for key, place in found.get("w", {}).items()
+            },
         )
     except MALFORMED:
         return None

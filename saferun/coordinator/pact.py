@@ -22,7 +22,7 @@ from saferun.cluster.signed import LONGEST_BYTES, CannotSealError, Opened, Signe
 from saferun.coordinator.meeting import JoinFailedError
 from saferun.coordinator.places import LONGEST_RECORD_BYTES, decode_place
 from saferun.coordinator.store_client import StoreClient
-from saferun.text.decoding import MALFORMED, loads, words
+from saferun.text.decoding import MALFORMED, display_text, loads
 
 if TYPE_CHECKING:
     from saferun.coordinator.secrecy import Secrecy
@@ -114,7 +114,7 @@ class Pact(Signer):
                 self._adopt(secret)
         except CannotSealError as error:
             text, why = "", f"evidence cannot be encrypted: {error}"
-        self.why = "" if text else words(why, _LONGEST_WORDS)
+        self.why = "" if text else display_text(why, _LONGEST_WORDS)
         if text:
             self.way = "file" if made else "munge"
             client.set(OFFER_KEY, text)
@@ -167,7 +167,7 @@ class Pact(Signer):
             self.why = "the offer makes no sense"
         else:
             secret, self.why = self._sharing.take(stored.decode(errors="replace"), self._run_id, self.job, self._base)
-            self.why = words(self.why, _LONGEST_WORDS)
+            self.why = display_text(self.why, _LONGEST_WORDS)
             self.way = "munge" if b'"munge"' in stored else "file"
             try:
                 if secret:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, loads, number, text, words
+from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 from saferun.text.typed_json import fit
 
 Task = TypeVar("Task")
@@ -47,7 +47,7 @@ def _text(longest: int) -> Callable[[object], str]:
 
 def _name(value: object) -> str:
     # A name is shown to people, on terminals too.
-    return words(text(value, _LONGEST_NAME), _LONGEST_NAME) or "?"
+    return display_text(text(value, _LONGEST_NAME), _LONGEST_NAME) or "?"
 
 
 def _addresses(value: object) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from saferun.cluster.signed import Signer, cipher_of, is_signed
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, loads, number, text, words
+from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
@@ -125,7 +125,7 @@ def decode_note(content: bytes | None, first: str, job: str) -> Mismatch | None:
         kind, host, name, about = loads(content, longest=_LONGEST_NOTE_BYTES)
         if about != job or kind not in {NONE_HERE, OTHER}:
             return None
-        named = words(text(name, _LONGEST_NAME), _LONGEST_NAME) or "?"
+        named = display_text(text(name, _LONGEST_NAME), _LONGEST_NAME) or "?"
         return Mismatch(number(host, 0, _MOST_HOSTS), mismatch_words(kind, first, named))
     except MALFORMED:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from saferun import __version__
-from saferun.console.stderr import tell
+from saferun.console.stderr import print_error
 from saferun.ctl import core, doctor, env, live_stacks, story
 from saferun.errors import SaferunError, UsageError
 from saferun.model import Value
@@ -51,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Two lines and exit code 2."""
-        tell(UsageError(message, f"see {self.prog} --help"))
+        print_error(UsageError(message, f"see {self.prog} --help"))
         raise SystemExit(2)
 
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
     except SaferunError as error:
-        tell(error)
+        print_error(error)
         return error.exit_code
     except BrokenPipeError:
         # The reader has seen enough, and what is left in the buffer must not be written at exit.

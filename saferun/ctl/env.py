@@ -9,7 +9,7 @@ from typing import Any
 
 from saferun.cli.env_option import read_env
 from saferun.config import EnvironConfig
-from saferun.console.stderr import tell
+from saferun.console.stderr import print_error
 from saferun.ctl.answer import answer
 from saferun.env.apply import apply, host_vendor, installed_versions, resolve_environ
 from saferun.env.lint.check import check
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lint(arguments: argparse.Namespace) -> int:
-    pairs = read_env(arguments.env, os.environ, tell, on_command_line=True)
+    pairs = read_env(arguments.env, os.environ, print_error, on_command_line=True)
     config = EnvironConfig(
         profiles=tuple(name for name in arguments.env_profile.split(",") if name),
         profile_path=tuple(arguments.env_profile_path),

@@ -90,11 +90,13 @@ class Context(Value):
 
     def say_lines(self, lines: Sequence[str]) -> None:
         """Say these lines, one below the other."""
-        self.launch.screen.say("\n".join(lines))
+        self.launch.screen.print_message("\n".join(lines))
 
     def say_verdict(self, verdict: HangVerdict) -> None:
         """Report a hang that cannot be diagnosed."""
-        self.launch.screen.say(f"saferun: no progress for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})")
+        self.launch.screen.print_message(
+            f"saferun: no progress for {verdict.quiet_s:.0f} s ({printable(verdict.kind)})"
+        )
 
 
 class AttemptRecord:

@@ -90,7 +90,7 @@ class Checks:
                 context.poller,
                 job=context.job,
                 environ=context.environ,
-                say=context.screen.say,
+                say=context.screen.print_message,
                 warn=context.warn,
                 process=self._process,
             )
@@ -202,7 +202,7 @@ class Checks:
         """Print all that was found, and return the exit code."""
         from saferun.preflight.text import show
 
-        self._context.screen.answer(show(outcome.preflight, outcome.infos, as_json=self._config.checks.as_json))
+        self._context.screen.print_output(show(outcome.preflight, outcome.infos, as_json=self._config.checks.as_json))
         return EXIT_USAGE if outcome.failure is not None else 0
 
     # ----------------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class HangIncident(LiveCapture):
         """The leader reports the hang; the report of this host keeps its own evidence."""
         line = f"saferun: no rank on any host makes progress; {self._context.launch.job.leader} has the report"
         if self._number == 1 and self._context.launch.job.is_head:
-            self._context.launch.screen.say(printable(line))
+            self._context.launch.screen.print_message(printable(line))
         if diagnosis is not None:
             self._context.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", [line])
 

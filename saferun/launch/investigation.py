@@ -251,7 +251,7 @@ class Investigation:
     def _report_recovery(self, lasted_s: float) -> None:
         from saferun.report.console_text import recovery_text
 
-        self._launch.screen.say(recovery_text(lasted_s))
+        self._launch.screen.print_message(recovery_text(lasted_s))
         self.log.note_recovery(lasted_s)
 
     # ----------------------------------------------------------------------------------------------------------------

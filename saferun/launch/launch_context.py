@@ -145,10 +145,10 @@ class LaunchContext:
 
     def report(self, text: str) -> None:
         """One line for the user."""
-        self.screen.say(f"saferun: {printable(text)}")
+        self.screen.print_message(f"saferun: {printable(text)}")
 
     def warn(self, text: str) -> None:
         """One line about something that could not be written or done; never twice the same."""
         if text not in self._warned:
             self._warned.add(text)
-            self.screen.say(f"saferun: {printable(text)}")
+            self.screen.print_message(f"saferun: {printable(text)}")

@@ -142,7 +142,7 @@ def _run(
     except OSError:
         writer.discard()
         raise
-    say = screen.say
+    say = screen.print_message
     for text in early:
         say(text)
     # Only now: the processes forked before stay as small as they can be.
@@ -151,7 +151,7 @@ def _run(
     from saferun.launch.runtime import Runtime
 
     if config.settings_file is not None and config.settings["config"].origin == "default":
-        screen.say(f"saferun: settings from {printable(config.settings_file)}")
+        screen.print_message(f"saferun: settings from {printable(config.settings_file)}")
     if config.hosts.note:
         warn(config.hosts.note)
     supervisor, peers_s = _open_supervisor(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from saferun.config import LaunchConfig
-from saferun.console.stderr import tell
+from saferun.console.stderr import print_error
 from saferun.errors import printable
 from saferun.linux.nics import read_nics
 from saferun.preflight.nic_choice import mpirun_words, nic_environ
@@ -20,9 +20,9 @@ def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str
     chosen = nic_environ(names, read_nics(), environ)
     task = config.hosts.task
     if config.hosts.node_rank in {0, None} and (task is None or task.local_rank == 0) and not config.dry_run:
-        tell(f"saferun: {printable(chosen_line(names, chosen))}")
+        print_error(f"saferun: {printable(chosen_line(names, chosen))}")
         if config.hosts.detected.startswith("Open MPI"):
-            tell(f"saferun: for mpirun itself: {printable(mpirun_words(names))}")
+            print_error(f"saferun: for mpirun itself: {printable(mpirun_words(names))}")
     return {**environ, **chosen}
 
 

@@ -1,5 +1,5 @@
-"""How things are written for people, and what of them is not: decoding with bounds, lines, secrets. Pure.
+"""Text from and for people and programs: bounded decoding of JSON, display lines, redaction of secrets. Pure.
 
-Whatever comes in, a decoder answers with a value or with one of ``decoding.MALFORMED``, and a text comes back as one
-that can be shown. Nothing here knows what the words are about.
+For any input a decoder returns a value or raises one of ``decoding.MALFORMED``, and a function that formats a text
+returns one that is safe to print. Nothing here depends on what the text means.
 """

@@ -1,7 +1,7 @@
-"""JSON and values from outside: other hosts, ranks, tools and files, none of which is to be trusted. Pure.
+"""Decoding of untrusted JSON and values: from other hosts, ranks, tools and files. Pure.
 
-All of it is bounded before it is parsed: length, depth, the number of items, digits. What is wrong is a ValueError or
-one more of ``MALFORMED``, and nothing else: no infinity, no number that cannot become a float, no recursion error.
+Length, depth, number of items and digits are bounded before anything is parsed. Malformed input raises ValueError or
+another of ``MALFORMED``, nothing else; infinity and numbers that do not fit into a float are rejected.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LONGEST_BYTES = 16 << 20
 DEEPEST = 64
 MOST_ITEMS = 1 << 20
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading a value may raise that is not what was expected."""
+"""What decoding a malformed value may raise."""
 _LARGEST = 1 << 63
 # Those of 2**64. No float that is written with fewer, and without an exponent, is infinite.
 _MOST_DIGITS = 20
 _UNUSUAL_NUMBER = re.compile(r"[0-9]{20}|[0-9][eE]")
-# One that does not end is the rest of the text: whoever looked further would do so once for each quote in it.
+# An unterminated string is the rest of the text: scanning on would take a pass for each quote in it.
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _TO_LISTS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -38,16 +38,16 @@ def loads(
     deepest: int = DEEPEST,
     most: int = MOST_ITEMS,
 ) -> Any:  # noqa: ANN401 - JSON
-    """What JSON holds.
+    """Decode JSON.
 
     Args:
-        content: JSON; bytes are UTF-8.
-        longest: how many bytes or characters it may have.
-        deepest: how many lists and objects may be within each other.
-        most: how many items all of them together may have.
+        content: the JSON; bytes are UTF-8.
+        longest: the maximum length, in bytes or characters.
+        deepest: the maximum nesting of lists and objects.
+        most: the maximum number of items in all of them together.
 
     Raises:
-        ValueError: it is no JSON, or out of bounds.
+        ValueError: it is not JSON, or exceeds a bound.
     """
     if len(content) > longest:
         raise ValueError("too long")
@@ -63,10 +63,10 @@ def loads(
 
 
 def loads_first(json_text: str, start: int = 0) -> Any:  # noqa: ANN401 - JSON
-    """The JSON that begins at a place in a text, whatever follows it. How deep it is only its length bounds.
+    """Decode the JSON that begins at an offset, and ignore what follows it. Only its length bounds its depth.
 
     Raises:
-        ValueError: there is none, or none that can be read.
+        ValueError: there is none, or it cannot be decoded.
     """
     try:
         return _CAREFUL.raw_decode(json_text, start)[0]
@@ -75,12 +75,12 @@ def loads_first(json_text: str, start: int = 0) -> Any:  # noqa: ANN401 - JSON
 
 
 def _check_shape(json_text: str, deepest: int, most: int) -> None:
-    """Whether it is too deep or has too many items, without what stands in strings."""
+    """Raise ValueError if it is nested too deeply or has too many items; the contents of strings do not count."""
     bare = _STRING.sub("", json_text)
     brackets = bare.encode("utf-8", "surrogatepass").translate(_TO_LISTS, _NO_BRACKETS)
     if len(brackets) // 2 + bare.count(",") > most:
         raise ValueError("too many items")
-    # Each time the innermost ones go.
+    # Each pass removes the innermost pairs.
     for _ in range(deepest):
         outer = brackets.replace(b"[]", b"")
         if len(outer) in {0, len(brackets)}:
@@ -117,10 +117,10 @@ _CAREFUL = json.JSONDecoder(parse_constant=_constant, parse_int=_integer, parse_
 
 
 def number(value: object, low: int = 0, high: int = _LARGEST) -> int:
-    """An integer within bounds, both of which are allowed.
+    """An integer within inclusive bounds.
 
     Raises:
-        ValueError: it is none; neither is a truth value.
+        ValueError: it is anything else; a bool is not an integer.
     """
     if type(value) is not int or not low <= value <= high:
         raise ValueError("not a number within bounds")
@@ -128,10 +128,10 @@ def number(value: object, low: int = 0, high: int = _LARGEST) -> int:
 
 
 def measure(value: object, low: float = 0.0, high: float = float(_LARGEST)) -> float:
-    """A number that need not be whole, within bounds, both of which are allowed.
+    """A finite number within inclusive bounds, as a float.
 
     Raises:
-        ValueError: it is none; neither is infinity or a truth value.
+        ValueError: it is anything else, such as infinity or a bool.
     """
     if type(value) not in {int, float} or not low <= value <= high:  # type: ignore[operator]
         raise ValueError("not a number within bounds")
@@ -139,21 +139,21 @@ def measure(value: object, low: float = 0.0, high: float = float(_LARGEST)) -> f
 
 
 def text(value: object, longest: int) -> str:
-    """A text of at most so many characters, whatever they are.
+    """A string of at most ``longest`` characters, of any kind.
 
     Raises:
-        ValueError: it is none, or longer.
+        ValueError: it is not a string, or longer.
     """
     if not isinstance(value, str) or len(value) > longest:
         raise ValueError("not a text within bounds")
     return value
 
 
-def words(value: object, longest: int) -> str:
-    """A text for people, as one line of at most so many characters that a terminal only prints.
+def display_text(value: object, longest: int) -> str:
+    """A string as one printable line of at most ``longest`` characters; longer ones are cut.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a string.
     """
     if not isinstance(value, str):
         raise ValueError("not a text")  # noqa: TRY004 - all of these raise the same

@@ -1,7 +1,7 @@
-"""What was seen without the secrets in it: words of tools, and names that stacks and recorders hold. Pure.
+"""Redaction of evidence: output of tools, and names in stacks and Flight Recorder dumps. Pure.
 
-Names of functions and files are what somebody has called them. A path is read part by part, so that what follows a
-part that holds a secret stays; a line's number always does.
+Names of functions and files may hold secrets. A path is redacted component by component, so that what follows a secret
+stays; line numbers always do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from saferun.text.redaction import redacted_json, redacted_path, redacted_text
 
 
 def evidence_without_secrets(evidence: Evidence) -> Evidence:
-    """All that a host knows, as it may leave the host."""
+    """A host's evidence as it may leave the host."""
     capture, cores = evidence.capture, evidence.cores
     rest: Evidence = redacted_json(evidence._replace(capture=Capture(), cores=()))
     names = _Names()
@@ -21,18 +21,18 @@ def evidence_without_secrets(evidence: Evidence) -> Evidence:
 
 
 def capture_without_secrets(capture: Capture) -> Capture:
-    """What a capture has seen, as it may be shown."""
+    """A capture as it may be shown."""
     return _capture(capture, _Names())
 
 
 def threads_without_secrets(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
-    """Threads with their names and calls."""
+    """Threads as they may be shown."""
     names = _Names()
     return tuple(names.thread(thread) for thread in threads)
 
 
 class _Names:
-    """Each different call is read once: hundreds of processes have the same ones."""
+    """Redacts each distinct call once: hundreds of processes share the same ones."""
 
     def __init__(self) -> None:
         self._calls: dict[Frame, Frame] = {}

@@ -1,4 +1,4 @@
-"""JSON objects, one a line, out of the chunks in which a connection or a pipe brings them. Pure."""
+"""JSON Lines framing: objects, one a line, from the chunks that a connection or a pipe delivers. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from saferun.model import JsonObject
 
 
 class MessageBuffer:
-    """Puts chunks together; what is no JSON object is left out.
+    """Joins chunks into messages; lines that are not JSON objects are dropped.
 
     Args:
-        longest_bytes: how long a line may be.
+        longest_bytes: the maximum length of a line.
     """
 
     def __init__(self, longest_bytes: int) -> None:
@@ -21,7 +21,7 @@ class MessageBuffer:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[JsonObject] | None:
-        """The messages that a chunk completes; None: the other side sends a line without end."""
+        """The messages that a chunk completes; None if a line exceeds the maximum length."""
         if self._size > self._longest_bytes:
             return None
         self._chunks.append(chunk)

@@ -1,4 +1,4 @@
-"""The redaction of JSON that somebody else has written, as a text: all but its secrets stays as it is. Pure."""
+"""Redaction of JSON that another program wrote, as a text: all but its secrets stays as it is. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from saferun.text.redaction import hides, redacted_json, redacted_text
 from saferun.text.token_shapes import Shape
 
 _STRING = r'"(?:[^"\\]|\\.)*+"'
-# A text, and what it is the name of: another text, or what begins there.
+# A string and, if it is a key, its value: another string, or the bracket that begins it.
 _PIECE = Shape(rf"({_STRING})(?:(\s*+:\s*+)({_STRING}|[\[{{])?)?", re.DOTALL)
 _MOST_PIECES, _MOST_CHARACTERS = 1 << 16, 4 << 20
 
 
 class TooManyTextsError(ValueError):
-    """There are more different texts in it than can be read in a moment."""
+    """It has too many distinct strings to be redacted in reasonable time."""
 
 
 class _NestedError(Exception):
-    """A list or an object stands under the name of a secret."""
+    """The value of a secret's key is a list or an object."""
 
 
 def redacted_json_text(json_text: str) -> str:
-    """JSON without the secrets in its texts.
+    """JSON without the secrets in its strings.
 
-    Texts in the JSON of tools repeat themselves; each different one is read once. A second is enough for 16 MiB.
+    Strings in the JSON of tools repeat; each distinct one is redacted once. 16 MiB take less than a second.
 
     Args:
-        json_text: JSON that has been parsed: of anything else the result is of no use.
+        json_text: valid JSON; for anything else the result is undefined.
 
     Raises:
-        TooManyTextsError: see there.
-        ValueError: it is no JSON.
+        TooManyTextsError: it has too many distinct strings.
+        ValueError: it is not JSON.
     """
     known: dict[str, str] = {}
     size = 0
@@ -44,7 +44,7 @@ def redacted_json_text(json_text: str) -> str:
             nonlocal size
             size += len(whole)
             if len(known) >= _MOST_PIECES or size > _MOST_CHARACTERS:
-                raise TooManyTextsError("it has too many different texts")
+                raise TooManyTextsError("it has too many distinct strings")
             redacted = known[whole] = _redacted_piece(*match.groups())
         return redacted
 

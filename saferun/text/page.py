@@ -1,4 +1,4 @@
-"""What comes from outside as JSON within a number of bytes, on single lines, and without secrets. Pure."""
+"""Untrusted values as JSON of bounded size, on single lines, without secrets. Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 
 
 class Page:
-    """Turns values into JSON within a number of bytes, and remembers what had to be cut.
+    """Turns values into JSON of bounded size, and records what had to be cut.
 
-    What is counted is at least what the values take when they are written, indented by one.
+    The count is an upper bound of the size of the JSON, indented by one.
 
     Args:
-        size_bytes: how much there may be.
+        size_bytes: the maximum size.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -43,19 +43,19 @@ class Page:
         self._longest = max(min(_LONGEST_TEXT, size_bytes // 400), _SHORTEST_TEXT)
 
     def text(self, value: str) -> str:
-        """A text from outside, on one line."""
+        """An untrusted text, on one line."""
         line = redacted_line(value, self._longest)
         self.used_bytes += len(json.dumps(line)) + _FIELD_BYTES
         return line
 
     def command(self, value: str) -> str:
-        """A command line that is one text."""
+        """A command line that is one string."""
         line = redacted_command_line(value, self._longest)
         self.used_bytes += len(json.dumps(line)) + _FIELD_BYTES
         return line
 
     def first(self, name: str, values: Sequence[_T], convert: Callable[[_T], Any], most: int = _MOST) -> list[Any]:
-        """The first values, as many as half of the room that is left holds: there is more to come."""
+        """The first values, as many as fit into half of the remaining room: more fields follow."""
         converted: list[Any] = []
         self.used_bytes += _FIELD_BYTES
         floor = (self._size_bytes - self.used_bytes) // 2
@@ -90,7 +90,7 @@ class Page:
         return self.first(name, sorted({count(value) for value in values}), counted)
 
     def frames(self, name: str, frames: Sequence[Frame]) -> tuple[list[Any], int]:
-        """Calls, outermost first, without their middle where there are too many; and how many are missing."""
+        """Calls, outermost first, without the middle ones if there are too many; and how many were left out."""
         is_long = len(frames) > _MOST_FRAMES
         inner = frames[_MOST_FRAMES // 4 - _MOST_FRAMES :] if is_long else frames
         tail = self.first(name, inner[::-1], self._frame)[::-1]
@@ -111,16 +111,16 @@ class Page:
 
 
 def shown(text: str, limit: int = 300) -> str:
-    """A text from outside as one line: without control characters and secrets, at most ``limit`` characters long.
+    """An untrusted text as one line without control characters and secrets, at most ``limit`` characters long.
 
     Indentation is kept, as tracebacks need it.
     """
-    # A secret may stand across the limit: it is replaced first.
+    # A secret may extend across the limit: redact first.
     return _cut(redacted_text(_cut(text, 2 * limit)), limit)
 
 
 def redacted_line(text: str, limit: int = 1000) -> str:
-    """The same of a longer line."""
+    """The same with a higher limit."""
     return shown(text, limit)
 
 
@@ -130,7 +130,7 @@ def redacted_command(argv: Sequence[str]) -> list[str]:
 
 
 def redacted_command_line(command: str, limit: int = 1000) -> str:
-    """The same for a command line that is one text."""
+    """The same for a command line that is one string."""
     return _cut(" ".join(redacted_command(_cut(command, 2 * limit).split(" "))), limit)
 
 
@@ -142,17 +142,17 @@ def _cut(text: str, limit: int) -> str:
 
 
 def integer(value: int) -> int:
-    """A number that every reader of JSON can hold."""
+    """An integer that every JSON parser can represent."""
     return max(-_LARGEST_INTEGER, min(int(value), _LARGEST_INTEGER))
 
 
 def count(value: int) -> int:
-    """The same, not below zero."""
+    """The same, but not negative."""
     return max(integer(value), 0)
 
 
 def number(value: float | None) -> float | None:
-    """A number that JSON has: it knows neither infinity nor NaN."""
+    """A number that JSON can represent; None for infinity and NaN."""
     if value is None or not math.isfinite(value):
         return None
     return round(value, 6)

@@ -1,9 +1,8 @@
-"""Secrets do not leave the process: one redaction for all that is written, shown or sent. Pure.
+"""The one redaction for everything that is written, shown or sent. Pure.
 
-A value is a secret by the name beside it (``HF_TOKEN=…``, ``--api-key …``, ``"password": "…"``, ``Authorization: …``),
-by its place in an address (``https://user:…@host``, ``?sig=…``), or by its own shape (``token_shapes``). The time that
-it takes is proportional to the length of the text, whatever the text is. What ranks write to their own files is theirs,
-and stays as it is.
+A value is a secret by its name (``HF_TOKEN=…``, ``--api-key …``, ``"password": "…"``, ``Authorization: …``),
+by its position in a URL (``https://user:…@host``, ``?sig=…``), or by its own shape (``token_shapes``). The time is
+linear in the length of the text, for every text. What ranks write to their own files is not redacted.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 REDACTED = "<redacted>"
-_SHORTEST = 6  # what is shorter holds no name with a value
+_SHORTEST = 6  # too short for a name with a value
 
-# A name and a sign behind it; an option and white space; a word that announces a value.
+# A name and a sign behind it; an option and white space; a word that introduces a value.
 _SIGNED = Shape(
     r"""(?<![\w.-])(-{0,2})([A-Za-z_][\w.-]{0,199}+)(\\{0,2}["'`]?[ \t]{0,3}(?:=>|:=|=|:)(?![=:])[ \t]{0,3})"""
 )
@@ -43,24 +42,25 @@ _OF_A_PATH = Shape(r"""[^\s,;"'`\\/]+""")
 _LINE = Shape(r"""[^\r\n"'`\\]+""")
 _SCHEME = Shape(r"(?:bearer|basic|digest|token|apikey|negotiate|aws4-hmac-sha256)\s+", re.IGNORECASE)
 _HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
-# Nothing that anybody wants to hide; a structure is looked into.
+# Values that are no secrets; structures are redacted recursively.
 _OPEN_VALUES = frozenset({"none", "null", "nil", "true", "false", "yes", "no", "on", "off", "0", "1", REDACTED.lower()})
 _EMPTY = frozenset("*.…xX-")
-# Words of everyday texts. With them a value counts that looks like a secret.
+# Common words: after these only a value that looks like a secret is one.
 _EVERYDAY = frozenset({"key", "pass", "pin", "pw", "signature", "otp", "sig"})
 _EVERYDAY_BEFORE_COLON = _EVERYDAY | {"token", "auth", "credential", "credentials", "creds", "oauth"}
-# In the query of an address.
+# Parameters in the query of a URL.
 _OF_QUERIES = frozenset({"sig", "key", "code", "token", "auth"})
 _RANDOM = Shape(r"(?=[^0-9]*+[0-9])(?=[^A-Za-z]*+[A-Za-z])[A-Za-z0-9+=~!@#$%^*]+")
 _LEAST_RANDOM = 8
-# Behind everyday words: bfloat16, layer0012, shard3of512, 80GB, and the beginning of a commit.
+# No secrets after common words: bfloat16, layer0012, shard3of512, 80GB, and the beginning of a commit.
 _ORDINARY = Shape(r"[A-Za-z][0-9]{1,9}|(?:[A-Za-z]{2,}[0-9]{1,9}){1,3}[A-Za-z]{0,3}|[0-9]+[A-Za-z]{1,5}|[0-9a-f]{8,12}")
-# What is longer is no value behind an everyday word; and no list is as long that somebody has put secrets into.
+# Longer values after common words are no secrets; longer lists hold none.
 _LONGEST_EVERYDAY = 512
 _LONGEST_LIST = 4096
 _AS_IT_IS = 1 << 62
 _AN_OPTION = Shape(r"--[a-z][a-z0-9]*+(?:[-_.][a-z0-9]++)*+(?:=.*)?", re.DOTALL)
-# Programs whose options of one letter hold passwords. Of others those do that look like one.
+# Programs whose options of one letter hold passwords. For other programs, values that look like a password are
+# redacted.
 _NONE = "-"
 _PROGRAMS = {
     **dict.fromkeys(("mysql", "mysqldump", "mysqladmin", "mariadb", "sshpass", "mongo", "mongosh", "twine"), "p"),
@@ -69,12 +69,12 @@ _PROGRAMS = {
     **dict.fromkeys(("ldapsearch", "ldapadd", "ldapmodify"), "w"),
     "redis-cli": "a",
     "login": "p",  # of registries: docker, podman, helm
-    # With these it is a partition, a port, a path or a process.
+    # For these, -p is a partition, a port, a path or a process.
     **dict.fromkeys(("srun", "sbatch", "salloc", "squeue", "sinfo", "scontrol", "sacct"), _NONE),
     **dict.fromkeys(("mkdir", "cp", "tar", "ssh", "docker", "podman", "py-spy", "gdb", "strace", "perf"), _NONE),
 }
-_WORDS_OF_A_COMMAND = Shape(r"""[^\s"'`,;|&()\[\]]+""")
-_NEAR = 120  # a program stands so near to its options
+_COMMAND_TOKENS = Shape(r"""[^\s"'`,;|&()\[\]]+""")
+_NEAR = 120  # a program is at most this far from its options
 _PASSWORD_LETTERS = frozenset("pP")
 _USER_LETTERS = frozenset("uU")
 _USER_OPTIONS = frozenset({"user", "proxy-user"})
@@ -107,7 +107,7 @@ def redacted_text(text: str) -> str:
 
 
 def redacted_path(path: str) -> str:
-    """A path without the secrets in it, part by part: what follows a part that holds one stays."""
+    """A path without the secrets in it, component by component: what follows a secret stays."""
     if "://" in path:
         return redacted_text(path)
     return "/".join(map(redacted_text, path.split("/")))
@@ -121,7 +121,7 @@ def redacted_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def redacted_json(value: Any) -> Any:  # noqa: ANN401 - JSON is of any type
-    """JSON, or values made of tuples, without the secrets in texts. What is nested too deep to be read is left out."""
+    """JSON, or values made of tuples, without the secrets in strings. Values nested too deeply are left out."""
     try:
         return _redacted_json(value)
     except RecursionError:
@@ -145,14 +145,14 @@ def _redacted_json(value: Any) -> Any:  # noqa: ANN401 - as above
 
 
 def hides(name: str, value: Any) -> bool:  # noqa: ANN401 - as above
-    """Whether a name in JSON hides its value: ``"key": "layer.0"`` is an everyday one."""
+    """Whether a JSON key marks its value as a secret; in ``"key": "layer.0"`` it does not."""
     if name.lower() in _EVERYDAY:
-        return isinstance(value, str) and _looks_like_a_key(value)
+        return isinstance(value, str) and _is_key_like(value)
     return is_secret(name)
 
 
 def _hidden_json(value: Any) -> Any:  # noqa: ANN401 - as above
-    """What stands under the name of a secret: all texts in it go."""
+    """The value of a secret's key: all strings in it are redacted."""
     if isinstance(value, str):
         return _redacted_value(value)
     if isinstance(value, Mapping):
@@ -177,7 +177,7 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
         if equals and is_secret(name) and not _has_space(name):
             shown.append(f"{name}={_redacted_value(value)}")
         elif inner_equals and is_secret(inner) and not _has_space(name + inner):
-            shown.append(f"{name}={inner}={REDACTED}")  # --env=API_KEY=…, where … may hold anything
+            shown.append(f"{name}={inner}={REDACTED}")  # --env=API_KEY=…, where … may be anything
         elif _is_attached_password(argument, letters):
             shown.append(f"{argument[:2]}{REDACTED}")
         else:
@@ -188,20 +188,20 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
 
 
 def _letters(word: str, letters: str) -> str:
-    """The options of a program, if a word of a command line is one; else those of the program before."""
+    """The password options of a program, if the token is a known one; else those of the previous program."""
     program = word.rpartition("/")[2]
     return "" if program.endswith(".py") or program.startswith("python") else _PROGRAMS.get(program, letters)
 
 
 def _letters_of(text: str, end: int) -> str:
     letters = ""
-    for word in _WORDS_OF_A_COMMAND().findall(text, max(0, end - _NEAR), end):
+    for word in _COMMAND_TOKENS().findall(text, max(0, end - _NEAR), end):
         letters = _letters(word, letters)
     return letters
 
 
 def _hides(name: str, dashes: int, letters: str) -> str:
-    """What is hidden of the argument behind an option: "all", what looks like a "password", that of a "user", or ""."""
+    """What to redact of an option's argument: "all", what looks like a "password", that of a "user", or ""."""
     if is_secret(name):
         return "all"
     if dashes == 1 and len(name) == 1:
@@ -214,12 +214,12 @@ def _hides(name: str, dashes: int, letters: str) -> str:
 
 
 def _hidden(how: str, value: str) -> str:
-    """The argument behind an option without what is hidden of it."""
+    """An option's argument, redacted."""
     match how:
         case "all":
             return _redacted_value(value)
         case "password":
-            return REDACTED if _looks_like_a_key(value) else redacted_text(value)
+            return REDACTED if _is_key_like(value) else redacted_text(value)
         case _:
             user, separator, password = _split_login(value)
             if _is_password(password, how):
@@ -235,17 +235,17 @@ def _split_login(value: str) -> tuple[str, str, str]:
 
 
 def _is_password(password: str, how: str) -> bool:
-    """Of a ``user:password``: numbers are those of a user and a group, as containers have them."""
+    """Of a ``user:password``; numbers are user and group IDs, as containers have them."""
     if not _hides_something(password, 0, len(password)) or password.isdigit():
         return False
-    return how == "user" or _looks_random(password)
+    return how == "user" or _is_random(password)
 
 
 def _is_attached_password(argument: str, letters: str) -> bool:
-    """``-pV``: of programs that are known for it, and where it looks like one."""
+    """``-pV``: of programs that are known to have it, or if the value looks like a password."""
     if len(argument) <= len("-p") or argument[0] != "-" or argument[1] not in _PASSWORD_LETTERS:
         return False
-    return argument[1] in letters or (not letters and _looks_like_a_key(argument[2:]))
+    return argument[1] in letters or (not letters and _is_key_like(argument[2:]))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def _is_attached_password(argument: str, letters: str) -> bool:
 
 
 def _cut(text: str, shape: Shape, find: Callable[[str, re.Match[str]], tuple[int, int] | None]) -> str:
-    """The text without what is found behind each match of a shape; ``find`` says from where to where it goes."""
+    """The text without the value after each match of a shape; ``find`` returns its span."""
     pieces: list[str] = []
     done = 0
     for match in shape().finditer(text):
@@ -274,10 +274,10 @@ def _behind_word(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     name = match.group(1).lower()
     before = _NAME_BEFORE().search(text, max(0, match.start() - _NEAR), match.start())
     if before is not None:
-        # ``configure set aws_secret_access_key V``; base64 has slashes as well.
-        is_one = is_secret(before.group() + name) and _looks_like_a_key(word.replace("/", ""))
+        # ``configure set aws_secret_access_key V``; base64 may hold slashes.
+        is_one = is_secret(before.group() + name) and _is_key_like(word.replace("/", ""))
     else:
-        is_one = _looks_like_a_key(word) if name in _EVERYDAY_BEFORE_COLON else _looks_random(word)
+        is_one = _is_key_like(word) if name in _EVERYDAY_BEFORE_COLON else _is_random(word)
     return (begin, begin + len(word)) if is_one else None
 
 
@@ -297,12 +297,12 @@ def _behind_sign(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     is_colon = ":" in between
     if is_colon and lower in _HEADERS:
         return _value(text, begin, _LINE)
-    # A key in quotes is one of a program's, not a word of a sentence.
+    # A quoted key belongs to a program, not to a sentence.
     everyday = _EVERYDAY_BEFORE_COLON if is_colon and between[0] in ": \t" else _EVERYDAY
     shape = _OF_A_QUERY if asked else _OF_A_PATH if before == "/" else _PLAIN
     if lower in everyday and not dashes and not asked:
         near = _value(text, begin, shape, _LONGEST_EVERYDAY)
-        if near is None or not _looks_like_a_key(text[slice(*near)]):
+        if near is None or not _is_key_like(text[slice(*near)]):
             return None
     return _value(text, begin, shape)
 
@@ -322,7 +322,7 @@ def _behind_option(text: str, match: re.Match[str]) -> tuple[int, int] | None:
     if found is None:
         return None
     value = text[slice(*found)]
-    if how == "all" or (how == "password" and _looks_like_a_key(value)):
+    if how == "all" or (how == "password" and _is_key_like(value)):
         return found
     user, separator, password = _split_login(value)
     if how != "password" and _is_password(password, how):
@@ -336,13 +336,13 @@ def _is_an_option(text: str, begin: int) -> bool:
 
 
 def _value(text: str, begin: int, plain: Shape, longest: int = _AS_IT_IS) -> tuple[int, int] | None:
-    """From where to where the value at a place goes; None: there is none to hide.
+    """The span of the value at an offset; None if there is nothing to redact.
 
     Args:
-        text: in which it is.
-        begin: where.
-        plain: what it is made of where it is not in quotes.
-        longest: how much of it is looked at.
+        text: the text that holds it.
+        begin: the offset.
+        plain: matches the value if it is not quoted.
+        longest: how much of it is read.
     """
     quote = _QUOTE().match(text, begin)
     if quote is not None:
@@ -363,16 +363,16 @@ def _value(text: str, begin: int, plain: Shape, longest: int = _AS_IT_IS) -> tup
     scheme = _SCHEME().match(text, begin, end) if quote is not None else _SCHEME().match(text, begin)
     if scheme is not None:
         begin = scheme.end()
-        if begin >= end:  # the value is the word behind the scheme
+        if begin >= end:  # the value is the word after the scheme
             match = plain().match(text, begin)
             end = match.end() if match is not None else begin
     return (begin, end) if _hides_something(text, begin, end) else None
 
 
 def _end_of_quote(text: str, begin: int, quote: str, longest: int) -> int:
-    """Where a quoted value ends; the end of the line where the quote is not closed on it.
+    """Where a quoted value ends; the end of the line if the quote is not closed on it.
 
-    What was cut off in a quote, as tools and logs do, must not take along what stands behind it.
+    A quote that a tool or a log has cut off must not swallow what follows it.
     """
     end = min(len(text), begin + longest)
     at = begin
@@ -405,13 +405,13 @@ def _redacted_value(value: str) -> str:
     return REDACTED if _hides_something(value, 0, len(value)) else value
 
 
-def _looks_random(value: str) -> bool:
+def _is_random(value: str) -> bool:
     return len(value) >= _LEAST_RANDOM and _RANDOM().fullmatch(value) is not None
 
 
-def _looks_like_a_key(value: str) -> bool:
-    """The same where a name or a number may stand as well."""
-    return _looks_random(value) and _ORDINARY().fullmatch(value) is None
+def _is_key_like(value: str) -> bool:
+    """The same where a name or a number is possible as well."""
+    return _is_random(value) and _ORDINARY().fullmatch(value) is None
 
 
 def _has_space(text: str) -> bool:
@@ -419,7 +419,7 @@ def _has_space(text: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# By place in an address
+# By position in a URL
 
 
 def _without_logins(text: str) -> str:
@@ -438,9 +438,9 @@ def _without_logins(text: str) -> str:
 
 
 def _login(address: str, scheme: str) -> tuple[int, int] | None:
-    """Where the secret part of ``user:password@host/…`` is.
+    """The span of the secret part of ``user:password@host/…``.
 
-    A password may hold what ends the name of a host, if it was not quoted as it should be: ``u:p/w@h``, ``u:a@b@h``.
+    An unquoted password may hold characters that end a host name: ``u:p/w@h``, ``u:a@b@h``.
     """
     if "@" not in address:
         return None
@@ -454,8 +454,8 @@ def _login(address: str, scheme: str) -> tuple[int, int] | None:
     if at <= 0:
         return None
     user, colon, password = address[:at].partition(":")
-    if not colon or not password or _looks_random(user):
-        # A token alone, or in place of the user.
+    if not colon or not password or _is_random(user):
+        # A token alone, or instead of the user.
         plain = scheme.endswith(("http", "https")) and user not in _USERS
-        return (0, at) if plain or _looks_random(user) else None
+        return (0, at) if plain or _is_random(user) else None
     return (len(user) + 1, at) if _hides_something(password, 0, len(password)) else None

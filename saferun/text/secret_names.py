@@ -1,10 +1,10 @@
-"""Which names stand for secrets: their values reach neither a file, nor a terminal, nor another host. Pure.
+"""Which names are those of secrets, whose values reach no file, no terminal and no other host. Pure.
 
-A name is read word by word (``HF_TOKEN``, ``apiKey``, ``--client-secret``), because training is full of names that hold
-such a word and no secret: ``tokenizer``, ``max_tokens``, ``eos_token``, ``key_padding_mask``, ``forward_pass``. A name
-that is neither known as a secret's nor as one of those is taken for a secret's.
+A name is read word by word (``HF_TOKEN``, ``apiKey``, ``--client-secret``), because many names in training code hold
+such a word but no secret: ``tokenizer``, ``max_tokens``, ``eos_token``, ``key_padding_mask``, ``forward_pass``. A name
+with such a word that is not known to be harmless is taken for a secret's.
 
-Which words detectors of secrets go by: https://github.com/gitleaks/gitleaks (``generic-api-key``) and
+Word lists of secret scanners: https://github.com/gitleaks/gitleaks (``generic-api-key``) and
 https://github.com/Yelp/detect-secrets (``plugins/keyword.py``).
 """
 
@@ -16,32 +16,32 @@ _LONGEST = 200
 _MOST_KNOWN = 4096
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+def _set(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
-# Anywhere in a name, however its words are put together.
+# Anywhere in a name, however its words are joined.
 _WHEREVER = (
     *("password", "passwd", "passphrase", "passcode", "passwort", "secret", "credential", "apikey", "accesskey"),
     *("privatekey", "authkey", "signingkey", "encryptionkey", "accountkey", "licensekey", "masterkey", "sshkey"),
     *("servicekey", "clientkey", "dbkey", "databasekey", "appkey", "applicationkey", "privkey", "keypass", "contrase"),
     *("authtoken", "accesstoken", "refreshtoken", "bearer", "pgpass", "connectionstring", "connstr", "webhook"),
 )
-# Words that are enough by themselves, and words that are where they come last.
+# Words that suffice anywhere, and words that do only at the end.
 _ALONE = _set("JWT COOKIE COOKIES CRED CREDS DSN PSK CSRF XSRF OTP TOTP OAUTH AUTHORIZATION SESSIONID")
 _LAST = _set("PASS PW PIN SIGNATURE")
 _LAST_OF_SEVERAL = _set("PAT PWD SAS SIG")
-# Plurals are counted and listed, except these.
+# Plurals are counts and lists, except these.
 _PLURALS = _set("TOKENS KEYS")
 _BEFORE_PLURALS = _set("API ACCESS AUTH BEARER REFRESH SESSION PRIVATE SIGNING ENCRYPTION SSH")
-# Names of one word that end so.
+# Endings of names of one word.
 _ENDINGS = ("TOKEN", "PASS", "PWD", "PW")
 _SHORTEST_ENDED = 5
-_OTHER_WORDS = _set(
+_NO_SECRETS = _set(
     """DETOKEN RETOKEN SUBTOKEN MULTITOKEN NONTOKEN BYPASS COMPASS ENCOMPASS SURPASS TRESPASS LOWPASS HIGHPASS BANDPASS
     SINGLEPASS MULTIPASS PREPASS SUBPASS OLDPWD"""
 )
-# What stands before or behind such a word where it is none of a secret.
+# Words before or after such a word that make it harmless.
 _HARMLESS_BEFORE = {
     "TOKEN": _set(
         """BOS EOS PAD UNK SEP CLS MASK SPECIAL IMAGE VIDEO AUDIO IMG VISION SPEECH TEXT PROMPT STOP START END BEGIN EOT
@@ -90,26 +90,23 @@ _DATABASES = _set(
     SQLALCHEMY CLOUDAMQP"""
 )
 _ADDRESSES = _set("URL URI")
-# Of the name of an exception, and of functions.
+# Last words of names of exceptions and functions.
 _NO_VALUES = _set("ERROR ERRORS EXCEPTION WARNING")
-# saferun's own: the path of a file, which says where the secret is and not what.
+# saferun's own: paths of files that hold a secret.
 _PATHS = frozenset({"secretfile", "jobsecretfile", "saferunjobsecretfile"})
 
-# Every name of a secret holds one of these: looking for them costs next to nothing.
+# Every name of a secret holds one of these: a cheap test first.
 _STEMS = (
     *("token", "key", "pass", "secret", "cred", "auth", "jwt", "cookie", "dsn", "psk", "csrf", "xsrf", "otp", "pw"),
-    *tuple(
-        """
-        sessionid contrase pin sig pat sas bearer webhook web_hook web-hook conn url uri code
-    """.split()
-    ),
+    *("sessionid", "contrase", "pin", "sig", "pat", "sas", "bearer", "webhook", "web_hook", "web-hook", "conn", "url"),
+    *("uri", "code"),
 )
 
 _known: dict[str, bool] = {}
 
 
 def may_name_a_secret(text: str) -> bool:
-    """Whether a name of a secret may stand in a text; most texts hold none."""
+    """Whether a text may hold a secret's name; most do not."""
     lower = text.lower()
     for stem in _STEMS:  # noqa: SIM110 - a generator takes twice the time
         if stem in lower:
@@ -118,7 +115,7 @@ def may_name_a_secret(text: str) -> bool:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable, an option, a key of JSON or a header of this name is taken to hold a secret."""
+    """Whether a variable, an option, a JSON key or a header of this name is taken for a secret."""
     known = _known.get(name)
     if known is None:
         known = may_name_a_secret(name) and _decide(name[-_LONGEST:])
@@ -127,7 +124,7 @@ def is_secret(name: str) -> bool:
     return known
 
 
-def _words(name: str) -> list[str]:
+def _name_parts(name: str) -> list[str]:
     parts = name.upper().replace("-", "_").replace(".", "_").split("_")
     if (name.islower() or name.isupper()) and all(part.isalnum() or not part for part in parts):
         return [word for part in parts if (word := part.strip("0123456789"))]
@@ -135,23 +132,23 @@ def _words(name: str) -> list[str]:
 
 
 def _decide(name: str) -> bool:
-    words = _words(name)
-    if not words or words[-1] in _NO_VALUES:
+    parts = _name_parts(name)
+    if not parts or parts[-1] in _NO_VALUES:
         return False
-    together = "".join(words).lower()
+    together = "".join(parts).lower()
     if together in _PATHS:
         return False
-    if any(part in together for part in _WHEREVER):
+    if any(stem in together for stem in _WHEREVER):
         return True
-    if words[-1] in _ADDRESSES and not _DATABASES.isdisjoint(words):
+    if parts[-1] in _ADDRESSES and not _DATABASES.isdisjoint(parts):
         return True
-    return any(_is_of_a_secret(words, index) for index in range(len(words)))
+    return any(_is_of_a_secret(parts, index) for index in range(len(parts)))
 
 
-def _is_of_a_secret(words: list[str], index: int) -> bool:
-    word = words[index]
-    before = words[index - 1] if index else ""
-    behind = words[index + 1] if index + 1 < len(words) else ""
+def _is_of_a_secret(parts: list[str], index: int) -> bool:
+    word = parts[index]
+    before = parts[index - 1] if index else ""
+    behind = parts[index + 1] if index + 1 < len(parts) else ""
     if before in _HARMLESS_BEFORE.get(word, ()) or behind in _HARMLESS_BEHIND.get(word, ()):
         return False
     if word in _PLURALS:
@@ -159,8 +156,8 @@ def _is_of_a_secret(words: list[str], index: int) -> bool:
     if word in {"TOKEN", "KEY", "AUTH"} or word in _ALONE:
         return True
     if behind:
-        # The last of several, but for what tells where it is kept or how it is written.
+        # Words that count only at the end of a name.
         return False
     if word in _LAST or (word in _LAST_OF_SEVERAL and before):
         return True
-    return word.endswith(_ENDINGS) and len(word) >= _SHORTEST_ENDED and word not in _OTHER_WORDS
+    return word.endswith(_ENDINGS) and len(word) >= _SHORTEST_ENDED and word not in _NO_SECRETS

@@ -1,6 +1,6 @@
-"""What tokens of well-known services look like: a fixed beginning, and a tail of a known alphabet. Pure.
+"""The shapes of well-known services' tokens: a fixed prefix, and a tail of a known alphabet. Pure.
 
-Facts of the services' own documents and of the lists of two detectors, https://github.com/gitleaks/gitleaks
+From the services' own documentation and the lists of two scanners, https://github.com/gitleaks/gitleaks
 (``config/gitleaks.toml``) and https://github.com/Yelp/detect-secrets (``plugins/``).
 """
 
@@ -10,7 +10,7 @@ import re
 
 
 class Shape:
-    """A regular expression that is compiled when it is first used: that takes longer than most texts do.
+    """A regular expression that is compiled on first use: compiling takes longer than most texts do.
 
     Args:
         pattern: as for ``re.compile``.
@@ -31,39 +31,39 @@ class Shape:
         return self._compiled
 
 
-# Possessive tails: each character is looked at once, whatever the text is.
+# Possessive tails: each character is read once, for every text.
 _LETTERS = "[A-Za-z0-9]"
-_WORDS = "[A-Za-z0-9_-]"
+_WORD = "[A-Za-z0-9_-]"
 _DOTTED = "[A-Za-z0-9_.-]"
 _BASE64 = "[A-Za-z0-9+/=]"
 _HEX = "[0-9a-f]"
 
-# How a token begins; its tail's alphabet; how long the tail is at least.
+# A token's prefix, the alphabet of its tail, and the tail's minimum length.
 _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     # Code and packages: GitHub, GitLab, Bitbucket, Atlassian, npm, PyPI, RubyGems, Clojars, Docker, Artifactory
     *((prefix, _LETTERS, 20) for prefix in ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "npm_")),
-    ("github_pat_", _WORDS, 20),
-    *((f"gl{kind}-", _WORDS, 20) for kind in ("pat", "dt", "rt", "ft", "ffct", "cbt", "ptt", "soat", "imt", "agent")),
-    *((prefix, _WORDS, 20) for prefix in ("gloas-", "GR1348941", "dckr_pat_", "dckr_oat_", "slk_", "CCIPAT_")),
+    ("github_pat_", _WORD, 20),
+    *((f"gl{kind}-", _WORD, 20) for kind in ("pat", "dt", "rt", "ft", "ffct", "cbt", "ptt", "soat", "imt", "agent")),
+    *((prefix, _WORD, 20) for prefix in ("gloas-", "GR1348941", "dckr_pat_", "dckr_oat_", "slk_", "CCIPAT_")),
     *((prefix, "[A-Za-z0-9_=-]", 20) for prefix in ("ATATT3", "ATCTT3", "ATBB", "CLOJARS_")),
     *((prefix, _LETTERS, 50) for prefix in ("AKCp", "cmVmd")),
-    *((prefix, _WORDS, 16) for prefix in ("pypi-AgEIcHlwaS5vcmc", "pypi-AgENdGVzdC5weXBpLm9yZ")),
+    *((prefix, _WORD, 16) for prefix in ("pypi-AgEIcHlwaS5vcmc", "pypi-AgENdGVzdC5weXBpLm9yZ")),
     *((prefix, _HEX, 40) for prefix in ("rubygems_", "sgp_", "pul-", "dop_v1_", "doo_v1_", "dor_v1_", "sntryu_")),
     # Models and training: Hugging Face, OpenAI and Anthropic and others, NVIDIA, W&B, LangSmith, Replicate, Groq,
     # Fireworks, Together, Cerebras, Jina, Perplexity, xAI, Tavily, Pinecone, Supabase, Kaggle, RunPod, Anyscale
     *((prefix, _LETTERS, 30) for prefix in ("hf_", "api_org_")),
-    *((prefix, _WORDS, 20) for prefix in ("sk-", "nvapi-", "wandb_v1_", "lsv2_pt_", "lsv2_sk_", "xai-", "tvly-")),
+    *((prefix, _WORD, 20) for prefix in ("sk-", "nvapi-", "wandb_v1_", "lsv2_pt_", "lsv2_sk_", "xai-", "tvly-")),
     *((prefix, _LETTERS, 20) for prefix in ("r8_", "gsk_", "tgp_v1_", "csk-", "pplx-", "jina_", "rpa_")),
-    *((prefix, _WORDS, 20) for prefix in ("pcsk_", "sb_secret_", "sbp_", "KGAT_", "esecret_", "cfut_")),
+    *((prefix, _WORD, 20) for prefix in ("pcsk_", "sb_secret_", "sbp_", "KGAT_", "esecret_", "cfut_")),
     # Clouds: AWS, Google, Alibaba, Databricks, Yandex, Heroku, Fly.io, PlanetScale, Scalingo, Modal, Tailscale
     *((prefix, "[A-Z0-9]", 16) for prefix in ("AKIA", "ASIA", "ABIA", "ACCA")),
     *((prefix, _BASE64, 60) for prefix in ("FwoGZXIvYXdz", "IQoJb3JpZ2lu", "ABSK")),
     ("bedrock-api-key-", _BASE64, 20),
-    *((prefix, _WORDS, 20) for prefix in ("AIza", "ya29.", "GOCSPX-", "1//0", "HRKU-", "AQVN", "t1.9eu", "tk-us-")),
+    *((prefix, _WORD, 20) for prefix in ("AIza", "ya29.", "GOCSPX-", "1//0", "HRKU-", "AQVN", "t1.9eu", "tk-us-")),
     ("LTAI", _LETTERS, 12),
     ("dapi", _HEX, 32),
     ("as-", _LETTERS, 22),
-    *((f"tskey-{kind}-", _WORDS, 16) for kind in ("auth", "api", "client", "scim")),
+    *((f"tskey-{kind}-", _WORD, 16) for kind in ("auth", "api", "client", "scim")),
     *((prefix, "[A-Za-z0-9_=./+-]", 40) for prefix in ("fo1_", "fm1a_", "fm1r_", "fm2_")),
     *((prefix, "[A-Za-z0-9_=.-]", 20) for prefix in ("pscale_tkn_", "pscale_oauth_", "pscale_pw_")),
     # Secrets and accounts: JSON web tokens, Vault, age, 1Password, Doppler, OpenShift, Prefect, Adobe, Notion, Typeform
@@ -71,29 +71,29 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     ("ZXlK", _BASE64, 40),
     *((prefix, _DOTTED, 20) for prefix in ("hvs.", "hvb.", "hvr.")),
     *((f"dp.{kind}.", "[A-Za-z0-9.]", 40) for kind in ("pt", "st", "sa", "ct", "scim", "audit")),
-    *((prefix, _WORDS, 20) for prefix in ("AGE-SECRET-KEY-1", "ops_eyJ", "sha256~", "tfp_")),
+    *((prefix, _WORD, 20) for prefix in ("AGE-SECRET-KEY-1", "ops_eyJ", "sha256~", "tfp_")),
     *((prefix, _LETTERS, 30) for prefix in ("pnu_", "pnb_", "p8e-", "ntn_", "ico-")),
     # Messages, tickets, metrics: Slack, SendGrid, Sendinblue, Mailgun, Linear, Postman, Grafana, New Relic, Sentry, …
-    *((f"xox{kind}-", _WORDS, 10) for kind in "abceoprs"),
+    *((f"xox{kind}-", _WORD, 10) for kind in "abceoprs"),
     *((prefix, _DOTTED, 16) for prefix in ("xapp-", "xoxe.xox", "xkeysib-", "lin_api_", "glsa_", "PMAK-")),
     ("SG.", _DOTTED, 40),
     ("key-", _HEX, 32),
     *((prefix, "[A-Za-z0-9_+/=-]", 20) for prefix in ("glc_", "sntrys_", "dt0c01.")),
     *((prefix, _LETTERS, 19) for prefix in ("NRAK-", "NRII-", "NRJS-", "rdme_")),
-    ("fio-u-", _WORDS, 40),
+    ("fio-u-", _WORD, 40),
     # Money and shops: Stripe, Square, Shopify, Shippo, Flutterwave, Duffel, EasyPost
     *((f"{kind}_{mode}_", _LETTERS, 10) for kind in ("sk", "rk", "whsec") for mode in ("live", "test", "prod")),
-    *((prefix, _WORDS, 16) for prefix in ("sq0atp-", "sq0csp-", "whsec_", "shippo_live_", "shippo_test_", "FLWSECK")),
+    *((prefix, _WORD, 16) for prefix in ("sq0atp-", "sq0csp-", "whsec_", "shippo_live_", "shippo_test_", "FLWSECK")),
     *((prefix, "[0-9a-fA-F]", 20) for prefix in ("shpat_", "shpca_", "shppa_", "shpss_")),
-    *((prefix, _WORDS, 30) for prefix in ("duffel_live_", "duffel_test_", "EZAK", "EZTK", "EAAA")),
+    *((prefix, _WORD, 30) for prefix in ("duffel_live_", "duffel_test_", "EZAK", "EZTK", "EAAA")),
 )
 _PREFIXES = tuple(prefix for prefix, _, _ in _BEGINNINGS)
-# Tokens whose tails need not hold a number.
+# Tokens whose tails need not hold a digit.
 _LETTERS_ALONE = ("hf_", "api_org_", "AKIA", "ASIA", "ABIA", "ACCA", "AGE-")
-# What names are made of: words, numbers, words with a number, sizes.
+# Parts of ordinary names: words, numbers, words with a number, sizes.
 _WORD_OF_A_NAME = Shape(r"[A-Za-z]*+(?:[0-9]{1,4}(?![0-9]))?[A-Za-z]?|[0-9]++[A-Za-z]{0,3}")
-_BETWEEN_WORDS = Shape(r"[^A-Za-z0-9]+")
-# Those that have no such beginning: something within them, and the whole.
+_SEPARATORS = Shape(r"[^A-Za-z0-9]+")
+# Tokens without such a prefix: a part that they hold, and the whole.
 _INNER: tuple[tuple[str, Shape], ...] = (
     (":AA", Shape(r"\b[0-9]{8,12}:AA[A-Za-z0-9_-]{30,64}+")),  # Telegram
     # Fireworks; ``_fw_`` is in mangled names of C++.
@@ -110,17 +110,17 @@ _INNER: tuple[tuple[str, Shape], ...] = (
         Shape(r"(?<![A-Za-z0-9])secret_(?:[A-Za-z0-9-]{1,60}_[0-9a-f]{32}\.)?[A-Za-z0-9]{32,43}(?!\w)"),
     ),  # Lambda
 )
-_LEAST, _LEAST_INNER = 15, 26  # what is shorter is none
+_LEAST, _LEAST_INNER = 15, 26  # shorter texts hold none
 _KEY_BEGINS = Shape(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY[A-Z ]{0,10}-----")
 _KEY_ENDS = Shape(r"-----END[A-Z0-9 ]{0,60}-----")
-# Of a key that is cut off, lines of base64 go, the last of which may be shorter; written as it is, or with signs for
-# the ends of lines.
+# Of a key that is cut off, its lines of base64 are redacted, the last of which may be shorter; line ends may be
+# escaped.
 _CUT_OFF = Shape(
     r"(?:(?:\\{0,2}[rn]|[\s\"',+])*+(?:[A-Za-z0-9+/=]{40,}+|[A-Za-z-]{4,20}: [^\r\n\\]{1,80}))*+"
     r"(?:(?:\\{0,2}[rn]|\s)*+[A-Za-z0-9+/=]{1,64}+)?"
 )
 _LONGEST_KEY = 16384
-# Where the posts of a web hook go: whoever knows the address may post.
+# Webhook URLs: they are secrets, as everyone who has the URL may post.
 _HOOKS = (
     *("hooks.slack.com/", "discord.com/api/webhooks/", "discordapp.com/api/webhooks/", ".webhook.office.com/"),
     *("outlook.office.com/webhook/", "hooks.zapier.com/hooks/", "open.feishu.cn/open-apis/bot/"),
@@ -131,7 +131,7 @@ _BEHIND_HOOK = Shape(rf"({'|'.join(map(re.escape, _HOOKS))})[^\s\"'<>]++")
 
 
 def without_tokens(text: str, instead: str) -> str:
-    """A text without tokens of well-known services, private keys, and what follows the address of a web hook."""
+    """A text without tokens of well-known services, private keys and secret parts of webhook URLs."""
     if len(text) < _LEAST:
         return text
     for prefix in _PREFIXES:
@@ -156,7 +156,7 @@ def _is_a_name(match: re.Match[str]) -> bool:
     if found.startswith(_LETTERS_ALONE):
         return False
     word = _WORD_OF_A_NAME()
-    return all(word.fullmatch(part) for part in _BETWEEN_WORDS().split(found))
+    return all(word.fullmatch(part) for part in _SEPARATORS().split(found))
 
 
 def _without_private_keys(text: str, instead: str) -> str:

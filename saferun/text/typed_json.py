@@ -1,9 +1,9 @@
-"""Named tuples from JSON that ``text/decoding`` has read; whoever wrote it is not to be trusted. Pure.
+"""Named tuples from untrusted JSON that ``text/decoding`` has decoded. Pure.
 
-A shape is a named tuple whose fields are texts, numbers, truth values, tuples of one shape (``tuple[X, ...]``), other
-named tuples, or ``X | None``. A named tuple is a list of its fields in order, or an object with their names; fields
-that are missing have their defaults. What does not fit is an error, and everything that does is bounded.
-``Annotated[X, read]`` has bounds of its own: ``read`` makes the value of what JSON gave.
+A shape is a named tuple whose fields are strings, numbers, bools, tuples of one shape (``tuple[X, ...]``), other
+named tuples, or ``X | None``. A named tuple is a list of its fields in order, or an object with their names; missing
+fields get their defaults. What does not fit is an error, and everything else is bounded. ``Annotated[X, read]`` has
+bounds of its own: ``read`` converts the decoded value.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _hints: dict[type, dict[str, Any]] = {}
 
 
 def fit(shape: Any, raw: Any) -> Any:  # noqa: ANN401 - a type and a value of it
-    """The value of a shape that JSON holds: longer texts and lists are cut.
+    """Convert decoded JSON to a shape; strings and lists that are too long are cut.
 
     Args:
         shape: a named tuple, a scalar, or a tuple of them.
-        raw: what JSON gave.
+        raw: the decoded JSON.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: it does not fit.
         TypeError: likewise.
     """
     origin = get_origin(shape)

@@ -1,4 +1,4 @@
-"""Ranks, sizes and durations as they are written in messages. Pure."""
+"""How messages show ranks, sizes and durations. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DECIMALS_BELOW_S = 10.0
 
 
 def rank_spans(ranks: Iterable[int]) -> tuple[list[str], int]:
-    """Ranks in rising order, runs of them as ``0-5``, and how many there are."""
+    """Ranks in ascending order, consecutive ones as ``0-5``, and how many there are."""
     ordered = sorted(set(ranks))
     spans: list[list[int]] = []
     for rank in ordered:
@@ -21,7 +21,7 @@ def rank_spans(ranks: Iterable[int]) -> tuple[list[str], int]:
 
 
 def ranks_text(ranks: Iterable[int], width: int = 90) -> str:
-    """``rank 3``; ``ranks 0-2, 5``; ``ranks 0, 2, … (500)`` where all of them would be wider than ``width``."""
+    """``rank 3``; ``ranks 0-2, 5``; ``ranks 0, 2, … (500)`` if all of them would be wider than ``width``."""
     spans, count = rank_spans(ranks)
     if count <= 1:
         return f"rank {spans[0]}" if spans else "no rank"

@@ -23,7 +23,7 @@ from saferun.text.page import shown
 
 PACKAGE = Path(__file__).resolve().parents[2] / "saferun"
 # Calls of these names put lines on a terminal, sooner or later.
-SAYING = {"say", "_say", "tell", "print"}
+SAYING = {"say", "_say", "tell", "print", "print_error", "print_message"}
 # What these are told is one line, which they clean themselves; see the tests below.
 CLEANERS = {"warn", "_warn"}
 # These are messages between processes of saferun's, or something else altogether.
@@ -51,7 +51,7 @@ CLEANING = {
     "SaferunError",
     "UsageError",
     "told",
-    "words",
+    "display_text",
 }
 # What they return is a number, or words of saferun's own about numbers.
 NUMBERS = {"len", "round", "int", "min", "max", "recovery_text"}
@@ -126,7 +126,7 @@ def said(name: str, tree: ast.Module) -> Iterator[str]:
             if name not in OTHER_WRITES and not is_clean(node.args[-1]):
                 yield f"{name}: {ast.unparse(node.args[-1])}"
         elif called.rpartition(".")[2] in SAYING and not is_clean(node.args[0]):
-            if called.endswith("tell") and ast.unparse(node.args[0]) == "error":
+            if called.endswith("print_error") and ast.unparse(node.args[0]) == "error":
                 continue  # two lines, each of which it cleans itself
             yield f"{name}: {ast.unparse(node.args[0])}"
 
@@ -146,7 +146,7 @@ def test_whoever_is_warned_cleans_the_line() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name in CLEANERS
     ]
-    # The first by ``words``.
+    # The first by ``display_text``.
     assert found == [("cluster/job.py", False), ("launch/launch_context.py", True), ("launch/launcher.py", True)]
 
 
@@ -155,8 +155,8 @@ def test_the_rule_sees_what_it_forbids() -> None:
     tree = ast.parse(
         "self._say(f'saferun: {words}')\n"
         "self._say(f'saferun: {printable(words)} {seconds:.0f} {name!r} {len(words)}')\n"
-        "screen.say(text)\n"
-        "screen.say('plain')\n"
+        "screen.print_message(text)\n"
+        "screen.print_message('plain')\n"
         "print('a' + words)\n"
         "sys.stderr.write(f'{error}\\n')\n"
         "os.write(2, line.encode())\n"
@@ -198,13 +198,13 @@ def test_the_last_step_before_a_terminal_cleans_too(
     text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Whoever forgets it is mended where all words of saferun's own go out."""
-    stderr.tell(text)
+    stderr.print_error(text)
     answer(f"{text}\n")
     captured = capsys.readouterr()
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         screen = Screen(out.fileno(), err.fileno(), skipping=False, where=lambda: "")
-        screen.say(f"saferun: {text}")
-        screen.answer(f"{text}\n")
+        screen.print_message(f"saferun: {text}")
+        screen.print_output(f"{text}\n")
         screen.flush()
         screen.close()
     written = [(tmp_path / name).read_text() for name in ("out", "err")]

@@ -15,7 +15,7 @@ from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.preflight.bisect import Bisection, Group, Member, Outcome, Trial, check_results
 from saferun.preflight.bisect.client import IMPORT_S, MARGIN_S, TrialPlace, TrialRun
-from saferun.text.decoding import MALFORMED, loads, measure, number, words
+from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 
 if TYPE_CHECKING:
     from saferun.cluster.job_port import JobPort
@@ -206,9 +206,9 @@ def decode_trial(raw: object) -> Trial | None:
             groups.append(tuple(Member(host, first + i) for host, first, count in counted for i in range(count)))
         return Trial(
             number(raw["number"]),  # type: ignore[index]
-            words(raw["name"], _LONGEST_WORDS),  # type: ignore[index]
+            display_text(raw["name"], _LONGEST_WORDS),  # type: ignore[index]
             tuple(groups),
-            words(raw["interface"], _LONGEST_WORDS),  # type: ignore[index]
+            display_text(raw["interface"], _LONGEST_WORDS),  # type: ignore[index]
             measure(raw["deadline_s"], 0.0, _LONGEST_TRIAL_S),  # type: ignore[index]
         )
     except MALFORMED:
@@ -227,7 +227,9 @@ def decode_outcomes(text: str, host: int) -> list[Outcome]:
         for local_rank, kind, said, where in loads(text)[:_MOST_OUTCOMES]:
             if kind in _KINDS:
                 member = Member(host, number(local_rank, 0, _MOST_RANKS))
-                found.append(Outcome(member, kind, words(said, _LONGEST_WORDS), words(where, _LONGEST_WORDS)))
+                found.append(
+                    Outcome(member, kind, display_text(said, _LONGEST_WORDS), display_text(where, _LONGEST_WORDS))
+                )
     except MALFORMED:
         return found
     return found

@@ -208,7 +208,7 @@ def test_more_bars_than_rows_do_not_cost_a_line() -> None:
         streams = [ConsoleStream(screen.out, b"[%d] " % i) for i in range(40)]
         for i, stream in enumerate(streams):
             stream.feed(b"\r 1%", now=0.0)
-            screen.say(f"line {i}")
+            screen.print_message(f"line {i}")
             screen.tick(1.0 + i)
             drain(screen, reader)
         for stream in streams:

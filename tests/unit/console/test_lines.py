@@ -287,7 +287,7 @@ def test_saferuns_own_words_never_land_within_a_line() -> None:
         assert screen.err is screen.out
         stream = ConsoleStream(screen.out, b"[0] ")
         stream.feed(b"half a li", now=0.0)
-        screen.say("saferun: something")
+        screen.print_message("saferun: something")
         stream.feed(b"ne\n", now=0.0)
         drain(screen, reader)
         assert reader.taken == b"saferun: something\n[0] half a line\n"

@@ -129,11 +129,11 @@ def test_no_more_waits_for_a_line_than_memory_may_hold(console: Console) -> None
 def test_saferuns_own_words_begin_a_line_and_break_none(console: Console) -> None:
     """They are the only ones that bring a line feed with them, and only for themselves."""
     console.feed(0, '{"a": ')
-    console.screen.say("saferun: hello")
+    console.screen.print_message("saferun: hello")
     console.feed(0, "1}\n")
     assert console.text == '{"a": 1}\nsaferun: hello\n'
     console.feed(0, "open")
-    console.screen.say("saferun: the end")
+    console.screen.print_message("saferun: the end")
     console.streams[0].close()
     assert console.text == '{"a": 1}\nsaferun: hello\nopen\nsaferun: the end\n'
 

@@ -133,7 +133,7 @@ def test_saferuns_own_words_are_never_skipped() -> None:
         for _ in range(100):
             stream.feed(b"z" * 99_999 + b"\n", now=0.0)
             screen.flush()
-        screen.say("saferun: rank 0 failed first")
+        screen.print_message("saferun: rank 0 failed first")
         shown = read_all(screen.err.target, reader)
         close(screen.out.target, reader)
     assert NOTE.search(shown)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.linux.poller import Poller
-from saferun.text.decoding import DEEPEST, MALFORMED, loads, measure, number, text, words
+from saferun.text.decoding import DEEPEST, MALFORMED, display_text, loads, measure, number, text
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_single_values_are_within_bounds_or_refused(value: object) -> None:
 
 
 def test_texts_are_cut_or_refused() -> None:
-    assert words("a\x1b[2J\n" + "b" * 99, 20) == r"a\x1b[2J\nbbbbbbbbbbb"[:20]
+    assert display_text("a\x1b[2J\n" + "b" * 99, 20) == r"a\x1b[2J\nbbbbbbbbbbb"[:20]
     assert text("a\n", 2) == "a\n"
     with pytest.raises(ValueError, match="bounds"):
         text("abc", 2)
     for value in (None, 7, b"x", ["x"]):
         with pytest.raises(ValueError, match="text"):
-            words(value, 10)
+            display_text(value, 10)
 
 
 def test_no_wait_is_too_long_for_the_poller(monkeypatch: pytest.MonkeyPatch) -> None:
