@@ -99,8 +99,8 @@ class AttemptEnd:
             event = event._replace(quiet_s=self._context.investigation.hangs.quiet_s())
         self._context.post(event)
 
-    def report_trouble(self, action: actions.BroadcastAbort) -> None:
-        """Have the attempt end on all hosts."""
+    def broadcast_abort(self, action: actions.BroadcastAbort) -> None:
+        """Have the attempt end on all hosts, by an entry in the job's log; each of them gets JobAborted for it."""
         message, ranks = action.message, tuple(self._context.job.blamed)
         if action.reason == "failure":
             first = self._context.current.first_failure()
@@ -114,7 +114,7 @@ class AttemptEnd:
         self._context.job.set_state({"s": "done"})
 
     def send_decision(self, action: actions.BroadcastDecision) -> None:
-        """Tell all hosts what follows."""
+        """Send all hosts what follows."""
         lines: list[str] = []
         if action.diagnosis is not None:
             restarting = action.next_step == "restart"

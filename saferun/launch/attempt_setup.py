@@ -1,4 +1,9 @@
-"""What comes before the ranks of an attempt: checks, the meeting of the hosts, environment, log files."""
+"""What comes before the ranks of an attempt: checks, the meeting of the hosts, environment, log files.
+
+The environment of a rank, in this order, of which the last one wins: what saferun itself has, what torchrun adds (RANK,
+MASTER_ADDR: ``supervisor/topology``), saferun's own variables, the --logs-specs plugin, env profiles with --env and
+--unset (``env/apply``), and the start-up hook (``rank_hook``).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,12 @@ from saferun.errors import SaferunError
 from saferun.files.log_files import LogDirectory
 from saferun.launch.idle_imports import BEFORE_SEVERAL_HOSTS
 from saferun.launch.launch_context import HostAttempt, LaunchContext
-from saferun.launch.ranks import AttemptPlan, plan_environs
+from saferun.launch.ranks import AttemptPlan
 from saferun.model import JsonObject, LogDestinations, Placement, RankAssignment
 from saferun.supervisor.actions import JoinHosts, RunChecks
 from saferun.supervisor.events import ChecksPassed, HostsJoined
 from saferun.supervisor.machine import State
+from saferun.supervisor.topology import rank_environs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +116,7 @@ class AttemptSetup:
             "logs": None,
         }
         if logs.logs_specs is not None:
-            preparation["environs"] = plan_environs(self._config, placement, {})
+            preparation["environs"] = rank_environs(self._config, placement, {})
             preparation["logs"] = {
                 "name": logs.logs_specs,
                 "log_dir": logs.log_dir,
@@ -131,7 +137,7 @@ class AttemptSetup:
             return
         placement = assignment.placement
         try:
-            environs = plan_environs(self._config, placement, self._context.environ)
+            environs = rank_environs(self._config, placement, self._context.environ)
         except SaferunError as error:
             self._context.start_failed(current.number, error)
             return

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from signal import SIGCONT
 from time import localtime, strftime
 
-from saferun.config import LaunchConfig
 from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.console.screen import ConsoleStream
@@ -24,7 +23,7 @@ from saferun.linux.signals import caught_signals
 from saferun.linux.spares import Spares
 from saferun.linux.streams import open_pipe, open_terminal, resize_terminal, terminal_size
 from saferun.model import ExitStatus, JsonObject, LogDestinations, Placement, RankAssignment, RankEnd, Value
-from saferun.supervisor.topology import rank_environ, substitute_local_rank
+from saferun.supervisor.topology import substitute_local_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -450,17 +449,3 @@ def _take_in(rank: Rank, at: float) -> None:
         for _ in range(_MOST_CHUNKS_AT_EXIT):
             if stream.read(at, is_last=True) <= 0:
                 break
-
-
-def plan_environs(config: LaunchConfig, placement: Placement, environ: Mapping[str, str]) -> tuple[dict[str, str], ...]:
-    """The environment of each rank of this host, without what depends on where its files are.
-
-    Args:
-        config: the launch.
-        placement: this host's place in the job.
-        environ: what the ranks inherit.
-
-    Raises:
-        UsageError: the environment and the options contradict each other.
-    """
-    return tuple({**environ, **rank_environ(config, placement, place, environ)} for place in placement.ranks)

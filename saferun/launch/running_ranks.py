@@ -1,4 +1,7 @@
-"""The ranks of this host beside the loop: started, signalled and reaped, and what they leave behind swept away."""
+"""The ranks of this host: started, captured, signalled, and what they leave behind swept away.
+
+The loop reaps children (``loop.reap``) and calls ``on_exit`` for each; a rank's becomes RankExited.
+"""
 
 from __future__ import annotations
 

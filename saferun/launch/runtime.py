@@ -130,7 +130,7 @@ class Runtime:
             actions.SweepOrphans: ranks.sweep,
             actions.Diagnose: ending.diagnose,
             actions.ReportFailure: ending.report_failure,
-            actions.BroadcastAbort: ending.report_trouble,
+            actions.BroadcastAbort: ending.broadcast_abort,
             actions.NotifyDone: ending.report_done,
             actions.BroadcastDecision: ending.send_decision,
             actions.ReportDecision: ending.report_decision,

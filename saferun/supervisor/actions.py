@@ -161,9 +161,10 @@ class ReportFailure(Value):
 
 
 class BroadcastAbort(Value):
-    """Announce to all hosts that this attempt is to end. The fields are those of JobAborted.
+    """Have this attempt end on all hosts. The fields are those of JobAborted, which every host gets for it.
 
-    ``culprits`` are local ranks here; those of other hosts are known to the part that carries this out.
+    ``AttemptEnd.broadcast_abort`` carries it out: ``cluster/job_sender`` hands an entry for the job's log to the
+    coordinator, which appends it to the log in the control store; each host's ``cluster/job_attempt`` reads it there.
     """
 
     attempt: int

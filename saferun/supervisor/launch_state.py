@@ -163,8 +163,8 @@ class Launch:
         attempt = self.attempt
         return self.job.together and attempt.peers.cut_off is None and not isinstance(attempt.ending, Leave)
 
-    def broadcast(self, reason: str, message: str = "", signum: int = 0) -> list[Action]:
-        """All hosts are to know that this attempt ends."""
+    def broadcast_abort(self, reason: str, message: str = "", signum: int = 0) -> list[Action]:
+        """Have the attempt end on all hosts, unless they know of it, or this host is on its own."""
         peers = self.attempt.peers
         if not self.job.together or peers.is_announced or peers.cut_off is not None:
             return []

@@ -40,7 +40,7 @@ def on_rank_exited_in_capture(launch: Launch, event: RankExited) -> list[Action]
         attempt.has_moved = True
         if not event.status.ok:
             launch.end_for(Failed(event.local_rank))
-        announced = launch.broadcast("failure") if attempt.ending is not None else []
+        announced = launch.broadcast_abort("failure") if attempt.ending is not None else []
     # CAPTURING -> STOPPING: no rank is left to be captured.
     return announced if attempt.running else [*announced, *sweep(launch, event.at)]
 
@@ -98,4 +98,4 @@ def _after_capture(launch: Launch, at: float, culprits: tuple[int, ...]) -> list
         return [report]
     launch.end_for(Hung(is_final=next_step == "stop"))
     aborted = tuple(rank for rank in culprits if rank in attempt.running) if hang_policy.abort_culprits else ()
-    return [report, *launch.broadcast("hang"), *stop(launch, at, signal.SIGTERM, aborted)]
+    return [report, *launch.broadcast_abort("hang"), *stop(launch, at, signal.SIGTERM, aborted)]

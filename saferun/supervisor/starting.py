@@ -96,7 +96,7 @@ def on_start_failed(launch: Launch, event: StartFailed) -> list[Action]:
         if launch.job.together:
             attempt.peers.cut_off = attempt.peers.cut_off or CutOff()
         return diagnose(launch, event.at)
-    announced = launch.broadcast("start", event.what)
+    announced = launch.broadcast_abort("start", event.what)
     if launch.state is State.PROBING:
         # -> DIAGNOSING: nothing had been started.
         return [*announced, *diagnose(launch, event.at)]

@@ -1,6 +1,8 @@
 """STOPPING: a signal to the ranks, their grace, SIGKILL, and the sweep of what they left behind. Pure.
 
-Who sends the ranks a signal, and when, is decided here and nowhere else. ``on_signal`` takes the signals to saferun.
+No other module makes a SignalRanks. ``running`` (a hang), ``peers`` (an abort or a decision of other hosts) and
+``starting`` call ``fail``, ``stop`` or ``stop_for``, and choose SIGTERM or the signal that another host got;
+``on_signal`` takes the signals to this saferun. When the ranks are captured, and when SIGKILL follows, is decided here.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _TOGETHER = frozenset({State.PROBING, State.STARTING, State.RUNNING, State.CAPTU
 def fail(launch: Launch, at: float, local_rank: int = -1) -> list[Action]:
     """A rank failed, or the ranks cannot go on. Evidence comes before signals."""
     launch.end_for(Failed(local_rank))
-    announced = launch.broadcast("failure")
+    announced = launch.broadcast_abort("failure")
     if not launch.attempt.running:
         return [*announced, *sweep(launch, at)]
     return [*announced, *capture(launch, at)]
@@ -210,7 +212,7 @@ def _ordered(launch: Launch, event: SignalReceived) -> list[Action]:
     if launch.state not in _TOGETHER or isinstance(ending, Regroup):
         return []
     reason = "leave" if leaves else "parent" if event.why else "signal"
-    return launch.broadcast(reason, _name(event), event.signum)
+    return launch.broadcast_abort(reason, _name(event), event.signum)
 
 
 def _end_grace(launch: Launch, at: float) -> list[Action]:

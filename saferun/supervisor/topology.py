@@ -23,6 +23,20 @@ def single_host(nproc_per_node: int, master_addr: str, master_port: int, run_id:
     )
 
 
+def rank_environs(config: LaunchConfig, placement: Placement, environ: Mapping[str, str]) -> tuple[dict[str, str], ...]:
+    """The environment of each rank of this host as torchrun makes it, in order of local rank.
+
+    Args:
+        config: the launch.
+        placement: this host's place in the job.
+        environ: what the ranks inherit.
+
+    Raises:
+        UsageError: the environment and the options contradict each other.
+    """
+    return tuple({**environ, **rank_environ(config, placement, place, environ)} for place in placement.ranks)
+
+
 def rank_environ(
     config: LaunchConfig, placement: Placement, place: RankAssignment, environ: Mapping[str, str]
 ) -> dict[str, str]:
