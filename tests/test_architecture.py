@@ -428,6 +428,17 @@ def test_the_document_names_every_room() -> None:
     assert sorted(named) == sorted(rooms + files)
 
 
+def test_the_document_draws_the_rows() -> None:
+    """Between two lines stand the rooms that may not import each other."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    picture = text.partition("## Rooms")[2].split("```")[1].partition("\n═")[0]
+    drawn = [
+        {line.split()[0].rstrip("/").removesuffix(".py") for line in section.splitlines() if line.startswith("  ")}
+        for section in re.split(r"\n─+", picture)
+    ]
+    assert drawn == [set(rooms) - {"__main__"} for rooms in reversed(ROWS)]
+
+
 def test_every_room_says_what_it_promises() -> None:
     """In a few lines, where its name is read."""
     silent = [
@@ -441,9 +452,10 @@ def _says(init: Path) -> bool:
     return len(words.splitlines()) > 2
 
 
-def test_files_that_the_document_names_are_there() -> None:
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md"])
+def test_files_that_the_document_names_are_there(page: str) -> None:
     """A name that has moved leads nowhere."""
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r"`([a-z_]+/[a-z_/]*[a-z_]+\.py)`", text)
     assert len(named) > 20
     assert not [name for name in named if not (PACKAGE / name).is_file() and not (ROOT / name).is_file()]
