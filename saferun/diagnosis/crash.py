@@ -282,6 +282,9 @@ def _timed_out(
     """A rank waited too long. Who did not come is the cause, where that is known."""
     cause = root.cause
     headline = _first_line(evidence, hosts, root)
+    if cause.class_name == "fabric_error":
+        # The one that noticed it is no more the cause than the one that it names.
+        return Judgement(cause._replace(ranks=()), headline, root.end)
     if cause.ranks != (root.end.rank,) or cause.class_name == "connection_lost":
         return Judgement(cause, headline, root.end)
     idle = _idle(waits)

@@ -22,10 +22,10 @@ NETWORK_CLASSES = frozenset({"network_between_hosts", "network_cut", "network_in
 """Causes that no rank brings about."""
 _SILENT = re.compile(
     r"[Cc]onnection timed out|[Nn]o route to host|(?:Network|Host) is (?:unreachable|down)|timed out connecting"
-    r"|\bETIMEDOUT\b|\bEHOSTUNREACH\b|\bENETUNREACH\b"
+    r"|Got completion from peer \S{1,120} with (?:error |status=)12\b|\bETIMEDOUT\b|\bEHOSTUNREACH\b|\bENETUNREACH\b"
 )
 _REFUSED = re.compile(r"[Cc]onnection refused|\bECONNREFUSED\b")
-_CLOSED = re.compile(r"Connection reset|Connection closed|Judgement pipe|Socket closed")
+_CLOSED = re.compile(r"Connection reset|Connection closed|Broken pipe|Socket closed")
 _SILENCE, _REFUSAL, _CLOSING = "silent", "refused", "closed"
 _NETWORK_ADVICE = (
     "look at the network that the ranks use between {hosts}: interface, cable, switch port, firewall, MTU; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from saferun.diagnosis.causes import communication, exhaustion, fatal_signals, gpu, python, rendezvous
+from saferun.diagnosis.causes import communication, exhaustion, fabric, fatal_signals, gpu, python, rendezvous, workers
 from saferun.diagnosis.causes.failure import Failure, Rule, cause
 from saferun.evidence import Cause
 
@@ -38,15 +38,22 @@ RULES: tuple[Rule, ...] = (
     gpu.busy_gpu,
     communication.mismatched_collectives,
     communication.nccl_timeout,
+    fabric.expert_timeout,
     rendezvous.port_in_use,
     rendezvous.name_failure,
+    fabric.fabric_error,
     communication.victim,
+    # Before the lack of memory: what RDMA may not lock is none.
+    fabric.rdma_system_error,
     communication.collective_timeout,
     exhaustion.data_loader_worker,
+    workers.engine_worker,
     exhaustion.exhausted,
     communication.nccl_error,
     gpu.gpu_error,
+    communication.watchdog_ended,
     rendezvous.store_failure,
+    exhaustion.file_system_error,
     # By how it ended.
     fatal_signals.killed_from_outside,
     exhaustion.shared_memory,
@@ -68,6 +75,7 @@ _ROLES = {
     "collective_timeout": Role.TIMEOUT,
     "rendezvous_store_failure": Role.TIMEOUT,
     "connection_lost": Role.TIMEOUT,
+    "fabric_error": Role.TIMEOUT,
     "store_lost": Role.VICTIM,
     "peer_lost": Role.VICTIM,
     "communicator_aborted": Role.VICTIM,

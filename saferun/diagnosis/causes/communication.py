@@ -31,10 +31,29 @@ _MISMATCHES = (
     TextRule(
         "mismatched_collectives",
         r"Detected mismatch between collectives on ranks|Received data size doesn't match expected size"
-        r"|distributed collective mismatch",
+        r"|distributed collective mismatch|[Mm]ismatched collective detected|collective mismatch error",
         "the ranks called different collectives",
         _SAME_ORDER,
         in_last_lines=True,
+    ),
+    TextRule(
+        "mismatched_collectives",
+        r"receiv(?:ed|ing) (\d{1,19}) bytes instead of (\d{1,19})",
+        "the ranks' calls differ: {0} bytes came, where {1} are expected",
+        _SAME_ORDER,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "mismatched_collectives",
+        r"disagreement between rank ?(\d{1,6}) and rank ?(\d{1,6})",
+        "ranks {0} and {1} gather different parameters: they run different parts of the model",
+        "every rank must run the same modules in the same order (experts and branches, and the number of batches too)",
+    ),
+    TextRule(
+        "mismatched_collectives",
+        r"Rank (\d{1,6}) has different values for (.{1,160})",
+        "rank {0} has another state than the others: {1}",
+        "load the same checkpoint on every rank, and make the same number of steps",
     ),
     TextRule(
         "mismatched_collectives",
@@ -65,7 +84,17 @@ def mismatched_collectives(failure: Failure) -> Cause | None:
 # ------------------------------------------------------------------------------------------------------------ timeouts
 
 _WATCHDOG = re.compile(
-    r"Watchdog caught collective operation timeout: WorkNCCL\((?:SeqNum=(\d{1,19}))?(?:, )?(?:OpType=(\w{1,60}))?"
+    r"Watchdog caught collective operation timeout(?:: WorkNCCL\((?:SeqNum=(\d{1,19}))?(?:, )?(?:OpType=(\w{1,60}))?)?"
+)
+# torch >= 2.14, backend nccl2.
+_ABORTING = re.compile(
+    r"(?:Aborting process|aborting the communicator) due to timeout on rank \d|watchdog detected operation timeout"
+    r"|\bNCCL operation timed out"
+)
+# What is said beside the reason, which may stand further up.
+_ENDED_BY_WATCHDOG = re.compile(
+    r"(?:error or timeout\) detected by watchdog at work: |Timeout at NCCL work: )(\d{1,19})"
+    r"|NCCL operations have failed or timed out|we are taking the entire process down"
 )
 _RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds before timing out")
 _STUCK_WATCHDOG = re.compile(r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|watchdog hang")
@@ -89,6 +118,9 @@ def nccl_timeout(failure: Failure) -> Cause | None:
         lasted = f" within {int(ran[1]) / 1000:.0f} s" if ran is not None else ""
         message = f"NCCL timeout: {match[2] or 'a collective'}{number} did not end{lasted}"
         return cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=line)
+    found = first_line(_ABORTING, lines)
+    if found is not None:
+        return cause(failure, "nccl_timeout", "NCCL timeout: a collective did not end", _TIMEOUT_ADVICE, proof=found[0])
     found = first_line(_STUCK_WATCHDOG, lines)
     if found is not None:
         lasted = f" for {found[1][1]} s" if found[1][1] else ""
@@ -96,8 +128,20 @@ def nccl_timeout(failure: Failure) -> Cause | None:
     return None
 
 
+def watchdog_ended(failure: Failure) -> Cause | None:
+    """NCCL's watchdog ended the process, and no line is left that says why."""
+    found = first_line(_ENDED_BY_WATCHDOG, (*failure.messages, *failure.closing_lines))
+    if found is None:
+        return None
+    number = f" number {found[1][1]}" if found[1][1] else ""
+    message = f"NCCL timeout: collective{number} did not end, or failed"
+    return cause(failure, "nccl_timeout", message, _TIMEOUT_ADVICE, proof=found[0])
+
+
 _BARRIER = re.compile(r"[Rr]anks? (\d{1,6}(?:, ?\d{1,6}){0,200}) failed to pass monitoredBarrier in (\d{1,12}) ms")
-_GLOO_TIMEOUT = re.compile(r"Timed out waiting (\d{1,12})ms for (send|recv) operation to complete")
+_GLOO_TIMEOUT = re.compile(
+    r"Timed out waiting (\d{1,12})ms for (?:send|recv) operation to complete|Application timeout caused pair closure"
+)
 
 
 def collective_timeout(failure: Failure) -> Cause | None:
@@ -109,7 +153,8 @@ def collective_timeout(failure: Failure) -> Cause | None:
         return cause(failure, "collective_timeout", message, _TIMEOUT_ADVICE, proof=found[0])._replace(ranks=ranks)
     found = first_line(_GLOO_TIMEOUT, failure.messages)
     if found is not None:
-        message = f"gloo timeout: another rank did not come to the collective within {int(found[1][1]) / 1000:g} s"
+        within = f" within {int(found[1][1]) / 1000:g} s" if found[1][1] else ""
+        message = f"gloo timeout: another rank did not come to the collective{within}"
         return cause(failure, "collective_timeout", message, _TIMEOUT_ADVICE, proof=found[0])
     return None
 
@@ -121,9 +166,10 @@ _NCCL_DEBUG = "run it once with NCCL_DEBUG=WARN, which names the call that faile
 _NCCL = (
     TextRule(
         "nccl_error",
-        r"Duplicate GPU detected",
+        r"Duplicate GPU detected|Multiple [Rr]anks are using the same GPU",
         "two ranks use the same GPU",
         "give each rank its own: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group",
+        in_last_lines=True,
     ),
     TextRule(
         "network_interface",
@@ -158,6 +204,7 @@ _NCCL = (
         r"\b(?:NCCL|RCCL) [Ee]rror\b",
         "NCCL error",
         _NCCL_DEBUG,
+        in_last_lines=True,
     ),
 )
 
@@ -187,12 +234,14 @@ _ELSEWHERE = "look at the rank that ended first; where it was on another host, a
 _VICTIMS = (
     TextRule(
         "store_lost",
-        r"Connection was likely closed|(?:recvValue|recvVector|recvBytes|sendBytes|sendValue) failed"
+        r"Connection was likely closed|(?:recvValue\w{0,20}|recvVector|recvBytes|sendBytes|sendValue) failed"
         r"|DistNetworkError.{0,200}(?:Broken pipe|Connection reset)|Remote peer closed the connection"
-        r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)",
+        r"|store->.{0,200}(?:Connection reset|Broken pipe|Connection closed)|TCPStore server has shut down"
+        r"|DistNetworkError.{0,80}[Ff]ailed to recv, got 0 bytes",
         "lost its connection to the store",
         _ELSEWHERE,
         in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "peer_lost",
@@ -200,7 +249,11 @@ _VICTIMS = (
         r"|gloo/.{0,120}(?:Connection reset|Broken pipe|Socket closed|Connection aborted|Connection timed out)"
         r"|remote process exited or there was a network error|ncclRemoteError"
         r"|socketProgress.{0,160}(?:Connection reset|Connection closed|Broken pipe)"
-        r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)",
+        r"|Call to (?:recv|send|connect) .{0,120}failed : (?:Connection reset|Connection refused|Broken pipe)"
+        r"|Socket recv failed while polling for opId|Proxy Call to rank \d{1,6} failed"
+        r"|Failed to execute operation \w{1,40} from rank \d{1,6}, retcode 6\b"
+        r"|lost communication with a remote daemon|Communication error with rank \d"
+        r"|^Transport endpoint is not connected",
         "lost its connection to another rank",
         _ELSEWHERE,
         in_context=True,
@@ -209,7 +262,7 @@ _VICTIMS = (
     TextRule(
         "communicator_aborted",
         r"NCCL communicator (?:was aborted|encountered error set by)"
-        r"|Observed flight recorder dump signal from another"
+        r"|Observed flight recorder dump signal from another|(?:process|communicator) due to error on rank \d"
         r"|Received a (?:dump|global|timeout) .{0,80}from .{0,40}rank",
         "its NCCL communicator was aborted, because another rank's was",
         _ELSEWHERE,

@@ -46,10 +46,12 @@ _EXHAUSTED = (
         "shared_memory_exhausted",
         r"shared memory ?\(shm\).{0,200}|unable to (?:write to file|resize file|mmap).{0,40}</?torch_"
         r"|out of shared memory|/dev/shm.{0,200}No space left|No space left.{0,80}/dev/shm"
-        r"|creating shared memory segment.{0,160}|BufferPool.{0,80}shm",
+        r"|creating shared memory segment(?!.{0,160}[Pp]ermission denied).{0,160}"
+        r"|failed to extend /dev/shm|unable to open shared memory object </torch_|BufferPool.{0,80}shm",
         "shared memory (/dev/shm) is full",
         _SHM_ADVICE,
         in_context=True,
+        in_last_lines=True,
     ),
     TextRule(
         "stale_file_handle",
@@ -191,6 +193,22 @@ def _worker_advice(signal_text: str) -> str:
 def exhausted(failure: Failure) -> Cause | None:
     """No room, no memory, no descriptors; or a file that has gone stale."""
     return by_text(failure, _EXHAUSTED)
+
+
+_FILE_SYSTEM = (
+    TextRule(
+        "file_system_error",
+        r"OSError: \[Errno (?:5|19|30|70|71|107|108|112|121|123|512|523|524)\] (.{1,200})",
+        "a file system failed: {0}",
+        "look at the mount that the file is on (dmesg, `df`, the state of Lustre, NFS or FUSE on this host)",
+        in_context=True,
+    ),
+)
+
+
+def file_system_error(failure: Failure) -> Cause | None:
+    """A file system, or the storage below it, did not do what it must."""
+    return by_text(failure, _FILE_SYSTEM)
 
 
 def shared_memory(failure: Failure) -> Cause | None:

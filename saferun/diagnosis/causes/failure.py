@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
 from saferun.diagnosis.job_hosts import Hosts
@@ -49,6 +49,8 @@ _CRASH_MACHINERY = re.compile(
 _MEMORY_CALL = re.compile(
     r"_{0,3}((?:mem|str|wcs|wmem)[a-z]{2,12})_(?:evex|avx|sse|erms|unaligned|ssse|generic)\w{0,40}$"
 )
+_NCCL_ERROR = re.compile(r"\b(?:NCCL|RCCL) error\b|\b(?:nccl|rccl)\w{1,20}Error\b")
+_NCCL_WARNING = re.compile(r"\bNCCL WARN (.{1,500})")
 _INTERPRETER = re.compile(
     r"/libpython|(?:^|/)python[\d.]*$|(?:^|/)(?:Modules|Objects|Python)/|module\.c(?:\.h)?$|ceval\.c$"
 )
@@ -91,7 +93,15 @@ class Failure(Value):
     def messages(self) -> tuple[str, ...]:
         """The messages of the exception that ended it, Python's or C++'s; nearest first."""
         messages = self.error.messages if self.error is not None else ()
-        return (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
+        messages = (*messages, *(self.cpp_error.message if self.cpp_error is not None else ()))
+        # The exception quotes the last warning alone, which is often no more than a consequence.
+        return (*messages, *self._nccl_warnings()) if any(map(_NCCL_ERROR.search, messages)) else messages
+
+    def _nccl_warnings(self) -> Iterator[str]:
+        for line in (*self.lines[-2 * LAST_LINES :], *self.stdout_lines):
+            match = _NCCL_WARNING.search(line)
+            if match is not None:
+                yield match[1]
 
     @property
     def context(self) -> tuple[str, ...]:

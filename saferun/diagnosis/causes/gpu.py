@@ -27,7 +27,7 @@ _SYNCHRONOUS_HIP = f"run it once with AMD_SERIALIZE_KERNEL=3 and HIP_LAUNCH_BLOC
 _OUT_OF_MEMORY = re.compile(
     r"(?:CUDA|HIP|XPU|MPS) (?:error: )?out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
     r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
-    r"|(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'out of memory'"
+    r"|(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'out of memory'|Failed to CUDA (?:host )?[mc]alloc (?:async )?\d{6}"
 )
 _WHOSE_MEMORY = re.compile(r"\b(CUDA|HIP|XPU|MPS) (?:error: )?out of memory")
 _TRIED = re.compile(r"[Tt]ried to allocate (?:more than )?([\d.]{1,12} ?\w{1,5})")
@@ -43,6 +43,7 @@ _LONGEST_MESSAGE = 4000
 
 _HARDWARE = re.compile(
     r"uncorrectable ECC error|ECCUncorrectable|fallen off the bus|GPU is lost|hardware stack error"
+    r"|Invalid access of peer GPU memory"
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable"
 )
 _GPU_TERMS = re.compile(r"CUDA|HIP|NCCL|RCCL|[Cc]uda failure|HSA_")
@@ -54,8 +55,18 @@ _ANY_XID = re.compile(r"NVRM: Xid|amdgpu.{0,80}(?:page fault|GPU reset|ring .{1,
 _FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
 _DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
 _MISSING: tuple[TextRule, ...] = tuple(
-    TextRule("missing_gpu", pattern, message, advice, in_context=True)
+    TextRule("missing_gpu", pattern, message, advice, in_context=True, in_last_lines=True)
     for pattern, message, advice in (
+        (
+            r"system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
+            "the GPUs are not ready: the NVIDIA fabric manager has not set up the NVSwitches (CUDA error 802)",
+            "start nvidia-fabricmanager in the version of the driver (systemctl status nvidia-fabricmanager)",
+        ),
+        (
+            r"forward compatibility was attempted|unsupported display driver / cuda driver combination",
+            "the CUDA libraries and the GPU's driver do not fit each other",
+            "use a build of torch for the CUDA that this driver knows (nvidia-smi shows it), or a newer driver",
+        ),
         (
             r"invalid device ordinal|(?:cuda|hip)ErrorInvalidDevice\b",
             "no GPU of that number (invalid device ordinal)",
@@ -118,10 +129,23 @@ _OTHER = (
     ),
     TextRule(
         "cuda_error",
-        r"(CUDA|HIP) error: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})",
+        r"(CUDA|HIP) error(?: \(\S{1,200}\))?: (.{1,160})|Triton Error \[(CUDA|HIP)\]: (.{1,160})",
         lambda _, match: f"{match[1] or match[3]} error: {match[2] or match[4]}",
         _SYNCHRONOUS,
         in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        r"(cu(?:da|blas) runtime error.{1,160}|cu(?:BLAS|DNN) [Ee]rror: .{1,120}|kernel execution error\. .{1,120})",
+        "{0}",
+        _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "cuda_error",
+        r"\b((?:cuda|hip)Error[A-Z]\w{1,60})",
+        "a GPU call failed: {0}",
+        _SYNCHRONOUS,
     ),
     TextRule(
         "cuda_error",
@@ -134,6 +158,14 @@ _OTHER = (
         r"(?:[Cc]uda|HIP) failure (?:\d{1,4} )?'(.{1,160}?)'",
         "CUDA error: {0}",
         _SYNCHRONOUS,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "hip_error",
+        r"HW Exception by GPU node-\d{1,3}.{0,60}reason ?:(.{1,60})",
+        "the GPU stopped: {0}",
+        _SYNCHRONOUS_HIP,
+        in_last_lines=True,
     ),
     TextRule(
         "hip_error",

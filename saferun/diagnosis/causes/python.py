@@ -12,6 +12,7 @@ _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "zipimport.ZipImportError"})
 _MISSING = frozenset({"FileNotFoundError", "NotADirectoryError"})
 _CONNECTION_ERRORS = frozenset({"BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "EOFError"})
+_CONNECTION_MESSAGE = re.compile(r"RuntimeError: (?:Broken pipe|Connection reset by peer|Connection refused)$")
 _BINARY = re.compile(
     r"undefined symbol|cannot open shared object file|GLIBC(?:XX)?_[\d.]{1,12}. not found|ABI|wrong ELF class"
 )
@@ -99,7 +100,10 @@ def usage_error(failure: Failure) -> Cause | None:
 def connection_lost(failure: Failure) -> Cause | None:
     """An exception that another process's end may well have caused."""
     error = failure.error
-    if error is None or error.last.exception.rpartition(".")[2] not in _CONNECTION_ERRORS:
+    if error is None:
+        return None
+    is_connection = error.last.exception.rpartition(".")[2] in _CONNECTION_ERRORS
+    if not is_connection and _CONNECTION_MESSAGE.match(error.last.message[0] if error.last.message else "") is None:
         return None
     return _exception(failure, "connection_lost", "look at what it was connected to")
 

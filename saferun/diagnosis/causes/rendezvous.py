@@ -25,6 +25,7 @@ _STORE = (
         r"(?: while trying to connect to)? ?\((.{1,200}?), (\d{1,5})\)",
         "cannot connect to the store at {0}:{1}",
         "check whether the host of MASTER_ADDR can be reached at that port (firewall, wrong interface, wrong host)",
+        in_last_lines=True,
     ),
     TextRule(
         "rendezvous_store_failure",

@@ -23,6 +23,7 @@ __all__ = [
 
 TRANSIENT = frozenset(
     {
+        "file_system_error",
         "gpu_busy",
         "master_unreachable",
         "name_resolution",
@@ -73,6 +74,7 @@ INCOMPARABLE = frozenset(
         "broken_pipe",
         "communicator_aborted",
         "connection_lost",
+        "fabric_error",
         "host_lost",
         "killed_from_outside",
         "membership",

@@ -27,6 +27,7 @@ _VARYING = frozenset(
         "device_side_assert",
         "disk_full",
         "file_missing",
+        "file_system_error",
         "gpu_hardware_error",
         "hip_error",
         "hip_illegal_memory_access",

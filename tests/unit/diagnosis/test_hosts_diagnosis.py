@@ -449,6 +449,27 @@ def test_the_first_connection_that_broke_tells_where() -> None:
     assert found.headline.startswith("a connection between node2 and node3 broke first")
 
 
+RDMA = (
+    "RuntimeError: NET/IB : Got completion from peer 10.0.0.{host}<54862> with status=12 opcode=0 len=0 vendor err 129"
+)
+
+
+def test_a_host_that_does_not_answer_over_rdma_is_named_with_the_one_that_asked() -> None:
+    """No rank has failed by itself: it is what lies between."""
+    found = diagnose(job({0: lost_peer(0, 2, message=RDMA), 1: stopped(1), 2: stopped(2), 3: stopped(3)}))
+    assert cause_of(found).class_name == "network_between_hosts"
+    assert "node1" in found.headline
+    assert "node3" in found.headline
+
+
+def test_a_rank_that_died_is_the_cause_and_not_the_rdma_requests_to_it() -> None:
+    """A dead peer and a broken link look the same to the one that waits."""
+    killed = host_evidence(2, ends=[ended(4, 2, after_s=31.5, signum=9), ended(5, 2, signum=15, stopped=True)])
+    found = diagnose(job({0: lost_peer(0, 2, 31.3, message=RDMA), 1: stopped(1), 2: killed, 3: stopped(3)}))
+    assert cause_of(found).class_name == "killed_from_outside"
+    assert found.victims == (0, 1)
+
+
 def test_hosts_without_addresses_are_not_guessed() -> None:
     """An address that belongs to nobody who is known names nobody."""
     parts = [HostPart(host, 0, f"node{host + 1}", 0.0, lost_peer(host, 9)) for host in range(2)]

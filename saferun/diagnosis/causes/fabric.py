@@ -1,0 +1,156 @@
+"""What goes wrong on the network that carries collectives: InfiniBand, RoCE, EFA, UCX, NVSHMEM, MPI. Pure.
+
+Sources: ibv_poll_cq(3) and ibv_modify_qp(3) of rdma-core; messages of NCCL's and RCCL's network code, of aws-ofi-nccl,
+libfabric, UCX, NVSHMEM, DeepEP, Open MPI and MPICH, as they stand in public issues.
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.evidence import Cause
+
+_CHECK_LINK = (
+    "check whether the peer's rank or host has failed; else the link between both: ibstat, `saferunctl doctor`, the "
+    "switch; on RoCE NCCL_IB_GID_INDEX and NCCL_IB_TC, on EFA the security group (all traffic within it)"
+)
+_CHECK_ROUTE = (
+    "check whether the hosts reach each other on that interface (ping, firewall, MTU) and whether NCCL_SOCKET_IFNAME, "
+    "NCCL_IB_HCA and NCCL_IB_GID_INDEX name the right ones; on a network of separate rails set NCCL_CROSS_NIC=0"
+)
+# ibv_wc_status. A flushed request follows from another error of the same connection.
+_FLUSHED = 5
+_STATUS = {
+    1: "a length error on this side",
+    2: "an error of the queue pair on this side",
+    4: "a memory protection error on this side (GPUDirect RDMA)",
+    9: "the peer rejected the request",
+    10: "the peer's memory may not be accessed (GPUDirect RDMA)",
+    11: "an error on the peer's side",
+    12: "the peer did not answer (transport retries exceeded)",
+    13: "the peer was not ready (receiver-not-ready retries exceeded)",
+}
+_COMPLETION = re.compile(r"NET/IB ?: ?Got completion (?:from peer (\S{1,120}) )?with (?:error |status=)(\d{1,3})\b")
+_HCA = re.compile(r"\bhca (\w{1,40})")
+_UNREACHABLE = r"(?:No route to host|(?:Network|Host) is unreachable|[Cc]onnection timed out)"
+_FABRIC = (
+    TextRule(
+        "fabric_error",
+        r"([\w -]{1,80}) on (\w{1,40}:\d{1,3})/(?:IB|RoCE) \(synd ",
+        lambda _, match: f"UCX: {match[1].strip()} on {match[2]}",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        r"NET/OFI .{0,60}completed with error.{0,200}|Unresponsive receiver|[Uu]nreachable remote",
+        "EFA: the peer did not answer",
+        _CHECK_LINK,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        r"ibv_modify_qp failed|mlx5dv_devx_obj_modify|[Ff]ailed to modify QP|[Uu]nable to create ah\b",
+        "the RDMA connection to another rank could not be set up",
+        _CHECK_ROUTE,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        r"/transport/\S{0,120}: (?:non-zero status|NULL value|init failed).{0,160}|nvshmem setup connections failed",
+        "NVSHMEM could not connect the ranks",
+        "look at NVSHMEM's first message; RDMA devices, their permissions (IBGDA) and NVSHMEM_IB_GID_INDEX",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        rf"(?:(?<!failed to )[Cc]onnect to|Call to connect) .{{0,160}}{_UNREACHABLE}",
+        "another rank's host cannot be reached",
+        _CHECK_ROUTE,
+        in_last_lines=True,
+    ),
+    TextRule(
+        "fabric_error",
+        r"failed to TCP connect to a peer MPI process|[Uu]nable to connect to (?:the peer|rank \d)",
+        "MPI cannot reach another rank",
+        _CHECK_ROUTE,
+        in_last_lines=True,
+    ),
+)
+_SYSTEM = (
+    TextRule(
+        "nccl_system_error",
+        r"(?:ibv_(?:create|reg|alloc)\w{1,40} failed|NET/OFI Unable to register memory).{0,160}"
+        r"(?:Cannot allocate memory|RC: 12\b|errno 12\b)",
+        "RDMA may not lock the memory that it needs",
+        "raise the limit of locked memory to unlimited for the ranks (`ulimit -l`; docker: --ulimit memlock=-1; Slurm: "
+        "PropagateResourceLimitsExcept=MEMLOCK and LimitMEMLOCK of slurmd)",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
+        r"\b(ibv_(?!poll|modify)\w{1,40}) failed.{0,160}|NET/OFI (?:OFI )?(fi_\w{1,40})\(?\)? call failed.{0,160}",
+        lambda _, match: f"an RDMA call failed: {match[1] or match[2]}",
+        "look at the RDMA devices that this process sees: ibv_devinfo, fi_info, /dev/infiniband in the container, "
+        "nvidia_peermem or DMA-BUF for GPUDirect",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
+        r"NET/OFI (?:Couldn't|Unable to|Failed to|Creating) .{1,200}",
+        "NCCL's plugin for EFA failed",
+        "look at the versions of aws-ofi-nccl, libfabric and the EFA driver, and whether /dev/infiniband is there",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
+        r"Error while attaching to shared memory segment.{0,160}No such file",
+        "ranks of one host do not see each other's shared memory",
+        "give all containers of a host one IPC namespace (--ipc=host), or each its own NCCL_HOSTID",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "nccl_system_error",
+        r"WARN (?:Call to (?!recv|send|connect)(\w{1,40}) .{0,120}failed|Socket creation failed).{0,160}",
+        "NCCL: a system call failed",
+        "look at the message: permissions, address families, limits of this host or container",
+        in_last_lines=True,
+    ),
+)
+_DEEP_EP = re.compile(r"DeepEP (?:(\w{1,20}) .{0,60}timeout|error: .{0,20}timeout)")
+_GPU_STOPPED = re.compile(r"CUDA error|unspecified launch failure|illegal instruction|DeepEP")
+
+
+def fabric_error(failure: Failure) -> Cause | None:
+    """The network between ranks did not carry a request: the peer is gone, or what lies between is broken."""
+    found = first_line(_COMPLETION, (*failure.messages, *failure.closing_lines))
+    if found is None:
+        return by_text(failure, _FABRIC)
+    line, match = found
+    hca = _HCA.search(line)
+    status = int(match[2])
+    what = _STATUS.get(status, f"status {status} of ibv_poll_cq")
+    where = f"{f' with {match[1]}' if match[1] else ''}{f' through {hca[1]}' if hca is not None else ''}"
+    message = f"RDMA failed{where}: {what}"
+    if status == _FLUSHED:
+        return cause(failure, "peer_lost", f"lost its RDMA connection{where}", _CHECK_LINK, proof=line)
+    return cause(failure, "fabric_error", message, _CHECK_LINK, proof=line)
+
+
+def rdma_system_error(failure: Failure) -> Cause | None:
+    """This host does not let a communication library do what it must: locked memory, devices, shared memory."""
+    return by_text(failure, _SYSTEM)
+
+
+def expert_timeout(failure: Failure) -> Cause | None:
+    """DeepEP waited for other ranks; its kernels print that and then stop the GPU, whose error follows."""
+    is_gpus = failure.died_silently or first_line(_GPU_STOPPED, failure.messages) is not None
+    lines = (*failure.messages, *failure.closing_lines, *(failure.lines if is_gpus else ()))
+    found = first_line(_DEEP_EP, lines)
+    if found is None:
+        return None
+    message = f"DeepEP timeout: another rank did not come to {found[1][1] or 'the exchange of tokens'}"
+    advice = "look at what the other ranks did; one that has no tokens must take part too"
+    return cause(failure, "collective_timeout", message, advice, proof=found[0])

@@ -1,0 +1,44 @@
+"""Processes that a rank has started itself, and that it dies of. Pure.
+
+Sources: messages of vLLM's engine and executors.
+"""
+
+from __future__ import annotations
+
+import re
+
+from saferun.diagnosis.causes.failure import Failure, cause
+from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.evidence import Cause
+
+_ABOVE = "look at the first error of its worker processes, further up in the rank's output"
+_ENGINE = (
+    TextRule(
+        "collective_timeout",
+        r"RPC call to (\w{1,60}) timed out",
+        "a worker process of the engine did not answer the call {0}",
+        "look at the worker's stack: it waits for another worker in a collective, in most cases",
+        in_last_lines=True,
+    ),
+    TextRule(
+        "worker_failed",
+        r"\bEngineDeadError\b|Engine core initialization failed|WorkerProc initialization failed"
+        r"|[Ww]orker proc \S{1,60} died unexpectedly",
+        "a worker process of the engine failed",
+        _ABOVE,
+        in_last_lines=True,
+    ),
+)
+# What vLLM's workers put before each line.
+_OF_WORKER = re.compile(r"(?:ERROR|CRITICAL) .{0,60}\] ((?:[A-Za-z_][\w.]{0,120})?(?:Error|Exception): .{1,300})")
+
+
+def engine_worker(failure: Failure) -> Cause | None:
+    """An inference engine whose worker process failed; the worker has written why, in most cases."""
+    found = by_text(failure, _ENGINE)
+    if found is None or found.class_name != "worker_failed":
+        return found
+    why = first_line(_OF_WORKER, failure.lines)
+    if why is None:
+        return found
+    return cause(failure, found.class_name, f"{found.message}: {why[1][1]}", _ABOVE, proof=why[0])

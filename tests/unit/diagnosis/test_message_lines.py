@@ -1,0 +1,132 @@
+"""Lines that people quoted in public issues, each with what is to be made of it: ``message_lines.txt``.
+
+Half of them, chosen by a hash of their text before any rule was written for them, are kept aside: the rules are not
+written after them, and only their rate counts. ``python -m tests.unit.diagnosis.test_message_lines`` prints it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from saferun.diagnosis.causes import cause_of, role_of
+from saferun.diagnosis.causes.failure import read_failure
+from saferun.evidence import Evidence, RankOutput
+from saferun.model import ExitStatus, RankEnd
+
+PLACE = Path(__file__).parent / "message_lines.txt"
+STATUSES = {
+    "exception": ExitStatus(1, None),
+    "thrown": ExitStatus(None, 6),
+    "printed": ExitStatus(1, None),
+    "aborted": ExitStatus(None, 6),
+    "killed": ExitStatus(None, 9),
+    "terminated": ExitStatus(None, 15),
+}
+FEWEST = 150
+WANTED_RATE = 0.9
+
+
+class Message(NamedTuple):
+    """One message: how a rank shows it, what it means, where it was found."""
+
+    shown: str
+    class_name: str
+    role: str
+    source: str
+    lines: tuple[str, ...]
+
+    @property
+    def is_kept_aside(self) -> bool:
+        return hashlib.sha256("\n".join(self.lines).encode()).digest()[0] % 2 == 1
+
+    @property
+    def stderr(self) -> tuple[str, ...]:
+        if self.shown == "exception":
+            frame = '  File "/home/user/job/train.py", line 52, in step'
+            return ("Traceback (most recent call last):", frame, "    loss.backward()", *self.lines)
+        if self.shown == "thrown":
+            head = "terminate called after throwing an instance of 'c10::DistBackendError'"
+            return (head, f"  what():  {self.lines[0]}", *self.lines[1:])
+        return self.lines
+
+
+def read_messages() -> list[Message]:
+    found: list[Message] = []
+    for line in PLACE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("=== "):
+            shown, class_name, role, source = line.split()[1:]
+            found.append(Message(shown, class_name, role, source, ()))
+        elif line and not line.startswith("#"):
+            found[-1] = found[-1]._replace(lines=(*found[-1].lines, line))
+    return found
+
+
+MESSAGES = read_messages()
+
+
+def found_in(message: Message) -> tuple[str, str]:
+    end = RankEnd(1, 1, 4001, STATUSES[message.shown], 100.0, 1.7e9, stopped_by_us=False)
+    output = RankOutput(1, message.stderr, "", "", 0.0)
+    evidence = Evidence(
+        "node1", 90.0, (end,), (output,), (), None, ranks=(0, 1), script="train.py", cwd="/home/user/job"
+    )
+    cause = cause_of(read_failure(evidence, end, output))
+    return cause.class_name, role_of(cause).name.lower()
+
+
+def misses(*, kept_aside: bool) -> list[str]:
+    return [
+        f"{message.source}: {message.lines[-1][:100]!r}: {found_in(message)}, not {message.class_name} {message.role}"
+        for message in MESSAGES
+        if message.is_kept_aside is kept_aside and found_in(message) != (message.class_name, message.role)
+    ]
+
+
+def count(*, kept_aside: bool) -> int:
+    return sum(message.is_kept_aside is kept_aside for message in MESSAGES)
+
+
+def test_the_table_is_what_it_promises() -> None:
+    """Enough lines, each once and with its source."""
+    assert len(MESSAGES) >= FEWEST
+    assert all(message.lines and message.shown in STATUSES for message in MESSAGES)
+    assert len({message.lines for message in MESSAGES}) == len(MESSAGES)
+    assert all("#" in message.source or "://" in message.source for message in MESSAGES)
+
+
+def test_the_lines_that_the_rules_were_written_after_are_understood() -> None:
+    """Each of them, with the class and with the part that it has in the failure of a job."""
+    assert misses(kept_aside=False) == []
+
+
+def test_what_nccl_warns_of_means_the_same_as_the_last_error_of_an_exception() -> None:
+    """What torch quotes behind ``Last error:`` is NCCL's last warning, whatever torch makes of it."""
+    head = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, "
+    head += "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.21.5"
+    quoted = [
+        message._replace(
+            shown="exception",
+            lines=(head, "ncclSystemError: System call failed.", "Last error:", message.lines[0].partition("WARN ")[2]),
+        )
+        for message in MESSAGES
+        if message.shown == "printed" and " NCCL WARN " in message.lines[0] and not message.is_kept_aside
+    ]
+    assert quoted
+    for message in quoted:
+        assert found_in(message) == (message.class_name, message.role), message.lines[-1]
+
+
+def test_most_of_the_lines_that_were_kept_aside_are_understood() -> None:
+    """Rules that fit only what they were written after are of no use."""
+    missed = misses(kept_aside=True)
+    assert len(missed) <= (1 - WANTED_RATE) * count(kept_aside=True), "\n".join(missed)
+
+
+if __name__ == "__main__":
+    for aside in (False, True):
+        total, wrong = count(kept_aside=aside), misses(kept_aside=aside)
+        print(f"{'kept aside' if aside else 'seen'}: {total - len(wrong)} of {total}")
+        if not aside:
+            print("\n".join(wrong))
