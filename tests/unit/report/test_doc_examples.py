@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from saferun.diagnosis import diagnose
 from saferun.evidence import Capture, Evidence, Frame, StackDump
 from saferun.model import ExitStatus, RankEnd
+from saferun.preflight.checks import clock
 from saferun.preflight.text import result_lines, table_lines
 from saferun.report.console_text import failure_text, hang_text, peer_text
 from tests.unit.found_samples import FINISH, RETRY, found, infos_of
 from tests.unit.host_samples import failed
+from tests.unit.preflight.host_roots import Root
+from tests.unit.report import preflight_examples
 from tests.unit.report.report_samples import (
     ALL_REDUCE,
     FILES,
@@ -145,7 +150,7 @@ def blocks_of(page: str) -> list[str]:
     """The examples of a page that are no commands to be typed, no file and no list of files."""
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"```(?:console)?\n(.*?)\n```", text, re.DOTALL)
-    return [block for block in blocks if "saferun: " in block or block.startswith(("ok ", "fail "))]
+    return [block for block in blocks if re.search(r"^saferun: |^(?:ok|fail)  ", block, re.MULTILINE)]
 
 
 def joined(lines: list[str]) -> str:
@@ -170,3 +175,24 @@ def test_the_hang_of_the_page_is_printed_today() -> None:
 def test_the_crash_of_the_readme_is_printed_today() -> None:
     (block,) = blocks_of("README.md")
     assert block.partition("…\n")[2] == joined(printed_crash())
+
+
+def without_command(block: str) -> str:
+    """An example without the lines that the user has typed."""
+    return "\n".join(line for line in block.splitlines() if not line.startswith("$ "))
+
+
+def test_the_warning_of_the_checks_page_is_printed_today() -> None:
+    block = blocks_of("docs/checks.md")[0]
+    assert without_command(block) == joined(result_lines(preflight_examples.found().results))
+
+
+def test_the_table_of_the_checks_page_is_printed_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``…`` stands for lines that the page leaves out."""
+    then = SimpleNamespace(time=lambda: 1795266219.0, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr(clock, "time", then)
+    shown = clock.check_clock(Root(tmp_path).context())
+    printed = joined(table_lines(preflight_examples.found(shown), preflight_examples.infos(), width=120))
+    beginning, end = without_command(blocks_of("docs/checks.md")[1]).split("\n…\n")
+    assert printed.startswith(f"{beginning}\n")
+    assert printed.endswith(f"\n{end}")
