@@ -112,7 +112,7 @@ class CaptureRun:
         elif not chunk:
             number = self._number
             # The examiner itself may have ended, which ends all its captures.
-            self._examiner.hear()
+            self._examiner.receive()
             if self._number == number and not self.is_over:
                 self._again()
 

@@ -146,10 +146,10 @@ class Examiner:
         self._asked.clear()
         self._drop()
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Read now what the loop would read a moment later: whether it has ended."""
         if self._helper is not None:
-            self._helper.hear()
+            self._helper.receive()
 
     def _drop(self) -> None:
         for number in tuple(self._unsent):
@@ -187,9 +187,9 @@ class Examiner:
             states = [stat.state for stat in map(read_stat, self._helper.pids) if stat is not None]
             if "D" in states:
                 with suppress(ImportError):
-                    from saferun.linux.stuck import stuck_words
+                    from saferun.linux.stuck import stuck_text
 
-                    what = f"the examiner {stuck_words(min(self._helper.pids))}"
+                    what = f"the examiner {stuck_text(min(self._helper.pids))}"
         self._replace(what)
 
     def _replace(self, what: str) -> None:

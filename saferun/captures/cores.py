@@ -127,7 +127,7 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | OomK
 
 def _readings(batch: Sequence[_Find], deadline: float, *, gdb: bool) -> list[CoreReading]:
     """What is read of each, from the file that was found, whatever has its name by now."""
-    readings = [CoreReading(failure="it is another file by now") for _ in batch]
+    readings = [CoreReading(failure="the file was replaced") for _ in batch]
     with ExitStack() as stack:
         jobs: dict[int, CoreJob] = {}
         for index, find in enumerate(batch):

@@ -3,7 +3,7 @@
 A snapshot is plain JSON: ``{"driver": "580.95", "runtime": "CUDA 13.0", "stuck_in": "", "gpus": [...]}``. What is known
 of a GPU stands under these keys, and whatever is not known is not there:
 
-``index``; ``name``; ``pci`` (``0000:1b:00.0``); ``trouble`` (why it cannot be used, in words); ``busy_percent``;
+``index``; ``name``; ``pci`` (``0000:1b:00.0``); ``fault`` (why it cannot be used, in words); ``busy_percent``;
 ``memory_used_bytes``, ``memory_total_bytes``; ``temperature_c``; ``slowed_by`` (causes, in words); ``ecc_uncorrected``
 (since the driver was loaded); ``remapping_pending``, ``remapping_failed``, ``retirement_pending``; ``recovery`` (what
 the driver wants done, in words); ``pcie_width``, ``pcie_width_max``; ``nvlinks_up``; ``nvlink_recoveries``; ``mig``;
@@ -47,7 +47,7 @@ def gpu_lines(snapshot: JsonObject) -> tuple[str, ...]:
 
 
 def _trouble(gpu: JsonObject) -> str:
-    return str(gpu.get("trouble", ""))
+    return str(gpu.get("fault", ""))
 
 
 def _ecc(gpu: JsonObject) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from saferun.captures.gpu_lines import gpu_lines
 from saferun.captures.wire import HostCapture
 from saferun.linux.gpu_reading import families_of, read_until
-from saferun.linux.nvidia_gpus import NvidiaReader, error_words
+from saferun.linux.nvidia_gpus import NvidiaReader, error_text
 
 
 def capture_gpu_nvidia(
@@ -34,7 +34,7 @@ def capture_gpu_nvidia(
         try:
             nvml = import_module("pynvml")
         except Exception as error:
-            return HostCapture((), {}, f"pynvml cannot be imported: {error_words(error)}")
+            return HostCapture((), {}, f"pynvml cannot be imported: {error_text(error)}")
     reader = NvidiaReader(nvml, families_of(pids))
     done = read_until(deadline, reader.read)
     content = reader.snapshot.as_json()

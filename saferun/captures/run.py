@@ -21,7 +21,7 @@ from saferun.captures.waiting import Ends
 from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Request, encode
 from saferun.evidence import CaptureNote, CoreDump, OomKill
 from saferun.linux.children import reset_signals
-from saferun.linux.memory_limit import be_ended_first, limit_memory
+from saferun.linux.memory_limit import be_killed_first, limit_memory
 from saferun.linux.prctl import die_with_parent
 from saferun.model import Value, signal_name
 
@@ -171,7 +171,7 @@ def _start(name: str, run: Callable[[Emit], None], inherited: tuple[int, ...]) -
         die_with_parent(me)
         reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()), is_program=False)
         os.setsid()
-        be_ended_first()
+        be_killed_first()
         # Whoever reads our results sees their end with ours, however long this process lives.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from saferun.linux.procfs import read_name
 from saferun.linux.small_files import list_directory, read_bytes, read_link
-from saferun.linux.sockets import SocketTables, socket_words
+from saferun.linux.sockets import SocketTables, socket_text
 from saferun.linux.syscalls import SystemCall, descriptor_of
 
 _SHOWN = 3
@@ -50,7 +50,7 @@ class Ends:
             if found is None:
                 return "a socket"
             peer = f"socket:[{found.peer_inode}]" if holders and found.peer_inode else ""
-            return socket_words(found) + (self._holder_words(peer, pid) if peer else "")
+            return socket_text(found) + (self._holder_words(peer, pid) if peer else "")
         if kind == "pipe":
             return "a pipe" + (self._holder_words(link, pid) if holders else "")
         if link.startswith("anon_inode:"):

@@ -231,12 +231,12 @@ class JobChannel:
         assert self._name is not None  # noqa: S101 - it is needed
         if self._give_up_at is not None and self._give_up_at <= now:
             self.client.unanswered = self._repeat_at = self._give_up_at = None
-            what = f"{self._name.words}, for {self._join_s:.0f} s" if self._name.is_unknown else self._name.words
+            what = f"{self._name.reason}, for {self._join_s:.0f} s" if self._name.is_unknown else self._name.reason
             self._on_message({"op": "join_failed", "what": what, "hint": _NAME_HINT})
         elif self._repeat_at is not None and self._repeat_at <= now:
             self._repeat_at = now + _REPEAT_S
             seconds = f" ({now - self._name.began_at:.0f} s)" if self._name.is_unknown else ""
-            self._on_message({"op": "waiting", "words": f"{self._name.words}{seconds}"})
+            self._on_message({"op": "waiting", "words": f"{self._name.reason}{seconds}"})
 
     @property
     def pids(self) -> set[int]:

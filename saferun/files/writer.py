@@ -19,10 +19,10 @@ from saferun.files.inbox import Inbox, Outbox
 from saferun.files.process import serve
 from saferun.files.ring import ASK, DATA, END, STREAMS, RecordQueue
 from saferun.files.server import WHOLE
-from saferun.linux.helper import Helper
+from saferun.linux.helper import Helper, LoopPart
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
-from saferun.model import ExitStatus, JsonObject
+from saferun.model import JsonObject
 
 # Small enough to stay in a processor's cache, and large enough for the writer to write in large pieces.
 RING_BYTES = 2 << 20
@@ -93,7 +93,7 @@ class _OpenFiles:
         return [*opened, *((number, path) for number, (path, _) in self._closing.items() if path)]
 
 
-class Writer:
+class Writer(LoopPart):
     """The writer process, replaced once if it dies. A Part of the loop.
 
     Args:
@@ -114,7 +114,6 @@ class Writer:
         with suppress(OSError):  # too few descriptors: captures have no files then
             self._inbox = Inbox()
         self._poller: Poller | None = None
-        self._helper: Helper | None = None
         self._forked = 0
         self._asked: dict[int, tuple[Answer | None, float]] = {}
         self._asked_count = 0
@@ -223,15 +222,6 @@ class Writer:
                 self._answer(number, None)
         except Exception as error:
             self._break(error)
-
-    @property
-    def pids(self) -> set[int]:
-        """The process, until it has been reaped."""
-        return self._helper.pids if self._helper is not None else set()
-
-    def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Whether it was the writer."""
-        return self._helper is not None and self._helper.on_exit(pid, status)
 
     def close(self) -> None:
         """Nothing: it is ``finish`` that ends the writer, after all others have said their last."""

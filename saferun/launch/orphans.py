@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from saferun.errors import suppress
 from saferun.linux.activity import Activity
 from saferun.linux.children import reap
-from saferun.linux.helper import WithoutHelper
+from saferun.linux.helper import LoopPart
 from saferun.linux.procfs import belongs_to_run, descendants_of, read_cmdline, read_environ_entry, read_stat
 from saferun.linux.reaper import INNER_PATIENCE_S, is_reaper
 from saferun.linux.sessions import Sessions
@@ -34,7 +34,7 @@ _MOST_NAMED = 4
 _LONGEST_NAME = 60
 
 
-class Orphans(WithoutHelper):
+class Orphans(LoopPart):
     """Processes that came from the ranks, the ranks themselves apart.
 
     Args:
@@ -154,7 +154,7 @@ class Orphans(WithoutHelper):
             families.setdefault(root_of[pid], []).append(pid)
         idle: list[int] = []
         for root, members in families.items():
-            moved_at = activity.look(root, members, now)
+            moved_at = activity.sample(root, members, now)
             if now - moved_at >= self._idle_s or any(pid in self._swept for pid in members):
                 idle += members
         return idle

@@ -14,7 +14,7 @@ from saferun.launch.orphans import Orphans
 from saferun.launch.rank_start import RankStart
 from saferun.launch.ranks import RankGroup
 from saferun.launch.shared_memory import SharedMemory
-from saferun.linux.helper import WithoutHelper
+from saferun.linux.helper import LoopPart
 from saferun.linux.reaper import Reaper
 from saferun.model import ExitStatus
 from saferun.supervisor import actions, events
@@ -32,7 +32,7 @@ _EXAMINER_DELAY_S = 0.1
 _LONGEST_STATE = 300
 
 
-class RunningRanks(WithoutHelper):
+class RunningRanks(LoopPart):
     """The ranks of a launch on this host, one attempt after the other.
 
     Args:

@@ -51,9 +51,9 @@ class Wakeup:
                 self._context.warn(f"{signal_name(signum)} cannot be handled")
         self._passed.open(self._context.config.signals)
         if self._context.config.hosts.stop_with_parent:
-            from saferun.linux.starters import Starters
+            from saferun.linux.ancestors import Ancestors
 
-            Starters(self._context.poller, self._on_parent_exit)
+            Ancestors(self._context.poller, self._on_parent_exit)
 
     def _take_in(self) -> bool:
         """Take in the signals that have come. Returns whether nothing else is to be done before they are obeyed."""

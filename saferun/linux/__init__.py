@@ -1,29 +1,50 @@
-"""What touches the operating system: one file a feature, each with what it answers where the system lacks it.
+"""The system: one file a feature, each with its fallback where a kernel, a container or a build of Python lacks it.
 
-Pythons of conda and uv are built against old headers and lack functions that the kernel has. Kernels from 4.18 on, and
-seccomp filters of containers, lack system calls that Python has. So each feature is tried by Python's function, then by
-the bare system call (``system_call``), then replaced. Nothing else calls ``os.pidfd_open``, ``os.memfd_create``,
-``os.eventfd`` or ``os.closerange``.
+Pythons of conda and uv are built with old headers and lack functions that the kernel has. Kernels from 4.18 on, and
+seccomp filters of containers, lack system calls that Python has. So a feature is tried by Python's function, then by
+the bare system call (``system_call``), then replaced. Nothing else calls ``os.pidfd_open``, ``os.memfd_create`` or
+``os.closerange``; a wake-up between threads is a pipe, not ``os.eventfd``. No function here raises because the system
+lacks something, unless its docstring says so.
 
-``pidfd``
-    A descriptor that tells the end of a process; else -1: children are told by SIGCHLD all the same, others are looked
-    up in /proc each second (``Poller.watch_process``). A signal through it; else ``os.kill``, which is as good for a
-    child that has not been reaped.
-``ownership``
-    Whose a file is: directories and files opened, made and removed relative to descriptors whose owner was checked.
-``descriptors``
-    Close all descriptors but a few: ``close_range``; else those that /proc/self/fd lists; else the first 4096.
-``memory_file``
-    A file that is in no file system: ``memfd_create``; else an unlinked file in /dev/shm, XDG_RUNTIME_DIR, TMPDIR or
-    /tmp.
-``locked_code``
-    The code of this process stays in memory: ``mlock2``; else the kernel may drop it and read it again.
-``scratch``
-    A private directory in TMPDIR; else in /tmp, /var/tmp, /dev/shm, XDG_RUNTIME_DIR, /run/user/UID, the current
-    directory. One whose path is short enough for sockets, in memory if it can be: where there is none, nothing that
-    needs a socket is there either, with one line.
-
-A wake-up between threads is a pipe, which every kernel has. The calls of ``prctl.py`` fail by having no effect:
-without PR_SET_PDEATHSIG the reaper ends the ranks of a supervisor that was killed, without PR_SET_CHILD_SUBREAPER
-orphans are found by the run's id in their environment.
+Processes
+    ``children``, ``spares``, ``program_start``: fork and exec with a report of the step that failed; SpawnError if the
+    system refuses. Without a spare process a rank is forked as usual.
+    ``pidfd``, ``poller``: a pidfd; else -1: exits of children are still found by SIGCHLD, others by polling /proc each
+    second (``Poller.watch_process``). Signals by pidfd; else by ``os.kill``, which is as good before a child is reaped.
+    ``descriptors``: ``close_range``; else the descriptors in /proc/self/fd; else the first 4096.
+    ``prctl``: a refused call has no effect. Without PR_SET_PDEATHSIG the ``reaper`` kills the ranks of a supervisor
+    that was killed; without PR_SET_CHILD_SUBREAPER orphaned processes are found by the run's id in their environment.
+    ``helper``, ``json_lines``, ``child_output``: helper processes and children with a deadline; OSError if the system
+    refuses to fork. ``ancestors``: the parent processes; none if /proc hides them.
+    ``signals``, ``sessions``, ``limits``, ``search_path``, ``start_marks``: what every supported kernel has.
+/proc
+    ``procfs``, ``activity``, ``small_files``: what has exited, or is not readable, counts as None, 0 or empty. Nothing
+    is read that blocks on the lock of another process's memory.
+    ``stuck``, ``syscalls``: what a process waits for; empty or None if that is not readable.
+    ``sockets``: peers of sockets; without socket diagnostics those of Unix sockets are unknown.
+Limits
+    ``cgroups``, ``process_room``, ``container``: both versions of control groups; without one there is no limit.
+    ``memory_limit``, ``core_limits``, ``core_pattern``: a refused limit is left as it is.
+Cores
+    ``core_files``, ``core_notes``: CoreError for a file that is not a readable core.
+    ``core_saving``, ``core_watch``: inotify; without it cores of one name overwrite each other, as without saferun.
+Files
+    ``ownership``, ``trusted_files``: files relative to descriptors whose owner was checked; NotOursError.
+    ``memory_file``: ``memfd_create``; else an unlinked file in /dev/shm, XDG_RUNTIME_DIR, TMPDIR, /tmp or /var/tmp.
+    ``held_code``: modules in memory files; else on the heap. ``hook_copy``: the ranks' hook in memory; OSError.
+    ``locked_code``: ``mlock2``; else the kernel may drop the code of this process and read it again.
+    ``scratch``: a private directory in TMPDIR; else in /tmp, /var/tmp, /dev/shm, XDG_RUNTIME_DIR, /run/user/UID or the
+    current directory; OSError if none can be made. For sockets one with a short path, in memory if possible.
+    ``shared_memory``: segments that ranks have left in /dev/shm; none are removed if not all processes can be scanned.
+    ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
+    unknown), pipes, and pseudo-terminals (OSError if there are none).
+Network
+    ``net``: the store's port; SaferunError if it is in use. ``task_sockets``: a Unix socket in a private directory;
+    else an abstract one. ``names``: name lookups in a separate process, with a deadline.
+    ``nics``, ``nic``, ``nic_state``: netlink and ioctl; OSError, or an empty list, if the kernel refuses.
+    ``munge``: credentials; None if it is not installed.
+GPUs and torch
+    ``gpus``, ``gpu_drivers``, ``gpu_nodes``: the number of GPUs; None if only torch can tell, which is then asked by
+    ``installed_torch``. ``installed_versions``: versions from files; those that are missing are left out.
+    ``gpu_reading``, ``nvidia_gpus``, ``amd_gpus``: the state of GPUs until a deadline, with the driver call that hangs.
 """

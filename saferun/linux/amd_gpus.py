@@ -1,4 +1,4 @@
-"""What the kernel's files tell about AMD's GPUs, where the tools of ROCm are missing or not wanted.
+"""The state of AMD's GPUs from sysfs, for hosts without ROCm's tools, or where they are not to be run.
 
 Source: Linux, Documentation/gpu/amdgpu (RAS: ``ue``, ``ce``, ``gpu_vram_bad_pages``), and
 drivers/gpu/drm/amd/amdkfd/kfd_process.c for /sys/class/kfd/kfd/proc.
@@ -16,11 +16,11 @@ _AMD = "0x1002"
 
 
 def read_amd_sysfs(snapshot: Snapshot, ours: frozenset[int], sysfs_root: str = "/sys") -> None:
-    """Fill a snapshot with what the files of amdgpu and amdkfd tell. No tool is run.
+    """Fill a snapshot from the files of amdgpu and amdkfd. No tool is run.
 
     Args:
-        snapshot: filled.
-        ours: pids that belong to the job.
+        snapshot: the snapshot to fill.
+        ours: the pids of the job.
         sysfs_root: where sysfs is mounted.
     """
     snapshot.facts["source"] = "sysfs"
@@ -67,7 +67,7 @@ def _read_ras(gpu: JsonObject, device: str) -> None:
 
 
 def _read_bad_pages(gpu: JsonObject, device: str) -> None:
-    """Pages that are to be reserved at the next reset: ``0x00000001 : 0x00001000 : P``."""
+    """Read pages that will be reserved at the next reset: ``0x00000001 : 0x00001000 : P``."""
     path = f"{device}/ras/gpu_vram_bad_pages"
     if os.access(path, os.R_OK):
         lines = read_text(path, 65536).splitlines()
@@ -75,7 +75,7 @@ def _read_bad_pages(gpu: JsonObject, device: str) -> None:
 
 
 def read_kfd_ids(sysfs_root: str) -> dict[str, str]:
-    """The numbers that the compute driver gives to GPUs, by PCI address (``0000:83:00.0``)."""
+    """The compute driver's GPU IDs by PCI address (``0000:83:00.0``)."""
     nodes = f"{sysfs_root}/class/kfd/kfd/topology/nodes"
     found: dict[str, str] = {}
     for node in list_directory(nodes):

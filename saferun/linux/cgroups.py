@@ -1,6 +1,6 @@
-"""Limits of control groups, and whether the kernel's OOM killer was at work.
+"""Limits of control groups, and what the kernel's OOM killer has done.
 
-Nothing here raises, and a reading takes well under a millisecond: what cannot be read is 0 or None.
+Nothing here raises: what cannot be read is 0 or None. A reading takes well under a millisecond.
 
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst (memory.max, memory.events), cgroup-v1/memory.rst
 (memory.limit_in_bytes, memory.oom_control, memory.failcnt), mm/oom_kill.c; proc_pid_mountinfo(5); cgroups(7).
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from saferun.evidence import OomKill
 
 _MOST_LEVELS = 32
-# Without a limit v1 says the largest number of pages there is, and v2 says ``max``.
+# Without a limit v1 has the largest possible number of pages, and v2 has ``max``.
 _NO_LIMIT_BYTES = 1 << 60
-# Files of version 2 that are there where the controller is.
+# Files of version 2 that exist if the controller is enabled.
 _SIGNS = {"memory": ("events", "stat"), "pids": ("max", "current"), "cpu": ("max", "stat")}
 _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _USAGE_FILES = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
-# What the kernel takes back where memory gets short. In version 1 only these count a group's descendants too.
+# What the kernel reclaims when memory runs short. In version 1 only these include a group's descendants.
 _CACHE_COUNTS = {
     1: (b"total_inactive_file", b"total_active_file"),
     2: (b"inactive_file", b"active_file", b"slab_reclaimable"),
 }
-# What follows a name in the lines of a kill; between name and sizes some kernels have the user.
+# What follows the name in a kill's line; some kernels print the user between name and sizes.
 _AFTER_NAME = (") total-vm:", ") score ", "), UID")
 
 
 class MemoryState(Value):
-    """How much memory a process's control group may use, and what the OOM killer has done so far.
+    """How much memory a process's control group may use, and the OOM killer's counters.
 
     Attributes:
-        limit_bytes: the least of its limits and those of its ancestors; 0: none.
-        oom_kills: processes of this control group that were killed so far; None where it cannot be told.
-        limit_hits: how often a limit was hit on the way up; it tells only by growing.
-        host_oom_kills: processes that were killed on the whole host so far; None where it cannot be told.
+        limit_bytes: the minimum of its limits and those of its ancestors; 0: none.
+        oom_kills: how many processes of this control group were killed so far; None if unknown.
+        limit_hits: how often its limits and those of its ancestors were hit; only increases mean anything.
+        host_oom_kills: how many processes were killed on the whole host so far; None if unknown.
         host_bytes: the host's memory.
     """
 
@@ -54,9 +54,9 @@ class MemoryState(Value):
 
 
 class OomLine(Value):
-    """One kill, as the kernel log tells it. ``rss_bytes`` and ``limit_bytes`` are 0 where unknown.
+    """One kill, from the kernel log. ``rss_bytes`` and ``limit_bytes`` are 0 if unknown.
 
-    ``pid`` is as the host counts, whatever the process's own pid namespace.
+    ``pid`` is that of the host's pid namespace.
     """
 
     pid: int
@@ -86,18 +86,18 @@ def read_memory_state(pid: int = 0) -> MemoryState:
 
 
 def memory_limit_bytes() -> int:
-    """How much memory the processes of this control group may use together: its limit, or what the host has."""
+    """How much memory the processes of this control group may use together: its limit, or the host's memory."""
     state = read_memory_state()
     return min(state.limit_bytes or state.host_bytes, state.host_bytes)
 
 
 def memory_room_bytes(root: str = "/") -> int | None:
-    """How much more memory this process's control group may use; None where it has no limit.
+    """How much more memory this process's control group may use; None without a limit.
 
-    What the page cache holds counts as room: the kernel gives it back before it kills anybody.
+    The page cache counts as room: the kernel reclaims it before it kills a process.
 
     Args:
-        root: where /proc and the control groups are looked for, with a trailing slash.
+        root: the directory that holds /proc and the control groups, with a trailing slash.
     """
     version, directories = _own_directories("memory", root)
     rooms = []
@@ -112,7 +112,7 @@ def memory_room_bytes(root: str = "/") -> int | None:
 
 
 def process_room(root: str = "/") -> int | None:
-    """How many more processes and threads this process's control group may have; None where it has no limit.
+    """How many more processes and threads this process's control group may have; None without a limit.
 
     Source: Linux, Documentation/admin-guide/cgroup-v1/pids.rst: ``pids.max``, ``pids.current``, the same in both.
     """
@@ -125,7 +125,7 @@ def process_room(root: str = "/") -> int | None:
 
 
 def cpu_quota(root: str = "/") -> float | None:
-    """How many processors' time this process's control group gets; None where it has no limit.
+    """How many CPUs' time this process's control group gets; None without a limit.
 
     Source: Linux, Documentation/admin-guide/cgroup-v2.rst (cpu.max), scheduler/sched-bwc.rst (cpu.cfs_quota_us).
     """
@@ -137,13 +137,13 @@ def cpu_quota(root: str = "/") -> float | None:
         else:
             pair = read_bytes(f"{directory}/cpu.max").split()
         numbers = [int(word) for word in pair if word.strip().isdigit()]
-        if len(numbers) == 2 and numbers[1]:  # noqa: PLR2004 - a quota of -1 or max is none
+        if len(numbers) == 2 and numbers[1]:  # noqa: PLR2004 - -1 and max mean no quota
             quotas.append(numbers[0] / numbers[1])
     return min(quotas, default=None)
 
 
 def _own_directories(controller: str, root: str) -> tuple[int, tuple[str, ...]]:
-    """Version of a controller, and this process's directory in it with all above it."""
+    """Version of a controller, and this process's directory in it with its ancestors."""
     base = root.rstrip("/")
     version, path, mount_point = _cgroup_of(controller, f"{base}/proc/self", f"{base}/proc/self", base)
     return version, tuple(_up(path, mount_point))
@@ -156,19 +156,19 @@ def oom_kill_between(
     kernel_lines: Iterable[str] = (),
     pids: Iterable[int] = (),
 ) -> OomKill | None:
-    """What the OOM killer did to this control group between two readings.
+    """The OOM killer's effect on this control group between two readings.
 
     Args:
         before: the reading when the ranks had been started.
         after: the reading after one of them was killed by SIGKILL.
-        rss_bytes: how much memory the killed rank was last seen to use; 0: unknown.
-        kernel_lines: lines of the kernel log since the ranks were started, where they may be read.
-        pids: the ranks that were killed by SIGKILL, as the host counts.
+        rss_bytes: the last known memory use of the killed rank; 0: unknown.
+        kernel_lines: lines of the kernel log since the ranks were started, if readable.
+        pids: the ranks that were killed by SIGKILL, in the host's pid namespace.
 
     Returns:
-        None where it did nothing, or nothing that can have been to these ranks.
+        None if it killed nothing, or nothing that can have affected these ranks.
     """
-    from saferun.evidence import OomKill  # a start reads limits, and pays for nothing else
+    from saferun.evidence import OomKill  # not needed at start-up
 
     lines = parse_oom_lines(kernel_lines)
     wanted = set(pids)
@@ -177,16 +177,16 @@ def oom_kill_between(
     kills = (after.oom_kills or 0) - (before.oom_kills or 0) if counted else _host_kills(before, after)
     if kills <= 0 and not ours:
         return None
-    told = ours or lines
+    relevant = ours or lines
     source = "kernel log" if ours else "memory cgroup" if counted else "/proc/vmstat"
-    is_cgroup = told[-1].is_cgroup if told else counted and after.limit_hits > before.limit_hits
-    limits = [after.limit_bytes, *(line.limit_bytes for line in told)]
+    is_cgroup = relevant[-1].is_cgroup if relevant else counted and after.limit_hits > before.limit_hits
+    limits = [after.limit_bytes, *(line.limit_bytes for line in relevant)]
     return OomKill(
         "cgroup" if is_cgroup else "host",
         min((limit for limit in limits if limit), default=0) if is_cgroup else after.host_bytes,
-        max((line.rss_bytes for line in told), default=0) or rss_bytes,
-        tuple(dict.fromkeys(line.pid for line in told)),
-        max(kills, len(told)),
+        max((line.rss_bytes for line in relevant), default=0) or rss_bytes,
+        tuple(dict.fromkeys(line.pid for line in relevant)),
+        max(kills, len(relevant)),
         source,
     )
 
@@ -201,7 +201,7 @@ def _host_kills(before: MemoryState, after: MemoryState) -> int:
 
 
 def parse_oom_lines(lines: Iterable[str]) -> list[OomLine]:
-    """The kills that lines of the kernel log tell of, each once. Pure.
+    """Parse the kills from lines of the kernel log, each once. Pure.
 
     ``Memory cgroup out of memory: Killed process 71 (python) total-vm:90kB, anon-rss:60kB, file-rss:5kB, …``
     """
@@ -215,7 +215,7 @@ def parse_oom_lines(lines: Iterable[str]) -> list[OomLine]:
             constrained.add(_kilobytes(line, ",pid=", 0))
         elif "illed process " in line or "Kill process " in line:
             kill = _killed(line)
-            # Older kernels announce a kill in one line and tell its size in the next.
+            # Older kernels log a kill in one line and its size in the next.
             if kill is not None and (kill.pid not in kills or kill.rss_bytes):
                 earlier = kills.get(kill.pid)
                 is_cgroup = kill.is_cgroup or kill.pid in constrained or bool(earlier and earlier.is_cgroup)
@@ -235,7 +235,7 @@ def _killed(line: str) -> OomLine | None:
     pid = digits.rstrip(",")
     if not pid.isdecimal():
         return None
-    # The name may hold anything, closing parentheses too; what follows it begins with a word that we know.
+    # The name may hold anything, even closing parentheses; what follows it begins with a known word.
     end = max(rest.rfind(ending) for ending in _AFTER_NAME)
     name = rest[rest.find("(") + 1 : end] if end > 0 else ""
     sizes = rest[max(end, 0) :]
@@ -244,7 +244,7 @@ def _killed(line: str) -> OomLine | None:
 
 
 def _kilobytes(text: str, key: str, otherwise: int) -> int:
-    """The number behind a key."""
+    """The number after a key."""
     _, found, rest = text.rpartition(key)
     digits = ""
     for char in rest if found else "":
@@ -265,7 +265,7 @@ def _memory_cgroup(pid: int) -> tuple[int, str, str]:
 def _cgroup_of(controller: str, proc: str, own_proc: str, root: str = "") -> tuple[int, str, str]:
     """Version of a controller, a process's directory in it, and where it is mounted; (0, "", ""): none.
 
-    In a container the path that the process sees may begin at the host's root while only its own part is mounted.
+    In a container the path may begin at the host's root while only the container's subtree is mounted.
     """
     paths: dict[int, str] = {}
     for line in read_bytes(f"{proc}/cgroup").splitlines():
@@ -275,7 +275,7 @@ def _cgroup_of(controller: str, proc: str, own_proc: str, root: str = "") -> tup
         elif number == "0" and not controllers:
             paths[2] = path
     mounts = _cgroup_mounts(controller, own_proc)
-    # Where both are mounted, the one that has the controller counts: a process's v1 line says so.
+    # If both are mounted, the one with the controller counts: then the process has a v1 line for it.
     for version in (1, 2):
         if version not in paths or version not in mounts:
             continue
@@ -298,13 +298,13 @@ def _cgroup_mounts(controller: str, own_proc: str) -> dict[int, tuple[str, str]]
         if b" - cgroup" not in line:
             continue
         fields, _, rest = line.partition(b" - ")
-        words, ends = os.fsdecode(fields).split(" "), os.fsdecode(rest).split(" ")
-        if len(words) < 5 or len(ends) < 3:  # noqa: PLR2004
+        fields_before, fields_after = os.fsdecode(fields).split(" "), os.fsdecode(rest).split(" ")
+        if len(fields_before) < 5 or len(fields_after) < 3:  # noqa: PLR2004
             continue
-        top, mount_point = (word.replace("\\040", " ") for word in words[3:5])
-        if ends[0] == "cgroup2":
+        top, mount_point = (word.replace("\\040", " ") for word in fields_before[3:5])
+        if fields_after[0] == "cgroup2":
             mounts.setdefault(2, (top, mount_point))
-        elif ends[0] == "cgroup" and controller in ends[2].split(","):
+        elif fields_after[0] == "cgroup" and controller in fields_after[2].split(","):
             mounts.setdefault(1, (top, mount_point))
     return mounts
 

@@ -1,4 +1,4 @@
-"""What a short-lived child says, within bounds of time and memory."""
+"""The output of a short-lived child, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from saferun.linux.children import Child, SpawnError, exit_status, signal_group, spawn
+from saferun.linux.children import Child, SpawnError, exit_status, fork, signal_group, spawn
+from saferun.linux.pidfd import open_pidfd
+from saferun.linux.prctl import die_with_parent, set_name
 from saferun.model import ExitStatus
 
 _KEPT_BYTES = 65536
 _REAP_TIMEOUT_S = 1.0
-_LOOK_AGAIN_MS = 20.0
+_POLL_MS = 20.0
 
 
 def run_program(
@@ -30,10 +32,10 @@ def run_program(
     Args:
         argv: the program and its arguments.
         environ: its environment.
-        timeout_s: how long it may take; then it is killed.
-        content: what it finds on stdin; no more than a pipe holds.
-        errors: whether what it writes to stderr counts as output; else that is dropped.
-        kept_bytes: how much of the output is kept, from its end.
+        timeout_s: after this time it is killed.
+        content: its stdin; no more than fits into a pipe.
+        errors: whether its stderr is part of the output; if not, it is dropped.
+        kept_bytes: how much of the output's end is kept.
 
     Returns:
         As :func:`collect_output`.
@@ -56,19 +58,49 @@ def run_program(
     return collect_output(child, read_end, timeout_s, kept_bytes)
 
 
+def run_forked(serve: Callable[[int], None], timeout_s: float, name: str = "") -> tuple[bytes, ExitStatus | None]:
+    """Run a function in a fork of this process for a bounded time.
+
+    Args:
+        serve: takes the descriptor to which it writes its output.
+        timeout_s: after this time the process is killed.
+        name: the process's name; by default that of this process.
+
+    Returns:
+        As :func:`collect_output`; without output and status if the system refuses to fork.
+    """
+    parent_pid = os.getpid()
+    read_end, write_end = os.pipe()
+
+    def begin() -> None:
+        die_with_parent(parent_pid)
+        if name:
+            set_name(name)
+        serve(write_end)
+
+    try:
+        pid = fork(begin)
+    except OSError:
+        os.close(read_end)
+        return b"", None
+    finally:
+        os.close(write_end)
+    return collect_output(Child(pid, open_pidfd(pid)), read_end, timeout_s)
+
+
 def collect_output(
     child: Child, read_end: int, timeout_s: float, kept_bytes: int = _KEPT_BYTES
 ) -> tuple[bytes, ExitStatus | None]:
-    """Wait for a child and take what it writes; afterwards nothing is left of its process group.
+    """Wait for a child and collect its output; afterwards nothing is left of its process group.
 
     Args:
-        child: the leader of a process group of its own, not reaped by anybody else.
-        read_end: the pipe that it writes to. It is closed here, and so is the child's pidfd.
-        timeout_s: how long the child may take; then it is killed.
-        kept_bytes: how much of the output is kept, from its end.
+        child: the leader of a process group of its own, which no other code reaps.
+        read_end: the read end of the pipe that it writes to. It and the child's pidfd are closed.
+        timeout_s: after this time the child is killed.
+        kept_bytes: how much of the output's end is kept.
 
     Returns:
-        The output, and how the child ended: None where it had not ended in time.
+        The output, and the child's exit status; None if it had not exited in time.
     """
     deadline = time.monotonic() + timeout_s
     poll = select.poll()
@@ -79,9 +111,9 @@ def collect_output(
     ended = False
     try:
         while not ended and (left_s := deadline - time.monotonic()) > 0:
-            # Without a pidfd nothing tells the child's end, but a look now and then.
-            ready = {fd for fd, _ in poll.poll(left_s * 1000 + 1 if child.pidfd >= 0 else _LOOK_AGAIN_MS)}
-            # The output first: once the child has ended, all that it wrote is there to be read.
+            # Without a pidfd the child's exit is only found by polling.
+            ready = {fd for fd, _ in poll.poll(left_s * 1000 + 1 if child.pidfd >= 0 else _POLL_MS)}
+            # The output first: once the child has exited, all of it can be read.
             if read_end in ready:
                 chunk = os.read(read_end, _KEPT_BYTES)
                 output += chunk
@@ -101,12 +133,12 @@ def collect_output(
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether a child has ended and is still to be reaped."""
+    """Whether a child has exited and has not been reaped."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _reap(pid: int) -> ExitStatus | None:
-    """How a killed child ended, or None: in the kernel's uninterruptible sleep even SIGKILL has to wait."""
+    """The exit status of a killed child; None if it is in uninterruptible sleep, where SIGKILL has to wait."""
     deadline = time.monotonic() + _REAP_TIMEOUT_S
     while time.monotonic() < deadline:
         reaped, status = os.waitpid(pid, os.WNOHANG)

@@ -1,7 +1,7 @@
-"""Starting processes and learning how they ended.
+"""Starting processes and reaping them.
 
-``subprocess`` is not used: the supervisor needs PR_SET_PDEATHSIG between fork and exec, a pidfd, and one place that
-reaps, and it must not pay for the import.
+``subprocess`` is not used: the supervisor needs PR_SET_PDEATHSIG between fork and exec, a pidfd, and a single place
+that reaps, and the import takes too long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Child(Value):
-    """A process of ours. ``pidfd`` is -1 where there is none to be had."""
+    """A child process. ``pidfd`` is -1 if the system has none."""
 
     pid: int
     pidfd: int
@@ -54,7 +54,7 @@ def spawn(
     ignored: Sequence[int] = (),
     prepare: Callable[[], None] | None = None,
 ) -> Child:
-    """Start a program, and wait until it has been started. Where the loop cannot wait: :func:`begin_spawn`.
+    """Start a program, and wait until it has been started. The loop, which cannot wait, uses :func:`begin_spawn`.
 
     The program leads a session of its own and does not outlive the calling thread. For the arguments see
     :func:`begin_spawn`.
@@ -83,10 +83,10 @@ def spawn_unawaited(
     keep: Sequence[int] = (),
     ignored: Sequence[int] = (),
 ) -> Child:
-    """Start a program of saferun's own, and do not wait for it: a file system may never answer.
+    """Start a program of saferun itself without waiting for it: a file system may never respond.
 
-    Where it cannot be started the process ends with exit code 127, which its owner sees at its end of the pipes. For
-    the arguments see :func:`begin_spawn`.
+    If it cannot be started the process exits with code 127, which closes its pipes. For the arguments see
+    :func:`begin_spawn`.
 
     Raises:
         SpawnError: no process can be made.
@@ -112,16 +112,16 @@ def begin_spawn(
     Args:
         argv: the program (looked up in the PATH of ``environ`` unless it holds a slash) and its arguments.
         environ: its whole environment.
-        stdin: descriptor that becomes its standard input.
-        stdout: descriptor that becomes its standard output.
-        stderr: descriptor that becomes its standard error.
+        stdin: the descriptor of its standard input.
+        stdout: the descriptor of its standard output.
+        stderr: the descriptor of its standard error.
         keep: further descriptors that it inherits under their own numbers. All others are closed.
-        ignored: signals that it ignores from its first moment on, as do the programs that it starts in turn.
+        ignored: signals that it, and the programs that it starts, ignore from the beginning.
         prepare: called in the child before the program starts; may raise OSError.
 
     Returns:
         The process, and a descriptor that becomes readable when the program has been started or cannot be:
-        :func:`spawn_error` tells which. That may take for ever where the program's file system does not answer.
+        :func:`spawn_error` returns which. That may take for ever if the program's file system does not respond.
 
     Raises:
         SpawnError: no process can be made.
@@ -129,7 +129,7 @@ def begin_spawn(
     error_read, error_write = os.pipe()
     parent_pid = os.getpid()
     # With signals blocked, none can run a Python handler, or write to the wake-up pipe that the child shares with us,
-    # before the child has put the default dispositions back.
+    # before the child has restored the default dispositions.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = os.fork()
@@ -147,13 +147,13 @@ def begin_spawn(
 
 
 def await_report(child: Child, report: int) -> int:
-    """Wait for the answer of :func:`begin_spawn`, though not for ever, so that it takes no descriptor any more.
+    """Wait for the result of :func:`begin_spawn` for a bounded time, to free its descriptor.
 
     Returns:
-        The descriptor, where there is no answer yet; -1: the program has been started.
+        The descriptor if there is no result yet; -1: the program has been started.
 
     Raises:
-        SpawnError: it cannot be; no process is left.
+        SpawnError: the program cannot be started; no process is left.
     """
     poll = select.poll()
     poll.register(report, select.POLLIN)
@@ -173,13 +173,13 @@ def _bury(child: Child) -> None:
 
 
 def spawn_error(report: int) -> SpawnError | None:
-    """Why a process did not become its program, which has been found out by now; None: it did.
+    """Why a program could not be started; None: it was started.
 
     Args:
         report: the descriptor of :func:`begin_spawn`. It is closed.
 
     Raises:
-        BlockingIOError: it has not been found out yet; the descriptor stays open.
+        BlockingIOError: it is not known yet; the descriptor stays open.
     """
     text = os.read(report, 64)
     os.close(report)
@@ -209,7 +209,7 @@ def _become(
         reset_signals(mask)
         os.setsid()
         where = "dup2"
-        # Numbers above the standard ones first, so that no stream is overwritten before it has been copied.
+        # Move them above the standard numbers first, so that no stream is overwritten before it has been copied.
         lifted = [os.dup(fd) if fd <= 2 else fd for fd in streams]  # noqa: PLR2004
         for target, fd in enumerate(lifted):
             os.dup2(fd, target, inheritable=True)
@@ -230,18 +230,19 @@ def _become(
 
 
 def report_error(fd: int, text: str) -> None:
-    """In a forked child: say why it does not become its program, as :func:`spawn_error` reads it."""
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it may be that nobody reads
+    """In a forked child: report why the program cannot be started, for :func:`spawn_error`."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the reader may have gone
     with suppress(OSError):
         os.write(fd, text.encode())
 
 
 def reset_signals(mask: set[int | signal.Signals], *, is_program: bool = True) -> None:
-    """In a forked child: Python's handlers off, the defaults that programs expect on, and the mask as it was.
+    """In a forked child: remove Python's handlers, restore the defaults that programs expect, and the signal mask.
 
     Args:
-        mask: which signals are to be blocked.
-        is_program: whether a program follows; if not, a limit on the size of files is an error of a call, and no end.
+        mask: the signals to block.
+        is_program: whether a program will be started; if not, SIGXFSZ stays ignored, so that writes past a file size
+            limit fail with an error.
     """
     signal.set_wakeup_fd(-1)
     for signum in ALL_SIGNALS:
@@ -254,16 +255,16 @@ def reset_signals(mask: set[int | signal.Signals], *, is_program: bool = True) -
 
 
 def fork(run: Callable[[], None]) -> int:
-    """Fork a helper that runs ``run`` in this interpreter, in a session of its own, and ends. Returns its pid.
+    """Fork a helper process that calls ``run``, in a session of its own, and exits. Returns its pid.
 
-    The helper does not die with its parent, and ignores what a scheduler sends to every process of a job.
+    The helper does not die with its parent, and ignores signals that a scheduler sends to every process of a job.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
             try:
-                # What it shares with its parent is looked through by nobody, and so stays shared.
+                # The collector does not touch the parent's objects, so their memory stays shared.
                 gc.freeze()
                 gc.enable()
                 os.setsid()
@@ -279,7 +280,7 @@ def fork(run: Callable[[], None]) -> int:
 
 
 def signal_child(child: Child, signum: int) -> None:
-    """Send a signal to a child that has not been reaped; one that is gone is left alone."""
+    """Send a signal to a child that has not been reaped; one that has exited is no error."""
     with suppress(ProcessLookupError, PermissionError):
         send_signal(child.pid, child.pidfd, signum)
 
@@ -287,18 +288,18 @@ def signal_child(child: Child, signum: int) -> None:
 def signal_group(child: Child, signum: int) -> None:
     """Send a signal to the process group that a child of ours leads, as torchrun does.
 
-    Call it only while the child has not been reaped: until then its number can belong to nobody else.
+    Call it only while the child has not been reaped: until then its pid cannot be reused.
     """
     try:
         os.killpg(child.pid, signum)
     except ProcessLookupError:
-        signal_child(child, signum)  # it has been forked only just now, and has no group of its own yet
+        signal_child(child, signum)  # forked only just now, without a group of its own yet
     except PermissionError:
         pass
 
 
 def reap() -> list[tuple[int, ExitStatus]]:
-    """Collect every child that has ended: ranks, helpers, and orphans that were handed to this process."""
+    """Reap every child that has exited: ranks, helpers, and orphans that were reparented to this process."""
     ended: list[tuple[int, ExitStatus]] = []
     while True:
         try:
@@ -312,7 +313,7 @@ def reap() -> list[tuple[int, ExitStatus]]:
 
 
 def await_exits(pids: set[int], within_s: float) -> set[int]:
-    """Reap these children, which are about to end. Returns those that have not ended in time."""
+    """Reap these children, which are about to exit. Returns those that have not exited in time."""
     left = set(pids)
     give_up_at = time.monotonic() + within_s
     while left and time.monotonic() < give_up_at:

@@ -13,21 +13,21 @@ from saferun.linux.small_files import read_link, read_text
 
 _FILES = (".dockerenv", "run/.containerenv")
 _VARIABLES = ("KUBERNETES_SERVICE_HOST", "container", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_ROOTFS")
-_CGROUP_WORDS = ("docker", "kubepods", "containerd", "libpod", "crio-", "/lxc")
-# The number of the pid namespace that the kernel starts with: include/linux/proc_ns.h, PROC_PID_INIT_INO.
+_CGROUP_MARKS = ("docker", "kubepods", "containerd", "libpod", "crio-", "/lxc")
+# The initial pid namespace: include/linux/proc_ns.h, PROC_PID_INIT_INO.
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 
 def in_container(environ: Mapping[str, str], root: str = "/") -> bool:
-    """Whether there are signs of a container.
+    """Whether this process seems to run in a container.
 
     Args:
         environ: the environment.
-        root: where files are looked for, with a trailing slash.
+        root: the root directory, with a trailing slash.
     """
     if any(environ.get(name) for name in _VARIABLES) or any(os.path.exists(f"{root}{name}") for name in _FILES):
         return True
     if read_link(f"{root}proc/self/ns/pid") not in {"", INITIAL_PID_NAMESPACE}:
         return True
     content = read_text(f"{root}proc/self/cgroup")
-    return any(word in content for word in _CGROUP_WORDS)
+    return any(word in content for word in _CGROUP_MARKS)

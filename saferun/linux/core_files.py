@@ -1,7 +1,7 @@
-"""Where the kernel puts cores, and which of the files there are those of a run.
+"""Where the kernel writes cores, and which of the files there belong to a run.
 
-A core is told by the process in its notes, never by its name: names repeat, and numbers of processes in them may be
-those of another pid namespace.
+A core is identified by the process in its notes, never by its name: names repeat, and pids in them may be those of
+another pid namespace.
 
 Source: core(5); Linux, fs/coredump.c.
 """
@@ -21,21 +21,21 @@ from saferun.linux.ownership import Identity, identity, open_directory
 from saferun.model import Value
 
 HANDLER_DIRECTORIES = ("/var/lib/systemd/coredump", "/var/lib/apport/coredump")
-"""Where programs that the kernel pipes cores to keep them. Source: systemd-coredump(8); apport's fileutils."""
+"""Where core handlers keep cores. Source: systemd-coredump(8); apport's fileutils."""
 _COMPRESSED = (".zst", ".lz4", ".xz", ".gz")
 _ENTRIES_LIMIT = 50_000
 _DIRECTORIES_LIMIT = 2_000
 _SEARCH_S = 3.0
 _DEPTH = 4
-# File systems stamp with a clock of their own, which may be a little behind.
+# Timestamps of a file system may lag a little behind.
 _CLOCK_SLACK_S = 2.0
 _NUMBERS = frozenset("pPiIugdstcCF")
 
 
 class CoreFile(Value):
-    """A core. ``notes`` are those of a search; None where the file is compressed.
+    """A core. ``notes`` are those read by a search; None if the file is compressed.
 
-    ``is_managed``: a handler keeps it, and clears it away when it is time.
+    ``is_managed``: a core handler keeps it, and will delete it.
     """
 
     path: str
@@ -45,12 +45,12 @@ class CoreFile(Value):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether it has to be unpacked before it can be read."""
+        """Whether it must be decompressed before it can be read."""
         return self.path.endswith(_COMPRESSED)
 
 
 def name_pattern(pattern: CorePattern) -> re.Pattern[str]:
-    """What the names of core files look like, without their directories."""
+    """A pattern of the names of core files, without their directories."""
     suffix = r"\.\d+" if pattern.uses_pid and "p" not in pattern.specifiers else ""
     return re.compile(_expression(os.path.basename(pattern.text)) + suffix)
 
@@ -66,14 +66,14 @@ def _expand(piece: str) -> str:
         return "%"
     if piece[1] in _NUMBERS:
         return r"\d+"
-    # Slashes in these are written as exclamation marks, so that they stay one component.
+    # Slashes in these are replaced by exclamation marks, so that they stay one component.
     return "[^/]*" if piece[1] in "heEf" else ""
 
 
 def core_directories(pattern: CorePattern, cwds: Iterable[str]) -> list[str]:
-    """The directories in which the cores of processes that died in one of ``cwds`` are to be looked for."""
+    """The directories that may hold the cores of processes that died in one of ``cwds``."""
     if not pattern.is_file:
-        # Handlers may put one beside the process as well.
+        # Handlers may also write one to the process's directory.
         return [*HANDLER_DIRECTORIES, *dict.fromkeys(cwds)]
     directories = list(dict.fromkeys(cwds)) if pattern.is_relative else ["/"]
     for component in os.path.dirname(pattern.text).split("/"):
@@ -91,11 +91,11 @@ def core_directories(pattern: CorePattern, cwds: Iterable[str]) -> list[str]:
 
 
 def find_cores(pattern: CorePattern, cwds: Sequence[str], since: float) -> list[CoreFile]:
-    """All cores that were finished since then, of whatever process.
+    """All cores that were finished since then, of any process.
 
     Args:
-        pattern: where the kernel puts them.
-        cwds: directories in which the processes may have been when they died.
+        pattern: where the kernel writes them.
+        cwds: directories in which the processes may have died.
         since: seconds since the epoch.
     """
     found: dict[tuple[int, int], CoreFile] = {}
@@ -106,9 +106,9 @@ def find_cores(pattern: CorePattern, cwds: Sequence[str], since: float) -> list[
 
 
 def find_cores_below(pattern: CorePattern, cwds: Sequence[str], since: float) -> list[CoreFile]:
-    """As :func:`find_cores`, in directories below ``cwds`` in which something has been made since then.
+    """As :func:`find_cores`, in directories below ``cwds`` that have changed since then.
 
-    A program that changes its directory mostly goes to one for its output. Takes a few seconds at most.
+    A program that changes its directory mostly enters one for its output. Takes a few seconds at most.
     """
     if not pattern.is_relative:
         return []
@@ -153,30 +153,30 @@ def _cores_in(directory: str, pattern: CorePattern, since: float) -> Iterator[Co
 
 
 def handler_has_directory() -> bool:
-    """Whether a program that the kernel pipes cores to keeps them on this host."""
+    """Whether a core handler keeps cores on this host."""
     return any(map(os.path.isdir, HANDLER_DIRECTORIES))
 
 
 def names_process(core: CoreFile, pid: int) -> bool:
-    """Whether a compressed core's name says that it is of a process: ``core.python.1000.BOOT.PID.TIME.zst``."""
+    """Whether a compressed core's name holds this pid: ``core.python.1000.BOOT.PID.TIME.zst``."""
     return core.is_compressed and str(pid) in os.path.basename(core.path).split(".")[3:]
 
 
 def open_core(core: CoreFile) -> int:
-    """A descriptor, for reading, of the very file that was found.
+    """Open exactly the file that was found, for reading.
 
     Raises:
-        CoreError: its path leads to another one by now, or it cannot be opened.
+        CoreError: its path now leads to another file, or it cannot be opened.
     """
     fd = open_regular(core.path)
     if identity(fd) != core.inode:
         os.close(fd)
-        raise CoreError("it is another file by now")
+        raise CoreError("the file was replaced")
     return fd
 
 
 def delete_core(core: CoreFile) -> str:
-    """Delete a core, if it still is the file that was found. Returns why not, or nothing."""
+    """Delete a core if it is still the file that was found. Returns an error message, empty on success."""
     try:
         folder, name = os.path.split(core.path)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -193,7 +193,7 @@ def delete_core(core: CoreFile) -> str:
 
 
 def move_core(core: CoreFile, path: str) -> str:
-    """Move a core to a path on the same file system. Returns where it is then: there, or where it was."""
+    """Move a core to a path on the same file system. Returns its path afterwards: the new one, or the old one."""
     with suppress(OSError):
         folder, name = os.path.split(path)
         fd = open_directory(folder, mapped=True)
@@ -203,7 +203,7 @@ def move_core(core: CoreFile, path: str) -> str:
             os.rename(core.path, name, dst_dir_fd=fd)
             if _identity_of(os.stat(name, dir_fd=fd, follow_symlinks=False)) == core.inode:
                 return path
-            # Somebody has exchanged it meanwhile. What it was goes back: it is no core.
+            # Another process has replaced it meanwhile. Move that file back: it is no core.
             os.rename(name, core.path, src_dir_fd=fd)
         finally:
             os.close(fd)
@@ -215,13 +215,13 @@ def _identity_of(status: os.stat_result) -> Identity:
 
 
 def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Sequence[CoreFile]) -> str:
-    """Why there is no core of a process that should have one, in one line.
+    """Why a process that should have left a core has none, in one line.
 
     Args:
         pattern: what the kernel does with cores.
-        cwd: where the process was started; empty where unknown.
+        cwd: where the process was started; empty if unknown.
         limits: soft and hard RLIMIT_CORE before anything was raised; -1: none.
-        others: cores of other processes in the places where its own would be.
+        others: cores of other processes where its own would be.
     """
     if not pattern.is_file:
         return _why_none_handled(pattern)
@@ -229,7 +229,7 @@ def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Se
         return "no core: the hard limit on cores is 0 (ulimit -H -c)"
     directory = pattern.directory(cwd)
     if pattern.is_shared_name and others:
-        return f"no core: that of pid {_pid_words(others[-1])} took its place: {pattern.words()}"
+        return f"no core: that of pid {_pid_text(others[-1])} took its place: {pattern.description()}"
     reason = room_for_core(directory, 0)
     if reason:
         return f"no core: {reason}"
@@ -240,13 +240,13 @@ def why_none(pattern: CorePattern, cwd: str, limits: tuple[int, int], others: Se
 
 def _why_none_handled(pattern: CorePattern) -> str:
     if not pattern.handler:
-        return f"no core: {pattern.words()}"
+        return f"no core: {pattern.description()}"
     if not handler_has_directory():
         return f"the core was piped to {pattern.handler}, not reachable here"
     return f"the core was piped to {pattern.handler}, which has none that may be read here"
 
 
-def _pid_words(core: CoreFile) -> str:
+def _pid_text(core: CoreFile) -> str:
     return str(core.notes.pid) if core.notes is not None else "another process"
 
 

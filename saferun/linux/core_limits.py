@@ -1,4 +1,4 @@
-"""What a rank gets so that it can be looked at when it hangs and after it has crashed."""
+"""Core limits and ptrace permission of ranks, so that hangs and crashes can be inspected."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _FILTER = "/proc/self/coredump_filter"
 # Bits of the filter: 0 private anonymous memory, 1 shared anonymous, 4 ELF headers, 5 private huge pages.
 _DEFAULT_FILTER, _WITHOUT_SHARED_MEMORY = 0x33, b"0x31"
 
-# Of a disk, what is left free in any case: checkpoints go there too.
+# How much of a disk is always left free: checkpoints go there too.
 _RESERVE_BYTES, _RESERVE_SHARE = 1 << 30, 0.05
 
 
 class RankPreparation(Value):
     """What is done in a rank's process before its program starts. Decided in the supervisor, once for all ranks.
 
-    ``tracer_pid`` is the process whose descendants may look at the rank; 0: nobody's. ``core_directory``: where the
-    cores go; the limit on them is raised only where that has room for ``cores_bytes``. Empty: wherever they go.
+    ``tracer_pid``: the process whose descendants may trace the rank; 0: none. ``core_directory``: where the cores go;
+    the core limit is raised only if that has room for ``cores_bytes``; empty: not checked.
     """
 
     raise_core_limit: bool
@@ -36,22 +36,22 @@ class RankPreparation(Value):
 
 
 def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, asked: bool = False) -> RankPreparation:
-    """What ranks that are about to be started get. Touches no file system but /proc and the control groups'.
+    """Decide what ranks that are about to be started get. Reads no file systems but /proc and cgroupfs.
 
     Args:
-        cwd: the directory that they start in.
+        cwd: the directory in which they start.
         ranks: how many there will be on this host.
         cores: whether cores are wanted at all; False changes nothing about them.
-        tracer_pid: the process whose descendants may look at them.
-        asked: whether the user said so.
+        tracer_pid: the process whose descendants may trace them.
+        asked: whether the user asked for cores.
     """
     if not cores:
         return RankPreparation(raise_core_limit=False, drop_shared_memory=False, tracer_pid=tracer_pid)
     pattern = read_core_pattern()
     return RankPreparation(
         not _why_no_limit(pattern, asked=asked),
-        # A filter that is not the kernel's default was chosen by somebody: it stays as it is. Shared memory is what
-        # data loaders and all ranks share, and would be in each core once more.
+        # A filter that is not the kernel's default was set on purpose and is kept. Shared memory of data loaders and
+        # ranks would be repeated in each core.
         _read_filter() == _DEFAULT_FILTER,
         tracer_pid,
         pattern.directory(cwd),
@@ -60,10 +60,10 @@ def plan_preparation(cwd: str, ranks: int, *, cores: bool, tracer_pid: int, aske
 
 
 def prepare_rank(preparation: RankPreparation) -> None:
-    """In a rank's process between fork and exec: limits, filter, tracer. Raises nothing; what cannot be done is left.
+    """In a rank's process between fork and exec: set limits, filter and tracer. Raises nothing; failures are ignored.
 
-    The file system that cores go to is looked at here, because it may not answer: then this process waits, as it would
-    for its program, and the supervisor does not.
+    The file system that cores go to is checked here, because it may not respond: then this process waits, as it would
+    for its program, and not the supervisor.
 
     Source: getrlimit(2), RLIMIT_CORE; core(5), coredump_filter; prctl(2), PR_SET_PTRACER.
     """
@@ -71,7 +71,7 @@ def prepare_rank(preparation: RankPreparation) -> None:
     if preparation.raise_core_limit and not (directory and _why_no_room(directory, preparation.cores_bytes)):
         with suppress(OSError, ValueError):
             hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-            # Never something in between: no tool can read a core that was cut off.
+            # All or nothing: no tool can read a truncated core.
             resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
     if preparation.drop_shared_memory:
         with suppress(OSError):
@@ -84,15 +84,16 @@ def prepare_rank(preparation: RankPreparation) -> None:
 
 
 def why_no_cores(cwd: str, ranks: int, pattern: CorePattern | None = None, *, asked: bool = False) -> str:
-    """Why the limit on cores should be left alone, in one line; empty: it may be raised.
+    """Why the core limit should not be raised, in one line; empty: it may be.
 
-    Where cores are piped to a program the limit hardly matters, and what it would fill is not ours to watch.
+    If cores are piped to a program, the limit hardly matters, and the disk that they would fill is that program's
+    concern.
 
     Args:
-        cwd: the directory that the ranks start in.
-        ranks: how many there will be on this host. They may all crash at once: a library that gives up aborts them all.
+        cwd: the directory in which the ranks start.
+        ranks: how many there will be on this host. They may all crash at once, as when a library aborts them all.
         pattern: what the kernel does with cores; None: as it is now.
-        asked: whether the user said that cores are wanted.
+        asked: whether the user asked for cores.
     """
     pattern = pattern or read_core_pattern()
     return _why_no_limit(pattern, asked=asked) or _why_no_room(pattern.directory(cwd), _cores_bytes(ranks))
@@ -100,7 +101,7 @@ def why_no_cores(cwd: str, ranks: int, pattern: CorePattern | None = None, *, as
 
 def _why_no_limit(pattern: CorePattern, *, asked: bool) -> str:
     if not pattern.is_file:
-        return f"cores go to {pattern.handler}" if pattern.handler else pattern.words()
+        return f"cores go to {pattern.handler}" if pattern.handler else pattern.description()
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     if hard == 0:
         return "the hard limit on cores is 0"
@@ -110,14 +111,14 @@ def _why_no_limit(pattern: CorePattern, *, asked: bool) -> str:
 
 
 def _cores_bytes(ranks: int) -> int:
-    """How much the cores of all ranks may take together: what memory there is, or what the limit on one allows."""
+    """The maximum size of the cores of all ranks together, bounded by memory and by the limit on one core."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     most = memory_limit_bytes()
     return most if hard == resource.RLIM_INFINITY else min(most, hard * max(ranks, 1))
 
 
 def _why_no_room(directory: str, size_bytes: int) -> str:
-    """Why cores should not be written to a directory, in one line; empty: they may."""
+    """Why cores should not be written to a directory, in one line; empty: they may be."""
     try:
         file_system = os.statvfs(directory)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""What a core file says about the process that it is of: its ELF header and notes.
+"""The process that a core file is of, from its ELF header and notes.
 
-The memory in it is not touched, but for the stack's top where a signal handler hid why the process died. Cores may be
-cut off, larger than memory, or garbage under a core's name: everything is bounded and checked.
+The memory in it is not read, except for the top of the stack if a signal handler hid why the process died. Cores may be
+truncated, larger than memory, or garbage: everything is bounded and checked.
 
 Sources: elf(5), core(5), sigaction(2); Linux, fs/binfmt_elf.c, include/linux/elfcore.h.
 """
@@ -27,43 +27,42 @@ _PRSTATUS, _PRPSINFO, _AUXV = 1, 3, 6
 _SIGINFO, _FILE = 0x53494749, 0x46494C45
 _SIGINFO_BYTES = 128
 _PROGRAM_HEADERS_AT = 3  # AT_PHDR
-# What names the process comes first; a note for each thread follows.
+# The notes about the process come first; one for each thread follows.
 _FIRST_NOTES_BYTES = 1 << 13
 _NOTES_BYTES = 16 << 20
 _MOST_THREADS = 4096
-# Where registers stand in a thread's note, and which of them the stack pointer is (x86-64).
+# The offset of the registers in a thread's note, and the index of the stack pointer (x86-64).
 _REGISTERS_AT, _STACK_POINTER = 112, 19
 _STACK_BYTES = 1 << 16
-# What the kernel saves for a signal handler (x86-64): ``ucontext``, behind which the handler's siginfo stands where it
-# asked for one.
+# What the kernel saves for a signal handler (x86-64): ``ucontext``, followed by siginfo if the handler asked for it.
 _CONTEXT_BYTES, _CONTEXT_FLAGS = 304, frozenset({2, 3, 6, 7})
 _CODE_SEGMENT_AT, _USER_CODE = 184, 0x33
 _TRAP_AT, _PAGE_FAULT = 200, 14
 _SI_KERNEL = 0x80
-# SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV: the kernel says where.
+# SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIGSEGV: the kernel gives the address.
 _WITH_ADDRESS = frozenset({4, 5, 7, 8, 11})
 
 
 class CoreError(Exception):
-    """A file is no core that can be read; the text says why in a few words."""
+    """A file is not a readable core; the message is a short reason."""
 
 
 class CoreNotes(Value):
-    """Whose core it is, and of what it died.
+    """The process of a core, and why it died.
 
     Attributes:
-        pid: the process, as its own pid namespace counts.
-        ppid: its parent then.
+        pid: the process, in its own pid namespace.
+        ppid: its parent at that time.
         sid: its session.
         name: its ``comm``.
         command: its command line as far as the kernel keeps it (79 bytes).
         signum: the signal that ended it.
-        sender_pid: who sent that signal; 0: the kernel, the process itself, or unknown.
-        address: what could not be accessed or executed, as text; empty where the signal has none.
-        tids: its threads, the one that crashed first. Only this one where the notes were read for a search.
-        executable: the program's path; empty where it cannot be told.
-        size_bytes: how much of the core there is.
-        full_bytes: how much there should be.
+        sender_pid: the process that sent it; 0: the kernel, the process itself, or unknown.
+        address: the faulting address as text; empty if the signal has none.
+        tids: its threads, beginning with the one that crashed; only that one if not ``whole``.
+        executable: the program's path; empty if unknown.
+        size_bytes: the actual size.
+        full_bytes: the size of the complete core.
     """
 
     pid: int
@@ -81,20 +80,19 @@ class CoreNotes(Value):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a part of it is missing: a full disk, a limit, or a dump that still goes on."""
+        """Whether it is truncated: by a full disk, a limit, or because the dump is not finished."""
         return self.size_bytes < self.full_bytes
 
 
 def read_core_notes(core: str | int, *, whole: bool = True) -> CoreNotes:
-    """Read whose core a file is, with little memory, whatever is in it.
+    """Read the process of a core, with little memory, whatever the file holds.
 
     Args:
-        core: the file's path, or a descriptor. It is neither followed, where it is a link, nor waited for, where it is
-            a FIFO.
-        whole: False reads only what tells the process, its session and its parent: a few kilobytes.
+        core: the file's path, or a descriptor. A symbolic link is not followed, and a FIFO does not block.
+        whole: False reads only the process, its session and its parent: a few kilobytes.
 
     Raises:
-        CoreError: it is none, or cannot be read.
+        CoreError: it is not a core, or cannot be read.
     """
     fd = open_regular(core) if isinstance(core, str) else core
     try:
@@ -112,16 +110,16 @@ def read_core_notes(core: str | int, *, whole: bool = True) -> CoreNotes:
 
 
 def open_regular(path: str, *, named: bool = False) -> int:
-    """Open a file for reading that is a regular file itself, and this user's or root's: no link, no FIFO, no device.
+    """Open a regular file of this user or root for reading: no link, no FIFO, no device.
 
-    Who else has made a core has made up what is in it, for those who read it with tools that trust it.
+    Another user could have forged its content to attack the tools that read it.
 
     Args:
         path: the file.
-        named: whether the user has named it: then it may be anybody's.
+        named: whether the user named it: then any owner will do.
 
     Raises:
-        CoreError: it is something else, or cannot be opened.
+        CoreError: it is anything else, or cannot be opened.
     """
     try:
         if named:
@@ -132,7 +130,7 @@ def open_regular(path: str, *, named: bool = False) -> int:
 
 
 def is_core(path: str) -> bool:
-    """Whether a file begins as a core does."""
+    """Whether a file begins like a core."""
     try:
         fd = open_regular(path)
     except CoreError:
@@ -168,7 +166,7 @@ def _read_notes(fd: int, size_bytes: int, *, whole: bool) -> CoreNotes:
             if kind == _PRSTATUS and len(tids) < _MOST_THREADS:
                 tids.append(struct.unpack_from("<i", content, 32)[0])
     if _PRSTATUS not in found or _PRPSINFO not in found:
-        raise CoreError("cut off before its notes" if size_bytes <= _HEADER_BYTES * 64 else "it names no process")
+        raise CoreError("cut off before its notes" if size_bytes <= _HEADER_BYTES * 64 else "no notes about a process")
     pid, ppid, _pgrp, sid = struct.unpack_from("<4i", found[_PRPSINFO], 24)
     signum, sender_pid, address = _why(fd, pid, found, segments if whole else [])
     return CoreNotes(
@@ -218,7 +216,7 @@ def _read_segments(fd: int) -> list[_Segment]:
 
 
 def _notes(block: bytes) -> Iterator[tuple[int, bytes]]:
-    """The notes of a segment, as far as they are there."""
+    """The complete notes of a segment."""
     at = 0
     while at + 12 <= len(block):
         name_bytes, content_bytes, kind = struct.unpack_from("<III", block, at)
@@ -239,8 +237,8 @@ def _why(fd: int, pid: int, found: dict[int, bytes], segments: list[_Segment]) -
     signum, _errno, code = struct.unpack_from("<3i", info)
     (sender_pid,) = struct.unpack_from("<i", info, 16)
     if code <= 0 and sender_pid == pid:
-        # A handler (faulthandler's, say) that has told what it had to tell raises the signal anew, and the core knows
-        # only of that. What happened first is saved on the handler's stack.
+        # A handler, such as faulthandler's, raises the signal again when it is done, and the core only has that one.
+        # The original signal is saved on the handler's stack.
         context = _saved_context(fd, found[_PRSTATUS], segments)
         behind = context[_CONTEXT_BYTES:]
         if behind[:4] == info[:4]:
@@ -258,9 +256,9 @@ def _why(fd: int, pid: int, found: dict[int, bytes], segments: list[_Segment]) -
 
 
 def _saved_context(fd: int, prstatus: bytes, segments: list[_Segment]) -> bytes:
-    """What the kernel saved for the innermost signal handler of the crashed thread.
+    """The context that the kernel saved for the innermost signal handler of the crashed thread.
 
-    It is a ``ucontext`` and the bytes behind it; empty: there is none, or it is no x86-64.
+    A ``ucontext`` and the bytes after it; empty if there is none, or on other machines than x86-64.
 
     Source: Linux, arch/x86/include/uapi/asm/sigcontext.h, arch/x86/include/asm/sigframe.h.
     """
@@ -269,7 +267,7 @@ def _saved_context(fd: int, prstatus: bytes, segments: list[_Segment]) -> bytes:
     (pointer,) = struct.unpack_from("<Q", prstatus, _REGISTERS_AT + 8 * _STACK_POINTER)
     stack = _read_memory(fd, pointer & ~7, _STACK_BYTES, segments)
     for at in range(0, len(stack) - _CONTEXT_BYTES - _SIGINFO_BYTES, 8):
-        # Flags of three bits, no next context, and user code's own code segment.
+        # Three bits of flags, no next context, and the code segment of user space.
         if stack[at] in _CONTEXT_FLAGS and not any(stack[at + 1 : at + 16]):
             (code_segment,) = struct.unpack_from("<H", stack, at + _CODE_SEGMENT_AT)
             if code_segment == _USER_CODE:
@@ -286,9 +284,9 @@ def _read_memory(fd: int, address: int, size_bytes: int, segments: list[_Segment
 
 
 def _executable(auxv: bytes, files: bytes) -> str:
-    """The path of the file whose program headers the kernel has told the process: the program itself.
+    """The path of the file whose program headers the auxiliary vector points to: the program itself.
 
-    The first mapping would be the dynamic loader's now and then.
+    The first mapping may be the dynamic loader's.
     """
     headers_at = 0
     for kind, value in struct.iter_unpack("<QQ", auxv[: len(auxv) // 16 * 16]):

@@ -1,4 +1,4 @@
-"""What the kernel does with cores, as far as a launch has to know beforehand. Loaded at every start.
+"""The kernel's core pattern, as far as a launch needs it. Loaded at every start.
 
 Source: core(5); Linux, fs/coredump.c.
 """
@@ -11,7 +11,7 @@ from saferun.linux.small_files import read_bytes, read_line
 from saferun.model import Value
 
 RENAMED_PREFIX = "core.saferun."
-"""What cores are called that had to make room for the next one under the same name."""
+"""The beginning of the names to which cores are renamed before the next one overwrites them."""
 _PATTERN = "/proc/sys/kernel/core_pattern"
 _USES_PID = "/proc/sys/kernel/core_uses_pid"
 _PID_SPECIFIERS = frozenset("pPiI")
@@ -26,9 +26,9 @@ class CorePattern(Value):
 
     @property
     def handler(self) -> str:
-        """The name of the program that the kernel pipes cores to; empty where it writes files."""
-        words = self.text[1:].split() if self.text.startswith("|") else []
-        return os.path.basename(words[0]) if words else ""
+        """The name of the program that the kernel pipes cores to; empty if it writes files."""
+        argv = self.text[1:].split() if self.text.startswith("|") else []
+        return os.path.basename(argv[0]) if argv else ""
 
     @property
     def is_file(self) -> bool:
@@ -37,12 +37,12 @@ class CorePattern(Value):
 
     @property
     def is_relative(self) -> bool:
-        """Whether the file goes to the directory in which the process is when it dies, or below."""
+        """Whether the file is written to the current directory of the process, or below."""
         return self.is_file and not self.text.startswith("/")
 
     @property
     def specifiers(self) -> frozenset[str]:
-        """The letters behind its percent signs."""
+        """The letters after its percent signs."""
         letters = set()
         at = self.text.find("%")
         while 0 <= at < len(self.text) - 1:
@@ -52,38 +52,38 @@ class CorePattern(Value):
 
     @property
     def is_shared_name(self) -> bool:
-        """Whether processes that die in the same place write to the same file."""
+        """Whether processes that die in the same directory write to the same file."""
         return self.is_file and not self.uses_pid and not _PID_SPECIFIERS & self.specifiers
 
     def directory(self, cwd: str) -> str:
-        """Where the core of a process in that directory goes, as far as that is the same for all."""
+        """The directory for cores of processes in ``cwd``, as far as it is the same for all."""
         directory = os.path.dirname(self.text)
         while "%" in directory:
             directory = os.path.dirname(directory)
         return os.path.join(cwd, directory) if directory else cwd
 
-    def words(self) -> str:
-        """The pattern, to be put into a sentence."""
+    def description(self) -> str:
+        """The pattern, for messages."""
         uses_pid = ", core_uses_pid 1" if self.uses_pid and self.is_file else ""
         return f"kernel.core_pattern is {self.text!r}{uses_pid}"
 
 
 def read_core_pattern() -> CorePattern:
-    """What the kernel does with cores now."""
+    """Read the current pattern."""
     return CorePattern(os.fsdecode(read_bytes(_PATTERN).strip(b"\n")), read_line(_USES_PID) not in {"", "0"})
 
 
 def share_a_name(pattern: CorePattern) -> bool:
-    """Whether cores of ranks go to one place by one name, so that each is lost to the next one."""
+    """Whether all ranks' cores have the same path, so that each overwrites the previous one."""
     return pattern.is_relative and pattern.is_shared_name and "%" not in os.path.dirname(pattern.text)
 
 
 def room_for_core(directory: str, size_bytes: int) -> str:
-    """Why a core should not be written to a directory, in one line; empty: it may.
+    """Why a core should not be written to a directory, in one line; empty: it may be.
 
     Args:
         directory: where it would go.
-        size_bytes: how large it may get. Less than a gigabyte may never be free.
+        size_bytes: its maximum size. A gigabyte must be free in any case.
     """
     try:
         file_system = os.statvfs(directory)

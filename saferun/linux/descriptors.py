@@ -1,4 +1,4 @@
-"""Closing every descriptor but a few, in a process that has been forked."""
+"""Closing descriptors: all but a few in a forked process, and one where an error occurs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from saferun.errors import suppress
 from saferun.linux.system_call import system_call
 
 _LAST = (1 << 32) - 1
-# Where neither the kernel nor /proc helps. Descriptors beyond are closed by exec, as all that Python opens.
+# Without close_range and /proc. Higher ones are closed by exec, as all that Python opens.
 _FIRST_FEW = 4096
 
 
-def close_all_but(*kept: int, low: int = 3) -> None:
-    """Close all descriptors of this process from ``low`` on, but these.
+class close_on_error:  # noqa: N801 - a function, as ``contextlib.suppress`` is
+    """``with close_on_error(fd):`` closes a descriptor if the block raises."""
 
-    Without ``close_range`` only what is open is closed: ``os.closerange`` would make a system call for every number, a
-    million of them, at every start of a process.
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the descriptor after an error."""
+        if kind is not None:
+            os.close(self._fd)
+
+
+def close_all_but(*kept: int, low: int = 3) -> None:
+    """Close all descriptors of this process from ``low`` on except these.
+
+    Without ``close_range`` the open ones are listed first: ``os.closerange`` would make a system call for every number,
+    up to a million at every start of a process.
 
     Source: close_range(2), Linux 5.9; proc(5), /proc/PID/fd.
     """
@@ -40,7 +55,7 @@ def _gaps(kept: list[int], low: int) -> list[tuple[int, int]]:
 
 def _close_one_by_one(kept: set[int], low: int) -> None:
     try:
-        # The list holds the descriptor that it was read by, which is closed by now.
+        # The list includes the descriptor that it was read with, which is closed by now.
         fds = [int(name) for name in os.listdir("/proc/self/fd")]
     except (OSError, ValueError):
         fds = list(range(low, _FIRST_FEW))

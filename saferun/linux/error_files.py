@@ -8,11 +8,10 @@ import stat
 import time
 
 from saferun.errors import suppress
-from saferun.linux.ownership import NotOursError, open_ours, owner_words
+from saferun.linux.ownership import NotOursError, open_ours, owner_text
 from saferun.model import JsonObject, Value
 
-# What @record writes has a message, and a traceback with it: a few kilobytes. Of a file that is larger nothing is read,
-# and it is handed on as it is.
+# @record writes a message with its traceback: a few kilobytes. A larger file is not parsed, but copied as it is.
 _LARGEST_BYTES = 256 << 10
 _LATEST_TIME = 1e12
 _LARGEST_COPIED_BYTES = 4 << 20
@@ -20,7 +19,7 @@ _ROOT = 0
 
 
 class RecordedError(Value):
-    """What an error file holds: a message, when it was raised (seconds since the epoch), and the file's content."""
+    """An error file: its message, when it was raised (seconds since the epoch), and the whole content."""
 
     message: str
     time: float
@@ -28,7 +27,7 @@ class RecordedError(Value):
 
 
 def read_error_file(path: str) -> RecordedError | None:
-    """Read a rank's error file; None where there is none or it makes no sense. The rank may write what it likes."""
+    """Read a rank's error file; None if there is none or it is malformed. Its content is untrusted."""
     try:
         content = json.loads(_read(path), parse_constant=_refuse)
         message = content["message"]
@@ -40,13 +39,13 @@ def read_error_file(path: str) -> RecordedError | None:
 
 
 def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _seconds(raw: str | float) -> float:
     """Seconds since the epoch, which ``@record`` writes as text."""
     seconds = float(raw)
-    if not -_LATEST_TIME < seconds < _LATEST_TIME:  # nor anything that is no number
+    if not -_LATEST_TIME < seconds < _LATEST_TIME:  # NaN neither
         raise ValueError("no time")
     return seconds
 
@@ -58,13 +57,12 @@ def _read(path: str) -> bytes:
 
 
 def _open(path: str) -> int:
-    # A rank may have put a FIFO there, and opening that would wait for a writer; others may have put there what they
-    # like where its directory is not private.
+    # It may be a FIFO, whose opening would wait for a writer, or another user's file if its directory is not private.
     return open_ours(path, os.O_RDONLY, or_root=True, mapped=True)
 
 
 def copy_large(source: str, path: str) -> None:
-    """Write a rank's error to the launcher's own error file as it is, where it is too large to be read.
+    """Copy a rank's error file to the launcher's own error file as it is, if it is too large to be parsed.
 
     Raises:
         OSError: the file cannot be written.
@@ -108,16 +106,16 @@ def _write(path: str, content: bytes) -> None:
     if fd < 0:
         with suppress(FileNotFoundError):
             os.unlink(path)
-        # As readable as torchrun's: whoever started this launcher reads it.
+        # As readable as torchrun's: the parent process of this launcher reads it.
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     with open(fd, "wb") as file:
         file.write(content)
 
 
 def _open_device(path: str) -> int:
-    """``/dev/null`` and ``/dev/stderr`` are written to, as torchrun does, and stay what they are; -1: it is no such.
+    """Open ``/dev/null``, ``/dev/stderr`` and the like, which are not replaced, as under torchrun; -1: it is no device.
 
-    A link counts where it is this user's or root's: somebody else's may lead to a disk.
+    A link must be this user's or root's: another user's may lead to a disk.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -146,4 +144,4 @@ def _open_device(path: str) -> int:
     os.close(fd)
     if stat.S_ISREG(status.st_mode):  # by now
         return -1
-    raise NotOursError(f"it belongs to {owner_words(status.st_uid)}", path)
+    raise NotOursError(f"it belongs to {owner_text(status.st_uid)}", path)

@@ -1,6 +1,6 @@
-"""What kind of file system a directory is on. The call waits for a file system that does not answer.
+"""The type of a directory's file system. The calls block while the file system does not respond.
 
-Sources: statfs(2); Linux, include/uapi/linux/magic.h, and the sources of the file systems that stand outside of it.
+Sources: statfs(2); Linux, include/uapi/linux/magic.h, and the sources of out-of-tree file systems.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 
-# What several hosts share, or a server keeps.
+from saferun.linux.system_call import libc
+
+# Shared by several hosts, or on a server.
 _NETWORK = {
     0x6969: "NFS",
     0x0BD00BD0: "Lustre",
@@ -28,28 +30,27 @@ _NETWORK = {
     0x01021997: "9P",
     0x65735546: "FUSE",
 }
-# What a container's own files are on: how much of it the container may use is known to its runtime alone.
+# A container's own files: only its runtime knows how much space it may use.
 _LAYERED = {0x794C7630: "overlayfs", 0x61756673: "aufs"}
 _MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 _UNSUITABLE = {**_NETWORK, **_LAYERED, **_MEMORY}
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.statfs.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+libc.statfs.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
 
 
 def is_in_memory(path: str) -> bool:
-    """Whether what lies there lies in memory: whoever looks at it waits for nobody."""
+    """Whether a path is in memory, so that no access can block."""
     return kind_of(path) in _MEMORY.values()
 
 
 def kind_of(path: str) -> str:
-    """The kind of file system, where large files should not be left there: a network's, a container's layers, memory.
+    """The file system's type if it is no place for large files: a network file system, container layers, memory.
 
-    Empty where it is a disk, and where it cannot be told.
+    Empty for a disk, and if it is unknown.
     """
     answer = ctypes.create_string_buffer(256)  # larger than any architecture's struct statfs, which begins with f_type
     try:
-        if _libc.statfs(os.fsencode(path), answer) != 0:
+        if libc.statfs(os.fsencode(path), answer) != 0:
             return ""
     except (AttributeError, ctypes.ArgumentError):
         return ""

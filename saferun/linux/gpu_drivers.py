@@ -1,4 +1,4 @@
-"""What the GPU drivers say is there, and what the environment leaves visible of it."""
+"""The GPUs that the drivers report, and which of them the environment leaves visible."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol, cast
 
-from saferun.linux.child_output import collect_output
-from saferun.linux.children import Child, fork
-from saferun.linux.pidfd import open_pidfd
-from saferun.linux.prctl import die_with_parent
+from saferun.linux.child_output import run_forked
 from saferun.model import Value
 
 # ------------------------------------------------------------------------------------------------------------- NVIDIA
 
 
 class NvmlLike(Protocol):
-    """What is asked of ``pynvml``. Any call may raise."""
+    """The part of ``pynvml`` that is used. Any call may raise."""
 
     def nvmlInit(self) -> object: ...  # noqa: D102, N802 - pynvml's names
     def nvmlShutdown(self) -> object: ...  # noqa: D102, N802
@@ -29,7 +26,7 @@ class NvmlLike(Protocol):
 
 
 class NvmlReading(Value):
-    """NVIDIA's GPUs: the newest CUDA (major release) that the driver serves, whether any is split, and their UUIDs."""
+    """NVIDIA's GPUs: the newest major CUDA release that the driver supports, whether any uses MIG, and UUIDs."""
 
     cuda_major: int
     mig: bool
@@ -37,7 +34,7 @@ class NvmlReading(Value):
 
 
 def read_nvml(nvml: NvmlLike) -> NvmlReading | None:
-    """What NVIDIA's driver says, or None if any part of it cannot be had."""
+    """Query NVIDIA's driver; None if any part of it fails."""
     try:
         nvml.nvmlInit()
         try:
@@ -57,30 +54,20 @@ def read_nvml(nvml: NvmlLike) -> NvmlReading | None:
 def _is_split(nvml: NvmlLike, handle: object) -> bool:
     try:
         return nvml.nvmlDeviceGetMigMode(handle)[0] != 0
-    except Exception:  # most GPUs cannot be split, and say so by an error
+    except Exception:  # most GPUs have no MIG, and report that as an error
         return False
 
 
 def read_nvml_apart(timeout_s: float) -> NvmlReading | None:
-    """``read_nvml`` with the real ``pynvml``, in a child: a faulty driver can hold its caller for ever."""
-    parent_pid = os.getpid()
-    read_end, write_end = os.pipe()
+    """``read_nvml`` with the real ``pynvml``, in a child: a faulty driver may block its caller for ever."""
 
-    def answer() -> None:
-        die_with_parent(parent_pid)
+    def answer(write_end: int) -> None:
         reading = read_nvml(cast("NvmlLike", import_module("pynvml")))
         if reading is not None:
             lines = [str(reading.cuda_major), "split" if reading.mig else "whole", *reading.uuids]
             os.write(write_end, "\n".join([*lines, "end"]).encode())
 
-    try:
-        pid = fork(answer)
-    except OSError:
-        os.close(read_end)
-        return None
-    finally:
-        os.close(write_end)
-    output, status = collect_output(Child(pid, open_pidfd(pid)), read_end, timeout_s)
+    output, status = run_forked(answer, timeout_s)
     lines = output.decode(errors="replace").split("\n")
     if status is None or lines[-1] != "end":
         return None
@@ -88,26 +75,26 @@ def read_nvml_apart(timeout_s: float) -> NvmlReading | None:
 
 
 def count_visible_nvidia(mask: str | None, reading: NvmlReading) -> int | None:
-    """How many of these GPUs CUDA shows a process, or None where only torch can tell.
+    """How many of these GPUs CUDA shows a process; None if only torch can tell.
 
     Args:
         mask: the value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
-        reading: what there is.
+        reading: the GPUs.
     """
     visible = visible_nvidia(mask, reading.uuids, mig=reading.mig)
     return None if visible is None else len(visible)
 
 
 def visible_nvidia(mask: str | None, uuids: Sequence[str], *, mig: bool = False) -> list[int] | None:
-    """Which of these GPUs CUDA shows a process, by their places in the list, or None where only torch can tell.
+    """The indices of the GPUs that CUDA shows a process; None if only torch can tell.
 
     Args:
         mask: the value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
         uuids: the GPUs.
-        mig: whether any of them is split.
+        mig: whether any of them uses MIG.
     """
     if mask is None:
-        # Of split GPUs CUDA shows a process one instance at most, while torch counts the GPUs.
+        # With MIG, CUDA shows a process one instance at most, while torch counts the GPUs.
         return None if mig else list(range(len(uuids)))
     wanted = parse_cuda_visible_devices(mask)
     if wanted is None:
@@ -120,7 +107,7 @@ def visible_nvidia(mask: str | None, uuids: Sequence[str], *, mig: bool = False)
     for name in wanted:
         matching = [index for index, uuid in enumerate(uuids) if _means(name, index, uuid)]
         if len(matching) != 1:
-            break  # unknown or ambiguous: this one and all behind it stay invisible
+            break  # unknown or ambiguous: this one and all after it stay invisible
         if matching[0] in chosen:
             return []
         chosen += matching
@@ -132,11 +119,11 @@ def _means(name: int | str, index: int, uuid: str) -> bool:
 
 
 def parse_cuda_visible_devices(mask: str) -> list[int | str] | None:
-    """The devices that a value of ``CUDA_VISIBLE_DEVICES`` names, in torch's reading; None where torch fails on it.
+    """The devices in a value of ``CUDA_VISIBLE_DEVICES``, as torch parses it; None if torch fails on it.
 
-    The first letters decide: behind ``GPU-`` or ``MIG-`` stands a list of UUIDs or of their beginnings, else a list of
-    indices, each of them the number that its item begins with. The first item that is none, or is negative, ends the
-    list. A list that names a device twice is empty.
+    The beginning decides: with ``GPU-`` or ``MIG-`` it is a list of UUIDs or their prefixes, else a list of indices,
+    each of them the number that its item begins with. The first invalid or negative item ends the list. A list that
+    names a device twice is empty.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
@@ -146,7 +133,7 @@ def parse_cuda_visible_devices(mask: str) -> list[int | str] | None:
         try:
             name = _leading_number(item.strip()) if not prefix else item if item.startswith(prefix) else None
         except ValueError:
-            return None  # a lone sign, or a digit that is no decimal digit
+            return None  # only a sign, or a digit that is not decimal
         if name is None or (isinstance(name, int) and name < 0):
             break
         if name in names:
@@ -166,19 +153,18 @@ def _leading_number(text: str) -> int | None:
 
 
 def count_visible_amd(environ: Mapping[str, str], gpus: Sequence[str]) -> int | None:
-    """How many of these GPUs HIP shows a process, or None where only torch can tell.
+    """How many of these GPUs HIP shows a process; None if only torch can tell.
 
-    ``ROCR_VISIBLE_DEVICES`` chooses first; ``HIP_VISIBLE_DEVICES``, or else ``CUDA_VISIBLE_DEVICES``, chooses among
-    what is left. Releases of ROCm, and torch, differ over all but the plainest values, so only those are counted:
-    indices, or full UUIDs, of GPUs that are there, none of them twice, and ``-1``.
+    ``ROCR_VISIBLE_DEVICES`` chooses first; ``HIP_VISIBLE_DEVICES``, or else ``CUDA_VISIBLE_DEVICES``, chooses among the
+    rest. Releases of ROCm and torch differ over all but the simplest values, so only these are counted: distinct
+    indices, or full UUIDs, of existing GPUs, and ``-1``.
 
     Source: ROCm documentation, "GPU isolation techniques".
     """
     rocr = environ.get("ROCR_VISIBLE_DEVICES")
     hip = environ.get("HIP_VISIBLE_DEVICES")
     cuda = environ.get("CUDA_VISIBLE_DEVICES")
-    # OpenCL's variable applies to HIP by the documentation, not by the code; and torch does not look at CUDA's where
-    # ROCR's is set.
+    # OpenCL's variable applies to HIP by the documentation, not by the code; and torch ignores CUDA's if ROCR's is set.
     if "GPU_DEVICE_ORDINAL" in environ or (rocr is not None and hip is None and cuda is not None):
         return None
     visible = list(gpus)
@@ -199,7 +185,7 @@ def count_visible_amd(environ: Mapping[str, str], gpus: Sequence[str]) -> int | 
 def _choose(mask: str, gpus: Sequence[str]) -> list[str] | None:
     by_index = {str(index): index for index in range(len(gpus))}
     by_uuid = {uuid: index for index, uuid in enumerate(gpus) if uuid}
-    names = by_uuid if mask.startswith("GPU-") else by_index  # mixed lists are read in different ways
+    names = by_uuid if mask.startswith("GPU-") else by_index  # mixed lists are parsed differently by each
     indices = [names.get(item, -1) for item in mask.split(",")]
     if -1 in indices or len(set(indices)) != len(indices):
         return None

@@ -1,4 +1,4 @@
-"""Whose GPUs a host shows, from device nodes and sysfs alone. Asked at every start, so it imports next to nothing."""
+"""The vendor of a host's GPUs, from device nodes and sysfs alone. Called at every start, so it imports very little."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 
 def gpu_vendor(sysfs_root: str = "/sys", *, dev_root: str = "/dev") -> Literal["nvidia", "amd"] | None:
-    """Whose GPUs this host shows; NVIDIA's where both are there (the other is then nearly always the processor's own).
+    """The vendor of this host's GPUs; NVIDIA if there are both (the other is then nearly always integrated in the CPU).
 
-    Only device nodes and sysfs are looked at: an answer does not say that the driver works.
+    Only device nodes and sysfs are read: the driver need not work.
     """
-    # NVML talks to this node before anything else: without it, neither its library nor /proc/driver/nvidia is of use.
+    # NVML opens this node before anything else: without it, neither its library nor /proc/driver/nvidia is of use.
     if os.path.exists(f"{dev_root}/nvidiactl"):
         return "nvidia"
     return None if read_kfd_gpus(sysfs_root, dev_root) == [] else "amd"
 
 
 def read_kfd_gpus(sysfs_root: str = "/sys", dev_root: str = "/dev") -> list[str] | None:
-    """The GPUs that AMD's kernel driver offers this process, by UUID (empty where a GPU has none).
+    """The UUIDs of the GPUs that AMD's kernel driver offers this process (empty if a GPU has none).
 
-    An empty list where there are none; None where there are some and it is uncertain which of them a process can use.
+    An empty list if there are none; None if there are some and it is uncertain which of them a process can use.
 
     Source: Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
     """
@@ -44,10 +44,10 @@ def read_kfd_gpus(sysfs_root: str = "/sys", dev_root: str = "/dev") -> list[str]
             certain = False
             continue
         if properties.get("simd_count", 0) == 0:
-            continue  # processors
+            continue  # CPUs
         render_node = f"{dev_root}/dri/renderD{properties.get('drm_render_minor', 0)}"
-        # A node that is both (the processor's own GPU, in old kernels), or that names no instruction set, is one that
-        # some releases of ROCm pass over.
+        # Some releases of ROCm skip a node that is both CPU and GPU (an integrated GPU, in old kernels), or that has no
+        # instruction set.
         if properties.get("cpu_cores_count", 0) > 0 or properties.get("gfx_target_version", 0) == 0:
             certain = False
         certain = certain and os.access(render_node, os.R_OK | os.W_OK)

@@ -1,4 +1,4 @@
-"""What all readings of GPUs have in common: a broken driver may hold its caller for ever, and processes have owners."""
+"""What all GPU readers share: a broken driver may block its caller for ever, and processes have owners."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from saferun.linux.procfs import descendants_of, read_name
 from saferun.model import JsonObject
 
-# What is left of the budget for putting into words what has been read by then.
+# The part of the budget that is kept for formatting the result.
 _REST_S = 0.2
 
 
 class Snapshot:
-    """What has been read of the GPUs so far. One thread fills it, another may look at any time.
+    """The GPU state read so far. One thread fills it, another may read it at any time.
 
     Attributes:
-        facts: what concerns all GPUs.
-        gpus: what is known of each.
-        step: what is being asked of the driver at this moment; empty when nothing is.
+        facts: values that apply to all GPUs.
+        gpus: values of each GPU.
+        step: the driver call in progress; empty if none.
     """
 
     def __init__(self) -> None:
@@ -28,23 +28,23 @@ class Snapshot:
         self.step = ""
 
     def as_json(self) -> JsonObject:
-        """A copy, as ``gpu_lines`` takes it."""
-        # Copying a dictionary of plain values is one step of the interpreter: the other thread cannot come between.
+        """A copy, in the form that ``gpu_lines`` takes."""
+        # Copying a dictionary of plain values is atomic for other threads.
         return {**dict(self.facts), "gpus": [dict(gpu) for gpu in list(self.gpus)]}
 
 
 def read_until(deadline: float, read: Callable[[], None]) -> bool:
-    """Run something that may never return, in a thread, and say whether it was done by the deadline.
+    """Run a function that may never return in a thread. Returns whether it returned by the deadline.
 
     Args:
         deadline: in monotonic seconds.
-        read: it may raise; that counts as done.
+        read: the function; raising counts as returning.
     """
 
     def quietly() -> None:
         try:
             read()
-        except Exception:  # what was read until then counts
+        except Exception:  # what was read until then is kept
             return
 
     thread = threading.Thread(target=quietly, name="gpu", daemon=True)
@@ -54,7 +54,7 @@ def read_until(deadline: float, read: Callable[[], None]) -> bool:
 
 
 def families_of(pids: Iterable[int]) -> frozenset[int]:
-    """The processes with all that descends from them."""
+    """The processes and all their descendants."""
     return frozenset(member for pid in pids for member in (pid, *descendants_of(pid)))
 
 
@@ -62,8 +62,8 @@ def owned(processes: Sequence[tuple[int, int | None, str]], ours: frozenset[int]
     """Processes on a GPU, as a snapshot holds them.
 
     Args:
-        processes: pid, bytes of GPU memory (None: unknown), name (empty: to be looked up).
-        ours: the pids that belong to the job.
+        processes: pid, bytes of GPU memory (None: unknown), name (empty: read from /proc).
+        ours: the pids of the job.
     """
     found: list[JsonObject] = []
     for pid, memory_bytes, name in processes:

@@ -1,9 +1,9 @@
-"""How many ranks ``--nproc-per-node auto|cpu|gpu|xpu|<backend>`` means on this host.
+"""The number of ranks that ``--nproc-per-node auto|cpu|gpu|xpu|<backend>`` stands for on this host.
 
-torchrun asks torch, which costs seconds before the first rank runs. Here the driver is asked, and torch only where the
-driver's answer is not certain to be torch's as well: see ``resolve_nproc_per_node``.
+torchrun asks torch, which takes seconds before the first rank runs. Here the driver is asked, and torch only if its
+answer might differ: see ``resolve_nproc_per_node``.
 
-Neither NVIDIA's management library nor torch is loaded into this process: both are asked in a child with a deadline.
+Neither NVIDIA's management library nor torch is loaded into this process: both run in a child with a deadline.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from saferun.linux.installed_torch import TorchBuild, ask_torch, may_load_backen
 
 __all__ = ["ask_torch", "count_cpus", "count_gpus", "gpu_vendor", "resolve_nproc_per_node", "shows_accelerators"]
 
-# More ranks on one host than any host has processors: a typing error, and one that would fell the host.
+# More than any host has CPUs: a typing error that would bring the host down.
 MAX_LOCAL_WORLD_SIZE = 4096
 NVML_TIMEOUT_S = 15.0
-# Importing torch from a busy network file system can take minutes; torchrun itself would wait for ever.
+# Importing torch from a busy network file system can take minutes; torchrun itself waits for ever.
 TORCH_TIMEOUT_S = 300.0
 
-# Beginnings of names below /dev: GPUs, NVIDIA's boards with a GPU on the chip, GPUs that Windows passes through, and
+# Prefixes of names below /dev: GPUs, NVIDIA's boards with an integrated GPU, GPUs that Windows passes through, and
 # accelerators of other vendors, some of which come with a torch that calls them "cuda".
 _DEVICE_NAMES = (
     *("nvidia", "kfd", "dri", "nvhost", "nvmap", "nvgpu", "dxg", "accel", "hl", "davinci", "iluvatar"),
     *("mxcd",),
 )
 # PCI classes of 3D controllers, other display controllers and processing accelerators. Plain VGA (0x0300) is left out:
-# nearly every server has such a chip for its console, and a real GPU of that class shows below /dev.
+# nearly every server has such a chip for its console, and a real GPU of that class has a node below /dev.
 _PCI_CLASSES = ("0x0302", "0x0380", "0x12")
 
 
 def shows_accelerators(sysfs_root: str = "/sys", *, dev_root: str = "/dev") -> bool:
-    """Whether anything here may be a GPU or another accelerator, of whatever vendor, with or without a driver."""
+    """Whether this host may have a GPU or another accelerator of any vendor, with or without a driver."""
     try:
         names = os.listdir(dev_root)
     except OSError:
@@ -68,11 +68,11 @@ def _has_pci_accelerator(devices: str) -> bool:
 
 
 def count_cpus() -> int:
-    """How many processors this process may run on, which is what torch takes for ``cpu``.
+    """How many CPUs this process may run on, which is torch's count for ``cpu``.
 
-    Releases of torch before 2.13 may take all of the host's, also where a scheduler has granted a few.
+    Releases of torch before 2.13 may count all of the host's, even if a scheduler has granted a few.
 
-    Source: sched_getaffinity(2). A cgroup's CPU quota does not count, for torch neither.
+    Source: sched_getaffinity(2). Like torch, it ignores a cgroup's CPU quota.
     """
     return len(os.sched_getaffinity(0))
 
@@ -85,16 +85,16 @@ def count_gpus(
     dev_root: str = "/dev",
     cuda: str | None = None,
 ) -> int | None:
-    """How many CUDA or HIP devices a rank with this environment would see; None where only torch can tell.
+    """How many CUDA or HIP devices a rank with this environment would see; None if only torch can tell.
 
     Args:
         environ: the rank's environment: ``CUDA_VISIBLE_DEVICES``, ``HIP_VISIBLE_DEVICES``, ``ROCR_VISIBLE_DEVICES``.
         sysfs_root: where sysfs is mounted.
-        nvml: a stand-in for ``pynvml``. The real one is asked in a child, and only where NVIDIA's device nodes exist.
-        dev_root: where the device nodes are.
-        cuda: the CUDA release that the rank's torch was built with (``12.8``), None if that is not known. AMD's GPUs
-            do not matter to such a torch; and it may see no GPU at all under a driver of an older major release,
-            which lists every GPU nevertheless.
+        nvml: a stand-in for ``pynvml``. The real one runs in a child, and only if NVIDIA's device nodes exist.
+        dev_root: the directory of the device nodes.
+        cuda: the CUDA release that the rank's torch was built with (``12.8``), None if that is not known. Such a torch
+            ignores AMD's GPUs; and it may see no GPU at all with a driver of an older major release, which still lists
+            every GPU.
     """
     vendor = gpu_vendor(sysfs_root, dev_root=dev_root)
     if vendor is None:
@@ -102,12 +102,12 @@ def count_gpus(
     amd = read_kfd_gpus(sysfs_root, dev_root)
     if vendor == "amd":
         return None if amd is None else count_visible_amd(environ, amd)
-    # CUDA needs the second node, which the driver's own tools do not: a container may have been granted those only.
+    # CUDA needs the second node, unlike the driver's own tools: a container may lack it.
     if (amd != [] and cuda is None) or not os.path.exists(f"{dev_root}/nvidia-uvm"):
         return None
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     if mask is not None and parse_cuda_visible_devices(mask) == []:
-        return 0  # whatever the driver would say
+        return 0  # whatever the driver reports
     reading = read_nvml(nvml) if nvml is not None else read_nvml_apart(NVML_TIMEOUT_S)
     if reading is None or not _serves(reading, cuda):
         return None
@@ -124,29 +124,28 @@ def _serves(reading: NvmlReading, cuda: str | None) -> bool:
 def resolve_nproc_per_node(
     value: str, python: str, environ: Mapping[str, str], *, timeout_s: float = TORCH_TIMEOUT_S
 ) -> int:
-    """The number of ranks that a value of ``--nproc-per-node`` means on this host, by torchrun's rules.
+    """The number of ranks that a value of ``--nproc-per-node`` stands for on this host, by torchrun's rules.
 
-    A number stands for itself and ``cpu`` for the processors. The rest is for torch to say, unless its answer is
-    certain beforehand. It is, if the ranks run under this very interpreter, so that the torch found here is theirs, and
+    A number stands for itself and ``cpu`` for the CPUs. Torch is asked about the rest, unless its answer is known
+    beforehand. That is so if the ranks run under this very interpreter, so that the torch found here is theirs, and
 
     - for ``gpu`` and ``auto``: torch is built for CUDA or ROCm, the host has that vendor's GPUs, the driver serves
-      torch's CUDA, no GPU is split into instances, and the driver counts at least one that the environment shows;
-    - for ``auto``: nothing here is an accelerator to torch, so that the processors count. That is so where torch is
-      built for the CPU only, where the environment hides every GPU that torch is built for, and where neither ``/dev``
-      nor the PCI bus shows an accelerator of any vendor;
-    - for a name: no installed package brings a backend of its own, so that none can have that name.
+      torch's CUDA, no GPU uses MIG, and the driver counts at least one that the environment leaves visible;
+    - for ``auto``: torch finds no accelerator here and counts the CPUs: torch is built for the CPU only, or the
+    environment hides every GPU that torch is built for, or neither ``/dev`` nor the PCI bus shows an accelerator of any
+    vendor; - for a name: no installed package provides a backend, so that none can have that name.
 
-    For ``auto`` no installed package may bring a backend either: torch loads it by itself, and puts it before CUDA.
-    That there are no GPUs for ``gpu`` is always left to torch: an error may take its time, and must be true.
+    For ``auto`` no installed package may provide a backend either: torch loads it automatically, and prefers it to
+    CUDA. If there seem to be no GPUs for ``gpu``, torch is always asked: an error may take its time, and must be true.
 
     Args:
         value: as the user gave it.
         python: the ranks' interpreter.
         environ: the ranks' environment.
-        timeout_s: how long torch may take.
+        timeout_s: how long torch may take, in seconds.
 
     Raises:
-        UsageError: torchrun would not know the value, or the number is out of bounds.
+        UsageError: torchrun would reject the value, or the number is out of bounds.
         SaferunError: the devices asked for are not there, or torch cannot be asked.
     """
     try:
@@ -161,7 +160,7 @@ def resolve_nproc_per_node(
         return count_cpus()
     if not value.isidentifier():
         refuse(value, "is neither a number of ranks nor the name of a device")
-    # Another interpreter, or the same one with other search paths, may have another torch.
+    # Another interpreter, or the same one with another search path, may have another torch.
     if python == sys.executable and environ.get("PYTHONPATH") == os.environ.get("PYTHONPATH"):
         build = read_torch_build()
         count = None if build is None else _count_for_build(value, build, environ)
@@ -171,10 +170,10 @@ def resolve_nproc_per_node(
 
 
 def _count_for_build(value: str, build: TorchBuild, environ: Mapping[str, str]) -> int | None:
-    """The count for a name of devices other than ``cpu``, or None where only torch can tell."""
+    """The count for a name of devices other than ``cpu``; None if only torch can tell."""
     if value == "gpu":
         return _count_gpus_for_build(build, environ) or None
-    # A backend that has not been given a name yet is called privateuseone.
+    # A backend that has not been renamed is called privateuseone.
     if value in {"xpu", "privateuseone"} or may_load_backends(environ):
         return None
     if value != "auto":

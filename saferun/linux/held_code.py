@@ -1,10 +1,10 @@
-"""Modules whose code another process has read: they are imported without a file.
+"""Imports from memory: the code of modules that another process has read.
 
-A process that may hang (a ``Recorder`` is in it) imports modules as usual, and writes down the code of each. A process
-that may not hang (``HeldModules`` is in its ``sys.meta_path``) is handed that code through a pipe, and imports from
-memory. From then on it never opens a file for an import: what it does not hold, and cannot get, is not there.
+A process that may hang (with a ``Recorder``) imports modules as usual, and records the code of each. A process that may
+not hang (with ``HeldModules`` in its ``sys.meta_path``) gets that code through a pipe, and imports from memory. From
+then on it never opens a file for an import: a module that is not in memory, and cannot be fetched, is missing.
 
-A shared library is handed over as a whole, and loaded from a file in memory.
+A shared library is sent as a whole, and loaded from a memory file.
 
 Source: Python, "The import system"; ``importlib._bootstrap_external``, ``SourceLoader`` and ``ExtensionFileLoader``.
 """
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LENGTH = struct.Struct("<I")
-# What the last record is called.
+# The name of the last record.
 _END = ""
 
 
 class Recorder:
-    """Writes down the code of each module that this process imports while it is recording."""
+    """Records the code of each module that this process imports."""
 
     def __init__(self) -> None:
         self._before = frozenset(sys.modules)
@@ -40,7 +40,7 @@ class Recorder:
         self._originals: tuple[Any, Any] | None = None
 
     def begin(self) -> None:
-        """Record from now on."""
+        """Start recording."""
         if self._originals is not None:
             return
         external = sys.modules["_frozen_importlib_external"]
@@ -49,7 +49,7 @@ class Recorder:
             external.ExtensionFileLoader.create_module,
         )
 
-        def recorded_code(loader: Any, name: str) -> CodeType | None:  # noqa: ANN401 - any that reads sources
+        def recorded_code(loader: Any, name: str) -> CodeType | None:  # noqa: ANN401 - any SourceLoader
             code: CodeType | None = get_code(loader, name)
             if code is not None:
                 self._record(name, loader.get_filename(name), marshal.dumps(code), is_package=loader.is_package(name))
@@ -64,7 +64,7 @@ class Recorder:
         external.ExtensionFileLoader.create_module = recorded_module
 
     def end(self) -> None:
-        """Record no more; what has been recorded stays."""
+        """Stop recording, and keep what has been recorded."""
         if self._originals is not None:
             external = sys.modules["_frozen_importlib_external"]
             external.SourceLoader.get_code, external.ExtensionFileLoader.create_module = self._originals
@@ -76,13 +76,13 @@ class Recorder:
         self._records[name] = marshal.dumps((name, path, is_package, is_library, content))
 
     def write(self, names: Iterable[str], write: Callable[[bytes], None]) -> None:
-        """Import modules, and write what has been recorded of them and of what they import.
+        """Import modules, and write the records of them and of what they import.
 
-        What can be imported here, and has no code that could be written, is named without it.
+        The record of a module without code that could be written has only its name.
 
         Args:
-            names: the modules. What cannot be imported is left out.
-            write: writes all that it is given.
+            names: the modules; those that cannot be imported are skipped.
+            write: writes a whole record.
         """
         self.begin()
         written: set[str] = set()
@@ -94,13 +94,13 @@ class Recorder:
                 __import__(name)
                 if name not in self._records:
                     self._record_again(name)
-            except Exception:  # noqa: S112 - whoever needs it says what is wrong with it
+            except Exception:  # noqa: S112 - the process that needs it reports why
                 continue
             self._write_new(written, write)
         write(_framed(marshal.dumps((_END, "", False, False, None))))
 
     def _record_again(self, name: str) -> None:
-        """Of a module that was imported while nobody recorded, or not from a source."""
+        """Record a module that was imported before recording began, or not from source."""
         spec = sys.modules[name].__spec__
         loader: Any = spec.loader if spec is not None else None
         if spec is None or loader is None:
@@ -125,31 +125,31 @@ def _framed(record: bytes) -> bytes:
 
 
 class HeldModules:
-    """Finds modules in memory, and nowhere else, from ``seal`` on; a member of ``sys.meta_path``.
+    """A finder for ``sys.meta_path`` that, once sealed, finds modules in memory and nowhere else.
 
-    Forks of this process find modules as they always did: a file that hangs costs the fork only.
+    Forks of this process import from files as usual: a file system that hangs only blocks the fork.
 
     Args:
-        fetch: called with the name of a module that is not held. It may feed it, and then returns True; False: it is
-            not to be had; None: there is nobody who could read it, and it is imported from its file.
+        fetch: called with the name of a module that is not in memory. True: it has been fed; False: it is unavailable;
+            None: no process can read it, so it is imported from its file.
     """
 
     def __init__(self, fetch: Callable[[str], bool | None]) -> None:
         self._fetch = fetch
         self._pid = os.getpid()
-        self._held: dict[str, tuple[str, bool, bool, int, int]] = {}  # what is there, with its place in the file
-        self._file = -1  # memory that is given back when all is imported, unlike that of the heap
-        self._heap = bytearray()  # where there is no such file, or it has no room
+        self._held: dict[str, tuple[str, bool, bool, int, int]] = {}  # name -> path, kinds, and its span in the file
+        self._file = -1  # a memory file, freed when all is imported, unlike the heap
+        self._heap = bytearray()  # used if there is no such file, or no room in it
         self._size = 0
         self._rest = bytearray()
         self.is_whole = False
-        """Whether all that was to come has come."""
+        """Whether the last record has been received."""
 
     def seal(self) -> None:
-        """From now on this process opens no file for an import."""
+        """Stop opening files for imports in this process."""
         if self not in sys.meta_path:
             names = [getattr(finder, "__name__", "") for finder in sys.meta_path]
-            # What is in the interpreter itself needs no file.
+            # Modules of the interpreter itself need no file.
             at = names.index("FrozenImporter") + 1 if "FrozenImporter" in names else 0
             sys.meta_path.insert(at, self)
 
@@ -159,14 +159,14 @@ class HeldModules:
             sys.meta_path.remove(self)
 
     def feed(self, chunk: bytes) -> None:
-        """Take in what a recorder has written, as it comes."""
+        """Process a chunk of a recorder's output."""
         self._rest += chunk
         taken, is_end = self._take(self._rest)
         del self._rest[:taken]
         self.is_whole = self.is_whole or is_end
 
     def feed_apart(self, content: bytes) -> None:
-        """Take in all that another recorder has written, besides."""
+        """Process the whole output of another recorder in addition."""
         self._take(content)
 
     def _take(self, content: bytes | bytearray) -> tuple[int, bool]:
@@ -184,7 +184,7 @@ class HeldModules:
         return at, is_end
 
     def _put(self, code: bytes | None) -> tuple[int, int]:
-        """Lay it into the file. Returns where it begins, and how long it is; -1: there is none."""
+        """Store it in the file. Returns its offset and length; length -1: there is none."""
         if code is None:
             return 0, -1
         if not self._size:
@@ -207,12 +207,12 @@ class HeldModules:
         return os.pread(self._file, length, at) if self._file >= 0 else bytes(self._heap[at : at + length])
 
     def begin(self) -> None:
-        """What is fed from now on comes from another recorder."""
+        """Start to read from a new recorder."""
         self._rest.clear()
         self.is_whole = False
 
     def forget(self) -> None:
-        """Drop what has not been imported: nobody has wanted it."""
+        """Drop modules that have not been imported."""
         self._held.clear()
         if self._file >= 0:
             os.close(self._file)
@@ -223,7 +223,7 @@ class HeldModules:
         """As ``importlib.abc.MetaPathFinder``'s.
 
         Raises:
-            ModuleNotFoundError: the module is not in memory, and cannot be brought there.
+            ModuleNotFoundError: the module is not in memory, and cannot be fetched.
         """
         if os.getpid() != self._pid:
             return None
@@ -235,7 +235,7 @@ class HeldModules:
                 raise ModuleNotFoundError(f"{name} is not in memory", name=name)
         path, is_package, is_library, at, length = self._held[name]
         if length < 0:
-            return None  # of a kind of its own, which another process has just been able to read
+            return None  # without code to record, but another process has just been able to read it
         content = self._get(at, length)
         if is_library:
             return _library_spec(name, content)
@@ -247,9 +247,9 @@ class HeldModules:
 
 
 def _library_spec(name: str, content: bytes) -> ModuleSpec | None:
-    """A shared library, to be loaded from a file in memory; None: there is no such place."""
+    """A shared library, to be loaded from a memory file; None if there can be none."""
     try:
-        # It stays open: a library that is loaded by the same name later would be taken for this one.
+        # It stays open: a library that is loaded from the same path later would be taken for this one.
         path = f"/proc/self/fd/{memory_file(name, content, disks=False)}"
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""A helper process: forked from the supervisor, spoken to in JSON lines, read without waiting, ended when asked."""
+"""A helper process: forked from the supervisor, which exchanges JSON lines with it without ever waiting."""
 
 from __future__ import annotations
 
@@ -15,38 +15,25 @@ from saferun.linux.poller import Poller
 from saferun.linux.prctl import die_with_parent, set_name
 from saferun.model import ExitStatus, JsonObject
 
-# The end of a process comes after what it has said last.
+# The end of the stream follows the last messages.
 _READS_AT_MOST = 8
 
 
 class NoHelperError(OSError):
-    """The system has never let this helper process be forked: what it was for is done by the caller, or not at all."""
-
-
-class WithoutHelper:
-    """A part of the loop (``launch.part``) that has no process of its own."""
-
-    @property
-    def pids(self) -> set[int]:
-        """It has none."""
-        return set()
-
-    def on_exit(self, _pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. It was none of these."""
-        return False
+    """This helper process could never be forked: the caller does its work, or it is not done."""
 
 
 class Helper:
-    """One helper process. It is a fork: it costs no start of an interpreter, and needs no file to begin.
+    """One helper process. It is a fork: no interpreter is started and no file is read for it.
 
     The process is in a session of its own, dies with the supervisor, ignores the signals that are meant for the job,
-    has /dev/null as its standard streams, and keeps no descriptor of the supervisor's but those that it is given.
+    has /dev/null as its standard streams, and inherits no descriptors but those in ``keep``.
 
     Args:
         name: what ``ps`` shows; at most 15 bytes count.
-        serve: what the process does. It gets its end of the line, in blocking mode; when it returns the process ends.
-        keep: further descriptors that it keeps, by the same numbers.
-        dies_with_parent: whether the kernel ends it together with the supervisor.
+        serve: runs in the process with its end of the connection, in blocking mode; when it returns the process exits.
+        keep: further descriptors that it inherits, under the same numbers.
+        dies_with_parent: whether the kernel kills it when the supervisor exits.
 
     Raises:
         OSError: it cannot be forked.
@@ -93,13 +80,13 @@ class Helper:
         *,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
-        """Listen to the process from now on.
+        """Start to receive messages of the process.
 
         Args:
             poller: the loop's.
-            on_message: takes each message of the process.
-            on_lost: called once, where the process closes its end or ends without having been asked to.
-            queue_bytes: how much waits for a process that does not read.
+            on_message: called with each message of the process.
+            on_lost: called once, if the process closes its end or exits unexpectedly.
+            queue_bytes: the most that is queued for a process that does not read.
         """
         if self._connection is None:
             return
@@ -115,43 +102,43 @@ class Helper:
 
     @property
     def is_open(self) -> bool:
-        """Whether the process can be spoken to."""
+        """Whether messages can be sent."""
         return self._lines is not None
 
     @property
     def queued_bytes(self) -> int:
-        """What waits for the process to read it."""
+        """How many bytes wait to be read by the process."""
         return self._lines.queued_bytes if self._lines is not None else 0
 
     def send(self, message: JsonObject, fds: Sequence[int] = ()) -> bool:
-        """Send a message, with descriptors if any. Returns whether it was sent or has found room in the queue."""
+        """Send a message, with descriptors if any. Returns whether it was sent or queued."""
         return self._lines is not None and self._lines.send(message, fds)
 
-    def hear(self) -> None:
-        """Take in what the process has said, and whether it has ended, without waiting for the loop to come to it."""
+    def receive(self) -> None:
+        """Process pending messages, and the end of the process, now instead of from the loop."""
         for _ in range(_READS_AT_MOST):
             self._on_readable()
 
     def on_exit(self, pid: int, _status: ExitStatus) -> bool:
-        """A child has been reaped. What the process said last is still read; then ``on_lost`` follows."""
+        """A child has been reaped. Remaining messages are still read; then ``on_lost`` is called."""
         if pid != self._pid:
             return False
         self._pid = None
         return True
 
     def kill(self) -> None:
-        """End the process at once, and hear no more of it; ``on_lost`` is not called. The loop reaps it."""
+        """Kill the process and drop its messages; ``on_lost`` is not called. The loop reaps it."""
         self._hang_up()
         if self._pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """The same, for the end of the launch."""
+        """Kill the process, at the end of the launch."""
         self.kill()
 
     def discard(self) -> None:
-        """End a process that was forked in vain, and wait for that: no loop listens to it, and none will reap it."""
+        """Kill a process that is not needed, and reap it: it is not attached to a loop that would."""
         if self._connection is None:
             return
         pids = self.pids
@@ -179,7 +166,7 @@ class Helper:
             self._on_lost()
             return
         for message in messages:
-            if self._lines is lines:  # a message may have led to the end
+            if self._lines is lines:  # a message may have closed it
                 self._on_message(message)
 
 
@@ -192,4 +179,19 @@ def _keep_only(kept: set[int]) -> None:
 
 
 def _nothing(*_arguments: object) -> None:
-    """Nobody listens yet."""
+    """The callback before ``attach``."""
+
+
+class LoopPart:
+    """What parts of the loop (``launch.part``) have in common: each has at most one helper process."""
+
+    _helper: Helper | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        """The helper process, until it has been reaped."""
+        return self._helper.pids if self._helper is not None else set()
+
+    def on_exit(self, pid: int, status: ExitStatus) -> bool:
+        """A child has been reaped. Returns whether it was the helper process."""
+        return self._helper is not None and self._helper.on_exit(pid, status)

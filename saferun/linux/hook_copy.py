@@ -1,4 +1,4 @@
-"""The start-up hook of ranks, copied into memory: the ranks of a restart find it while saferun's own files are dead."""
+"""A copy of the ranks' start-up hook in memory, for restarts while the file system of saferun's own files hangs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _FILE = "sitecustomize.py"
 
 
 def copy_hook(source: str, directory: str) -> None:
-    """Copy the hook, and what Python has compiled of it; all of it is there at once, or nothing.
+    """Copy the hook and its compiled files, atomically.
 
     Args:
         source: the directory with the hook.
         directory: a private directory in memory.
 
     Raises:
-        OSError: it cannot be read, or there is no room.
+        OSError: it cannot be read, or there is no space.
     """
     making = os.path.join(directory, f".{_NAME}-{os.getpid()}")
     os.mkdir(making, 0o700)
@@ -31,14 +31,14 @@ def copy_hook(source: str, directory: str) -> None:
             for name in os.listdir(compiled):
                 if name.startswith("sitecustomize.") and name.endswith(".pyc"):
                     _copy(os.path.join(compiled, name), os.path.join(making, "__pycache__", name))
-        with suppress(OSError):  # there is one already
+        with suppress(OSError):  # a copy exists
             os.rename(making, os.path.join(directory, _NAME))
     finally:
         remove_tree(making)
 
 
 def copied_hook(directory: str) -> str:
-    """Where the copy is; empty where there is none. The directory must be in memory."""
+    """The path of the copy; empty if there is none. The directory must be in memory."""
     copy = os.path.join(directory, _NAME)
     return copy if os.path.exists(os.path.join(copy, _FILE)) else ""
 
@@ -48,5 +48,5 @@ def _copy(source: str, target: str) -> None:
         content, status = file.read(), os.fstat(file.fileno())
     with open(target, "xb") as file:
         file.write(content)
-    # What is compiled says of which source, by the time of its last change.
+    # A compiled file names its source's modification time.
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

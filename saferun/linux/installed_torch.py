@@ -1,4 +1,4 @@
-"""The torch that the ranks will import: what can be known without running it, and asking it in a child."""
+"""The torch that the ranks will import: what its files tell, and running it in a child."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from saferun.model import ExitStatus, Value
 
 _KINDS = frozenset({"auto", "cpu", "gpu", "xpu"})
 _INSTEAD = "give --nproc-per-node as a number, or as cpu for one rank a processor"
-_ANSWER = b"\nsaferun-answer "  # what is printed while torch is imported may stand before it
+_ANSWER = b"\nsaferun-answer "  # importing torch may print something before it
 
-# One write below PIPE_BUF, so that no other thread's words can fall into the answer, and then a quick end: a driver's
-# destructors may take seconds. A ValueError during the import is not caught: it is no refusal but a broken torch.
+# One write below PIPE_BUF, which output of other threads cannot split, and then a quick exit: a driver's destructors
+# may take seconds. A ValueError during the import is not caught: it means a broken torch, and no refusal.
 _ASK = """
 import os, sys
 from torch.distributed.run import determine_local_world_size
@@ -34,7 +34,7 @@ os._exit(0)
 
 
 class TorchBuild(Value):
-    """What a torch was built for: a CUDA release (``12.8``), a HIP release, or neither."""
+    """What torch was built for: a CUDA release (``12.8``), a HIP release, or neither."""
 
     cuda: str | None
     hip: str | None
@@ -42,12 +42,12 @@ class TorchBuild(Value):
 
     @property
     def vendor(self) -> Literal["nvidia", "amd"] | None:
-        """Whose GPUs it calls ``cuda``."""
+        """The vendor of the GPUs that it calls ``cuda``."""
         return "amd" if self.hip else "nvidia" if self.cuda else None
 
 
 def read_torch_build() -> TorchBuild | None:
-    """Read the version file of the torch that this interpreter would import; None where there is none to be read."""
+    """Read the version file of the torch that this interpreter would import; None if there is none."""
     from importlib.util import find_spec
 
     try:
@@ -59,24 +59,24 @@ def read_torch_build() -> TorchBuild | None:
 
 
 def parse_version_file(text: str) -> TorchBuild | None:
-    """What ``torch/version.py`` tells, or None if it is not the file of a released torch."""
+    """Parse ``torch/version.py``; None if it is not the file of a released torch."""
     values = parse_assignments(text)
     if not {"__version__", "cuda", "hip"} <= values.keys():
         return None
     cuda, hip = values["cuda"], values["hip"]
-    # Older releases do not tell here whether they are for Intel's GPUs; their version says whether for the CPU.
+    # Older releases do not have Intel's GPUs here; their version tells whether they are for the CPU only.
     other = values["xpu"] is not None if "xpu" in values else not str(values["__version__"]).endswith("+cpu")
     return TorchBuild(cuda, hip, not (cuda or hip or other))
 
 
 def may_load_backends(environ: Mapping[str, str], path: Sequence[str] | None = None) -> bool:
-    """Whether importing torch may load an out-of-tree backend: a package with an entry point in ``torch.backends``.
+    """Whether importing torch may load an out-of-tree backend: a package with a ``torch.backends`` entry point.
 
-    The packages' metadata are searched as text: importing ``importlib.metadata`` takes longer than all of start-up.
+    The packages' metadata are searched as text: importing ``importlib.metadata`` takes longer than all of the start-up.
 
     Args:
         environ: the ranks' environment; ``TORCH_DEVICE_BACKEND_AUTOLOAD`` switches such backends off.
-        path: the places where packages are, by default this interpreter's.
+        path: the directories with packages, by default this interpreter's.
 
     Source: PyTorch documentation, "Autoloading Out-of-Tree Extension"; PyPA, "Entry points specification".
     """
@@ -84,7 +84,7 @@ def may_load_backends(environ: Mapping[str, str], path: Sequence[str] | None = N
         return False
     for place in sys.path if path is None else path:
         if os.path.isfile(place):
-            return True  # an archive, which is not looked into
+            return True  # an archive, which is not searched
         try:
             names = os.listdir(place or ".")
         except OSError:
@@ -98,7 +98,7 @@ def may_load_backends(environ: Mapping[str, str], path: Sequence[str] | None = N
 
 
 def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: float) -> int:
-    """The number of ranks that torchrun itself would come to with the torch of that interpreter.
+    """The number of ranks that torchrun itself would get from that interpreter's torch.
 
     Args:
         python: the interpreter.
@@ -107,11 +107,11 @@ def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: flo
         timeout_s: how long it may take, importing torch included.
 
     Raises:
-        UsageError: torch does not know the kind.
+        UsageError: torch has no such device.
         SaferunError: there are no such devices, torch is missing or broken, or it did not answer in time.
     """
     try:
-        # -P: a torch.py beside the script is not torch.
+        # -P: a torch.py in the current directory is not torch.
         output, status = run_program([python, "-P", "-c", _ASK, kind], environ, timeout_s, errors=True)
     except SpawnError as error:
         raise SaferunError(
@@ -120,7 +120,7 @@ def ask_torch(python: str, kind: str, environ: Mapping[str, str], timeout_s: flo
         ) from None
     if status is None:
         raise SaferunError(
-            f"torch did not say within {timeout_s:g} s how many ranks --nproc-per-node {kind} means",
+            f"torch did not report within {timeout_s:g} s how many ranks --nproc-per-node {kind} means",
             f"see whether `{python} -c 'import torch; torch.cuda.is_available()'` ends (slow file system, hanging "
             "driver), or give --nproc-per-node as a number",
         )
@@ -149,7 +149,7 @@ def refuse(value: str, why: str) -> NoReturn:
 
 def _explain_failure(python: str, kind: str, output: bytes, status: ExitStatus) -> NoReturn:
     lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    # An exception's text may go on over several lines: the one that names it tells most.
+    # An exception's message may have several lines: the one with its name tells most.
     named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
     last = (named or lines or ["no output"])[-1].strip()[:300]
     if "No module named 'torch'" in last:

@@ -1,4 +1,4 @@
-"""The versions of what the ranks' interpreter would import, without importing it."""
+"""The versions of the packages that the ranks' interpreter would import, without importing them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _MAX_BYTES = 64 * 1024  # of torch/version.py, which has some ten lines
 
 
 def read_package_versions(places: Sequence[str]) -> dict[str, str]:
-    """The versions of ``torch``, ``nccl``, and of the ``cuda`` or ``hip`` and ``rocm`` it was built for, as files tell.
+    """Read the versions of ``torch``, ``nccl``, and the ``cuda`` or ``hip`` and ``rocm`` it was built for, from files.
 
-    NCCL's is that of the package beside torch: a torch that was built with an NCCL of its own, or loads the system's,
-    tells it to nobody who does not run it.
+    NCCL's is that of the package beside torch: if torch has NCCL built in, or loads the system's, no file has its
+    version.
 
     Args:
-        places: the directories where packages are, in the order of import: ``sys.path`` of the ranks' interpreter.
+        places: the directories with packages: ``sys.path`` of the ranks' interpreter.
     """
     for place in places:
         text = read_text(os.path.join(place or ".", "torch", "version.py"), _MAX_BYTES)
@@ -29,11 +29,11 @@ def read_package_versions(places: Sequence[str]) -> dict[str, str]:
 
 
 def _torch_versions(text: str) -> dict[str, str]:
-    """What ``torch/version.py`` tells: ``__version__ = '2.13.0+rocm7.1'``, ``hip: Optional[str] = '7.1.25424-…'``."""
+    """Parse ``torch/version.py``: ``__version__ = '2.13.0+rocm7.1'``, ``hip: Optional[str] = '7.1.25424-…'``."""
     values = parse_assignments(text)
     names = (("torch", "__version__"), ("cuda", "cuda"), ("hip", "hip"), ("rocm", "rocm"))
     found = {key: word for key, name in names if (word := values.get(name))}
-    # HIP is released with ROCm and numbered like it, but for the last number, which counts builds.
+    # HIP is released with ROCm and has its version, except for the last number, which counts builds.
     hip = found.get("hip")
     if hip is not None and "rocm" not in found:
         found["rocm"] = ".".join(hip.split(".")[:2])
@@ -41,7 +41,7 @@ def _torch_versions(text: str) -> dict[str, str]:
 
 
 def parse_assignments(text: str) -> dict[str, str | None]:
-    """The names in a file of assignments, with or without a type, and the texts that they get; None: something else."""
+    """The names in a file of assignments, with or without a type, and their string values; None: another value."""
     values: dict[str, str | None] = {}
     for line in text.splitlines():
         name, _, value = line.partition("=")

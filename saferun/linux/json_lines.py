@@ -1,4 +1,4 @@
-"""JSON objects, one a line, over a connected socket: bounded in both directions, and never waited for in a loop."""
+"""JSON Lines over a connected socket: bounded in both directions, and non-blocking in the loop."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from saferun.text.framing import MessageBuffer
 LONGEST_MESSAGE_BYTES = 16 << 20
 QUEUE_BYTES = 32 << 20
 _READ_BYTES = 1 << 18
-# Without a loop that could send the rest later, a peer that does not read is waited for this long.
+# How long to wait for a peer that does not read, without a loop that could send the rest later.
 _PATIENCE_S = 5.0
 
 
 class JsonLines:
-    """One end of a line to another process.
+    """One end of a connection to another process.
 
     Args:
-        connection: a connected stream socket; this object owns it from now on.
-        poller: the loop's. With it nothing is ever waited for: what does not fit into the socket's buffer is sent when
-            the peer reads. Without it a peer that does not read is waited for, for at most five seconds.
-        queue_bytes: how much waits for a slow peer; a message beyond it is dropped, and ``send`` says so.
-        most_fds: how many descriptors are taken at a time (Unix sockets only).
+        connection: a connected stream socket, which this object then owns.
+        poller: the loop's. With it sending never blocks: what does not fit into the socket's buffer is sent when the
+            peer reads. Without it sending waits for a peer that does not read, for at most five seconds.
+        queue_bytes: the most that is queued for a slow peer; messages beyond it are dropped, and ``send`` returns
+            False.
+        most_fds: how many descriptors are received at a time (Unix sockets only).
 
     Attributes:
-        fds: descriptors that have been received, in their order; who takes one owns it.
+        fds: the descriptors that have been received, in order; the one who takes one owns it.
     """
 
     def __init__(
@@ -53,29 +54,29 @@ class JsonLines:
         self._most_fds = most_fds
         self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._queued_bytes = 0
-        # epoll keeps one registration a descriptor, and reading has its own.
+        # epoll has one registration per descriptor, and that of reading exists.
         self._write_fd: socket.socket | None = None
 
     @property
     def fd(self) -> int:
-        """What becomes readable when the other side says something or ends."""
+        """A descriptor that becomes readable when the peer sends something or closes its end."""
         return self._socket.fileno()
 
     @property
     def queued_bytes(self) -> int:
-        """What waits for the peer to read."""
+        """How many bytes wait for the peer to read."""
         return self._queued_bytes
 
     def send(self, message: JsonObject, fds: Sequence[int] = ()) -> bool:
-        """Send a message; a peer that is gone is noticed when it is read from, not here.
+        """Send a message. That the peer has gone is found by ``receive``, not here.
 
         Args:
-            message: what to say.
+            message: the message.
             fds: descriptors that the peer gets copies of (Unix sockets only); they must stay open until they are sent,
-                which ``queued_bytes`` tells.
+                see ``queued_bytes``.
 
         Returns:
-            Whether the message was sent or has found room in the queue.
+            Whether the message was sent or queued.
         """
         data = json.dumps(message).encode() + b"\n"
         if self._poller is None:
@@ -88,7 +89,7 @@ class JsonLines:
         return True
 
     def receive(self) -> list[JsonObject] | None:
-        """The messages that have come; None when the other side has closed its end, or sends no lines."""
+        """The messages that have arrived; None when the peer has closed its end, or does not send lines."""
         try:
             if self._most_fds:
                 chunk, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, self._most_fds)
@@ -104,7 +105,7 @@ class JsonLines:
         return self._buffer.feed(chunk) if chunk else None
 
     def drain(self, timeout_s: float) -> None:
-        """Send what is queued, waiting for the peer to read: for the end of a launch, when no loop runs any more."""
+        """Send what is queued, and wait for the peer to read: at the end of a launch, when no loop runs any more."""
         give_up_at = time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLOUT)
@@ -145,7 +146,7 @@ class JsonLines:
                     self._write_fd = self._socket.dup()
                     self._poller.watch(self._write_fd.fileno(), self._flush, select.EPOLLOUT)
             return
-        except OSError:  # the peer is gone
+        except OSError:  # the peer has gone
             self._queue.clear()
             self._queued_bytes = 0
         self._stop_writing()

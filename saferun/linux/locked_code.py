@@ -1,7 +1,7 @@
-"""Keeps the code that this process runs in memory: what the kernel drops it reads again from a file system.
+"""Locks the code that this process runs in memory; otherwise the kernel may drop pages and read them again from disk.
 
-That file system may be dead by then, and the process would wait for it in the middle of anything it does. Pages that
-are in memory are locked there, and those that come later as they come; none is read for it, so it takes no memory.
+Their file system may hang by then, and the process with it. Pages that are in memory are locked at once, others when
+they are first used; none is read for it, so it takes no memory.
 
 Sources: mlock2(2), MLOCK_ONFAULT; proc_pid_maps(5). Without privileges RLIMIT_MEMLOCK, 8 MiB as a rule, bounds it.
 """
@@ -12,15 +12,15 @@ from saferun.errors import suppress
 from saferun.linux.system_call import system_call
 
 _ONFAULT = 1
-# What lies in memory anyway.
+# Mappings that are not of files on disk.
 _NO_FILES = ("/memfd:", "/dev/", "/SYSV")
 
 
 def lock_code() -> int:
-    """Lock the program, its libraries and their constants, as far as that is allowed.
+    """Lock the program, its libraries and their constants, as far as the limit allows.
 
     Returns:
-        How much of the address space has been locked, in bytes; 0 where nothing may be.
+        How much of the address space has been locked, in bytes; 0 if that is not permitted.
     """
     locked_bytes = 0
     for start, end in _mappings():
@@ -31,7 +31,7 @@ def lock_code() -> int:
 
 
 def _mappings() -> list[tuple[int, int]]:
-    """Where files are mapped that code comes from: code first, as there may be no room for all."""
+    """The mappings of files with code: code first, as the limit may not suffice for all."""
     # 7f0a2b400000-7f0a2bd31000 r-xp 00000000 08:01 1234                       /usr/lib/libpython3.12.so.1.0
     code, others, programs = [], [], set()
     try:

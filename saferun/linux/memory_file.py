@@ -1,4 +1,4 @@
-"""Files that lie in memory and in no directory."""
+"""Anonymous files in memory."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ import errno
 import os
 from collections.abc import Iterator
 
+from saferun.linux.descriptors import close_on_error
 from saferun.linux.system_call import system_call
 
 _MFD_CLOEXEC = 0x1
-_MFD_EXEC = 0x10  # Linux 6.3, where vm.memfd_noexec may ask for it
+_MFD_EXEC = 0x10  # Linux 6.3, where vm.memfd_noexec may require it
 _TRIES = 8
 
 
 def memory_file(name: str, content: bytes | memoryview, *, executable: bool = False, disks: bool = True) -> int:
-    """A file with this content, as a descriptor for reading, at its begin. It is closed by exec.
+    """A file with this content, as a descriptor for reading, at offset 0. It is closed by exec.
 
     Args:
         name: shown by tools that list a process's descriptors.
         content: the whole content.
-        executable: it is a program, to be started as /proc/self/fd/N.
-        disks: where the system has no files in memory, a file on a disk will do, whose file system may hang.
+        executable: whether it is a program, to be started as /proc/self/fd/N.
+        disks: whether a file on disk, whose file system may hang, will do if the system has no memory files.
 
     Raises:
-        OSError: there is no place for it.
+        OSError: it cannot be made.
     """
     try:
         fd = _memfd(name, executable=executable)
     except OSError:
         return _unlinked_file(content, executable=executable, disks=disks)
-    try:
+    with close_on_error(fd):
         _write(fd, content)
         os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -42,7 +40,7 @@ def blank_memory_file(name: str) -> int:
     """An empty file in memory, as a descriptor for reading and writing. It is closed by exec.
 
     Raises:
-        OSError: the system has none: whoever asks keeps what was to lie there in its own memory.
+        OSError: the system has none; use the heap instead.
     """
     return _memfd(name, executable=False)
 
@@ -64,7 +62,7 @@ def _memfd_create(name: str, flags: int) -> int:
 
 
 def _unlinked_file(content: bytes | memoryview, *, executable: bool, disks: bool) -> int:
-    """The same in the first place that takes it: memory first, disks last."""
+    """An unlinked file in the first directory that works: memory first, disks last."""
     failure = OSError(errno.ENOENT, "no place for a temporary file")
     for place in _places(disks=disks):
         try:
@@ -77,7 +75,7 @@ def _unlinked_file(content: bytes | memoryview, *, executable: bool, disks: bool
 
 
 def _places(*, disks: bool) -> Iterator[str]:
-    yield "/dev/shm"  # noqa: S108 - a file of its own, which has no name any more when it is filled
+    yield "/dev/shm"  # noqa: S108 - a new file, unlinked before it is filled
     if not disks:
         return
     for place in (os.environ.get("XDG_RUNTIME_DIR"), os.environ.get("TMPDIR"), "/tmp", "/var/tmp"):  # noqa: S108
@@ -99,11 +97,8 @@ def _made_in(place: str, content: bytes | memoryview, *, executable: bool) -> in
                 reader = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             finally:
                 os.unlink(path)
-            try:
+            with close_on_error(reader):
                 _write(writer, content)
-            except BaseException:
-                os.close(reader)
-                raise
         finally:
             os.close(writer)
         return reader

@@ -1,6 +1,6 @@
-"""Bounds on the memory of this process, for work on what somebody else has written.
+"""Bounds on the memory of this process, for processing untrusted input.
 
-Source: getrlimit(2), RLIMIT_AS: the address space, of which memory that was only reserved is a part.
+Source: getrlimit(2), RLIMIT_AS: the address space, which includes memory that is only reserved.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from saferun.errors import suppress
 
 READING_BYTES = 512 << 20
-"""For reading what a tool has printed (8 MiB at most), or what a core says of its process."""
+"""For parsing a tool's output (8 MiB at most), or a core's notes."""
 
 TOO_MUCH = "what it says takes too much memory"
 
 
-def be_ended_first() -> None:
-    """Where memory runs out the kernel ends this process, and programs that it starts, before the ranks. Never raises.
+def be_killed_first() -> None:
+    """Have the OOM killer prefer this process, and those that it starts, to the ranks. Never raises.
 
     Source: proc(5), /proc/PID/oom_score_adj.
     """
@@ -29,7 +29,7 @@ def be_ended_first() -> None:
 
 @contextlib.contextmanager
 def limited_memory(more_bytes: int = READING_BYTES) -> Iterator[None]:
-    """The same for a moment, in which no program is started."""
+    """The same for a block of code that starts no programs."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(more_bytes)
     try:
@@ -40,9 +40,9 @@ def limited_memory(more_bytes: int = READING_BYTES) -> Iterator[None]:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process take so much more address space than it has now; beyond that, MemoryError. Never raises.
+    """Limit the additional address space of this process; beyond it, MemoryError is raised. Never raises itself.
 
-    A lower limit that is there stays. Programs that this process starts inherit it.
+    A lower existing limit is kept. Programs that this process starts inherit it.
     """
     with suppress(OSError, ValueError):
         with open("/proc/self/statm", "rb") as file:

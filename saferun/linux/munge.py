@@ -1,7 +1,7 @@
-"""MUNGE credentials: a text that one user has made, and that only the same user can read, on all hosts of a cluster.
+"""MUNGE credentials: tokens that only the user who made them can decode, on all hosts of a cluster.
 
 The programs ``munge`` and ``unmunge`` ask the daemon of this host, which shares a key with those of the other hosts and
-learns from the kernel who asks. Slurm depends on it, so clusters with Slurm mostly have it.
+gets the caller's user from the kernel. Slurm depends on it, so clusters with Slurm mostly have it.
 
 Sources: munge(1), unmunge(1), munge(7), munge.h (the error numbers).
 """
@@ -18,7 +18,7 @@ from saferun.linux.child_output import run_program
 from saferun.linux.children import SpawnError
 from saferun.model import Value
 
-# Not PATH, which says nothing about who owns the program.
+# Not PATH: the programs must be root's.
 _FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin", "/opt/munge/bin")
 _SOCKETS = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 _ENVIRON = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
@@ -30,11 +30,11 @@ LONGEST_CREDENTIAL = 4096
 """Fits into a pipe at once."""
 _LONGEST_PAYLOAD = 1024
 _CREDENTIAL = re.compile(r"MUNGE:[A-Za-z0-9+/=]{1,4000}:")
-# ``UID:   0``, or where the option for numbers is not known: ``UID:  root (0)``.
+# ``UID:   0``, or without the option ``--numeric``: ``UID:  root (0)``.
 _NUMBER = re.compile(rb"(?:.*\()?([0-9]{1,10})\)?")
 
 _SUCCESS, _BAD_OPTION, _REPLAYED = 0, 1, 17
-_STATUS_WORDS = {
+_STATUS_TEXTS = {
     6: "the munge daemon of this host does not answer",
     15: "the credential has expired",
     16: "the credential is from the future: the clocks of the hosts differ",
@@ -43,7 +43,7 @@ _STATUS_WORDS = {
 
 
 class MungeError(Exception):
-    """There is no credential, or it cannot be read; why, in words."""
+    """A credential cannot be made or decoded; the message says why."""
 
 
 class Munge(Value):
@@ -55,9 +55,9 @@ class Munge(Value):
 
 
 def find_munge(folders: Sequence[str] = _FOLDERS, sockets: Sequence[str] = _SOCKETS) -> Munge | None:
-    """The programs and the daemon's socket, where root has installed them; None: they are not there.
+    """The programs and the daemon's socket, if root has installed them; None otherwise.
 
-    Nothing is asked of the daemon.
+    The daemon is not called.
     """
     socket = next((path for path in sockets if _is_socket(path)), None)
     if socket is None:
@@ -67,7 +67,7 @@ def find_munge(folders: Sequence[str] = _FOLDERS, sockets: Sequence[str] = _SOCK
 
 
 def _is_socket(path: str) -> bool:
-    """Whether it is a socket that only root, or a service that root has given a directory, can have put there."""
+    """Whether it is a socket that only root, or a service to which root gave the directory, can have made."""
     folder = os.path.dirname(path)
     try:
         if not stat.S_ISSOCK(os.stat(path, follow_symlinks=False).st_mode):
@@ -93,15 +93,15 @@ def _is_roots(status: os.stat_result) -> bool:
 
 
 def encode(munge: Munge, payload: bytes, ttl_s: int) -> str:
-    """A credential with a payload that only this user can read.
+    """Make a credential whose payload only this user can decode.
 
     Args:
         munge: the programs.
         payload: at most 1024 bytes.
-        ttl_s: for how many seconds it can be read; the daemon may allow less.
+        ttl_s: how long it is valid, in seconds; the daemon may allow less.
 
     Raises:
-        MungeError: there is none.
+        MungeError: it cannot be made.
     """
     if len(payload) > _LONGEST_PAYLOAD:
         raise MungeError("the payload is too long")
@@ -109,38 +109,38 @@ def encode(munge: Munge, payload: bytes, ttl_s: int) -> str:
     code, output = _run([munge.encoder, *arguments], payload)
     credential = output.decode(errors="replace").strip()
     if code != 0 or not is_credential(credential):
-        raise MungeError(_STATUS_WORDS.get(code, f"munge ended with exit code {code}"))
+        raise MungeError(_STATUS_TEXTS.get(code, f"munge ended with exit code {code}"))
     return credential
 
 
 def is_credential(text: str) -> bool:
-    """Whether it looks like one."""
+    """Whether it has the form of a credential."""
     return _CREDENTIAL.fullmatch(text) is not None
 
 
 def decode(munge: Munge, credential: str) -> bytes:
-    """The payload of a credential that this user, or root, has made and that has not expired.
+    """Decode a credential of this user or root that has not expired. Returns its payload.
 
-    That it has been read on this host before is no reason to refuse it, though the daemon says so: several processes of
-    a user may need the same one. A payload must say by itself what it is good for.
+    One that was decoded on this host before is accepted, although the daemon reports a replay: several processes of a
+    user may need the same one. The payload itself must say what it is for.
 
     Raises:
-        MungeError: it cannot be read, or somebody else has made it.
+        MungeError: it cannot be decoded, or is another user's.
     """
     if not is_credential(credential):
-        raise MungeError("this is no credential")
+        raise MungeError("this is not a credential")
     arguments = [f"--socket={munge.socket}", "--keys=STATUS,UID,LENGTH"]
-    # Without it names of users are looked up, which may take long.
+    # Without it, user names are looked up, which may take long.
     code, output = _run([munge.decoder, "--numeric", *arguments], credential.encode())
     if not output and code == _BAD_OPTION:
         code, output = _run([munge.decoder, *arguments], credential.encode())
     if not output:
-        raise MungeError(_STATUS_WORDS.get(code, f"unmunge ended with exit code {code}"))
+        raise MungeError(_STATUS_TEXTS.get(code, f"unmunge ended with exit code {code}"))
     head, blank, payload = output.partition(b"\n\n")
     fields = dict(_field(line) for line in head.splitlines())
     status, uid, length = (fields.get(name, -1) for name in (b"STATUS", b"UID", b"LENGTH"))
     if status not in {_SUCCESS, _REPLAYED}:
-        raise MungeError(_STATUS_WORDS.get(status, f"unmunge says {status}"))
+        raise MungeError(_STATUS_TEXTS.get(status, f"unmunge says {status}"))
     if uid not in {os.geteuid(), _ROOT}:
         raise MungeError(f"the credential was made by user {uid}")
     if not blank or length != len(payload):
@@ -155,10 +155,10 @@ def _field(line: bytes) -> tuple[bytes, int]:
 
 
 def _run(argv: list[str], content: bytes) -> tuple[int, bytes]:
-    """Run a program for at most three seconds: its exit code, and what it wrote to stdout.
+    """Run a program for at most three seconds. Returns its exit code and its stdout.
 
     Raises:
-        MungeError: it does not end in time, or cannot be run.
+        MungeError: it does not exit in time, or cannot be run.
     """
     try:
         output, status = run_program(argv, _ENVIRON, _TIMEOUT_S, content=content)

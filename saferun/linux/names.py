@@ -1,4 +1,4 @@
-"""Whether a name leads to this host. A name service may take minutes to answer, so a process of its own asks it."""
+"""Whether a name resolves to this host. A name service may take minutes, so a separate process asks it."""
 
 from __future__ import annotations
 
@@ -9,30 +9,27 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from saferun.linux.child_output import collect_output
-from saferun.linux.children import Child, fork
+from saferun.linux.child_output import run_forked
 from saferun.linux.descriptors import close_all_but
-from saferun.linux.helper import Helper
-from saferun.linux.pidfd import open_pidfd
+from saferun.linux.helper import Helper, LoopPart
 from saferun.linux.poller import Poller
-from saferun.linux.prctl import die_with_parent, set_name
-from saferun.model import ExitStatus, JsonObject
+from saferun.model import JsonObject
 
 DEADLINE_S = 3.0
-"""How long a name service may take."""
+"""How long a name service may take before it is reported."""
 
 _PROCESS = "sr-names"
 _MOST_AT_ONCE = 32
 _AGAIN_S = 1.0
-# A failure that comes sooner is no silence: there is no name server, or it refuses.
+# A failure that comes sooner is no timeout: there is no name server, or it refuses.
 _SILENCE_S = 0.5
 
 
 def known_at_once(name: str) -> bool | None:
-    """Whether a name or address is this host's, where no name service is needed for that; None: it is.
+    """Whether a name or address is this host's; None if only a name service can tell.
 
     Args:
-        name: of a host, or an address without brackets.
+        name: a host name, or an address without brackets.
     """
     if name in {"localhost", socket.gethostname()}:
         return True
@@ -48,14 +45,14 @@ def known_at_once(name: str) -> bool | None:
 
 
 def own_names(names: Iterable[str], deadline_s: float = DEADLINE_S) -> tuple[frozenset[str], str]:
-    """Those of these names that lead to this host. Waits for the name service, not longer than the deadline.
+    """Find the names that resolve to this host. Waits for the name service until the deadline.
 
     Args:
         names: names or addresses.
         deadline_s: for all of them together, in seconds.
 
     Returns:
-        The names, and one of which nothing has been heard in time; empty: there is none.
+        The names, and one that was not resolved in time; empty if there is none.
     """
     known = {name: known_at_once(name) for name in names}
     asked = [name for name, is_own in known.items() if is_own is None]
@@ -64,21 +61,21 @@ def own_names(names: Iterable[str], deadline_s: float = DEADLINE_S) -> tuple[fro
     return own, next((name for name in asked if name not in answers), "")
 
 
-def unanswered_words(name: str, seconds: float) -> str:
-    """What is said of a name service that does not answer."""
+def unanswered_text(name: str, seconds: float) -> str:
+    """The message about a name service that does not respond."""
     return f"the name server does not answer for {name} ({seconds:.0f} s)"
 
 
-class OwnName:
-    """The question whether a name leads to this host, which a helper process asks again until there is an answer.
+class OwnName(LoopPart):
+    """Finds whether a name resolves to this host; a helper process asks the name service until there is an answer.
 
-    Names may come into being late, as those of pods behind a headless service.
+    Names may appear late, as those of pods of a headless service.
 
     Args:
-        name: of a host.
+        name: a host name.
         poller: the loop's.
-        on_answer: told, once, whether it is this host; not, where nobody can ask.
-        on_doubt: told, once, that there will be no answer soon: the name is unknown, or there is none in time.
+        on_answer: called once with whether it is this host; False if no process can be started.
+        on_doubt: called once if there is no answer soon: the name is unknown, or the name service is slow.
     """
 
     def __init__(
@@ -87,32 +84,31 @@ class OwnName:
         self.name = name
         self.began_at = time.monotonic()
         self.deadline: float | None = self.began_at + DEADLINE_S
-        self.is_unknown = False  # the name service says that there is no such name
+        self.is_unknown = False  # the name service reports that there is no such name
         self._on_answer = on_answer
         self._on_doubt = on_doubt
-        self._helper: Helper | None = None
         try:
             helper = Helper(_PROCESS, lambda line: _serve(line, name))
         except OSError:
-            self.deadline = self.began_at  # nobody can ask, which is told from the loop
+            self.deadline = self.began_at  # reported from the loop
             return
         self._helper = helper
         helper.attach(poller, self._on_message, self._on_lost)
 
     @property
-    def words(self) -> str:
+    def reason(self) -> str:
         """Why there is no answer yet."""
         if self.is_unknown:
             return f"the name {self.name} cannot be resolved on this host"
-        return unanswered_words(self.name, time.monotonic() - self.began_at)
+        return unanswered_text(self.name, time.monotonic() - self.began_at)
 
     def tick(self, now: float) -> None:
-        """Whether it takes too long."""
+        """Report that it takes too long, if it does."""
         if self.deadline is not None and self.deadline <= now:
             self._doubt()
 
     def _on_lost(self) -> None:
-        """Nobody asks any more; whoever connects to that name finds out what there is to be known."""
+        """The helper process is gone; connecting to the name will show where it leads."""
         self.deadline = None
         self._on_answer(False)
 
@@ -131,17 +127,8 @@ class OwnName:
         self.is_unknown = message.get("unknown") is True
         self._doubt()
 
-    @property
-    def pids(self) -> set[int]:
-        """The helper process."""
-        return self._helper.pids if self._helper is not None else set()
-
-    def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Whether it was the helper process."""
-        return self._helper is not None and self._helper.on_exit(pid, status)
-
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self.deadline = None
         if self._helper is not None:
             self._helper.close()
@@ -149,14 +136,14 @@ class OwnName:
 
 def _serve(line: socket.socket, name: str) -> None:
     while True:
-        answer = _look_up(name)
+        answer = _resolve(name)
         line.sendall(json.dumps(answer).encode() + b"\n")
         if "own" in answer:
             return
         time.sleep(_AGAIN_S)
 
 
-def _look_up(name: str) -> JsonObject:
+def _resolve(name: str) -> JsonObject:
     began_at = time.monotonic()
     try:
         # As bytes: text would import the IDNA codec.
@@ -180,30 +167,15 @@ def _is_own(family: int, address: str) -> bool:
 
 
 def _ask(names: list[str], deadline_s: float) -> dict[str, bool]:
-    """Ask in a process that is left behind at the deadline; a name that cannot be resolved is not this host's."""
-    read_fd, write_fd = os.pipe()
-    parent_pid = os.getpid()
-
-    def begin() -> None:
-        die_with_parent(parent_pid)
-        set_name(_PROCESS)
-        close_all_but(write_fd)
-        _answer_all(names, write_fd)
-
-    try:
-        pid = fork(begin)
-    except OSError:
-        os.close(read_fd)
-        return {}
-    finally:
-        os.close(write_fd)
-    output, _status = collect_output(Child(pid, open_pidfd(pid)), read_fd, deadline_s)
+    """Ask in a process that is killed at the deadline; a name that cannot be resolved is not this host's."""
+    output, _status = run_forked(lambda write_fd: _answer_all(names, write_fd), deadline_s, _PROCESS)
     answers = (line.split() for line in output.splitlines())
     return {names[int(number)]: is_own == b"1" for number, is_own in answers}
 
 
 def _answer_all(names: list[str], write_fd: int) -> None:
-    """Look all names up, several at once; each answer is one short write."""
+    """Resolve all names, several at once; each answer is one short write."""
+    close_all_but(write_fd)
     numbers = iter(range(len(names)))
     lock = threading.Lock()
 
@@ -213,7 +185,7 @@ def _answer_all(names: list[str], write_fd: int) -> None:
                 number = next(numbers, None)
             if number is None:
                 return
-            answer = _look_up(names[number])
+            answer = _resolve(names[number])
             if "own" in answer or answer["unknown"]:
                 os.write(write_fd, f"{number} {int(answer.get('own') is True)}\n".encode())
 

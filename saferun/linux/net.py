@@ -1,4 +1,4 @@
-"""The store's listening socket, this host's name, and who holds a port."""
+"""The store's listening socket, this host's name, and the process that holds a port."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BACKLOG = 4096
 _MOST_ADDRESSES = 16
 _LISTENING = "0A"  # TCP_LISTEN in include/net/tcp_states.h
 _INODE_FIELD = 9
-# Loopback and what is valid on one link alone, of both families.
+# Loopback and link-local addresses, of both families.
 _LOCAL = ("127.", "169.254.", "::1", "fe8", "fe9", "fea", "feb")
 
 
@@ -22,19 +22,18 @@ def hold_port(port: int | None, *, listening: bool = True) -> socket.socket:
 
     Args:
         port: the port; None or 0: the kernel chooses a free one.
-        listening: whether to listen on it as well. A port that is only held can be listened on by a program that
-            binds it with SO_REUSEADDR, as torch does, and is given to nobody else.
+        listening: whether to listen on it as well. A port that is only bound can be listened on by a program that binds
+            it with SO_REUSEADDR, as torch does, and by no other.
 
     Raises:
-        SaferunError: the port is taken (the message names the process that holds it, where it can be seen), or may
-            not be used.
+        SaferunError: the port is in use (the message names the process that holds it, if visible), or not permitted.
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if port:
-            # Connections of an earlier job may still linger on the port. Not where the kernel chooses: it would take a
-            # port that another launch holds in the same way.
+            # Connections of an earlier job may linger on the port. Not if the kernel chooses: it could choose a port
+            # that another launch holds in the same way.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -65,19 +64,19 @@ def _explain(error: OSError, port: int) -> SaferunError:
 
 
 def port_holder(port: int) -> str:
-    """Who listens on the port, as ``pid 4711 (train.py)``; the honest unknown where it cannot be seen."""
+    """The process that listens on the port, as ``pid 4711 (train.py)``, or that it is not visible."""
     pids = _listeners_on(port)
     if not pids:
         return "a process that this user cannot see"
-    # A socket may have been inherited; the oldest of its processes is the one that people know.
+    # A socket may have been inherited; users know the oldest of its processes.
     oldest = min(pids, key=lambda pid: (stat.start_ticks if (stat := read_stat(pid)) else 0, pid))
     return f"pid {oldest} ({_program(read_cmdline(oldest))})"
 
 
 def _listeners_on(port: int) -> list[int]:
-    """The processes that have a TCP socket listening on a port, as far as this user may see them.
+    """The visible processes that have a TCP socket listening on a port.
 
-    psutil names one of the processes that have inherited a socket, and not the first.
+    psutil returns one of the processes that have inherited a socket, and not the first.
 
     Source: proc(5), /proc/net/tcp and /proc/PID/fd.
     """
@@ -113,7 +112,7 @@ def short_host_name() -> str:
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this host's interfaces that others may know it by: not loopback, not link-local."""
+    """The addresses of this host's interfaces that other hosts may use: not loopback, not link-local."""
     from saferun.linux.nics import read_nics
 
     try:

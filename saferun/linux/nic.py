@@ -1,4 +1,4 @@
-"""A network interface of a host, as it was found. Pure."""
+"""A network interface of a host. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ class Nic(Value):
         is_up: administratively up and with a carrier.
         mtu: in bytes.
         kind: ``loopback``, ``ethernet``, ``infiniband``, ``bridge``, ``bond``, ``vlan``, ``tunnel``, ``virtual``.
-        speed_bits_s: what the driver says; 0: unknown.
-        labels: other names under which libraries find its IPv4 addresses: ``eth0:1``, or the one it had before it was
-            renamed.
-        rdma: the RDMA devices behind it, with their ports: ``mlx5_0:1``.
+        speed_bits_s: as the driver reports it; 0: unknown.
+        labels: other names under which libraries find its IPv4 addresses: ``eth0:1``, or its name before a rename.
+        rdma: its RDMA devices, with their ports: ``mlx5_0:1``.
     """
 
     name: str

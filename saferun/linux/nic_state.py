@@ -1,4 +1,4 @@
-"""Whether network interfaces work, asked by their names. Source: netdevice(7), SIOCGIFFLAGS; if_nameindex(3)."""
+"""Whether network interfaces work, by name. Source: netdevice(7), SIOCGIFFLAGS; if_nameindex(3)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _UP, _LOOPBACK, _RUNNING = 0x1, 0x8, 0x40
 WORKS = ""
 NO_CARRIER = "has no carrier"
 DOWN = "is down"
-MISSING = "is not there any more"
+MISSING = "does not exist any more"
 
 
 def working_nics() -> list[str]:
-    """The interfaces that are up and have a carrier, loopback apart; none where the kernel does not tell."""
+    """The interfaces except loopback that are up and have a carrier; none if the kernel cannot be asked."""
     try:
         with _probe() as probe:
             return [
@@ -30,7 +30,7 @@ def working_nics() -> list[str]:
 
 
 def nic_state(name: str) -> str:
-    """What is amiss with an interface, to be said after its name; ``WORKS`` (empty): nothing that this host sees."""
+    """What is wrong with an interface, to follow its name in a message; ``WORKS`` (empty): nothing."""
     try:
         with _probe() as probe:
             flags = _flags(probe, name)

@@ -1,7 +1,7 @@
-"""This host's network interfaces, and which of them leads to an address, as the kernel tells over netlink.
+"""This host's network interfaces, and its route to an address, by netlink.
 
-Netlink and not sysfs: /sys shows the interfaces of whoever mounted it, which in a container or another network
-namespace are somebody else's. Sources: netlink(7), rtnetlink(7).
+Netlink and not sysfs: /sys shows the interfaces of the network namespace in which it was mounted, which may be another
+one than the container's. Sources: netlink(7), rtnetlink(7).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBER = struct.Struct("=I")
 _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
 _NEWLINK, _GETLINK, _NEWADDR, _GETADDR, _NEWROUTE, _GETROUTE = 16, 18, 20, 22, 24, 26
-_TYPE_MASK = 0x3FFF  # of an attribute: the two bits above say how it is encoded
+_TYPE_MASK = 0x3FFF  # of an attribute: the two bits above are flags
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_EXT_MASK = 1, 3, 4, 18, 29
 _INFO_KIND = 1
 _SKIP_STATS = 1 << 3
@@ -60,14 +60,15 @@ _LINK_LOCAL_V6 = ("fe8", "fe9", "fea", "feb")
 
 
 class Route(Value):
-    """The way that packets to an address take.
+    """The route of packets to an address.
 
     Attributes:
-        nic: the interface that they leave by; empty where there is no way.
-        source: this host's address that they come from; empty: unknown.
-        gateway: the router that they are handed to; empty: the address is on the interface's own network.
-        mtu: of the way, as far as this host knows, in bytes; 0: unknown.
-        error: why there is no way, as an errno: ``errno.ENETUNREACH``, of a rule that forbids it ``errno.EACCES``; 0.
+        nic: the outgoing interface; empty if there is no route.
+        source: their source address; empty: unknown.
+        gateway: the next router; empty: the address is on the interface's own network.
+        mtu: the path MTU as far as this host knows it, in bytes; 0: unknown.
+        error: why there is no route, as an errno: ``errno.ENETUNREACH``, or ``errno.EACCES`` by a rule; 0 if there is
+            one.
     """
 
     nic: str = ""
@@ -102,11 +103,11 @@ def read_nics(root: str = "/") -> tuple[Nic, ...]:
     """All network interfaces of this network namespace, in the kernel's order.
 
     Args:
-        root: where sysfs is looked for, below which the driver's speed and RDMA device stand. They are left out where
-            that sysfs shows another namespace's interfaces.
+        root: the root directory, for the speed and the RDMA devices in sysfs. They are left out if that sysfs shows
+            another namespace's interfaces.
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: the kernel cannot be asked.
     """
     with _open() as connection:
         links = list(_read_links(connection))
@@ -132,13 +133,13 @@ def read_nics(root: str = "/") -> tuple[Nic, ...]:
 
 
 def route_to(address: str) -> Route:
-    """The way that packets to an address would take; nothing is sent.
+    """The route of packets to an address; nothing is sent.
 
     Args:
         address: IPv4 or IPv6, in numbers; a link-local one with its interface (``fe80::1%eth0``).
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: the kernel cannot be asked.
     """
     plain, _, scope = address.partition("%")
     family = socket.AF_INET6 if ":" in plain else socket.AF_INET
@@ -159,7 +160,7 @@ def route_to(address: str) -> Route:
             ((link.name, link.mtu) for link in _read_links(connection) if link.number == index), ("", 0)
         )
     path_mtu = _number(dict(_attributes(attributes.get(_RTA_METRICS, b""))).get(_RTAX_MTU))
-    gateway = attributes.get(_RTA_GATEWAY) or attributes.get(_RTA_VIA, b"")[2:]  # of another family: behind its number
+    gateway = attributes.get(_RTA_GATEWAY) or attributes.get(_RTA_VIA, b"")[2:]  # of another family: after its number
     return Route(
         name,
         _text(attributes.get(_RTA_PREFSRC, b"")),
@@ -179,10 +180,10 @@ def _open() -> socket.socket:
 
 
 def _ask(connection: socket.socket, request: int, body: bytes, answer: int, flags: int = 0) -> Iterator[bytes]:
-    """The bodies of the messages of one type that the kernel answers with.
+    """The bodies of the messages of one type in the kernel's answer.
 
     Raises:
-        OSError: it refuses, or does not answer.
+        OSError: it refuses, or does not respond.
     """
     size = _HEADER.size + len(body)
     connection.sendall(_HEADER.pack(size, request, _REQUEST | flags, 0, 0) + body)
@@ -268,7 +269,7 @@ def kind_of(flags: int, hardware: int, driver: str) -> str:
     Args:
         flags: ``IFF_…``.
         hardware: ``ARPHRD_…``.
-        driver: what the kernel calls its kind: ``bridge``, ``veth``; empty for those of hardware.
+        driver: the kernel's name of its kind: ``bridge``, ``veth``; empty for hardware.
     """
     if flags & _IFF_LOOPBACK:
         return "loopback"
@@ -280,11 +281,11 @@ def kind_of(flags: int, hardware: int, driver: str) -> str:
 
 
 def _read_addresses(connection: socket.socket) -> Iterator[_Address]:
-    """All addresses that can be bound now."""
+    """All addresses that can be bound."""
     for answer in _ask(connection, _GETADDR, _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0), _NEWADDR, _DUMP):
         family, prefix_bits, flags, _, index = _ADDRESS.unpack_from(answer)
         attributes = dict(_attributes(answer[_ADDRESS.size :]))
-        # Of a point-to-point link, the other address is the far end's.
+        # On a point-to-point link, the other address is the peer's.
         text = _text(attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS, b""))
         flags = _number(attributes.get(_IFA_FLAGS)) or flags
         if text and not flags & (_DAD_FAILED | _TENTATIVE):
@@ -292,7 +293,7 @@ def _read_addresses(connection: socket.socket) -> Iterator[_Address]:
 
 
 def _order(address: _Address) -> tuple[bool, bool]:
-    """IPv4, then IPv6, then what is valid on its own link only."""
+    """IPv4, then IPv6, then link-local addresses."""
     return address.family != socket.AF_INET, address.text.startswith(_LINK_LOCAL_V6)
 
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) tells about the GPUs of a host.
+"""The state of a host's GPUs from NVIDIA's management library (NVML).
 
 Source: NVML API Reference Guide, docs.nvidia.com/deploy/nvml-api.
 """
@@ -29,7 +29,7 @@ _VOLATILE, _AGGREGATE = 0, 1
 _TEMPERATURE_GPU = 0
 _RETIRED_CAUSES = (0, 1)
 
-# Bits of the reasons for lower clocks that mean trouble; the power cap is everyday life.
+# Clock throttle reasons that mean a fault; the software power cap is normal.
 _SLOWDOWNS = ((0x20 | 0x40, "heat"), (0x80, "the power supply (power brake)"))
 _HW_SLOWDOWN = 0x08
 
@@ -43,7 +43,7 @@ _FIELDS = {
     "nvlink_recoveries": _RECOVERIES,
     "recovery_action": _RECOVERY_ACTION,
 }
-_RECOVERY_WORDS = {
+_RECOVERY_ACTIONS = {
     1: "a reset of the GPU",
     2: "a reboot of the host",
     3: "peer-to-peer traffic to be drained",
@@ -58,31 +58,30 @@ _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"
 _MAX_LINKS = 36
 
 
-# Started anew and not forked: whoever asks has threads, and a fork may inherit a lock of the loader that one of them
-# holds just then.
+# A new process, not a fork: the caller has threads, and a fork may inherit a lock of the loader that one of them holds.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[2:]; from saferun.linux.nvidia_gpus import print_state; "
     "print_state(float(sys.argv[1]))"
 )
 _MOST_PROCESSES = 32
-_REST_S = 0.3  # for the answer, once the deadline is over
+_REST_S = 0.3  # for the answer, after the deadline
 
 
 def read_nvidia_state(deadline: float, ours: frozenset[int] = frozenset(), *, nvml: Any = None) -> JsonObject:  # noqa: ANN401
-    """What the library tells by a deadline, in this process: the facts, ``gpus``, ``stuck_in``, ``failure``.
+    """Query the library until a deadline, in this process: the facts, ``gpus``, ``stuck_in``, ``failure``.
 
-    Where no CUDA can be used for certain, ``unusable`` is true, and ``failure`` says why.
+    If CUDA cannot work, ``unusable`` is true, and ``failure`` says why.
 
     Args:
         deadline: in monotonic seconds. A call that has not returned by then is named in ``stuck_in``.
-        ours: pids that belong to the job.
+        ours: the pids of the job.
         nvml: a stand-in for ``pynvml``.
     """
     if nvml is None:
         try:
             import pynvml as nvml  # type: ignore[import-untyped,no-redef,unused-ignore]
         except Exception as error:
-            return {"gpus": [], "failure": f"pynvml cannot be imported: {error_words(error)}"}
+            return {"gpus": [], "failure": f"pynvml cannot be imported: {error_text(error)}"}
     reader = NvidiaReader(nvml, ours)
     done = read_until(deadline, reader.read)
     content = reader.snapshot.as_json()
@@ -94,12 +93,12 @@ def read_nvidia_state(deadline: float, ours: frozenset[int] = frozenset(), *, nv
 
 
 def read_nvidia_state_apart(timeout_s: float) -> JsonObject | None:
-    """``read_nvidia_state`` in a process of its own, which a driver may hold for ever; None: it did not answer.
+    """``read_nvidia_state`` in a separate process, which a driver may block for ever; None: no answer.
 
-    All processes on the GPUs count as others'.
+    No process on the GPUs counts as the job's.
 
     Args:
-        timeout_s: how long it may take. An answer that names the call that hangs comes just before.
+        timeout_s: how long it may take, in seconds. An answer that names a hanging call comes just before.
     """
     import json
 
@@ -115,7 +114,7 @@ def read_nvidia_state_apart(timeout_s: float) -> JsonObject | None:
 
 
 def print_state(deadline: float) -> None:
-    """Print what is known by a deadline (monotonic seconds) as JSON, and end whatever the driver holds."""
+    """Print what is known by a deadline (monotonic seconds) as JSON, and exit even if a driver call hangs."""
     import json
 
     content = read_nvidia_state(deadline)
@@ -127,16 +126,16 @@ def print_state(deadline: float) -> None:
 
 
 class NvidiaReader:
-    """Asks the library. Every call may fail by itself; what fails is noted where it is a surprise.
+    """Queries the library. Every call may fail on its own; unexpected failures are recorded.
 
     Args:
         nvml: ``pynvml`` or a stand-in.
-        ours: pids that belong to the job.
+        ours: the pids of the job.
 
     Attributes:
         snapshot: what has been read so far.
-        failure: why the library could not be started, in words.
-        lines: the same for people, where more can be said.
+        failure: why the library could not be initialized.
+        lines: the same for users, if more is known.
     """
 
     def __init__(self, nvml: Any, ours: frozenset[int]) -> None:  # noqa: ANN401
@@ -166,7 +165,7 @@ class NvidiaReader:
             if handle is not None:
                 self._read_gpu(gpu, handle)
             elif "denied" not in gpu:
-                gpu.setdefault("trouble", f"does not answer (NVML: {_first(gpu.get('errors'))})")
+                gpu.setdefault("fault", f"does not answer (NVML: {_first(gpu.get('errors'))})")
         self.snapshot.step = ""
         self._ask(facts, "nvmlShutdown")
         self.snapshot.step = ""
@@ -176,21 +175,21 @@ class NvidiaReader:
         if code in {_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED}:
             self.failure = "no NVIDIA driver here"
             return
-        self.failure = f"NVML: {error_words(error)}"
+        self.failure = f"NVML: {error_text(error)}"
         if code == _VERSION_MISMATCH:
             self.lines = ("NVIDIA's library and kernel module are of different versions: reload the driver or reboot",)
 
     def _read_gpu(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401 - an opaque pointer
         for read in (self._read_identity, self._read_load, self._read_processes, self._read_memory_errors,
                      self._read_links, self._read_modes):  # fmt: skip
-            if "trouble" in gpu:
+            if "fault" in gpu:
                 return
             read(gpu, handle)
 
     def _read_identity(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
         self._put(gpu, "name", _text, "nvmlDeviceGetName", handle)
         self._put(gpu, "uuid", _text, "nvmlDeviceGetUUID", handle)
-        # The library writes the domain with eight digits, everybody else with four.
+        # The library writes the domain with eight digits, all others with four.
         self._put(gpu, "pci", lambda pci: _text(pci.busId).lower().removeprefix("0000"), "nvmlDeviceGetPciInfo", handle)
 
     def _read_load(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
@@ -203,7 +202,7 @@ class NvidiaReader:
         self._put(gpu, "power_limit_w", _thousandths, "nvmlDeviceGetEnforcedPowerLimit", handle)
         if (bits := self._ask(gpu, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None:
             gpu["clock_reasons"] = bits
-            causes = [words for mask, words in _SLOWDOWNS if bits & mask]
+            causes = [cause for mask, cause in _SLOWDOWNS if bits & mask]
             if causes or bits & _HW_SLOWDOWN:
                 gpu["slowed_by"] = causes or ["the hardware"]
 
@@ -254,7 +253,7 @@ class NvidiaReader:
             if value.nvmlReturn == 0 and 0 <= value.valueType < len(_VALUE_MEMBERS):
                 gpu[key] = getattr(value.value, _VALUE_MEMBERS[value.valueType])
         if wanted := gpu.get("recovery_action"):
-            gpu["recovery"] = _RECOVERY_WORDS.get(wanted, f"recovery action {wanted}")
+            gpu["recovery"] = _RECOVERY_ACTIONS.get(wanted, f"recovery action {wanted}")
 
     def _read_modes(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
         self._put(gpu, "persistence", bool, "nvmlDeviceGetPersistenceMode", handle)
@@ -271,13 +270,13 @@ class NvidiaReader:
         call: str,
         *arguments: Any,  # noqa: ANN401
     ) -> None:
-        """Put the answer of one call under a key, where there is one."""
+        """Store the result of a call under a key, if there is one."""
         answer = self._ask(gpu, call, *arguments)
         if answer is not None:
             gpu[key] = answer if convert is None else convert(answer)
 
     def _ask(self, noted: dict[str, Any], call: str, *arguments: Any, quiet: bool = False) -> Any:  # noqa: ANN401
-        """The answer of one call, or None. Errors other than "not supported" are noted."""
+        """The result of a call, or None. Errors other than "not supported" are recorded."""
         index = noted.get("index")
         self.snapshot.step = call if index is None else f"{call} of GPU {index}"
         try:
@@ -285,13 +284,13 @@ class NvidiaReader:
         except Exception as error:
             code = getattr(error, "value", None)
             if code == _GPU_IS_LOST:
-                noted["trouble"] = f"fell off the bus (NVML: {error_words(error)})"
+                noted["fault"] = f"fell off the bus (NVML: {error_text(error)})"
             elif code == _RESET_REQUIRED:
-                noted["trouble"] = f"reset needed (NVML: {error_words(error)})"
+                noted["fault"] = f"reset needed (NVML: {error_text(error)})"
             elif code == _NO_PERMISSION:
-                noted["denied"] = True  # a container or a scheduler has granted other GPUs
+                noted["denied"] = True  # not granted by the container runtime or the scheduler
             elif not quiet and code not in _NOT_SUPPORTED and not isinstance(error, AttributeError):
-                noted["errors"] = {**noted.get("errors", {}), call: error_words(error)}
+                noted["errors"] = {**noted.get("errors", {}), call: error_text(error)}
             return None
 
 
@@ -303,8 +302,8 @@ def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def error_words(error: Exception) -> str:
-    """What an error of the library says."""
+def error_text(error: Exception) -> str:
+    """The message of an error of the library."""
     return str(error) or type(error).__name__
 
 

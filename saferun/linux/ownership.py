@@ -1,8 +1,8 @@
-"""Whose a file is. Everything is opened relative to a directory descriptor and then checked: what is checked is used.
+"""Checks of file owners, on open descriptors, so that what was checked is what is used.
 
-Paths are names, and whoever may write a directory decides what a name in it means. So a path is turned into a
-descriptor once, without following a link at its end; the owner is that of the descriptor; and what lies below is
-opened, made and removed relative to it.
+Any user who may write to a directory decides what a name in it refers to. So a path is resolved to a descriptor once,
+without following a link as its last component; the descriptor's owner is checked; and what is below is opened, made and
+removed relative to it.
 
 Sources: open(2), path_resolution(7), inode(7), acl(5), user_namespaces(7).
 """
@@ -15,8 +15,9 @@ import stat
 from collections.abc import Iterator
 
 from saferun.errors import suppress
+from saferun.linux.descriptors import close_on_error
 
-# Not O_NONBLOCK alone: a FIFO or a terminal that another user planted is neither waited for nor taken as ours.
+# With these, a FIFO or a terminal that another user planted neither blocks nor becomes the controlling terminal.
 CAREFULLY = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 ROOT = 0
@@ -24,14 +25,14 @@ _MOST_LINKS = 8
 _DEEPEST = 1000
 
 Identity = tuple[int, int]
-"""Device and inode: which file it is, whatever its name."""
+"""Device and inode: they identify a file, whatever its name."""
 
 
 class NotOursError(PermissionError):
-    """Another user owns the file, or may change it. ``strerror`` says who, as a message has it."""
+    """Another user owns the file, or may change it. ``strerror`` says which, for messages."""
 
-    def __init__(self, words: str, path: str) -> None:
-        super().__init__(errno.EPERM, words, path)
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(errno.EPERM, message, path)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -48,45 +49,42 @@ def open_directory(
     mapped: bool = False,
     links: bool = False,
 ) -> int:
-    """A descriptor of a directory that this user owns.
+    """Open a directory that this user owns.
 
     Args:
         path: the directory; a link as its last component is not followed.
-        dir_fd: what a relative path is relative to; None: the current directory.
+        dir_fd: the directory for a relative path; None: the current directory.
         or_root: whether it may be root's as well.
-        private: whether group and others may have no access at all.
-        also: a further owner that it may have.
-        mapped: whether it may have the owner that its file system gives to new files of this user: ``owner_of_new``.
-        links: whether a link is followed that is itself this user's, or root's.
+        private: whether group and others must have no access.
+        also: a further permitted owner.
+        mapped: whether the owner that the file system gives to this user's new files is permitted: ``owner_of_new``.
+        links: whether to follow links that are owned by this user or root.
 
     Returns:
-        The descriptor. Closing it is the caller's.
+        The descriptor, which the caller closes.
 
     Raises:
         NotOursError: it belongs to another user, or others have access.
-        OSError: it cannot be opened, or is no directory (ENOTDIR, for a link too).
+        OSError: it cannot be opened, or is not a directory (ENOTDIR, for a link too).
     """
     if links:
         path = followed(path, dir_fd)
     try:
         fd = os.open(path, _DIRECTORY, dir_fd=dir_fd)
     except PermissionError:
-        # Another user's is reported as such, whatever the permissions are.
+        # That it is another user's is the better message.
         check_owner(os.stat(path, dir_fd=dir_fd, follow_symlinks=False), path, or_root=or_root, also=also)
         raise
-    try:
+    with close_on_error(fd):
         status = os.fstat(fd)
         check_owner(status, path, or_root=or_root, also=also, new_in=(".", fd) if mapped else None)
         if private:
             _check_private(status, path)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
 def followed(path: str, dir_fd: int | None) -> str:
-    """Where links of this user, or of root, lead to. The link that was checked is the one that is read."""
+    """Resolve links of this user or root. The link that was checked is the one that is read."""
     for _ in range(_MOST_LINKS):
         try:
             link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
@@ -104,13 +102,13 @@ def followed(path: str, dir_fd: int | None) -> str:
 
 
 def make_directory(name: str, *, dir_fd: int | None = None, mode: int = 0o700, also: int = -1) -> int:
-    """The same of a directory that is made if need be. One that is there keeps its mode.
+    """Open a directory that this user owns, and make it if needed. An existing one keeps its mode.
 
     Raises:
         NotOursError: it belongs to another user.
-        OSError: as ``open_directory``, and where it cannot be made.
+        OSError: as ``open_directory``, or it cannot be made.
     """
-    # Opened first: a file system of a server may refuse to make what is there with other words than "it is there".
+    # Open first: a network file system may refuse to make an existing directory with another error than EEXIST.
     with suppress(FileNotFoundError):
         return open_directory(name, dir_fd=dir_fd, also=also)
     with suppress(FileExistsError):
@@ -128,24 +126,24 @@ def open_ours(
     also: int = -1,
     mapped: bool = False,
 ) -> int:
-    """A descriptor of a regular file that this user owns.
+    """Open a regular file that this user owns.
 
     Args:
         name: the file; a link as its last component is not followed.
-        flags: as of ``os.open``. With ``O_TRUNC`` the file is emptied only once it is known whose it is.
-        dir_fd: the directory that it lies in.
-        mode: the permissions of a file that is made.
+        flags: as of ``os.open``. With ``O_TRUNC`` the file is truncated only after its owner was checked.
+        dir_fd: the directory for a relative name.
+        mode: the permissions of a new file.
         or_root: whether it may be root's as well.
-        also: a further owner that it may have.
-        mapped: whether it may have the owner that its file system gives to new files of this user: ``owner_of_new``.
+        also: a further permitted owner.
+        mapped: whether the owner that the file system gives to this user's new files is permitted: ``owner_of_new``.
 
     Raises:
         NotOursError: it belongs to another user.
-        OSError: it cannot be opened (ELOOP: it is a link), is no regular file (EINVAL), or is to be written and has
-            another name (EMLINK): a hard link is a link that another user may have planted, too.
+        OSError: it cannot be opened (ELOOP: it is a link), is not a regular file (EINVAL), or is to be written and has
+            another name (EMLINK): another user may have planted a hard link.
     """
     fd = os.open(name, (flags & ~os.O_TRUNC) | CAREFULLY, mode, dir_fd=dir_fd)
-    try:
+    with close_on_error(fd):
         status = os.fstat(fd)
         check_regular(status, name)
         beside = (os.path.dirname(name) or ".", dir_fd)
@@ -156,30 +154,24 @@ def open_ours(
             os.ftruncate(fd, 0)
         if not flags & os.O_NONBLOCK:
             os.set_blocking(fd, True)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
 def open_named(path: str) -> int:
-    """A descriptor, for reading, of a regular file that the user has named, whosever it is.
+    """Open a regular file that the user has named for reading, whoever owns it.
 
     Raises:
-        OSError: it cannot be opened (ELOOP: it is a link), or is no regular file (EINVAL).
+        OSError: it cannot be opened (ELOOP: it is a link), or is not a regular file (EINVAL).
     """
     fd = os.open(path, os.O_RDONLY | CAREFULLY)
-    try:
+    with close_on_error(fd):
         check_regular(os.fstat(fd), path)
         os.set_blocking(fd, True)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
 def open_temporary(stem: str, *, dir_fd: int | None = None, mode: int = 0o600) -> tuple[int, str]:
-    """A new file for writing, and its name: ``stem`` and a random text. ``os.replace`` gives it its final name.
+    """Make a new file for writing. Its name is ``stem`` and a random suffix; ``os.replace`` gives it its final name.
 
     Raises:
         OSError: it cannot be made.
@@ -191,11 +183,11 @@ def open_temporary(stem: str, *, dir_fd: int | None = None, mode: int = 0o600) -
 
 
 def owner_of_new(directory: str, *, dir_fd: int | None = None) -> int:
-    """The owner of a file that this user makes in a directory; -1: none can be made.
+    """The owner of files that this user makes in a directory; -1: none can be made.
 
-    Mostly this user. Some file systems give all files, or those that root makes, one owner: NFS with root_squash or
-    all_squash, CIFS, shares of virtual machines. There an owner that is not this user is no particular user. What is
-    asked is a file without a name, or with a new one.
+    Usually this user. Some file systems give all files, or those of root, one owner: NFS with root_squash or
+    all_squash, CIFS, shares of virtual machines. That owner stands for no particular user. The test is a file without a
+    name, or with a new one.
     """
     try:
         try:
@@ -216,7 +208,7 @@ def owner_of_new(directory: str, *, dir_fd: int | None = None) -> int:
 
 
 def identity(fd: int) -> Identity:
-    """Which file a descriptor is of. For ``remove_tree``, where another process is to remove what this one made."""
+    """The identity of an open file. For ``remove_tree`` in another process than the one that made it."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 
@@ -226,19 +218,19 @@ def identity(fd: int) -> Identity:
 
 
 def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None = None) -> bool:
-    """Remove a directory of this user with all that is in it, and nothing else.
+    """Remove a directory of this user with its contents, and nothing else.
 
-    Everything is done relative to descriptors: a directory that is exchanged for a link, or moved, meanwhile leads
-    nowhere else. Left alone are directories of other users, other file systems and bind mounts within the tree. Takes
-    as few descriptors for a deep tree as for a flat one.
+    All operations are relative to descriptors: replacing a directory by a link meanwhile, or moving it, has no effect.
+    Directories of other users, other file systems and bind mounts within the tree are kept. A deep tree takes as few
+    descriptors as a flat one.
 
     Args:
         name: the directory.
-        dir_fd: what a relative name is relative to; None: the current directory.
-        made: which directory it has to be; None: any of this user's.
+        dir_fd: the directory for a relative name; None: the current directory.
+        made: the directory's identity; None: any of this user's.
 
     Returns:
-        Whether it is gone. What cannot be removed stays, and raises nothing.
+        Whether it is gone. What cannot be removed stays; nothing is raised.
     """
     try:
         top = open_directory(name, dir_fd=dir_fd)
@@ -264,13 +256,13 @@ def remove_tree(name: str, *, dir_fd: int | None = None, made: Identity | None =
 
 
 class _Removal:
-    """Empties a directory, depth first, with two descriptors at a time: the way up is ``..``, if it leads back."""
+    """Empties a directory, depth first, with two descriptors at a time: it goes up by ``..``, if that leads back."""
 
     def __init__(self, top: int) -> None:
         self._device = os.fstat(top).st_dev
         self._mount = _mount_of(top)
         self._here = os.dup(top)
-        # The names of the directories on the way down with what is to come back to, and what is left to do in each.
+        # For each directory above: its identity, the name of the one below, and the directories left to do.
         self._above: list[tuple[Identity, str, Iterator[str]]] = []
 
     def run(self) -> None:
@@ -289,7 +281,7 @@ class _Removal:
             os.close(self._here)
 
     def _empty(self) -> Iterator[str]:
-        """Remove all but the directories, whose names are returned."""
+        """Remove all but the directories, and return their names."""
         directories: list[str] = []
         with suppress(OSError), os.scandir(self._here) as entries:
             for entry in entries:
@@ -301,7 +293,7 @@ class _Removal:
         return iter(directories)
 
     def _descend(self, name: str, rest: Iterator[str]) -> Iterator[str] | None:
-        """Go into a directory, and empty it; None: it is left alone."""
+        """Enter a directory and empty it; None: it is kept."""
         if len(self._above) >= _DEEPEST:
             return None
         try:
@@ -330,7 +322,7 @@ class _Removal:
 
 
 def _mount_of(fd: int) -> bytes:
-    """The mount that a descriptor is of, which distinguishes bind mounts of one file system; empty: it is not known."""
+    """The mount of a descriptor, which distinguishes bind mounts of one file system; empty: unknown."""
     with suppress(OSError):
         info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -344,8 +336,8 @@ def _mount_of(fd: int) -> bytes:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def owner_words(uid: int) -> str:
-    """An owner in words. Without a name: that may take a name service, which is not asked here."""
+def owner_text(uid: int) -> str:
+    """An owner, for messages. Without the name, which may need a name service."""
     return "root" if uid == ROOT else f"user {uid}"
 
 
@@ -357,14 +349,14 @@ def check_owner(
     also: int = -1,
     new_in: tuple[str, int | None] | None = None,
 ) -> None:
-    """Whether a file is this user's.
+    """Check that a file is this user's.
 
     Args:
-        status: the file's.
+        status: the file's status.
         path: its name, for the error.
         or_root: whether it may be root's as well.
         also: a further owner that it may have.
-        new_in: a directory, and what that is relative to: it may have the owner of new files there.
+        new_in: a directory, and the descriptor it is relative to: the owner of new files there is permitted.
 
     Raises:
         NotOursError: it belongs to another user.
@@ -372,17 +364,17 @@ def check_owner(
     if status.st_uid in {os.geteuid(), also} or (or_root and status.st_uid == ROOT):
         return
     if new_in is None or status.st_uid != owner_of_new(new_in[0], dir_fd=new_in[1]):
-        raise NotOursError(f"it belongs to {owner_words(status.st_uid)}", path)
+        raise NotOursError(f"it belongs to {owner_text(status.st_uid)}", path)
 
 
 def check_regular(status: os.stat_result, path: str) -> None:
-    """Whether it is a regular file.
+    """Check that it is a regular file.
 
     Raises:
-        OSError: it is none (EINVAL).
+        OSError: it is not (EINVAL).
     """
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "no regular file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def _check_private(status: os.stat_result, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Descriptors of processes: they tell the end of a process, and a signal through one cannot reach a stranger."""
+"""Descriptors of processes: readable when the process exits, and safe for signals if pids are reused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from saferun.linux.system_call import system_call
 
 
 def open_pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends; -1 where there is none to be had, or no such process.
+    """A descriptor that becomes readable when the process exits; -1 if the system has none, or no such process.
 
     It is closed by exec. Source: pidfd_open(2), Linux 5.3.
     """
@@ -25,7 +25,7 @@ def send_signal(pid: int, pidfd: int, signum: int) -> None:
     """Send a signal to a child that has not been reaped.
 
     Args:
-        pid: the child; nobody else has its number until it is reaped.
+        pid: the child; its pid is not reused until it is reaped.
         pidfd: its descriptor, or -1.
         signum: the signal.
 
@@ -42,5 +42,5 @@ def send_signal(pid: int, pidfd: int, signum: int) -> None:
         except ProcessLookupError:
             raise
         except OSError:
-            pass  # a filter that allows pidfd_open and not this one; kill says what else is wrong
+            pass  # a seccomp filter allows pidfd_open but not this; kill reports other errors
     os.kill(pid, signum)

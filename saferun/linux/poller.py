@@ -1,4 +1,4 @@
-"""Descriptors and what to do when they are ready."""
+"""The loop's poller: handlers of descriptors and processes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from saferun.errors import suppress
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.procfs import read_stat
 
-_LOOK_AGAIN_S = 1.0
-# epoll_wait(2) counts milliseconds in an int; whoever waits for longer waits again.
+_PROC_POLL_S = 1.0
+# epoll_wait(2) takes milliseconds as an int; the loop waits again after that.
 _LONGEST_WAIT_S = 1e6
 
 
 class Poller:
-    """epoll with a handler for each descriptor. Level-triggered: what is left unread is told again."""
+    """epoll with a handler for each descriptor. Level-triggered: unread data is reported again."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._processes: dict[int, _Process] = {}
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._first_fd = -1
         self._first: Callable[[], bool] = bool
 
@@ -31,18 +31,18 @@ class Poller:
         """Call the handler whenever the descriptor is ready.
 
         Raises:
-            OSError: it can never be anything but ready (a regular file).
+            OSError: epoll does not support it (a regular file).
         """
         self._epoll.register(fd, events)
         self._handlers[fd] = handler
 
     def watch_first(self, fd: int, handler: Callable[[], bool]) -> None:
-        """Call this handler before all others; where it returns True, their turn comes with the next ``wait``."""
+        """Call this handler before all others; if it returns True, they are called in the next ``wait``."""
         self._epoll.register(fd, select.EPOLLIN)
         self._first_fd, self._first = fd, handler
 
     def unwatch(self, fd: int) -> None:
-        """No longer; a descriptor that is not watched is no error."""
+        """End the watch of a descriptor, if it is watched."""
         if self._handlers.pop(fd, None) is not None:
             with suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
@@ -52,9 +52,9 @@ class Poller:
         return fd in self._handlers
 
     def watch_process(self, pid: int, handler: Callable[[], None]) -> None:
-        """Call the handler once, when a process ends that need not be a child.
+        """Call the handler once, when a process exits, which need not be a child.
 
-        By a pidfd; where there is none to be had, by a look at /proc each second.
+        By a pidfd or, if there is none, by polling /proc each second.
         """
         pidfd = open_pidfd(pid)
         self._processes[pid] = _Process(pidfd, pid, handler)
@@ -62,7 +62,7 @@ class Poller:
             self.watch(pidfd, lambda: self._ended(pid))
 
     def unwatch_process(self, pid: int) -> None:
-        """No longer; a process that is not watched is no error."""
+        """End the watch of a process, if it is watched."""
         process = self._processes.pop(pid, None)
         if process is not None and process.pidfd >= 0:
             self.unwatch(process.pidfd)
@@ -73,31 +73,31 @@ class Poller:
         self.unwatch_process(pid)
         process.handler()
 
-    def _look_at_processes(self) -> None:
-        self._look_at = time.monotonic() + _LOOK_AGAIN_S
+    def _poll_processes(self) -> None:
+        self._poll_at = time.monotonic() + _PROC_POLL_S
         for process in list(self._processes.values()):
             if process.pidfd < 0 and process.pid in self._processes and process.has_ended():
                 self._ended(process.pid)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until something is ready, at most so long (None: for ever), and call the handlers."""
-        looks = any(process.pidfd < 0 for process in self._processes.values())
-        if looks:
-            left_s = max(self._look_at - time.monotonic(), 0.0)
+        """Wait until something is ready, at most ``timeout_s`` (None: for ever), and call the handlers."""
+        is_polling = any(process.pidfd < 0 for process in self._processes.values())
+        if is_polling:
+            left_s = max(self._poll_at - time.monotonic(), 0.0)
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         ready = self._epoll.poll(-1 if timeout_s is None else min(timeout_s, _LONGEST_WAIT_S))
         if any(fd == self._first_fd for fd, _ in ready) and self._first():
             return
         for fd, _ in ready:
-            # A handler may end the watch of a descriptor whose turn comes later.
+            # A handler may have ended the watch of another ready descriptor.
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler()
-        if looks and time.monotonic() >= self._look_at:
-            self._look_at_processes()
+        if is_polling and time.monotonic() >= self._poll_at:
+            self._poll_processes()
 
     def close(self) -> None:
-        """Forget everything."""
+        """End all watches."""
         for pid in list(self._processes):
             self.unwatch_process(pid)
         self._handlers.clear()
@@ -105,7 +105,7 @@ class Poller:
 
 
 class _Process:
-    """A process that is watched; ``pidfd`` is -1 where only /proc tells."""
+    """A watched process; ``pidfd`` is -1 if /proc is polled."""
 
     def __init__(self, pidfd: int, pid: int, handler: Callable[[], None]) -> None:
         self.pidfd = pidfd
@@ -119,7 +119,7 @@ class _Process:
         if stat is not None:
             return stat.state in "ZX" or self._start_ticks not in {None, stat.start_ticks}
         try:
-            # Not seen in /proc: it is gone, or somebody else's where /proc is mounted with hidepid.
+            # Not in /proc: it has exited, or is another user's and /proc is mounted with hidepid.
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return True

@@ -1,4 +1,4 @@
-"""The prctl(2) calls that saferun needs, by ctypes: no package with a compiler for five lines of C."""
+"""The prctl(2) calls that saferun needs, by ctypes, so that no C extension has to be built."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _prctl.restype = ctypes.c_int
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel send this process SIGKILL when its parent *thread* ends.
+    """Have the kernel send this process SIGKILL when its parent *thread* exits.
 
-    Call it in the child between fork and exec. Where the parent is gone already, the process ends here.
+    Call it in the child between fork and exec. If the parent has exited already, so does this process.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
@@ -33,7 +33,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Have the kernel send nothing any more when the parent ends: what ``die_with_parent`` has asked for is over.
+    """Undo ``die_with_parent``.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """
@@ -41,7 +41,7 @@ def outlive_parent() -> None:
 
 
 def hide_environ_entry(name: str) -> None:
-    """Overwrite an entry of the environment that others see of this process, as programs do that set their title.
+    """Overwrite an entry in the environment that other processes see of this one, as programs do to set their title.
 
     Source: proc(5), /proc/PID/environ; environ(7).
     """
@@ -55,7 +55,7 @@ def hide_environ_entry(name: str) -> None:
 
 
 def become_subreaper() -> bool:
-    """Have orphaned descendants become children of this process. False where the kernel refuses.
+    """Have orphaned descendants become children of this process. Returns False if the kernel refuses.
 
     Source: prctl(2), PR_SET_CHILD_SUBREAPER.
     """
@@ -63,9 +63,9 @@ def become_subreaper() -> bool:
 
 
 def allow_ptrace_by(pid: int) -> None:
-    """Let a process and its descendants trace this one where Yama would let ancestors alone. Nothing without Yama.
+    """Let a process and its descendants trace this one if Yama only permits ancestors. No effect without Yama.
 
-    It outlives exec, and is not inherited by children.
+    It survives exec, and is not inherited by children.
 
     Source: prctl(2), PR_SET_PTRACER; Linux, Documentation/admin-guide/LSM/Yama.rst.
     """
@@ -79,11 +79,11 @@ def set_name(name: str) -> None:
 
 
 def keep_freed_memory(size_bytes: int) -> None:
-    """Have malloc keep freed memory up to this size instead of giving it back at every chunk of output.
+    """Have malloc keep freed memory up to this size instead of returning it to the kernel at every chunk of output.
 
-    Giving it back means page faults for the next chunk, which cost more than all the rest of the output path.
+    The page faults of the next chunk would cost more than the rest of the output path.
 
-    Source: mallopt(3), M_TRIM_THRESHOLD and M_MMAP_THRESHOLD. Does nothing where the C library has no mallopt.
+    Source: mallopt(3), M_TRIM_THRESHOLD and M_MMAP_THRESHOLD. No effect if the C library has no mallopt.
     """
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:

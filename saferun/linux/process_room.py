@@ -1,4 +1,4 @@
-"""Whether the user or the control group may be short of processes: a quick look, at every start.
+"""Whether the user or the control group may be short of processes: a quick check at every start.
 
 Sources: getrlimit(2), RLIMIT_NPROC; Linux, Documentation/admin-guide/cgroup-v1/pids.rst.
 """
@@ -10,7 +10,7 @@ import resource
 
 from saferun.linux.small_files import read_bytes
 
-# As many threads as a rank may start, with room to spare; the checks look closer.
+# More than the threads of a rank; the preflight checks are more precise.
 _ROOM_PER_RANK = 64
 _MANY_PROCESSES = 32768
 _MOST_LEVELS = 16
@@ -18,11 +18,11 @@ _MOUNT = "/sys/fs/cgroup"
 
 
 def may_be_short_of_processes(ranks: int, root: str = "") -> bool:
-    """Whether it is not certain at once that this many ranks can be started. Where nothing can be read it is no.
+    """Whether this many ranks might not fit into the limits. False if no limit can be read.
 
     Args:
-        ranks: of this process.
-        root: where /proc and /sys are looked for.
+        ranks: the number of ranks on this host.
+        root: the root directory.
     """
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY and soft < _MANY_PROCESSES and os.geteuid() != 0:
@@ -40,7 +40,7 @@ def may_be_short_of_processes(ranks: int, root: str = "") -> bool:
 
 
 def _is_short(mount: str, path: str, wanted: int) -> bool:
-    # In a container the path may begin at the host's root, of which only the own part is mounted.
+    # In a container the path may begin at the host's root while only the container's subtree is mounted.
     directory = f"{mount}{path}".rstrip("/")
     if not os.path.isdir(directory):
         directory = mount

@@ -1,4 +1,4 @@
-"""What /proc tells about processes. Processes come and go meanwhile: a missing one is no error."""
+"""Processes in /proc. A process that has exited meanwhile is no error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Stat(Value):
-    """Of /proc/PID/stat: state, parent, CPU time, threads, start time (clock ticks since boot). Source: proc(5)."""
+    """From /proc/PID/stat: state, parent, CPU time, threads, start time (clock ticks since boot). Source: proc(5)."""
 
     state: str
     ppid: int
@@ -23,13 +23,13 @@ class Stat(Value):
 
 
 def read_stat(pid: int | str) -> Stat | None:
-    """What /proc/PID/stat tells; None where the process is gone. ``4711/task/4712``: of a thread."""
+    """Read /proc/PID/stat; None if the process has exited. ``4711/task/4712`` reads a thread's."""
     return parse_stat(read_bytes(f"/proc/{pid}/stat"))
 
 
 def parse_stat(content: bytes) -> Stat | None:
-    """The same of the file's content; None where it is malformed."""
-    # The name stands in parentheses and may itself hold spaces and parentheses.
+    """Parse /proc/PID/stat; None if it is malformed."""
+    # The name is in parentheses and may itself hold spaces and parentheses.
     fields = content[content.rfind(b")") + 2 :].split()
     try:
         cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
@@ -39,12 +39,12 @@ def parse_stat(content: bytes) -> Stat | None:
 
 
 def read_name(pid: int) -> str:
-    """What a process calls itself; empty where it is gone. Source: proc(5), /proc/PID/comm."""
+    """A process's name; empty if it has exited. Source: proc(5), /proc/PID/comm."""
     return read_bytes(f"/proc/{pid}/comm").rstrip(b"\n").decode(errors="replace")
 
 
 def main_thread_run_s(pid: int) -> float:
-    """How long the main thread of a process has run, in seconds; 0 where it is gone. Source: proc(5), schedstat."""
+    """How long the main thread of a process has run, in seconds; 0 if it has exited. Source: proc(5), schedstat."""
     fields = read_bytes(f"/proc/{pid}/task/{pid}/schedstat").split()
     return int(fields[0]) / 1e9 if fields else 0.0
 
@@ -79,7 +79,7 @@ def _children_by_scan(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[int]:
-    """All living descendants of a process, those of ``leave_out`` and below apart. Zombies do not count."""
+    """All living descendants of a process except ``leave_out`` and their descendants. Zombies do not count."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -95,10 +95,10 @@ def descendants_of(pid: int, leave_out: frozenset[int] = frozenset()) -> list[in
 
 
 def waits_uninterruptibly(pid: int) -> bool:
-    """Whether a thread of a process is in an uninterruptible sleep (state D).
+    """Whether a thread of a process is in uninterruptible sleep (state D).
 
-    Such a thread may hold the lock on the process's memory map, as one does that maps a file of a network file system
-    which does not answer. Whoever reads ``cmdline``, ``environ`` or ``maps`` then waits for that lock, and as long.
+    Such a thread may hold the lock of the process's memory map, for instance while it maps a file of a network file
+    system that does not respond. Reading ``cmdline``, ``environ`` or ``maps`` then blocks on that lock.
 
     Sources: proc(5); Linux, mm/memory.c, __access_remote_vm.
     """
@@ -111,7 +111,7 @@ def waits_uninterruptibly(pid: int) -> bool:
 
 
 def living_processes() -> list[int]:
-    """Every process of this host but this one. Zombies do not count."""
+    """All other processes of this host. Zombies do not count."""
     mine = os.getpid()
     return [
         pid for pid in _all_pids() if pid != mine and (stat := read_stat(pid)) is not None and stat.state not in "ZX"
@@ -119,16 +119,16 @@ def living_processes() -> list[int]:
 
 
 def belongs_to_run(pid: int, run_id: str) -> bool | None:
-    """Whether a process's environment says that it belongs to the run; None: it cannot be read now without waiting."""
+    """Whether a process belongs to the run by its environment; None: reading that might block."""
     if waits_uninterruptibly(pid):
         return None
     return _belongs(read_bytes(f"/proc/{pid}/environ"), run_id.encode())
 
 
 def read_environ_entry(pid: int, name: str) -> str:
-    """A variable of a process's environment, as it was when its program started.
+    """A variable of a process's initial environment.
 
-    Empty where there is none, or it cannot be read now without waiting.
+    Empty if there is none, or reading it might block.
     """
     if waits_uninterruptibly(pid):
         return ""
@@ -151,7 +151,7 @@ def _belongs(environ: bytes, run_id: bytes) -> bool:
 
 
 def read_cmdline(pid: int) -> list[str]:
-    """A process's command line; its name alone where that cannot be read without waiting; empty where it is gone."""
+    """A process's command line; only its name if reading that might block; empty if it has exited."""
     if waits_uninterruptibly(pid):
         return [read_name(pid)]
     return [part.decode(errors="replace") for part in read_bytes(f"/proc/{pid}/cmdline").split(b"\0") if part]

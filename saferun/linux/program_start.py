@@ -1,4 +1,4 @@
-"""Ranks that have been forked and have not become their programs yet, and why one may never do so."""
+"""Ranks that have been forked but not started their programs, and errors of starting them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from saferun.linux.children import SpawnError
 
 
 class Waiting:
-    """A rank that has been forked. ``report``: the descriptor of ``begin_spawn``; -1: its program has been started."""
+    """A forked rank. ``report``: the descriptor of ``begin_spawn``; -1: its program has been started."""
 
     __slots__ = ("argv", "environ", "local_rank", "pid", "rank", "report")
 
@@ -27,12 +27,12 @@ class Waiting:
 
 
 def start_error(error: SpawnError, rank: int, argv: Sequence[str], environ: Mapping[str, str]) -> SaferunError:
-    """Why a rank cannot be started, and what to do about it. Source: execve(2)."""
+    """The error that a rank cannot be started, with a hint. Source: execve(2)."""
     what = f"rank {rank} cannot be started: {argv[0]}: {error}"
     if error.where != "exec":
         if error.errno == EMFILE:
-            return SaferunError(what, "look at the limits on open files (ulimit -n)")
-        return SaferunError(what, "look at the limits on processes (ulimit -u) and memory")
+            return SaferunError(what, "check the limit on open files (ulimit -n)")
+        return SaferunError(what, "check the limits on processes (ulimit -u) and memory")
     if error.errno == E2BIG:
         texts = {f"argument {i}": text for i, text in enumerate(argv)}
         texts |= {name: f"{name}={value}" for name, value in environ.items()}

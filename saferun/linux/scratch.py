@@ -1,8 +1,8 @@
 """A run's private temporary directories: one for its files, and one whose path is short enough for sockets.
 
-Where TMPDIR is too long for a socket's path, is read-only or missing, other places serve. Cleaners of temporary
-directories leave alone what is locked (systemd-tmpfiles does); what is deleted all the same is made again when it is
-asked for next, once an attempt.
+If TMPDIR is too long for a socket's path, read-only or missing, other directories are used. Cleaners of temporary
+directories skip what is locked (systemd-tmpfiles does); what is deleted nevertheless is made again when it is next
+needed, once an attempt.
 """
 
 from __future__ import annotations
@@ -13,49 +13,50 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from saferun.errors import suppress
+from saferun.linux.descriptors import close_on_error
 from saferun.linux.file_systems import is_in_memory
 from saferun.linux.ownership import Identity, identity, open_directory, remove_tree
 
-# The path of a Unix socket may have 107 bytes in all; 59 are left for the directory's name and the socket's.
+# The path of a Unix socket may have 107 bytes in all; 59 are for the names of the directory and the socket.
 _LONGEST_BASE = 48
 
 
 class Scratch:
-    """The private temporary directories of one run. Nothing is made before it is asked for.
+    """The private temporary directories of one run, each made when it is first needed.
 
     Args:
-        run_id: the run's; random, and secret until a directory has it in its name.
+        run_id: the run's id; random, and secret until a directory has it in its name.
     """
 
     def __init__(self, run_id: str) -> None:
         self._name = f"saferun-{run_id}"
         self._locks: dict[str, tuple[int, Identity]] = {}
         self._noted: dict[str, Identity] = {}
-        self._in_memory: str | None = None  # None: nobody has looked yet; empty: there is none
+        self._in_memory: str | None = None  # None: not determined yet; empty: there is none
         self.on_made: Callable[[str, Identity], None] = _nothing
-        """Told of each directory that was made: whoever removes them if this process cannot."""
+        """Called with each directory that was made, for the process that removes them if this one cannot."""
 
     def path(self) -> str:
-        """The directory for large files. It is there, and nobody else's, when this returns.
+        """The directory for large files, made if needed. It is this user's and private.
 
         Raises:
-            OSError: there is no place for it.
+            OSError: it cannot be made anywhere.
         """
         return self._first(scratch_bases())
 
     def memory_path(self) -> str:
-        """The directory for small files: in memory if it can be, where no disk that hangs keeps anybody waiting.
+        """The directory for small files: in memory if possible, where no disk can block.
 
         Raises:
-            OSError: there is no place for it.
+            OSError: it cannot be made anywhere.
         """
         return self._first(_memory_first())
 
     def in_memory_path(self) -> str:
-        """The directory for small files where that is in memory: nothing else is looked at, on any disk.
+        """The directory for small files in memory; no disk is accessed.
 
         Raises:
-            OSError: no memory takes it.
+            OSError: it cannot be made in memory.
         """
         if self._in_memory is None:
             self._in_memory = ""
@@ -71,36 +72,36 @@ class Scratch:
         return self._in_memory
 
     def note(self, path: str, which: Identity) -> None:
-        """Another process has made this one."""
+        """Register a directory that another process has made."""
         if self._noted.get(path) != which:
             self._noted[path] = which
             self.on_made(path, which)
 
     def expected_path(self) -> str:
-        """Where the directory for large files will be if nothing is in the way. It is not looked at."""
+        """Where the directory for large files will be by default, without accessing it."""
         return os.path.join(scratch_bases()[0], self._name)
 
     def socket_path(self) -> str:
         """The directory for sockets, and for small files that the loop reads: the same with a short path.
 
         Raises:
-            OSError: there is no place for it.
+            OSError: it cannot be made anywhere.
         """
         return self._first([base for base in _memory_first() if len(os.fsencode(base)) <= _LONGEST_BASE])
 
     @property
     def made(self) -> list[tuple[str, int, int]]:
-        """What has been made: paths, and which directories they were then, by device and inode."""
+        """The directories that were made: path, device and inode of each."""
         known = {**self._noted, **{path: which for path, (_, which) in self._locks.items()}}
         return [(path, *which) for path, which in known.items()]
 
     def close(self) -> None:
-        """Remove what was made."""
+        """Remove the directories."""
         remove_scratch(self.made)
         self.forget()
 
     def forget(self) -> None:
-        """Let go of what was made: somebody else removes it."""
+        """Leave the directories to another process to remove."""
         for fd, _ in self._locks.values():
             with suppress(OSError):
                 os.close(fd)
@@ -109,7 +110,7 @@ class Scratch:
 
     def _first(self, bases: Sequence[str]) -> str:
         failure = _no_place()
-        # What is there already comes first: nothing moves because a better place has room again.
+        # Existing ones first: nothing moves because a better place has space again.
         paths = [os.path.join(base, self._name) for base in bases]
         for path in sorted(paths, key=lambda path: path not in self._locks):
             try:
@@ -125,27 +126,24 @@ class Scratch:
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
             is_new = True
-        # The name is no secret for long: what is there may be anybody's, or a link.
+        # The name is not secret for long: what exists may be another user's, or a link.
         try:
             fd = open_directory(path, private=True)
         except OSError:
-            # File systems that know no modes, or give all files one owner, have no private directories.
+            # File systems without modes, or with one owner for all files, have no private directories.
             if is_new:
                 with suppress(OSError):
                     os.rmdir(path)
             raise
         known = self._locks.get(path)
-        try:
+        with close_on_error(fd):
             which = identity(fd)
             if known is not None and known[1] == which:
                 os.close(fd)
                 return
-            # Not waited for: on a network file system a lock may take its time, or there is none.
+            # Non-blocking: on a network file system locking may take long, or not work.
             with suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BaseException:
-            os.close(fd)
-            raise
         self._locks[path] = fd, which
         if known is not None:
             os.close(known[0])
@@ -157,7 +155,7 @@ def _no_place() -> OSError:
 
 
 def scratch_bases() -> list[str]:
-    """Directories in which temporary files may lie, the best one first; they need not exist."""
+    """Candidate directories for temporary files, the best one first; they need not exist."""
     here = current_directory()
     places = [os.environ.get("TMPDIR"), "/tmp", "/var/tmp", *_memory_bases(), here]  # noqa: S108 - checked when made
     return list(dict.fromkeys(os.path.join(here, place) for place in places if place))
@@ -173,17 +171,17 @@ def _memory_bases() -> list[str]:
 
 
 def remove_scratch(made: Iterable[Sequence[str | int]]) -> None:
-    """Remove a run's temporary directories, and nothing else that has their names by now.
+    """Remove a run's temporary directories, and nothing that has replaced them.
 
     Args:
-        made: their paths, devices and inodes.
+        made: path, device and inode of each.
     """
     for path, device, inode in made:
         remove_tree(str(path), made=(int(device), int(inode)))
 
 
 def current_directory() -> str:
-    """The current directory; empty where it has been deleted."""
+    """The current directory; empty if it has been deleted."""
     try:
         return os.getcwd()
     except OSError:
@@ -191,4 +189,4 @@ def current_directory() -> str:
 
 
 def _nothing(*_arguments: object) -> None:
-    """Nobody wants to know."""
+    """The callback by default."""

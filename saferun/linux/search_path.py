@@ -1,4 +1,4 @@
-"""Where this process looks for modules."""
+"""The module search path of this process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 def search_theirs_last(python_path: str) -> None:
-    """Look into what the user has on PYTHONPATH, and into the current directory, last.
+    """Move the user's PYTHONPATH to the end of the search path, and drop the current directory.
 
-    A module of theirs that is called like one of Python's is meant for the ranks.
+    A module there with the name of one of Python's is meant for the ranks.
 
     Args:
         python_path: the value of PYTHONPATH.
@@ -21,6 +21,6 @@ def search_theirs_last(python_path: str) -> None:
     try:
         doubtful.add(os.getcwd())
     except OSError:
-        pass  # it has been deleted; then nothing is found there either
+        pass  # it has been deleted
     kept = [entry for entry in sys.path if entry not in doubtful]
     sys.path[:] = [*kept, *([] if _ROOT in kept else [_ROOT]), *theirs]

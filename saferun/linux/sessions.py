@@ -1,8 +1,8 @@
-"""The sessions that ranks made, by which a process is known to be ours whatever its environment says.
+"""The sessions of ranks, which identify a process as the run's whatever its environment says.
 
-Each rank leads a session of its own, and whatever it starts stays in that session unless it leaves it with setsid(2).
-A session's number is its leader's pid. The kernel gives that number to nobody else while the session has a member; it
-may give it to another process afterwards, which is why the leader's start time is remembered too.
+Each rank leads a session of its own, and its descendants stay in that session unless they call setsid(2). A session's
+number is its leader's pid. The kernel does not reuse that number while the session has a member; it may do so
+afterwards, which is why the leader's start time is recorded too.
 
 Sources: setsid(2); credentials(7); proc_pid_stat(5).
 """
@@ -22,14 +22,14 @@ class Sessions:
         self._leaders: dict[int, int] = {}  # pid -> start time in clock ticks since boot
 
     def add(self, pid: int, start_ticks: int | None = None) -> int:
-        """Remember the session of a rank.
+        """Record the session of a rank.
 
         Args:
             pid: the rank, which has not been reaped.
-            start_ticks: when it started; None: that is read now.
+            start_ticks: when it started; None: read from /proc.
 
         Returns:
-            When it started, in clock ticks since boot; 0 where it is gone.
+            When it started, in clock ticks since boot; 0 if it has exited.
         """
         if start_ticks is None:
             stat = read_stat(pid)
@@ -46,7 +46,7 @@ class Sessions:
         self._leaders.clear()
 
     def session_of(self, pid: int) -> int | None:
-        """The rank whose session a process lives in, by its pid; None: in none of these."""
+        """The pid of the rank whose session a process is in; None: in none of these."""
         if not self._leaders:
             return None
         try:
@@ -57,9 +57,9 @@ class Sessions:
         if started is None:
             return None
         leader = read_stat(session)
-        # Another process has the number by now, and made a session of its own.
+        # The pid may have been reused for a process with a session of its own.
         return None if leader is not None and started and leader.start_ticks != started else session
 
     def living(self, pids: Iterable[int]) -> set[int]:
-        """Those of these sessions in which any of the processes lives."""
+        """The sessions that any of the processes is in."""
         return {session for pid in pids if (session := self.session_of(pid)) is not None}

@@ -1,9 +1,9 @@
-"""Shared memory in /dev/shm that ranks leave behind when they are killed, and the end of it.
+"""Removal of shared-memory segments in /dev/shm that killed ranks leave behind.
 
-Such segments are memory that nobody gives back, and a restart that finds /dev/shm full dies of a bus error.
+Such segments keep their memory, and ranks of a restart die of a bus error when /dev/shm is full.
 
-Only what libraries put there for the life of a process is ever removed, known by its name. A data set that was copied
-there, or anything else whose name tells nothing, is the user's.
+Only segments that libraries make for the lifetime of a process are removed, recognised by their names. A data set that
+was copied there, or anything else, is the user's.
 
 Sources: shm_overview(7); proc_pid_maps(5); torch (``torch_<pid>_…``), NCCL and RCCL (``nccl-…``), Python's
 multiprocessing (``psm_…``, ``sem.mp-…``, ``pym-<pid>-…``), loky (``loky-<pid>-…``), CUDA
@@ -23,12 +23,12 @@ from saferun.linux.small_files import list_directory, read_link
 
 SHM = "/dev/shm"  # noqa: S108 - where the C library puts shared memory
 
-# Beginnings of the names of what lives no longer than the processes that map it.
+# Prefixes of segments that are of no use once the processes that map them have exited.
 _TRANSIENT = (
     *("torch_", "nccl-", "psm_", "sem.mp-", "pym-", "loky-", "sem.loky-", "cuda.shm.", "__KMP_REGISTERED_LIB_"),
     *("ucx_shm_posix_", "vader_segment.", "sm_segment."),
 )
-# Beginnings behind which stands the pid of the maker, in what base, and what ends it.
+# Prefixes that are followed by the creator's pid, the base of that number, and the character after it.
 _WITH_PID = (
     ("torch_", 10, "_"),
     ("pym-", 10, "-"),
@@ -37,20 +37,20 @@ _WITH_PID = (
     ("__KMP_REGISTERED_LIB_", 10, "_"),
     (f"cuda.shm.{os.getuid():x}.", 16, "."),
 )
-# The kernel's clock for files is a tick behind: 10 ms at most.
+# File timestamps may lag by a clock tick: 10 ms at most.
 _CLOCK_S = 0.02
 _DELETED = " (deleted)"
 
 
 def segments_of(pids: Iterable[int], *, shm: str = SHM, deadline_s: float = 2.0) -> frozenset[str]:
-    """The files in /dev/shm that these processes have mapped or open at this moment, as paths.
+    """The paths of files in /dev/shm that these processes have mapped or open.
 
-    A process in another mount namespace may have another /dev/shm: only what is the same file here counts.
+    A process in another mount namespace may have another /dev/shm: only paths that are the same file here count.
 
     Args:
-        pids: ranks and what descends from them. Those that are gone, or may not be looked at, have none.
-        shm: where shared memory is.
-        deadline_s: how long it may take; what was found by then is told.
+        pids: ranks and their descendants. Those that have exited, or are not readable, are skipped.
+        shm: the directory of shared memory.
+        deadline_s: after this many seconds, what was found by then is returned.
     """
     deadline = time.monotonic() + deadline_s
     found: set[str] = set()
@@ -64,26 +64,25 @@ def segments_of(pids: Iterable[int], *, shm: str = SHM, deadline_s: float = 2.0)
 def remove_orphans(
     paths: Iterable[str], dead_pids: Iterable[int], *, since: float = 0.0, shm: str = SHM, deadline_s: float = 5.0
 ) -> tuple[str, ...]:
-    """Remove what the ranks of an attempt left in /dev/shm: those of these paths, and what carries a dead rank's pid.
+    """Remove what the ranks of an attempt left in /dev/shm: these paths, and files named after a dead rank's pid.
 
-    A file is removed only if its name is one that libraries give to what lives no longer than its processes, it
-    belongs to this user, it is no older than the attempt, and no living process of this user maps it or has it open.
-    Nothing is raised.
+    A file is removed only if its name is that of a library's transient segment, it belongs to this user, it is not
+    older than the attempt, and no living process of this user maps it or has it open. Nothing is raised.
 
     Args:
-        paths: what :func:`segments_of` told of the ranks while they lived.
-        dead_pids: the ranks, and what descended from them. Names with the pid of one that lives (again) stay.
-        since: when the ranks were started, in seconds since the epoch. What was last changed before was there before
-            them: a cache that they only read, or what a rank of an earlier job with the same pid has left.
-        shm: where shared memory is.
-        deadline_s: how long all processes may take to be looked at; beyond it nothing is removed.
+        paths: the result of :func:`segments_of` while the ranks were alive.
+        dead_pids: the ranks and their descendants. Files with the pid of a living process are kept.
+        since: when the ranks were started, in seconds since the epoch. Files that were last changed before that are
+            kept: caches that the ranks only read, or files of an earlier job's rank with the same pid.
+        shm: the directory of shared memory.
+        deadline_s: if scanning all processes takes longer, in seconds, nothing is removed.
 
     Returns:
-        The paths that were removed, sorted.
+        The removed paths, sorted.
     """
     deadline = time.monotonic() + deadline_s
     candidates = {path for path in paths if _is_transient(path, shm)}
-    # Containers may share /dev/shm and not their pids: there, a name with a dead rank's pid can be a stranger's.
+    # Containers may share /dev/shm but not pids: there, a file with a dead rank's pid may be another process's.
     if read_link("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE:
         candidates.update(_named_after({pid for pid in dead_pids if not os.path.exists(f"/proc/{pid}")}, shm))
     files = {path: key for path in candidates if (key := _own_file(path, since)) is not None}
@@ -94,7 +93,7 @@ def remove_orphans(
         return ()
     removed = []
     for path in sorted(files):
-        # Looked at again: nothing keeps a name from being given to another file meanwhile.
+        # Check again: the name may have been reused for another file meanwhile.
         if files[path] in used or _own_file(path) != files[path]:
             continue
         try:
@@ -111,7 +110,7 @@ def _is_transient(path: str, shm: str) -> bool:
 
 
 def _named_after(pids: set[int], shm: str) -> Iterator[str]:
-    """The files whose names carry one of the pids."""
+    """The files with one of the pids in the name."""
     for name in list_directory(shm) if pids else ():
         for beginning, base, end in _WITH_PID:
             digits, found, _ = name.removeprefix(beginning).partition(end)
@@ -125,7 +124,7 @@ def _named_after(pids: set[int], shm: str) -> Iterator[str]:
 
 
 def _own_file(path: str, since: float = 0.0) -> tuple[int, int] | None:
-    """Device and number of a regular file of this user's, changed since then; None where it is anything else."""
+    """Device and inode of a regular file of this user that changed since then; None for anything else."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -135,12 +134,12 @@ def _own_file(path: str, since: float = 0.0) -> tuple[int, int] | None:
 
 
 def _files_in_use(shm: str, wanted: set[tuple[int, int]], deadline: float) -> set[tuple[int, int]] | None:
-    """Which of these files living processes map or have open, by device and number; None: not all could be looked at.
+    """The files of ``wanted`` that living processes map or have open; None if not all processes could be scanned.
 
-    Whom this user may not look at is somebody else, and a segment of this user's is open to no one else but root.
+    Processes that this user may not inspect are other users', who have no access to this user's segments, or root's.
     """
     used: set[tuple[int, int]] = set()
-    # By their numbers, so that a path that leads elsewhere in another mount namespace is recognised all the same.
+    # By inode, so that a path is recognised even from another mount namespace.
     numbers = {number for _, number in wanted}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -156,14 +155,14 @@ def _files_in_use(shm: str, wanted: set[tuple[int, int]], deadline: float) -> se
 
 
 def _used_by(pid: int, shm: str) -> Iterator[tuple[str, bool]]:
-    """Paths that a process uses, and whether they lead to the same file from here."""
+    """Paths that a process uses, and whether each is the same file in this mount namespace."""
     for path, number in {*_mapped(pid, shm), *_opened(pid, shm)}:
         key = _own_file(path)
         yield path, key is not None and (number < 0 or key[1] == number)
 
 
 def _mapped(pid: int, shm: str) -> Iterator[tuple[str, int]]:
-    """Paths in /dev/shm that a process maps, with the numbers of their files."""
+    """Paths in /dev/shm that a process maps, with their inodes."""
     # 7f0a2b400000-7f0a2bd31000 rw-s 00000000 00:19 1234                       /dev/shm/nccl-Xa81bQ
     beginning = f"{shm}/".encode()
     try:
@@ -182,7 +181,7 @@ def _mapped(pid: int, shm: str) -> Iterator[tuple[str, int]]:
 
 
 def _opened(pid: int, shm: str) -> Iterator[tuple[str, int]]:
-    """Paths in /dev/shm that a process has open, with the numbers of their files (-1: it is closed by now)."""
+    """Paths in /dev/shm that a process has open, with their inodes."""
     directory = f"/proc/{pid}/fd"
     for name in list_directory(directory):
         try:

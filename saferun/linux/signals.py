@@ -1,16 +1,16 @@
-"""Signals that are sent to a whole job, or to a saferun, and are no order to stop: which they are, and who gets them.
+"""Signals that are sent to a whole job, or to saferun, and are not meant to stop it.
 
-``scancel -s USR1``, ``srun --signal=USR1@120``, a batch script's ``kill -USR1`` and a scheduler's warning mean the
-training script: write a checkpoint, ask for a requeue. Their default ends a process, and with it the ranks.
+``scancel -s USR1``, ``srun --signal=USR1@120``, a batch script's ``kill -USR1`` and a scheduler's warning are meant for
+the training script: write a checkpoint, request a requeue. Their default action would end saferun, and with it the
+ranks.
 
 Signal by signal (signal(7)):
 
 * SIGUSR1, SIGUSR2: schedulers' and users' own. SIGALRM, SIGVTALRM, SIGPROF: ``--signal`` and ``scancel`` know them too;
   saferun has no timers. SIGXCPU: the warning of SGE and LSF before the limit of CPU time, and the kernel's, which
-  repeats it and ends the process at the hard limit in any case. SIGPWR: a power supply that runs out. SIGIO, SIGSTKFLT
-  and the real-time signals: sent to the wrong process at most. All of these are survived, and passed on to ranks that
-  handle them.
-* SIGTERM, SIGINT, SIGHUP, SIGQUIT: orders to stop; ``--signals-to-handle`` says which of them stop the job, and those
+  repeats it and ends the process at the hard limit in any case. SIGPWR: a power failure. SIGIO, SIGSTKFLT and the
+  real-time signals: only sent by mistake. saferun survives all of these, and forwards them to ranks that handle them.
+* SIGTERM, SIGINT, SIGHUP, SIGQUIT: requests to stop; ``--signals-to-handle`` says which of them stop the job, and those
   that it leaves out keep their defaults, as under torchrun.
 * SIGPIPE, SIGXFSZ: Python ignores them. SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT: job control of the shell. SIGSEGV, SIGBUS,
   SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT: saferun's own crashes, which must not be survived.
@@ -33,24 +33,24 @@ SURVIVED = frozenset(
         signal.SIGXCPU,
         signal.SIGPWR,
         signal.SIGIO,
-        16,  # SIGSTKFLT, whose name Python has since 3.11 and only where the C library has it
+        16,  # SIGSTKFLT, whose name Python has since 3.11, if the C library does
         *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
     }
 )
-"""Signals whose default would end a process, and that are not meant to end a job."""
+"""Signals whose default action would end a process, but that are not meant to end a job."""
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Orders to stop."""
+"""Requests to stop."""
 
 JOB_SIGNALS = (*STOPPING, *sorted(SURVIVED))
-"""What a scheduler may send to every process of a job. Those who look at the ranks, or speak with other hosts, are
-still needed then, and ignore them."""
+"""Signals that a scheduler may send to every process of a job. Helper processes are still needed then, and ignore
+them."""
 
 
 def survive(signums: frozenset[int]) -> None:
-    """Have these signals do nothing in this process, and let programs that it starts find the defaults.
+    """Handle these signals without effect in this process, so that programs that it starts get the defaults.
 
-    A signal that is ignored already stays ignored, in those programs too.
+    A signal that is already ignored stays so, in those programs too.
     """
     for signum in signums:
         if signal.getsignal(signum) is signal.SIG_DFL:
@@ -58,7 +58,7 @@ def survive(signums: frozenset[int]) -> None:
 
 
 def witness(fd: int) -> None:
-    """Write the number of each survived signal that this process gets to a pipe, as one byte, without ever waiting."""
+    """Write the number of each survived signal that this process receives to a pipe, as one byte, non-blocking."""
     os.set_blocking(fd, False)
     signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
     for signum in SURVIVED:
@@ -66,12 +66,12 @@ def witness(fd: int) -> None:
 
 
 def caught_signals(pid: int) -> frozenset[int]:
-    """The signals that a process has handlers for; none where it is gone. Source: proc(5), SigCgt."""
+    """The signals that a process has handlers for; none if it has exited. Source: proc(5), SigCgt."""
     return _mask_of(pid, (b"SigCgt:",))
 
 
 def pending_signals(pid: int) -> frozenset[int]:
-    """The signals that have been sent to a process and that it has not taken yet. Source: proc(5)."""
+    """The signals that are pending for a process. Source: proc(5)."""
     return _mask_of(pid, (b"SigPnd:", b"ShdPnd:"))
 
 
@@ -84,4 +84,4 @@ def _mask_of(pid: int, names: tuple[bytes, ...]) -> frozenset[int]:
 
 
 def _nothing(_signum: int, _frame: object) -> None:
-    """The wake-up pipe tells who has to know."""
+    """The wake-up pipe reports the signal."""

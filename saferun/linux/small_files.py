@@ -1,4 +1,4 @@
-"""Small files of the system, read whole up to a limit; one that cannot be read is empty. Nothing here raises."""
+"""Reading small system files, up to a limit; a file that cannot be read counts as empty. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _PIECE_BYTES = 1 << 16
 
 
 def read_bytes(path: str, most_bytes: int = _MOST_BYTES) -> bytes:
-    """The beginning of a file; empty where it cannot be read. It waits for whatever the file system waits for."""
+    """A file's content up to a limit; empty if it cannot be read. Blocks as long as the file system does."""
     pieces: list[bytes] = []
     try:
         with open(path, "rb", buffering=0) as file:
-            # The kernel gives some of its files in pieces.
+            # The kernel returns some files in parts.
             while most_bytes > 0 and (piece := file.read(min(most_bytes, _PIECE_BYTES))):
                 pieces.append(piece)
                 most_bytes -= len(piece)
@@ -23,12 +23,12 @@ def read_bytes(path: str, most_bytes: int = _MOST_BYTES) -> bytes:
 
 
 def read_text(path: str, most_bytes: int = _MOST_BYTES) -> str:
-    """The same as text."""
+    """A file's content as text."""
     return read_bytes(path, most_bytes).decode(errors="replace")
 
 
 def read_line(path: str) -> str:
-    """The first line of a file, without the blanks around it."""
+    """The first line of a file, stripped."""
     return read_text(path, 4096).partition("\n")[0].strip()
 
 
@@ -39,7 +39,7 @@ def read_pairs(path: str) -> dict[str, str]:
 
 
 def list_directory(path: str) -> list[str]:
-    """The names in a directory, sorted; none where it cannot be read."""
+    """The names in a directory, sorted; none if it cannot be read."""
     try:
         return sorted(os.listdir(path))
     except OSError:
@@ -47,7 +47,7 @@ def list_directory(path: str) -> list[str]:
 
 
 def read_link(path: str) -> str:
-    """What a link leads to; empty where it cannot be read."""
+    """The target of a link; empty if it cannot be read."""
     try:
         return os.readlink(path)
     except OSError:

@@ -1,6 +1,8 @@
-"""Who is at the other end of a socket, as far as /proc and the kernel's socket diagnosis tell."""
+"""The peers of sockets, from /proc and the kernel's socket diagnostics."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from saferun.linux.small_files import read_bytes, read_link
 from saferun.model import Value
@@ -19,10 +21,10 @@ class Socket(Value):
 
     Attributes:
         kind: ``tcp``, ``udp`` or ``unix``.
-        local: ``10.0.0.1:29500``, ``[::1]:29500``; the path of a Unix socket, empty where it has none.
-        remote: the address of the other end; empty where there is none.
-        state: that of TCP, ``ESTABLISHED``; empty for the others.
-        peer_inode: the other end's inode where it is on this host and known, else 0.
+        local: ``10.0.0.1:29500``, ``[::1]:29500``; the path of a Unix socket, empty if it has none.
+        remote: the peer's address; empty if there is none.
+        state: the TCP state, ``ESTABLISHED``; empty for other kinds.
+        peer_inode: the peer's inode if it is on this host and known, else 0.
     """
 
     kind: str
@@ -33,14 +35,14 @@ class Socket(Value):
 
 
 class TcpState(Value):
-    """A TCP connection whose kernel waits for an acknowledgement.
+    """A TCP connection with unacknowledged data.
 
     Attributes:
         local: ``10.0.0.1:29500``, ``[::1]:29500``.
-        remote: the other end's address.
+        remote: the peer's address.
         state: ``ESTABLISHED``, ``SYN_SENT`` …
-        unsent_bytes: how much has not been acknowledged.
-        retries: how often the oldest of it has been sent again.
+        unsent_bytes: how much is not acknowledged.
+        retries: how often the oldest segment was retransmitted.
     """
 
     local: str
@@ -50,7 +52,7 @@ class TcpState(Value):
     retries: int
 
 
-def socket_words(socket: Socket) -> str:
+def socket_text(socket: Socket) -> str:
     """``a connection to 10.0.0.2:29500 (ESTABLISHED)``, ``connections to [::]:29500``, ``the Unix socket /run/x``."""
     if socket.kind == "unix":
         path = socket.local or socket.remote
@@ -63,15 +65,15 @@ def socket_words(socket: Socket) -> str:
 
 
 class SocketTables:
-    """The sockets of this host's network namespaces, each table read once, when first asked for."""
+    """The sockets of this host's network namespaces; each table is read once, when first needed."""
 
     def __init__(self) -> None:
         self._by_namespace: dict[str, dict[int, Socket]] = {}
 
     def find(self, pid: int, inode: int) -> Socket | None:
-        """The socket of an inode that a process has open; None where it is of another kind, or gone.
+        """The socket of an inode that a process has open; None if it is of another kind, or closed.
 
-        Never waits for the process. Source: proc_pid_net(5).
+        Never blocks on the process. Source: proc_pid_net(5).
         """
         return self._namespace_of(pid).get(inode)
 
@@ -102,28 +104,37 @@ def _read_tables(pid: int, *, own: bool) -> dict[int, Socket]:
 
 
 def from_inet_table(content: bytes, kind: str) -> dict[int, Socket]:
-    """What /proc/PID/net/tcp and its like say, by inode; malformed lines are left out."""
-    sockets = {}
+    """Parse /proc/PID/net/tcp and the like, by inode; malformed lines are skipped."""
+    return {
+        inode: Socket(kind, local, remote, _tcp_state(number) if kind == "tcp" else "")
+        for inode, local, remote, number, _, _ in _inet_rows(content)
+    }
+
+
+def _inet_rows(content: bytes) -> Iterator[tuple[int, str, str, int, int, int]]:
+    """Inode, local and remote address, state, unacknowledged bytes and retransmissions. Source: proc_pid_net(5)."""
     for line in content.splitlines()[1:]:
         fields = line.split()
         try:
-            inode = int(fields[9])
+            inode, state = int(fields[9]), int(fields[3], 16)
+            unsent_bytes, retries = int(fields[4].partition(b":")[0], 16), int(fields[6], 16)
             local, remote = _address(fields[1]), _address(fields[2])
-            number = int(fields[3], 16)
         except (IndexError, ValueError):
             continue
-        state = _TCP_STATES[number - 1] if kind == "tcp" and 0 < number <= len(_TCP_STATES) else ""
         if inode:
-            sockets[inode] = Socket(kind, local, remote, state)
-    return sockets
+            yield inode, local, remote, state, unsent_bytes, retries
+
+
+def _tcp_state(number: int) -> str:
+    return _TCP_STATES[number - 1] if 0 < number <= len(_TCP_STATES) else ""
 
 
 def sending_again(pid: int, least_retries: int) -> dict[int, TcpState]:
-    """The connections in a process's network namespace whose kernel sends again and again, by inode.
+    """The connections in a process's network namespace that retransmit, by inode.
 
     Args:
         pid: the process.
-        least_retries: how often the kernel must have sent again.
+        least_retries: the minimum number of retransmissions.
     """
     found: dict[int, TcpState] = {}
     for name in ("tcp", "tcp6"):
@@ -132,25 +143,16 @@ def sending_again(pid: int, least_retries: int) -> dict[int, TcpState]:
 
 
 def from_tcp_table(content: bytes, least_retries: int) -> dict[int, TcpState]:
-    """The same of the content of /proc/PID/net/tcp; malformed lines are left out. Source: proc_pid_net(5)."""
-    found = {}
-    for line in content.splitlines()[1:]:
-        fields = line.split()
-        try:
-            inode, retries = int(fields[9]), int(fields[6], 16)
-            number = int(fields[3], 16)
-            if inode == 0 or retries < least_retries or not 0 < number <= len(_TCP_STATES):
-                continue
-            unsent_bytes = int(fields[4].partition(b":")[0], 16)
-            local, remote = _address(fields[1]), _address(fields[2])
-        except (IndexError, ValueError):
-            continue
-        found[inode] = TcpState(local, remote, _TCP_STATES[number - 1], unsent_bytes, retries)
-    return found
+    """Parse retransmitting connections from /proc/PID/net/tcp; malformed lines are skipped."""
+    return {
+        inode: TcpState(local, remote, state, unsent_bytes, retries)
+        for inode, local, remote, number, unsent_bytes, retries in _inet_rows(content)
+        if retries >= least_retries and (state := _tcp_state(number))
+    }
 
 
 def from_unix_table(content: bytes) -> dict[int, Socket]:
-    """What /proc/PID/net/unix says, by inode; malformed lines are left out."""
+    """Parse /proc/PID/net/unix, by inode; malformed lines are skipped."""
     sockets = {}
     for line in content.splitlines()[1:]:
         fields = line.split(None, 7)
@@ -164,7 +166,7 @@ def from_unix_table(content: bytes) -> dict[int, Socket]:
 
 
 def _address(field: bytes) -> str:
-    """``0100007F:7350`` -> ``127.0.0.1:29520``: words of 32 bits in the host's order, which is little-endian here."""
+    """``0100007F:7350`` -> ``127.0.0.1:29520``: 32-bit words in host byte order, here little-endian."""
     digits, _, port = field.partition(b":")
     swapped = bytes.fromhex(digits.decode("ascii"))
     packed = b"".join(swapped[start : start + 4][::-1] for start in range(0, len(swapped), 4))
@@ -188,7 +190,7 @@ _UNIX_MESSAGE_BYTES = 16
 
 
 def _unix_peers() -> dict[int, int]:
-    """Inode of a connected Unix socket -> inode of its peer, in this network namespace; empty where not to be had.
+    """Inode of a connected Unix socket -> inode of its peer, in this network namespace; empty if unavailable.
 
     Source: sock_diag(7).
     """
@@ -214,7 +216,7 @@ def _unix_peers() -> dict[int, int]:
 
 
 def _add_peers(content: bytes, peers: dict[int, int]) -> bool:
-    """Take one datagram of answers; False where it holds the last."""
+    """Parse one datagram of answers; False if it was the last."""
     import struct
 
     while len(content) >= _HEADER_BYTES:

@@ -1,8 +1,8 @@
-"""Processes that are forked while saferun is small, and become ranks as soon as it is known what a rank is.
+"""Processes that are forked while saferun is small, and become ranks once the ranks' settings are known.
 
-To fork a process, to give it a session and to put its signals in order takes longer the larger it is, and the ranks
-wait for it. Here that is done beside the supervisor's own start. What a rank is comes in one message, with its
-descriptors; then there is nothing left to be done but exec. Who finds no spare forks as ever: see ``begin_spawn``.
+Forking a process, making its session and resetting its signals takes longer the larger the parent is, and delays the
+ranks. Spares do that in parallel with the supervisor's own start. A rank's settings arrive in one message with its
+descriptors; then only exec is left. Without a spare a rank is forked as usual: see ``begin_spawn``.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from saferun.linux.limits import restore_files
 from saferun.linux.pidfd import open_pidfd
 from saferun.linux.prctl import die_with_parent
 
-# What surely fits into the socket at once: the supervisor never waits for a spare.
+# A message of this size fits into the socket at once: the supervisor never waits for a spare.
 _LONGEST_BYTES = 64 << 10
 _DESCRIPTORS = 3
 
 
 class Spares:
-    """Spare processes: each leads a session of its own, and does not outlive the calling thread.
+    """Spare processes: each leads a session of its own, and dies with the calling thread.
 
     Args:
-        count: how many are wanted; there are fewer where the system refuses.
+        count: how many to fork; there are fewer if the system refuses.
     """
 
     def __init__(self, count: int) -> None:
@@ -42,7 +42,7 @@ class Spares:
 
     @property
     def pids(self) -> list[int]:
-        """Those that have not become anything, in the order in which they are taken."""
+        """The unused spares, in the order in which they are taken."""
         return [pid for pid, _ in self._waiting]
 
     def begin_spawn(
@@ -55,29 +55,29 @@ class Spares:
         preparation: RankPreparation | None,
         files: tuple[int, int] | None,
     ) -> tuple[Child, int] | None:
-        """What ``children.begin_spawn`` does, by a process that is there already.
+        """As ``children.begin_spawn``, with a process that exists already.
 
         Args:
             argv: see there.
             environ: see there.
             stdout: see there.
             stderr: see there.
-            preparation: what is done in the process before the program starts.
-            files: the limits on open files that it gets, where they are to be changed.
+            preparation: prepares the process before the program starts.
+            files: its limits on open files, if they are to be changed.
 
         Returns:
-            As there; None: there is no spare that could become it.
+            As there; None: there is no usable spare.
         """
         if not self._waiting:
             return None
-        words = marshal.dumps((list(argv), dict(environ), None if preparation is None else tuple(preparation), files))
-        if len(words) > _LONGEST_BYTES:
+        message = marshal.dumps((list(argv), dict(environ), None if preparation is None else tuple(preparation), files))
+        if len(message) > _LONGEST_BYTES:
             return None
         pid, connection = self._waiting.popleft()
         error_read, error_write = os.pipe()
         try:
-            socket.send_fds(connection, [words], [stdout, stderr, error_write])
-        except OSError:  # somebody has ended it
+            socket.send_fds(connection, [message], [stdout, stderr, error_write])
+        except OSError:  # it was killed
             os.close(error_read)
             _end(pid)
             return None
@@ -88,12 +88,12 @@ class Spares:
         return Child(pid, open_pidfd(pid)), error_read
 
     def release(self) -> None:
-        """Those that are left are not needed: they end by themselves, and are reaped with other children."""
+        """Let the unused spares exit; they are reaped with other children."""
         while self._waiting:
             self._waiting.popleft()[1].close()
 
     def close(self) -> None:
-        """End those that are left, and wait for that."""
+        """Kill and reap the unused spares."""
         pids = self.pids
         self.release()
         for pid in pids:
@@ -101,7 +101,7 @@ class Spares:
 
 
 def _end(pid: int) -> None:
-    with suppress(ChildProcessError):  # it has been reaped with others, and its number may be anybody's
+    with suppress(ChildProcessError):  # already reaped; its pid may have been reused
         if os.waitpid(pid, os.WNOHANG)[0] == 0:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -126,7 +126,7 @@ def _fork_spare() -> tuple[int, socket.socket]:
 
 
 def _wait(connection: socket.socket, mask: set[int | signal.Signals], parent_pid: int) -> None:
-    """Wait for the message, and become what it says. Never returns."""
+    """Wait for the message, and start the program. Never returns."""
     error_write = -1
     where = "setsid"
     try:
@@ -134,8 +134,8 @@ def _wait(connection: socket.socket, mask: set[int | signal.Signals], parent_pid
         reset_signals(mask)
         os.setsid()
         close_all_but(connection.fileno())
-        words, fds, _, _ = socket.recv_fds(connection, _LONGEST_BYTES, _DESCRIPTORS)
-        if not words:
+        message, fds, _, _ = socket.recv_fds(connection, _LONGEST_BYTES, _DESCRIPTORS)
+        if not message:
             os._exit(0)  # it is not needed
         for fd in fds:
             os.set_inheritable(fd, False)
@@ -144,7 +144,7 @@ def _wait(connection: socket.socket, mask: set[int | signal.Signals], parent_pid
         os.set_inheritable(0, True)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        argv, environ, preparation, files = marshal.loads(words)  # noqa: S302 - from the process that it is a fork of
+        argv, environ, preparation, files = marshal.loads(message)  # noqa: S302 - from the parent process
         where = "prepare"
         if preparation is not None:
             prepare_rank(RankPreparation(*preparation))

@@ -1,4 +1,4 @@
-"""Which ranks have a process group: the hook opens a socket in them when the first one is registered."""
+"""Which ranks have a process group: their hook opens a socket when the first one is registered."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ __all__ = ["ranks_with_group"]
 
 
 def ranks_with_group(prefixes: Mapping[int, str]) -> frozenset[int]:
-    """The ranks that have, or had before they ended, a process group, in themselves or in a process below them.
+    """The ranks that have, or had before they exited, a process group, in themselves or in a descendant.
 
-    The sockets stay when their processes end, so that the dead are counted too. One directory is read, whatever the
-    number of ranks. A rank that is not among them need not be without: it may run no Python, or too many threads for
-    one more.
+    The sockets outlive their processes, so that ranks that have exited count too. One directory is read for any number
+    of ranks. A rank that is missing may still have one: it may not run Python, or have no room for another thread.
 
     Args:
-        prefixes: what the paths of each rank's hook begin with, by rank; empty where there is none.
+        prefixes: the beginning of the socket paths of each rank's hook, by rank; empty if it has no hook.
     """
     names: dict[str, list[str]] = {}
     found = set()

@@ -11,7 +11,7 @@ from saferun.errors import suppress
 _F_SETPIPE_SZ = 1031
 _DEFAULT_PIPE_BYTES = 64 << 10
 _LARGEST_PIPE_BYTES = 1 << 20
-# A user without privileges may hold 64 MiB in pipes; beyond that, new pipes of all his processes shrink to 8 KiB.
+# An unprivileged user may have 64 MiB in pipes; beyond that, new pipes of all of the user's processes shrink to 8 KiB.
 _ALL_PIPES_BYTES = 32 << 20
 
 
@@ -25,7 +25,7 @@ def open_pipe(streams: int) -> tuple[int, int]:
     os.set_blocking(read_end, False)
     size = min(_LARGEST_PIPE_BYTES, _ALL_PIPES_BYTES // max(streams, 1))
     if size > _DEFAULT_PIPE_BYTES:
-        # A larger pipe means fewer wake-ups; one that is refused costs nothing.
+        # A larger pipe means fewer wake-ups; a refusal does no harm.
         with suppress(OSError):
             fcntl.fcntl(write_end, _F_SETPIPE_SZ, size)
     return read_end, write_end
@@ -35,7 +35,7 @@ def open_terminal(columns: int, rows: int) -> tuple[int, int]:
     """A pseudo-terminal for a rank's stream: (master, non-blocking; slave). Output passes through it unchanged.
 
     Raises:
-        OSError: there is no pseudo-terminal to be had.
+        OSError: no pseudo-terminal is available.
     """
     import termios
 
@@ -50,7 +50,7 @@ def open_terminal(columns: int, rows: int) -> tuple[int, int]:
 
 
 def resize_terminal(master: int, columns: int, rows: int) -> None:
-    """Tell the programs on a pseudo-terminal its size."""
+    """Set the size of a pseudo-terminal."""
     import termios
 
     with suppress(OSError):
@@ -58,7 +58,7 @@ def resize_terminal(master: int, columns: int, rows: int) -> None:
 
 
 def terminal_size(fd: int) -> tuple[int, int]:
-    """Columns and rows of the terminal behind a descriptor; 80 x 24 where it does not say."""
+    """Columns and rows of a terminal; 80 x 24 if unknown."""
     try:
         columns, rows = os.get_terminal_size(fd)
     except OSError:

@@ -1,12 +1,11 @@
-"""What a process in an uninterruptible sleep waits for, as far as that can be told without waiting as well."""
+"""What a process in uninterruptible sleep waits for, as far as that can be found without blocking."""
 
 from __future__ import annotations
 
 from saferun.linux.small_files import read_link, read_text
 from saferun.linux.syscalls import descriptor_of, read_syscall
 
-# How kernel functions begin in which a file system waits for whoever serves it, and what that file system is called
-# in /proc/self/mountinfo.
+# Prefixes of kernel functions in which a file system waits for its server, and its types in /proc/self/mountinfo.
 _WAITS = (
     (("fuse_", "request_wait_answer"), ("fuse",)),
     (("nfs", "rpc_"), ("nfs", "nfs4")),
@@ -18,17 +17,17 @@ _WAITS = (
 )
 
 
-def stuck_words(pid: int) -> str:
-    """``waits in the kernel for the file system at /data (state D)``; without the file system where it is unknown.
+def stuck_text(pid: int) -> str:
+    """``waits in the kernel for the file system at /data (state D)``; without the file system if it is unknown.
 
-    Reads nothing that could wait for the process: neither its memory nor its command line.
+    Reads nothing that could block: neither the process's memory nor its command line.
     """
     mount = stuck_mount(pid)
     return f"waits in the kernel for the file system at {mount} (state D)" if mount else "waits in the kernel (state D)"
 
 
 def stuck_mount(pid: int) -> str:
-    """The mount point of the file system that a process waits for; empty where that cannot be told."""
+    """The mount point of the file system that a process waits for; empty if unknown."""
     mounts = mounts_of(pid)
     call = read_syscall(pid)
     fd = descriptor_of(call) if call is not None else None
@@ -36,7 +35,7 @@ def stuck_mount(pid: int) -> str:
         path = read_link(f"/proc/{pid}/fd/{fd}")
         if path.startswith("/"):
             return mount_of(path, mounts)
-    # For root only; whoever else asks learns the innermost function alone.
+    # The stack is for root only; other users can only read the innermost function.
     stack = read_text(f"/proc/{pid}/stack").splitlines()
     frames = [read_text(f"/proc/{pid}/wchan"), *(line.partition("]")[2].strip() for line in stack)]
     for starts, kinds in _WAITS:
@@ -47,7 +46,7 @@ def stuck_mount(pid: int) -> str:
 
 
 def mount_of(path: str, mounts: list[tuple[str, str]]) -> str:
-    """The mount point that a path is below."""
+    """The mount point of a path."""
     points = [point for point, _ in mounts if point in {"/", path} or path.startswith(f"{point}/")]
     return max(points, key=len, default="")
 
@@ -61,10 +60,10 @@ def mounts_of(pid: int) -> list[tuple[str, str]]:
 
 
 def parse_mounts(mountinfo: str) -> list[tuple[str, str]]:
-    """The same of the file's content, in the order in which they were mounted."""
+    """Parse mountinfo, in mount order."""
     found = []
     for line in mountinfo.splitlines():
-        words = line.split(" ")
-        if "-" in words and len(words) > words.index("-") + 1:
-            found.append((words[4].replace("\\040", " "), words[words.index("-") + 1]))
+        fields = line.split(" ")
+        if "-" in fields and len(fields) > fields.index("-") + 1:
+            found.append((fields[4].replace("\\040", " "), fields[fields.index("-") + 1]))
     return found

@@ -1,4 +1,4 @@
-"""Numbers of system calls to names: those in which a process may be found waiting.
+"""Names of system call numbers, for calls in which a process may wait.
 
 Sources: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h (arm64) of Linux.
 """
@@ -11,13 +11,13 @@ from saferun.model import Value
 
 
 class SystemCall(Value):
-    """What a thread is in. ``name`` is ``system call 999`` where the number is unknown; ``arguments`` are raw."""
+    """A thread's system call. ``name`` is ``system call 999`` if the number is unknown; ``arguments`` are raw."""
 
     name: str
     arguments: tuple[int, ...]
 
 
-# From number 424 on all architectures count alike.
+# From number 424 on all architectures have the same numbers.
 _ALIKE = """
 426 io_uring_enter  435 clone3  437 openat2  439 faccessat2  441 epoll_pwait2  449 futex_waitv  455 futex_wait
 """
@@ -47,8 +47,8 @@ _ARM64 = """
 270 process_vm_readv  278 getrandom  285 copy_file_range  286 preadv2  287 pwritev2  291 statx
 """
 _TABLES = {
-    machine: dict(zip(map(int, words[::2]), words[1::2], strict=True))
-    for machine, words in (("x86_64", (_X86_64 + _ALIKE).split()), ("aarch64", (_ARM64 + _ALIKE).split()))
+    machine: dict(zip(map(int, tokens[::2]), tokens[1::2], strict=True))
+    for machine, tokens in (("x86_64", (_X86_64 + _ALIKE).split()), ("aarch64", (_ARM64 + _ALIKE).split()))
 }
 
 _FD_CALLS = """
@@ -61,7 +61,7 @@ _TAKES_FD = frozenset(_FD_CALLS.split())
 
 
 def from_proc_syscall(content: str, machine: str) -> SystemCall | None:
-    """What /proc/PID/syscall says; None where the thread is in none (it runs, or sleeps in a page fault).
+    """Parse /proc/PID/syscall; None if the thread is in none (it runs, or sleeps in a page fault).
 
     Source: proc_pid_syscall(5).
     """
@@ -77,7 +77,7 @@ def from_proc_syscall(content: str, machine: str) -> SystemCall | None:
 
 
 def read_syscall(pid: int, tid: int = 0) -> SystemCall | None:
-    """The system call that a thread (the main one unless told) is in; None where in none, or where it may not be read.
+    """The system call that a thread (by default the main one) is in; None if it is in none, or not readable.
 
     Never blocks.
     """
@@ -89,15 +89,15 @@ def read_syscall(pid: int, tid: int = 0) -> SystemCall | None:
     return from_proc_syscall(content.decode("ascii", "replace"), os.uname().machine)
 
 
-# Where the kernel waits in the calls that it restarts itself.
+# Kernel functions of the calls that the kernel restarts.
 _RESTARTED = (("poll_schedule", "poll"), ("hrtimer_nanosleep", "clock_nanosleep"), ("futex", "futex"))
 
 
 def before_restart(call: SystemCall | None, wchan: str) -> SystemCall | None:
-    """The call that a process was in before it was stopped and went on, where ``wchan`` tells; else the call itself.
+    """The call that a process was in before it was stopped and continued, if ``wchan`` tells; else the call itself.
 
-    After a stop, as by Ctrl-Z or a debugger, the kernel goes on with the rest of a timed wait as ``restart_syscall``;
-    the arguments are still those of the call before. Source: restart_syscall(2).
+    After a stop, as by Ctrl-Z or a debugger, the kernel resumes a timed wait as ``restart_syscall``; the arguments are
+    still those of the original call. Source: restart_syscall(2).
     """
     if call is None or call.name != "restart_syscall":
         return call
@@ -106,7 +106,7 @@ def before_restart(call: SystemCall | None, wchan: str) -> SystemCall | None:
 
 
 def descriptor_of(call: SystemCall) -> int | None:
-    """The file descriptor that a call works on (its first argument); None where it takes none."""
+    """The file descriptor that a call works on (its first argument); None if it takes none."""
     if call.name not in _TAKES_FD or not call.arguments:
         return None
     fd = call.arguments[0] & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""System calls by their number, for Pythons that were built before the call was known to their headers."""
+"""System calls by number, for Pythons that were built with headers older than the call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 _syscall = libc.syscall
 _syscall.restype = ctypes.c_long
 
-# Calls of Linux 5.1 and later have one number everywhere. Source: linux/include/uapi/asm-generic/unistd.h.
+# Calls of Linux 5.1 and later have the same number on all architectures. Source:
+# linux/include/uapi/asm-generic/unistd.h.
 _EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434, "close_range": 436}
 # Source: arch/*/…/syscall*.tbl of Linux.
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "loongarch64": 279, "ppc64le": 360, "s390x": 350}
@@ -24,11 +25,11 @@ def system_call(name: str, *arguments: int | bytes) -> int:
     """Make a system call. Returns what it returns.
 
     Args:
-        name: of the system call.
+        name: its name.
         arguments: numbers, or bytes that are passed as the address of a C string.
 
     Raises:
-        OSError: as the system call says; ENOSYS where neither the kernel nor this file knows it.
+        OSError: the system call failed; ENOSYS if the kernel or this file lacks it.
     """
     number = _NUMBERS.get(name, -1)
     if number < 0:

@@ -1,9 +1,9 @@
-"""Where the tasks of one job on one host meet: a socket in a directory of the user's own.
+"""The socket at which the tasks of one job on one host find each other, in a private directory of the user.
 
-All tasks look in the same places in the same order, whatever TMPDIR each of them was given. In a directory that all
-users share anybody can take a name before; then one is made whose name cannot be known before, and the tasks find it
-by its owner. Where no directory can be had at all it is an abstract name, which begins with a zero byte and needs no
-file system. Anybody can take such a name, too, and so both sides ask the kernel for the other one's user.
+All tasks search the same directories in the same order, whatever their TMPDIR. In a directory that all users share,
+another user can take the name first; then one with a random name is made, which the tasks find by its owner. Without
+any directory the socket has an abstract name, which begins with a zero byte and needs no file system. Another user can
+take such a name too, and so both sides ask the kernel for the peer's user.
 
 Source: unix(7), abstract, SO_PEERCRED.
 """
@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 
 from saferun.errors import SaferunError, suppress
-from saferun.linux.ownership import NotOursError, open_directory, owner_words
+from saferun.linux.ownership import NotOursError, open_directory, owner_text
 
 _BACKLOG = 4096
 _LONGEST_PATH_BYTES = 107
@@ -27,7 +27,7 @@ _HINT = "set XDG_RUNTIME_DIR, for all tasks, to a directory that only you have a
 
 
 class TaskSockets:
-    """The sockets at which the tasks of a job may meet.
+    """The possible sockets of a job's tasks.
 
     Args:
         key: the same for all tasks of the job on this host, and for no other job.
@@ -39,13 +39,13 @@ class TaskSockets:
         self._name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:24]
         self._own = f"saferun-{os.getuid()}"
         self.squatted: list[str] = []
-        """Names that somebody else has taken, and who that is, in words: what ``listen`` has met."""
+        """Messages about names that another user has taken, from ``listen``."""
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A listening socket at the first place that can be had, and its path. What a killed job left is replaced.
+        """A listening socket at the first usable path, and that path. A socket that a killed job left is replaced.
 
         Raises:
-            SaferunError: another process listens there, or none can.
+            SaferunError: another process listens there, or no path is usable.
         """
         self.squatted.clear()
         for base in _bases():
@@ -62,7 +62,7 @@ class TaskSockets:
             raise SaferunError(f"no place where the tasks of this job meet: {error.strerror}", _HINT) from None
 
     def paths(self) -> Iterator[str]:
-        """Where it may listen, the best place first."""
+        """The paths where it may listen, the best one first."""
         for base in _bases():
             try:
                 _check(f"{base}/{self._own}")
@@ -75,7 +75,7 @@ class TaskSockets:
         yield f"\0{self._own}-{self._name}"
 
     def _made(self, base: str) -> str:
-        """This user's directory in a place, made if need be; empty: there is none."""
+        """This user's directory in ``base``, made if needed; empty: there is none."""
         first = f"{base}/{self._own}"
         with suppress(OSError):
             os.mkdir(first, 0o700)
@@ -94,11 +94,11 @@ class TaskSockets:
         return found
 
     def _others(self, base: str) -> Iterator[str]:
-        """Further directories of this user's. Anybody can make one whose name says so."""
+        """Further directories of this user, checked: any user can make one with such a name."""
         names: list[str] = []
         prefix = f"{self._own}-"
         with suppress(OSError), os.scandir(base) as entries:
-            # Asked of each without opening it: there may be as many as somebody likes to make.
+            # Checked without opening them: another user may have made very many.
             names += (entry.name for entry in entries if entry.name.startswith(prefix) and _is_owned(entry))
         for name in sorted(names):
             with suppress(OSError):
@@ -118,11 +118,11 @@ def _bases() -> list[str]:
 
 
 def _check(directory: str) -> None:
-    """Whether a directory is this user's own.
+    """Check that a directory is this user's own.
 
     Raises:
         NotOursError: it is not.
-        OSError: there is none, or none that can be used.
+        OSError: there is none, or it is not usable.
     """
     try:
         os.close(open_directory(directory, private=True))
@@ -131,24 +131,24 @@ def _check(directory: str) -> None:
     except OSError as error:
         owner = os.lstat(directory).st_uid
         if owner != os.geteuid():
-            raise NotOursError(f"it belongs to {owner_words(owner)}", directory) from None
+            raise NotOursError(f"it belongs to {owner_text(owner)}", directory) from None
         if error.errno in {errno.ENOTDIR, errno.ELOOP}:
-            raise NotOursError("it is no directory", directory) from None
+            raise NotOursError("it is not a directory", directory) from None
         raise
     if not os.access(directory, os.W_OK):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), directory)
 
 
 def _listen(path: str) -> socket.socket:
-    """A listening Unix socket.
+    """Make a listening Unix socket.
 
     Raises:
         SaferunError: another process listens there.
-        OSError: there can be none there.
+        OSError: it cannot be made there.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The name gets its permissions from here: by its path, it might be another file's by then.
+        # Permissions before bind: afterwards the path might lead to another file.
         os.fchmod(listener.fileno(), 0o600)
         try:
             listener.bind(path)
@@ -168,27 +168,27 @@ def _listen(path: str) -> socket.socket:
 
 def _check_free(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # a stranger who takes no connections keeps nobody waiting
+        probe.setblocking(False)  # a process that accepts no connections must not block this one
         failure = probe.connect_ex(path)
         if failure not in {0, errno.EAGAIN}:
             return
-        # Of one whose queue is full the user cannot be asked; only this user listens in a private directory.
+        # With a full queue the peer's user is unknown, but only this user listens in a private directory.
         is_ours = peer_of(probe) == os.getuid() if not failure else not path.startswith("\0")
-        who = owner_words(peer_of(probe)) if not failure else "a process that takes no connections"
+        who = owner_text(peer_of(probe)) if not failure else "a process that accepts no connections"
     if not is_ours:
         shown = path.replace("\0", "@")
         raise SaferunError(f"no place where the tasks of this job meet: {who} has taken {shown}", _HINT)
     raise SaferunError(
-        "two processes of this job say that they are local rank 0 of this host",
-        "start each task of the job once; pass --scheduler none to look at options only",
+        "two processes of this job claim to be local rank 0 of this host",
+        "start each task of the job once, or pass --scheduler none to use the command-line options only",
     )
 
 
 def peer_of(connection: socket.socket) -> int:
-    """The user of the process at the other end of a Unix socket.
+    """The user of the process at the other end of a Unix socket connection.
 
     Raises:
-        OSError: it cannot be asked.
+        OSError: the kernel cannot be asked.
     """
     owner: int = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
     return owner

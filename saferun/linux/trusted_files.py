@@ -1,6 +1,6 @@
-"""Files that count although the user did not name them, and secrets: only if no other user can have written them.
+"""Files that are used without being named by the user, and secrets: only if no other user can have written them.
 
-Paths are opened as in ``linux/ownership.py``: what is checked is what is used. Asks the name service for groups.
+Paths are opened as in ``linux/ownership.py``: what is checked is what is used. Looks up groups by the name service.
 
 Sources: open(2), path_resolution(7), inode(7), acl(5), user_namespaces(7).
 """
@@ -12,6 +12,7 @@ import os
 import stat
 
 from saferun.errors import suppress
+from saferun.linux.descriptors import close_on_error
 from saferun.linux.ownership import (
     CAREFULLY,
     ROOT,
@@ -20,7 +21,7 @@ from saferun.linux.ownership import (
     check_regular,
     followed,
     open_ours,
-    owner_words,
+    owner_text,
 )
 
 __all__ = ["is_private_group", "open_found", "open_found_directory", "open_secret"]
@@ -31,21 +32,18 @@ _ACL = "system.posix_acl_access"
 
 
 def open_secret(path: str) -> int:
-    """A descriptor, for reading, of a file that this user or root owns and that no other user may read or write.
+    """Open a file for reading that this user or root owns and that no other user may read or write.
 
-    A link is followed where it belongs to one of the two as well, as volumes of Kubernetes have them. The permissions
-    of a group that only this user is in are no one else's.
+    A link is followed if it belongs to one of the two as well, as in volumes of Kubernetes. Permissions of a group
+    whose only member is this user are allowed.
 
     Raises:
         NotOursError: it belongs to another user, or others may read or write it; ``strerror`` says which.
-        OSError: it cannot be opened, or is no regular file (EINVAL).
+        OSError: it cannot be opened, or is not a regular file (EINVAL).
     """
     fd = open_ours(followed(path, None), os.O_RDONLY, or_root=True)
-    try:
+    with close_on_error(fd):
         _check_secret(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -58,12 +56,12 @@ def _check_secret(fd: int, path: str) -> None:
 
 
 def open_found(path: str) -> int:
-    """A descriptor, for reading, of a file that was found and not named: only if no other user can have planted it.
+    """Open a file for reading that was found by search, only if no other user can have planted it.
 
-    That is so where the file and its directory belong to this user or root, and no other user may write the file or,
-    but for a sticky directory, its directory. A link counts where both the link and what it leads to do. The write
-    permission of a group that only this user is in is no one else's. As root all directories above count too (not in
-    a user namespace, where this root is as mighty as any user).
+    The file and its directory must belong to this user or root, and no other user may write to the file or, unless it
+    is sticky, to its directory. For a link, both the link and its target must qualify. Write permission of a group
+    whose only member is this user is allowed. For root all parent directories must qualify too (not in a user
+    namespace, where root is like any user).
 
     Raises:
         NotOursError: another user can have planted it; ``strerror`` says how.
@@ -82,31 +80,25 @@ def open_found(path: str) -> int:
             fd = os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=directory)
         finally:
             os.close(directory)
-        try:
+        with close_on_error(fd):
             _check_found(fd, shown, "it", sticky_counts=False)
             os.set_blocking(fd, True)
-        except BaseException:
-            os.close(fd)
-            raise
         return fd
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown)
 
 
 def open_found_directory(path: str) -> int:
-    """A descriptor of a directory in which no other user can plant anything; for names in it alone (``O_PATH``).
+    """Open a directory in which no other user can plant files (``O_PATH``: only for names in it).
 
     Raises:
         NotOursError: another user can plant files there; ``strerror`` says how.
         OSError: it cannot be opened.
     """
     fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with close_on_error(fd):
         _check_found(fd, path, "its directory", sticky_counts=True)
         if _is_root_of_the_machine():
             _check_parents(fd, path)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -115,7 +107,7 @@ def _check_found(fd: int, path: str, what: str, *, sticky_counts: bool) -> None:
     if what == "it":
         check_regular(status, path)
     if status.st_uid not in (os.geteuid(), ROOT):
-        raise NotOursError(f"{what} belongs to {owner_words(status.st_uid)}", path)
+        raise NotOursError(f"{what} belongs to {owner_text(status.st_uid)}", path)
     writable = status.st_mode & _WRITABLE_FOR_OTHERS
     if not writable or (sticky_counts and status.st_mode & stat.S_ISVTX):
         return
@@ -126,7 +118,7 @@ def _check_found(fd: int, path: str, what: str, *, sticky_counts: bool) -> None:
 
 
 def _check_parents(fd: int, path: str) -> None:
-    """The directories above one, up to the root directory."""
+    """Check all parent directories."""
     here = os.dup(fd)
     try:
         for _ in range(_MOST_PARENTS):
@@ -142,10 +134,10 @@ def _check_parents(fd: int, path: str) -> None:
 
 
 def is_private_group(gid: int) -> bool:
-    """Whether a group has this user for its only member, as sites with umask 002 give one to each user.
+    """Whether this user is the only member of a group, as at sites with umask 002, where each user has one.
 
-    That is: it is the user's first group, named like the user, and lists no other user. Root's group is not: who else
-    is in it is for every system to say. Asks the name service.
+    That is: it is the user's primary group, has the user's name, and lists no other user. Root's group is not one, as
+    systems differ in its members. Asks the name service.
     """
     uid = os.geteuid()
     if uid == ROOT:
@@ -161,7 +153,7 @@ def is_private_group(gid: int) -> bool:
 
 
 def _has_acl(fd: int) -> bool:
-    """Whether an access control list gives rights that the mode does not show: its mask stands in the group's bits."""
+    """Whether there is an access control list, whose rights the mode does not show: its mask is in the group's bits."""
     try:
         os.getxattr(f"/proc/self/fd/{fd}", _ACL)
     except OSError as error:

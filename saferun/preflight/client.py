@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from saferun.linux.helper import Helper
+from saferun.linux.helper import Helper, LoopPart
 from saferun.linux.poller import Poller
-from saferun.model import ExitStatus, JsonObject
+from saferun.model import JsonObject
 from saferun.preflight.results import CheckResult
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class CheckProcess(Helper):
         super().__init__("sr-checks", serve)
 
 
-class HostChecks:
+class HostChecks(LoopPart):
     """The checks of this host in one attempt; then its process probes other hosts. A Part of the loop.
 
     Args:
@@ -68,7 +68,7 @@ class HostChecks:
         self._poller = poller
         self._on_done: Callable[[], None] | None = on_done
         self._warn = warn
-        self._process: CheckProcess | None = None
+        self._helper: CheckProcess | None = None
         self._began_at = 0.0
         self._round = 0
         self._on_probed: Callable[[str], None] | None = None
@@ -84,12 +84,12 @@ class HostChecks:
         """
         self._began_at = time.monotonic()
         try:
-            self._process = process or CheckProcess(beside=beside)
+            self._helper = process or CheckProcess(beside=beside)
         except OSError as error:
             self._lose(f"the check process cannot be started: {error.strerror}")
             return
-        self._process.attach(self._poller, self._on_message, lambda: self._lose("the check process ended early"))
-        self._process.send({"is_probed": is_probed, "context": context._asdict()})
+        self._helper.attach(self._poller, self._on_message, lambda: self._lose("the check process ended early"))
+        self._helper.send({"is_probed": is_probed, "context": context._asdict()})
         self.deadline = self._began_at + _GIVE_UP_S
 
     def probe(
@@ -103,19 +103,19 @@ class HostChecks:
             within_s: how long it may take.
             on_probed: takes what came of it, encoded; empty: the process is lost.
         """
-        if self._process is None or not self._process.is_open:
+        if self._helper is None or not self._helper.is_open:
             on_probed("")
             return
         self._round += 1
         self._on_probed = on_probed
         self.deadline = time.monotonic() + within_s + _ANSWER_S
         order = {"op": "probe", "round": self._round, "host": host, "endpoints": list(endpoints), "within_s": within_s}
-        self._process.send(order)
+        self._helper.send(order)
 
     def settle(self) -> None:
         """The launch is over: what has been found by now counts."""
-        if self._process is not None:
-            self._process.hear()
+        if self._helper is not None:
+            self._helper.receive()
         if self._on_done is not None:
             self.results.append(CheckResult("others", "skipped", "the launch was over before the other checks were"))
             self._done()
@@ -125,20 +125,11 @@ class HostChecks:
         if self.deadline is not None and self.deadline <= now:
             self._lose("the checks took too long")
 
-    @property
-    def pids(self) -> set[int]:
-        """The check process, until it has been reaped."""
-        return self._process.pids if self._process is not None else set()
-
-    def on_exit(self, pid: int, status: ExitStatus) -> bool:
-        """A child has been reaped. Returns whether it was the check process."""
-        return self._process is not None and self._process.on_exit(pid, status)
-
     def close(self) -> None:
         """End the process; nothing more is reported."""
         self.deadline = None
-        if self._process is not None:
-            self._process.kill()
+        if self._helper is not None:
+            self._helper.kill()
 
     def _on_message(self, message: JsonObject) -> None:
         try:

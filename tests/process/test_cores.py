@@ -34,7 +34,7 @@ from tests.process.launching import DEADLINE_S, REPOSITORY, customized, in_safer
 from tests.process.one_capture import encode_request
 
 PATTERN = read_core_pattern()
-pytestmark = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.words()}")
+pytestmark = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.description()}")
 
 CRASH = """
 import ctypes, os, sys, threading, time
@@ -74,7 +74,7 @@ class CoreWatch(CoreSaver):
         super().__init__(directory, os.getpid())
         self.is_watching = self.fd >= 0
         if self.is_watching:
-            poller.watch(self.fd, self.take_in)
+            poller.watch(self.fd, self.handle_events)
 
 
 class Crew:

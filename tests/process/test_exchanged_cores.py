@@ -28,7 +28,7 @@ from tests.unit.linux.test_core_files import make_core
 
 __all__ = ["crew", "limits"]
 
-leaves_cores = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.words()}")
+leaves_cores = pytest.mark.skipif(not PATTERN.is_relative, reason=f"no cores in the directory: {PATTERN.description()}")
 HERE = CorePattern("core.%e", uses_pid=False)
 
 
@@ -90,7 +90,7 @@ def test_a_core_that_was_exchanged_before_it_was_opened_is_not_read(
 
     monkeypatch.setattr(cores, "_readings", exchange)
     look = look_of(crew, mode="keep")
-    assert look.failure == "it is another file by now"
+    assert look.failure == "the file was replaced"
     assert look.threads == ()
     assert (crew.directory / name).exists()
 

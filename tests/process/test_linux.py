@@ -101,7 +101,7 @@ def test_the_end_of_any_process_is_noticed(
 ) -> None:
     """By a look at /proc where there are no pidfds; one that waits to be reaped has ended too."""
     del lacking
-    monkeypatch.setattr(poller, "_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(poller, "_PROC_POLL_S", 0.01)
     loop, ended = Poller(), []
     loop.watch_process(child.pid, lambda: ended.append(child.pid))
     loop.wait(0.02)
@@ -135,7 +135,7 @@ def test_a_process_that_cannot_be_seen_lives_until_a_signal_finds_none(
     """/proc mounted with hidepid shows no processes of others."""
     monkeypatch.setattr(poller, "open_pidfd", lambda _pid: -1)
     monkeypatch.setattr(poller, "read_stat", lambda _pid: None)
-    monkeypatch.setattr(poller, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(poller, "_PROC_POLL_S", 0.0)
     loop, ended = Poller(), []
     loop.watch_process(child.pid, lambda: ended.append(1))
     loop.wait(0)

@@ -152,7 +152,7 @@ def test_a_hard_link_is_not_written_through(tmp_path: Path) -> None:
 
 def test_a_pipe_is_neither_waited_for_nor_taken_for_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_ours(str(tmp_path / "pipe"), os.O_RDONLY)
 
 

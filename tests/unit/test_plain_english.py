@@ -125,7 +125,19 @@ def _standard(word: str) -> str:
 
 # --------------------------------------------------------------------------------------------------- comments and names
 
-ROOMS = ("console", "diagnosis", "report", "ctl", "inject", "text", "evidence.py", "model.py", "config.py", "errors.py")
+ROOMS = (
+    "console",
+    "diagnosis",
+    "report",
+    "ctl",
+    "inject",
+    "linux",
+    "text",
+    "evidence.py",
+    "model.py",
+    "config.py",
+    "errors.py",
+)
 """Whose comments, docstrings and names are read, too."""
 _IN_NAMES = re.compile(
     r"(?:^|_)(?:anew|anybody|bereft|everybody|knock|look|looks|looked|nobody|said|say|says|sight|somebody|standing|tell"

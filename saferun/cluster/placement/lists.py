@@ -15,7 +15,7 @@ from saferun.cluster.schedulers.host_list import (
 )
 from saferun.config import Setting
 from saferun.errors import UsageError
-from saferun.linux.names import DEADLINE_S, own_names, unanswered_words
+from saferun.linux.names import DEADLINE_S, own_names, unanswered_text
 
 if TYPE_CHECKING:
     from saferun.cluster.schedulers import Allocation
@@ -78,7 +78,7 @@ def own_index(
     if unanswered:
         raise UsageError(
             f"{option}: none of {shown} is this host (named {host}) by name, and"
-            f" {unanswered_words(unanswered, DEADLINE_S)}",
+            f" {unanswered_text(unanswered, DEADLINE_S)}",
             "use the names that `hostname` prints on each host, or pass --node-rank",
         )
     raise UsageError(

@@ -130,7 +130,7 @@ class TrialRun:
             if process.on_exit(pid, status):
                 if process is self._process:
                     self._broken = self._broken or f"the trial process ended ({status.description})"
-                    process.hear()  # what it said before
+                    process.receive()  # what it said before
                 else:
                     self._ended.remove(process)
                 return True

@@ -211,8 +211,8 @@ def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
     replace = "take the host out of the job and have it repaired"
     tool = f"nvidia-smi --gpu-reset -i {index}" if vendor == "nvidia" else f"rocm-smi --gpureset -d {index}"
     reset = f"reset it when it is idle (`{tool}`), or reboot"
-    if trouble := gpu.get("trouble"):
-        yield _Fault(f"{name} {trouble}", f"{reset}; if it comes again, {replace}")
+    if fault := gpu.get("fault"):
+        yield _Fault(f"{name} {fault}", f"{reset}; if it comes again, {replace}")
         return
     if gpu.get("compute_mode") == "prohibited":
         yield _Fault(f"{name} is set to take no computing", f"run `nvidia-smi -i {index} -c 0`", "missing_gpu")
@@ -287,5 +287,5 @@ def _who(processes: Sequence[JsonObject], old_pids: frozenset[int]) -> str:
 def _gpu_words(gpu: JsonObject) -> str:
     total, in_use = gpu.get("memory_total_bytes"), gpu.get("memory_used_bytes")
     memory = f"{in_use / GIB:.1f} of {total / GIB:.1f} GiB in use" if total and in_use is not None else ""
-    words = [str(gpu[key]) for key in ("name", "pci", "uuid", "trouble") if gpu.get(key)]
+    words = [str(gpu[key]) for key in ("name", "pci", "uuid", "fault") if gpu.get(key)]
     return ", ".join([*words, memory] if memory else words)

@@ -24,7 +24,7 @@ from saferun.linux.sockets import (
     from_tcp_table,
     from_unix_table,
     sending_again,
-    socket_words,
+    socket_text,
 )
 from saferun.linux.syscalls import SystemCall, before_restart, descriptor_of, from_proc_syscall
 
@@ -96,7 +96,7 @@ def test_no_table_raises(content: bytes) -> None:
 )
 def test_a_socket_has_words(one: Socket, words: str) -> None:
     """They stand after ``waits on``."""
-    assert socket_words(one) == words
+    assert socket_text(one) == words
 
 
 def inode_of(one: socket.socket) -> int:

@@ -63,7 +63,7 @@ def soon() -> float:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"trouble": "fell off the bus (NVML: GPU is lost)"}, "fell off the bus (NVML: GPU is lost)"),
+        ({"fault": "fell off the bus (NVML: GPU is lost)"}, "fell off the bus (NVML: GPU is lost)"),
         ({"ecc_uncorrected": 2}, "uncorrectable ECC errors 2"),
         ({"remapping_pending": True}, "row remapping pending: reset needed"),
         ({"remapping_failed": True, "remapping_pending": True}, "row remapping failed: the GPU needs replacing"),
@@ -86,7 +86,7 @@ def test_the_same_fault_of_several_gpus_is_one_line() -> None:
 
 
 def test_the_gravest_fault_comes_first() -> None:
-    found = lines(gpu(0, pcie_width=8, pcie_width_max=16), gpu(1, ecc_uncorrected=1), gpu(2, trouble="lost"))
+    found = lines(gpu(0, pcie_width=8, pcie_width_max=16), gpu(1, ecc_uncorrected=1), gpu(2, fault="lost"))
     assert [line.partition("): ")[2] for line in found] == [
         "lost",
         "uncorrectable ECC errors 1",

@@ -338,12 +338,12 @@ def test_a_fifo_is_not_waited_for() -> None:
     """Nobody may ever write into it."""
     os.mkfifo("saferun.yaml")
     assert config_of().settings_file is None
-    assert "no regular file" in refusal("--config", "saferun.yaml").what
+    assert "not a regular file" in refusal("--config", "saferun.yaml").what
 
 
 @pytest.mark.parametrize(
     ("name", "word"),
-    [("nowhere.yaml", "No such file"), (".", "no regular file"), ("/dev/zero", "no regular file")],
+    [("nowhere.yaml", "No such file"), (".", "not a regular file"), ("/dev/zero", "not a regular file")],
 )
 def test_a_named_file_has_to_be_one(name: str, word: str) -> None:
     """By flag and by variable: whoever names a file wants it."""

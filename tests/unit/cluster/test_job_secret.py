@@ -66,7 +66,7 @@ def test_the_shortest_and_the_longest_secret_are_read(tmp_path: Path, size: int)
 def test_what_is_no_plain_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """A pipe, a directory, a name that nobody can have, and nothing at all."""
     os.mkfifo(tmp_path / "pipe", 0o600)
-    assert "no regular file" in refusal(str(tmp_path / "pipe")).what
+    assert "not a regular file" in refusal(str(tmp_path / "pipe")).what
     assert "cannot be read" in refusal(str(tmp_path)).what
     assert "no such file" in refusal(str(tmp_path / "none")).what
     with pytest.raises(UsageError):

@@ -20,7 +20,7 @@ BEFORE_THE_RANKS = {
     "saferun.linux.core_limits": "before the ranks are started",
     "saferun.linux.gpus": "settings of the ranks, and the checks",
     "saferun.linux.nics": "--nic, and what the checks chose",
-    "saferun.linux.starters": "when the loop begins",
+    "saferun.linux.ancestors": "when the loop begins",
     "saferun.cluster.job": "when the loop is made",
     "saferun.cluster.job_channel": "with the job",
     "saferun.cluster.secret": "--secret-file",

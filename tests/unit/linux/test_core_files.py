@@ -180,7 +180,7 @@ def test_any_pattern_can_be_understood(text: str, uses_pid: bool) -> None:
     """An administrator's slip of the hand must not end a launch."""
     pattern = CorePattern(text, uses_pid)
     name_pattern(pattern)
-    assert pattern.words()
+    assert pattern.description()
     assert isinstance(pattern.directory("/x"), str)
 
 

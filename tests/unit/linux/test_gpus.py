@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from saferun.errors import SaferunError, UsageError
-from saferun.linux import gpu_drivers, gpus
+from saferun.linux import child_output, gpus
 from saferun.linux.child_output import collect_output
 from saferun.linux.children import Child, fork
 from saferun.linux.gpu_drivers import (
@@ -431,7 +431,7 @@ def test_a_driver_that_does_not_return_is_given_up(monkeypatch: pytest.MonkeyPat
         forked.append(fork(work))
         return forked[-1]
 
-    monkeypatch.setattr(gpu_drivers, "fork", fork_and_note)
+    monkeypatch.setattr(child_output, "fork", fork_and_note)
     monkeypatch.setitem(sys.modules, "pynvml", Hanging(A))
     assert read_nvml_apart(0.05) is None
     with pytest.raises(ChildProcessError):
@@ -604,7 +604,7 @@ def test_a_torch_that_hangs_is_given_up_and_leaves_no_process(tmp_path: Path) ->
     os.mkfifo(fifo)
     read_end = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     python = interpreter(tmp_path, f"exec 3>{shlex.quote(str(fifo))}\necho started >&3\nsleep 3600 &\nwait")
-    with pytest.raises(SaferunError, match=r"did not say within 1\.5 s"):
+    with pytest.raises(SaferunError, match=r"did not report within 1\.5 s"):
         ask(python, timeout_s=1.5)
     assert os.read(read_end, 100) == b"started\n"
     os.set_blocking(read_end, True)

@@ -74,26 +74,26 @@ def test_a_process_that_is_gone_is_nobodys() -> None:
 def test_a_family_that_waits_does_not_work() -> None:
     activity = Activity()
     with child(session=False) as one:
-        assert activity.look(one, [one], 10.0) == 10.0
-        assert activity.look(one, [one], 20.0) == 10.0
+        assert activity.sample(one, [one], 10.0) == 10.0
+        assert activity.sample(one, [one], 20.0) == 10.0
         # One more, or one less: something happens.
-        assert activity.look(one, [one, os.getpid()], 30.0) == 30.0
+        assert activity.sample(one, [one, os.getpid()], 30.0) == 30.0
 
 
 def test_a_family_of_which_one_uses_the_processor_works() -> None:
     activity = Activity()
     with child(session=False) as one, child(session=False, works=True) as busy:
-        activity.look(one, [one, busy], 10.0)
+        activity.sample(one, [one, busy], 10.0)
         before = os.times().elapsed
-        while activity.look(one, [one, busy], 20.0) != 20.0:
+        while activity.sample(one, [one, busy], 20.0) != 20.0:
             assert os.times().elapsed - before < 60
-        assert activity.look(one, [one], 30.0) == 30.0
+        assert activity.sample(one, [one], 30.0) == 30.0
 
 
 def test_reading_and_writing_is_work() -> None:
     activity = Activity()
     with child(session=False) as one:
-        activity.look(one, [one, os.getpid()], 10.0)
+        activity.sample(one, [one, os.getpid()], 10.0)
         with open("/dev/null", "wb") as file:
             file.write(bytes(1 << 16))
-        assert activity.look(one, [one, os.getpid()], 20.0) == 20.0
+        assert activity.sample(one, [one, os.getpid()], 20.0) == 20.0

@@ -357,7 +357,7 @@ def test_a_library_that_crashes_its_process_is_no_answer(tmp_path: Path, monkeyp
 def test_without_the_python_library_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pynvml cannot be imported" in read_nvidia_state(0.0)["failure"]
-    assert nvidia_gpus.error_words(ValueError()) == "ValueError"
+    assert nvidia_gpus.error_text(ValueError()) == "ValueError"
 
 
 # ------------------------------------------------------------------------------------------------------------------ AMD
