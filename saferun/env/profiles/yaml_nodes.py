@@ -1,7 +1,7 @@
 """YAML from anybody, read in bounded time and memory into a plain tree with line numbers.
 
 The tree is built from the parser's events, and nothing is ever constructed from a tag. Aliases and anchors are refused
-(a few of them expand to gigabytes), as are deep nesting, large files, and what is no regular file.
+(a few of them expand to gigabytes), as are deep nesting, large files, and everything that is not a regular file.
 
 Source: YAML 1.2.2 specification, https://yaml.org/spec/1.2.2/; PyYAML's events.
 """
@@ -103,7 +103,7 @@ def _read_text(path: str, shown: str, fd: int | None) -> str:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise UsageError(f"{shown} is no regular file", "give a YAML file")
+                raise UsageError(f"{shown} is not a regular file", "give a YAML file")
             content = _read_at_most(fd, MAX_FILE_BYTES + 1)
         finally:
             os.close(fd)

@@ -163,19 +163,19 @@ def test_the_largest_file_is_read_whole(tmp_path: Path) -> None:
 
 def test_a_fifo_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.yaml")
-    assert "is no regular file" in error_of(lambda: read_yaml(str(tmp_path / "a.yaml")))
+    assert "is not a regular file" in error_of(lambda: read_yaml(str(tmp_path / "a.yaml")))
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
 def test_a_device_is_refused(device: str) -> None:
-    assert "is no regular file" in error_of(lambda: read_yaml(device))
+    assert "is not a regular file" in error_of(lambda: read_yaml(device))
 
 
 def test_a_socket_and_a_directory_are_refused(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "s.yaml"))
         assert "s.yaml: " in error_of(lambda: read_yaml(str(tmp_path / "s.yaml")))
-    assert "is no regular file" in error_of(lambda: read_yaml(str(tmp_path)))
+    assert "is not a regular file" in error_of(lambda: read_yaml(str(tmp_path)))
 
 
 def test_a_dangling_link_and_a_loop_of_links_are_refused(tmp_path: Path) -> None:
