@@ -86,7 +86,22 @@ class ProcessSnapshot(Value):
 
 
 class CollectiveCall(Value):
-    """One entry of the Flight Recorder. ``sizes`` as text: ``[[1024, 1024]]``; ``created_ns`` since the epoch."""
+    """One entry of the Flight Recorder, or all members of a batch of sends and receives to one peer.
+
+    Attributes:
+        seq: its number: of collectives and of calls between two ranks each count for themselves.
+        op: ``all_reduce``; of a call between two ranks ``send 0->1``, by their places in the group.
+        sizes: of the inputs, as text: ``[[1024, 1024]]``.
+        retired: whether it is over.
+        is_p2p: whether it is between two ranks.
+        created_ns: when it was called, since the epoch.
+        frames: where it was called, where that is known.
+        output_sizes: like ``sizes``.
+        dtypes: of inputs and outputs: ``Float -> Float``; empty where unknown.
+        started: whether its kernel is known to have begun; hardly any job has that recorded.
+        failed: whether torch has given it up: it timed out or failed.
+        order: its place among all calls of the process; -1: unknown.
+    """
 
     seq: int
     op: str
@@ -95,12 +110,18 @@ class CollectiveCall(Value):
     is_p2p: bool
     created_ns: int
     frames: tuple[Frame, ...] = ()
+    output_sizes: str = ""
+    dtypes: str = ""
+    started: bool = False
+    failed: bool = False
+    order: int = -1
 
 
 class GroupProgress(Value):
     """How far one rank has come in one process group. Sequence numbers are -1 where nothing happened yet.
 
-    ``calls`` are the newest entries, oldest first; ``ranks`` the group's members where known.
+    ``calls`` are the newest entries and the oldest of those that are not over, oldest first; ``ranks`` the group's
+    members where known; ``number`` is the rank's own number of the group, in the order in which it made them.
     """
 
     group: str
@@ -110,14 +131,20 @@ class GroupProgress(Value):
     started: int
     completed: int
     calls: tuple[CollectiveCall, ...]
+    number: int = -1
 
 
 class RankCollectives(Value):
-    """The Flight Recorder of one rank; ``failure`` is the reason in one line where there is none."""
+    """The Flight Recorder of one rank.
+
+    ``failure`` is the reason in one line where there is none, ``incomplete`` what is missing in it and why: a GPU that
+    has failed, a process that is gone and whose last dump this is.
+    """
 
     rank: int
     groups: tuple[GroupProgress, ...]
     failure: str = ""
+    incomplete: str = ""
 
 
 class CoreDump(Value):

@@ -3,7 +3,12 @@
 The hook in the rank has opened torch's worker server on a Unix socket. Its threads answer without the interpreter, so
 that a rank is readable while it hangs in C code too. Everything that comes over the socket is taken for untrusted.
 
-Source: ``torch/csrc/distributed/c10d/FlightRecorder*.hpp`` and ``control_plane/`` (2.4 to 2.13).
+What a recorder does not tell: collectives of a CUDA graph are not recorded when it is replayed. NCCL's recorder asks
+the GPU for the state of each call that is not over, which fails when the GPU has (HTTP status 500), and has not been
+tried while another thread captures a graph: CUDA may call the capture invalid (its mode "global" forbids that a thread
+asks for the state of an event). A rank is asked when it hangs, or by hand.
+
+Source: ``torch/csrc/distributed/c10d/control_plane/Handlers.cpp``, ``FlightRecorderCuda.cpp`` (2.4 to 2.15).
 """
 
 from __future__ import annotations
@@ -14,31 +19,26 @@ import threading
 import time
 from typing import Any
 
+from saferun.captures.plain_pickle import read_pickle
+from saferun.captures.recorder_content import GROUPS_LIMIT, read_groups
 from saferun.captures.wire import Target
-from saferun.evidence import CollectiveCall, Frame, GroupProgress, RankCollectives
-from saferun.model import Value
+from saferun.errors import printable
+from saferun.evidence import GroupProgress, RankCollectives
 from saferun.text.decoding import loads
 
 REPLY_LIMIT_BYTES = 16 << 20
-_RECORDERS = {"fr_trace_json": "gloo", "dump_nccl_trace_json": "nccl"}
-"""torch's names of its recorders, and whose calls each keeps; a process may have both."""
+_ANY_BACKEND = "fr_trace_json"
+_NCCL_JSON = "dump_nccl_trace_json"
+_NCCL_PICKLE = "dump_nccl_trace_pickle"
+_BACKENDS = ("nccl2", "nccl-lazy", "ncclx", "rcclx", "xccl", "nccl-legacy", "nccl")
+"""Those that may have a recorder of their own, since torch 2.15. For a name that it does not know torch makes one."""
 # Ranks are asked at the same time, and their answers read one after the other: values take many times their JSON.
 _READING = threading.Lock()
 _NO_SOCKET = "it has no process group yet, or a torch without a worker server"
-_NEWEST_CALLS = 20
-_OLDEST_WAITING_CALLS = 4
-_GROUPS_LIMIT = 256
-_FRAMES_LIMIT = 16
-_RANKS_LIMIT = 1 << 16
-_TEXT_LIMIT = 200
-_NUMBER_LIMIT = 1 << 62
 _SOCKETS_LIMIT = 8
-_OP_NAMES = {
-    "_all_gather_base": "all_gather_into_tensor",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "all_reduce_barrier": "barrier",
-}
-"""What the recorder calls otherwise than the user did."""
+_ONLY_ACTIVE = "?onlyactive=true"
+_NUMBERS = "?includecollectives=false"
+_OF_BACKEND = "?backend="
 
 
 class NoAnswerError(Exception):
@@ -63,15 +63,17 @@ def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollec
         # One that does not answer leaves time for the next.
         give_up_at = time.monotonic() + max(0.0, deadline - time.monotonic()) * 0.6
         try:
-            replies, groups = _ask_recorders(path, give_up_at)
+            told = _Asked(path, give_up_at)
+            told.ask()
         except NoAnswerError as error:
             failure = str(error)
             continue
         except Exception as error:
             failure = f"its answer makes no sense ({type(error).__name__})"
             continue
-        content = b",\n".join(b'"' + name.encode() + b'": ' + reply for name, reply in replies.items())
-        return RankCollectives(target.rank, groups), b"{" + content + b"}\n"
+        content = b",\n".join(b'"' + name.encode() + b'": ' + reply for name, reply in told.replies.items())
+        groups = tuple(told.groups.values())[:GROUPS_LIMIT]
+        return RankCollectives(target.rank, groups, "", told.incomplete), b"{" + content + b"}\n"
     return RankCollectives(target.rank, (), failure), b""
 
 
@@ -91,35 +93,103 @@ def _sockets(target: Target) -> list[str]:
     return [f"{target.hook_prefix}.{pid}.sock" for pid in pids[:_SOCKETS_LIMIT]]
 
 
-def _ask_recorders(path: str, deadline: float) -> tuple[dict[str, bytes], tuple[GroupProgress, ...]]:
-    """What each recorder has answered, and the groups that it tells of."""
-    names = _loads(ask_server(path, "GET", "/handler/", deadline))
-    present = [name for name in _RECORDERS if isinstance(names, list) and name in names]
-    if not present:
-        raise NoAnswerError("this torch has no Flight Recorder that can be asked")
-    replies: dict[str, bytes] = {}
-    groups: dict[str, GroupProgress] = {}
-    failure: NoAnswerError | None = None
-    for name in present:
+class _Asked:
+    """The recorders of one process.
+
+    Args:
+        path: the socket.
+        deadline: in monotonic seconds.
+
+    Attributes:
+        replies: the JSON of each, by its name.
+        groups: what they tell, by the group's name.
+        incomplete: what is missing, and why.
+    """
+
+    def __init__(self, path: str, deadline: float) -> None:
+        self.replies: dict[str, bytes] = {}
+        self.groups: dict[str, GroupProgress] = {}
+        self.incomplete = ""
+        self._path = path
+        self._deadline = deadline
+        self._failure: NoAnswerError | None = None
+
+    def ask(self) -> None:
+        """Ask all of them.
+
+        Raises:
+            NoAnswerError: none has answered.
+        """
+        names = _loads(ask_server(self._path, "GET", "/handler/", self._deadline))
+        present = names if isinstance(names, list) else []
+        if not {_ANY_BACKEND, _NCCL_JSON, _NCCL_PICKLE}.intersection(name for name in present if type(name) is str):
+            raise NoAnswerError("this torch has no Flight Recorder that can be asked")
+        if _ANY_BACKEND in present:
+            self._ask(_ANY_BACKEND, share=0.6 if _NCCL_JSON in present else 1.0)
+        if _NCCL_JSON in present:
+            self._ask_nccl()
+        elif _NCCL_PICKLE in present and not self.groups:
+            self._ask(_NCCL_PICKLE, "?includestacktraces=false")
+        if _ANY_BACKEND in self.replies:
+            self._ask_backends()
+        if self._failure is not None and not self.replies:
+            raise self._failure
+
+    def _ask(self, handler: str, query: str = "", share: float = 1.0) -> tuple[str, ...] | None:
+        """Ask one, for a share of what time is left. Returns the names of its groups; None where it has not answered.
+
+        Raises no error: the last one is kept.
+        """
+        deadline = time.monotonic() + _left_s(self._deadline, 0.0) * share
         try:
-            reply = ask_server(path, "POST", f"/handler/{name}", deadline)
-            for group in _read(reply, name):
-                groups.setdefault(group.group, group)
+            reply = ask_server(self._path, "POST", f"/handler/{handler}{query}", deadline)
+            if reply == self.replies.get(handler):
+                return tuple(self.groups)
+            groups, reply = _read(handler, reply, only_active=query == _ONLY_ACTIVE)
         except NoAnswerError as error:
-            failure = error
-        else:
-            replies[name] = reply
-    if failure is not None and not replies:
-        raise failure
-    return replies, tuple(groups.values())[:_GROUPS_LIMIT]
+            self._failure = error
+            return None
+        if query.startswith(_OF_BACKEND) and not any(group.group not in self.groups for group in groups):
+            return tuple(group.group for group in groups)
+        for group in groups:
+            self.groups.setdefault(group.group, group)
+        self.replies[handler + query] = reply
+        return tuple(group.group for group in groups)
+
+    def _ask_nccl(self) -> None:
+        """NCCL's recorder: all calls; those that are not over; the numbers alone, for which no GPU is asked."""
+        before = self._failure
+        if self._ask(_NCCL_JSON, share=0.6) is not None:
+            return
+        why = self._failure
+        for query, left in ((_ONLY_ACTIVE, "the calls that are over"), (_NUMBERS, "its calls")):
+            if self._ask(_NCCL_JSON, query, share=0.6) is not None:
+                self.incomplete = f"NCCL's recorder has not sent {left}: {why}"
+                self._failure = before
+                return
+        self._failure = why
+
+    def _ask_backends(self) -> None:
+        """The recorders that backends have for themselves. A torch without them tells the same whatever is asked."""
+        for backend in _BACKENDS:
+            known = {*self.groups}
+            groups = self._ask(_ANY_BACKEND, _OF_BACKEND + backend, share=0.6)
+            if groups is None or (groups and known.issuperset(groups)):
+                break
 
 
-def _read(reply: bytes, recorder: str) -> tuple[GroupProgress, ...]:
+def _read(handler: str, reply: bytes, *, only_active: bool) -> tuple[tuple[GroupProgress, ...], bytes]:
+    """What a reply tells, and the reply as JSON."""
     try:
         with _READING:
-            return read_groups(_loads(reply), recorder)
+            if handler != _NCCL_PICKLE:
+                return read_groups(_loads(reply), handler, only_active=only_active), reply
+            content = read_pickle(reply)
+            return read_groups(content, handler), json.dumps(content).encode()
     except MemoryError:
         raise NoAnswerError("its answer takes too much memory") from None
+    except ValueError as error:
+        raise NoAnswerError(f"its pickle cannot be read: {error}") from None
 
 
 def ask_server(path: str, method: str, resource: str, deadline: float) -> bytes:
@@ -150,8 +220,10 @@ def ask_server(path: str, method: str, resource: str, deadline: float) -> bytes:
     return _body_of(content)
 
 
-def _left_s(deadline: float) -> float:
+def _left_s(deadline: float, at_least: float | None = None) -> float:
     left_s = deadline - time.monotonic()
+    if at_least is not None:
+        return max(left_s, at_least)
     if left_s <= 0:
         raise TimeoutError
     return left_s
@@ -166,7 +238,7 @@ def _body_of(content: bytearray) -> bytes:
     if not blank or len(words) < 2 or not words[0].startswith(b"HTTP/"):  # noqa: PLR2004 - version and status
         raise NoAnswerError("what answers is not torch's worker server")
     if words[1] != b"200":
-        raise NoAnswerError(f"it answers with status {_text(words[1].decode(errors='replace'), 16)}")
+        raise NoAnswerError(f"it answers with status {printable(words[1][:16].decode(errors='replace'))}")
     for header in headers:
         name, _, value = header.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit() and int(value[:20]) > len(body):
@@ -179,144 +251,3 @@ def _loads(content: bytes) -> Any:  # noqa: ANN401 - JSON
         return loads(content, longest=REPLY_LIMIT_BYTES, most=REPLY_LIMIT_BYTES)
     except ValueError:
         raise NoAnswerError("its answer is no JSON") from None
-
-
-# ------------------------------------------------------------------------------------------------------------- to read
-
-
-class _Entry(Value):
-    group: tuple[str, str, str]
-    pg_id: int
-    call: CollectiveCall
-
-
-def read_groups(content: object, recorder: str) -> tuple[GroupProgress, ...]:
-    """What a recorder tells, by process group.
-
-    A group is called ``<backend>:<name>``, for each backend of a group counts for itself. ``enqueued`` is the newest
-    collective, ``completed`` the last one before the first that is not complete; calls between two ranks do not count.
-
-    Args:
-        content: what its JSON holds.
-        recorder: its name.
-    """
-    if not isinstance(content, dict):
-        return ()
-    groups: dict[str, GroupProgress] = {}
-    for group in _groups_of(content, _RECORDERS.get(recorder, recorder)):
-        groups.setdefault(group.group, group)
-    return tuple(groups.values())[:_GROUPS_LIMIT]
-
-
-def _groups_of(content: dict[str, Any], backend: str) -> list[GroupProgress]:
-    entries = [entry for entry in (_entry(raw, backend) for raw in _list(content.get("entries"))) if entry is not None]
-    calls: dict[tuple[str, str, str], list[CollectiveCall]] = {}
-    newest: dict[tuple[str, str, str], int] = {}
-    names: dict[int, tuple[str, str, str]] = {0: (backend, "0", "default_pg")}
-    for entry in entries:
-        kept = calls.setdefault(entry.group, [])
-        if not entry.call.is_p2p and entry.call.seq < newest.get(entry.group, 0):
-            kept.clear()  # a group of the same name, made after the one before was destroyed, counts from 1 again
-        if not entry.call.is_p2p:
-            newest[entry.group] = entry.call.seq
-        kept.append(entry.call)
-        names[entry.pg_id] = entry.group
-    statuses = {
-        names[int(key)]: status
-        for key, status in _dict(content.get("pg_status")).items()
-        if isinstance(status, dict) and key.isascii() and key.isdecimal() and len(key) < 10 and int(key) in names  # noqa: PLR2004
-    }
-    members = _members(content)
-    groups = [
-        _progress(group, members.get(group[1], ()), calls.get(group, []), statuses.get(group, {}))
-        for group in dict.fromkeys([*calls, *statuses])
-    ]
-    return [group for group in groups if group.calls or group.enqueued >= 0]
-
-
-def _progress(
-    group: tuple[str, str, str], ranks: tuple[int, ...], calls: list[CollectiveCall], status: dict[str, Any]
-) -> GroupProgress:
-    backend, name, description = group
-    collectives = [call for call in calls if not call.is_p2p]
-    enqueued = max((call.seq for call in collectives), default=-1)
-    # The members of a coalesced call have one number, and only one of them is marked when it is complete.
-    done = {call.seq for call in collectives if call.retired}
-    waiting = [call.seq for call in collectives if call.seq not in done]
-    completed = min(waiting) - 1 if waiting else enqueued
-    started = -1
-    # Some backends count sends and receives there too: then these numbers are others than those of the calls.
-    if enqueued in {-1, _number(status.get("last_enqueued_collective"))}:
-        enqueued = max(enqueued, _number(status.get("last_enqueued_collective")))
-        started = _number(status.get("last_started_collective"))
-        completed = max(completed, _number(status.get("last_completed_collective")))
-    shown = _worth_keeping(calls, done)
-    return GroupProgress(f"{backend}:{name}", description, ranks, enqueued, started, min(completed, enqueued), shown)
-
-
-def _worth_keeping(calls: list[CollectiveCall], done: set[int]) -> tuple[CollectiveCall, ...]:
-    """The newest, and the first of those that wait: a GPU may be hundreds of calls behind its rank."""
-    since = max(0, len(calls) - _NEWEST_CALLS)
-    waiting = [call for call in calls[:since] if not call.retired and (call.is_p2p or call.seq not in done)]
-    return tuple(waiting[:_OLDEST_WAITING_CALLS] + calls[since:])
-
-
-def _members(content: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Process group's name -> ranks, where torch tells them: ``{"name": "0", "ranks": "[0, 1]"}``."""
-    members = {}
-    for key, raw in _dict(content.get("pg_config")).items():
-        config = _dict(raw)
-        ranks = config.get("ranks")
-        if isinstance(ranks, str) and len(ranks) <= _RANKS_LIMIT * 8:
-            try:
-                ranks = loads(ranks)
-            except ValueError:
-                continue
-        numbers = [rank for rank in _list(ranks)[:_RANKS_LIMIT] if type(rank) is int and 0 <= rank < _NUMBER_LIMIT]
-        members[_text(config.get("name") or key)] = tuple(dict.fromkeys(numbers))
-    return members
-
-
-def _entry(raw: Any, backend: str) -> _Entry | None:  # noqa: ANN401 - JSON
-    if not isinstance(raw, dict):
-        return None
-    name_and_description = [*_list(raw.get("process_group")), "", ""]
-    own_backend, colon, op = _text(raw.get("profiling_name")).rpartition(":")
-    is_p2p = raw.get("is_p2p") is True
-    call = CollectiveCall(
-        _number(raw.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
-        _OP_NAMES.get(op, op),
-        _text(json.dumps(raw.get("input_sizes", []))),
-        raw.get("retired") is True or raw.get("state") == "completed",
-        is_p2p,
-        _number(raw.get("time_created_ns")),
-        tuple(_frame(frame) for frame in _list(raw.get("frames"))[:_FRAMES_LIMIT] if isinstance(frame, dict)),
-    )
-    if not op or call.seq < 0:
-        return None
-    group = (own_backend if colon else backend, _text(name_and_description[0]), _text(name_and_description[1]))
-    return _Entry(group, _number(raw.get("pg_id")), call)
-
-
-def _frame(raw: dict[str, Any]) -> Frame:
-    return Frame(_text(raw.get("name")), _text(raw.get("filename"), 1024), max(0, _number(raw.get("line"))))
-
-
-def _list(raw: Any) -> list[Any]:  # noqa: ANN401 - JSON
-    return raw if isinstance(raw, list) else []
-
-
-def _dict(raw: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    return raw if isinstance(raw, dict) else {}
-
-
-def _number(raw: Any) -> int:  # noqa: ANN401 - JSON
-    """A number, also one that is written as text; -1 for anything else."""
-    if isinstance(raw, str) and raw.isascii() and raw.isdecimal() and len(raw) < 19:  # noqa: PLR2004 - fits 64 bits
-        raw = int(raw)
-    return raw if type(raw) is int and 0 <= raw < _NUMBER_LIMIT else -1
-
-
-def _text(raw: Any, limit: int = _TEXT_LIMIT) -> str:  # noqa: ANN401 - JSON
-    """A text that can be shown on a line; empty for anything else."""
-    return "".join(letter if letter.isprintable() else "?" for letter in raw[:limit]) if isinstance(raw, str) else ""

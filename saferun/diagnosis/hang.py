@@ -349,23 +349,32 @@ def _the(what: str) -> str:
 
 def _blind_spots(evidence: Evidence, waits: Sequence[Wait]) -> Iterable[str]:
     """Where the evidence has holes, and why: each reason once, with its ranks."""
-    why: dict[str, list[int]] = {}
     taken = _taken(evidence.capture.stacks)
-    for wait in waits:
-        if wait.found.kind != "dead":
-            dumps = taken.get(wait.rank, [])
-            if dumps and not any(dump.threads for dump in dumps):
-                why.setdefault(dumps[0].failure or "nothing was found", []).append(wait.rank)
-    for failure, ranks in why.items():
+    without = (
+        (taken[wait.rank][0].failure or "nothing was found", wait.rank)
+        for wait in waits
+        if wait.found.kind != "dead" and wait.rank in taken and not any(dump.threads for dump in taken[wait.rank])
+    )
+    for failure, ranks in _by_reason(without):
         yield f"no stacks of {ranks_text(ranks)}: {failure}"
     if not any(wait.found.kind == "collective" for wait in waits):
         return
-    why.clear()
-    for one in evidence.capture.collectives:
-        if one.failure:
-            why.setdefault(one.failure, []).append(one.rank)
-    for failure, ranks in why.items():
-        yield f"no Flight Recorder of {ranks_text(ranks)}: {failure}"
+    # There a rank may hold the recorder's lock, or wait for a GPU that does not answer.
+    leaving = {wait.rank for wait in waits if wait.found.detail == "destroy_process_group"}
+    failures = ((one.failure, one.rank) for one in evidence.capture.collectives if one.failure)
+    for failure, ranks in _by_reason(failures):
+        where = ", as ranks in destroy_process_group often do not" if leaving.issuperset(ranks) else ""
+        yield f"no Flight Recorder of {ranks_text(ranks)}: {failure}{where}"
+    parts = ((one.incomplete, one.rank) for one in evidence.capture.collectives if one.incomplete)
+    for incomplete, ranks in _by_reason(parts):
+        yield f"{ranks_text(ranks)}: {incomplete}"
+
+
+def _by_reason(reasons: Iterable[tuple[str, int]]) -> Iterable[tuple[str, list[int]]]:
+    found: dict[str, list[int]] = {}
+    for reason, rank in reasons:
+        found.setdefault(reason, []).append(rank)
+    return found.items()
 
 
 def _taken(dumps: Iterable[StackDump]) -> dict[int, list[StackDump]]:

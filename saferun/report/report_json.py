@@ -414,6 +414,7 @@ def _collectives(page: Page, rank: RankCollectives) -> JsonObject:
     return {
         "rank": count(rank.rank),
         "failure": page.text(rank.failure),
+        "incomplete": page.text(rank.incomplete),
         "groups": page.objects("collectives", rank.groups, lambda group: _progress(page, group)),
     }
 
@@ -431,6 +432,7 @@ def _progress(page: Page, group: GroupProgress) -> JsonObject:
             "op": page.text(last.op),
             "sizes": page.text(last.sizes),
             "retired": bool(last.retired),
+            "failed": bool(last.failed),
             "is_p2p": bool(last.is_p2p),
         }
         if last is not None

@@ -282,6 +282,8 @@ def _collective_lines(ranks: Sequence[RankCollectives]) -> Iterator[str]:
     for rank in ranks:
         if rank.failure:
             yield f"  rank {rank.rank}: not available: {rank.failure}"
+        if rank.incomplete:
+            yield f"  rank {rank.rank}: {rank.incomplete}"
         for group in rank.groups:
             description = f" ({group.description})" if group.description else ""
             yield (
@@ -289,7 +291,7 @@ def _collective_lines(ranks: Sequence[RankCollectives]) -> Iterator[str]:
                 f"started {group.started}, completed {group.completed}"
             )
             for call in group.calls[-3:]:
-                state = "done" if call.retired else "not done"
+                state = "done" if call.retired else "failed" if call.failed else "not done"
                 yield f"    {call.seq} {call.op} {call.sizes}, {state}"
 
 

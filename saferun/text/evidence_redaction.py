@@ -59,14 +59,18 @@ class _Names:
         for group in one.groups:
             calls = tuple(
                 call._replace(
-                    op=self.text(call.op), sizes=self.text(call.sizes), frames=tuple(map(self._call, call.frames))
+                    op=self.text(call.op),
+                    sizes=self.text(call.sizes),
+                    frames=tuple(map(self._call, call.frames)),
+                    output_sizes=self.text(call.output_sizes),
+                    dtypes=self.text(call.dtypes),
                 )
                 for call in group.calls
             )
             groups.append(
                 group._replace(group=self.text(group.group), description=self.text(group.description), calls=calls)
             )
-        return one._replace(groups=tuple(groups), failure=self.text(one.failure))
+        return one._replace(groups=tuple(groups), failure=self.text(one.failure), incomplete=self.text(one.incomplete))
 
 
 def _capture(capture: Capture, names: _Names) -> Capture:

@@ -3,6 +3,11 @@
 The socket is the rank's: whatever comes out of it is bounded in time and size, and is parsed as numbers or not at all.
 Of the answer, which may hold thousands of calls, only the end is kept: the keys come in alphabetical order, and
 ``pg_status`` behind the calls.
+
+NCCL's recorder tells its numbers without its calls, so that no GPU is asked. Where sends and receives are among them
+they are two countings in one: the last enqueued may be a send with the number 5, the last completed a collective with
+the number 900. Recorders that a backend has for itself (nccl2, torch 2.15) tell of each call whether it is off the
+list.
 """
 
 from __future__ import annotations
@@ -15,7 +20,11 @@ from saferun.linux.poller import Poller
 from saferun.watchdog.samples import Numbers
 
 # The first is that of CUDA builds; the second came with torch 2.10 or so, for all backends. They know different groups.
-_HANDLERS = ("dump_nccl_trace_json?includecollectives=false&onlyactive=true", "fr_trace_json")
+_NCCL = "dump_nccl_trace_json?includecollectives=false&onlyactive=true"
+_HANDLERS = (_NCCL, "fr_trace_json")
+# Where NCCL's recorder is there and empty the job may use another backend; each is asked until one has groups.
+_BACKENDS = ("nccl2", "nccl-lazy", "ncclx", "rcclx")
+_OF_BACKEND = "fr_trace_json?backend="
 _TAIL_BYTES = 1 << 18
 _LIMIT_BYTES = 256 << 20
 _READ_BYTES = 1 << 18
@@ -43,6 +52,7 @@ class NumbersQuery:
         self._path = path
         self._poller = poller
         self._handlers = list(_HANDLERS)
+        self._handler = ""
         self._socket: socket.socket | None = None
         self._unsent = b""
         self._tail = bytearray()
@@ -67,7 +77,7 @@ class NumbersQuery:
             self.is_over = True
             self._on_done()
             return
-        handler = self._handlers.pop(0)
+        handler = self._handler = self._handlers.pop(0)
         self._unsent = (
             f"POST /handler/{handler} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
         )
@@ -106,12 +116,24 @@ class NumbersQuery:
         if len(self._tail) > 2 * _TAIL_BYTES:
             del self._tail[:-_TAIL_BYTES]
         if not chunk or self._received > _LIMIT_BYTES:
-            numbers = numbers_from(bytes(self._tail))
-            if numbers is not None:
-                # Two handlers may call different groups alike.
-                asked = len(self._handlers)
-                self.numbers = {**(self.numbers or {}), **{f"{asked}:{group}": pair for group, pair in numbers.items()}}
+            self._take(bytes(self._tail))
             self._next()
+
+    def _take(self, text: bytes) -> None:
+        """Take the end of an answer."""
+        backend = self._handler.partition(_OF_BACKEND)[2]
+        numbers = numbers_of_calls(text, backend) if backend else numbers_from(text)
+        if numbers is None:
+            return
+        if self._handler == _NCCL and not numbers:
+            self._handlers += [_OF_BACKEND + name for name in _BACKENDS]
+        elif backend and numbers:
+            self._handlers.clear()
+        # Two handlers may call different groups alike.
+        self.numbers = {
+            **(self.numbers or {}),
+            **{f"{self._handler}:{group}": pair for group, pair in numbers.items()},
+        }
 
     def _close(self) -> None:
         if self._socket is not None:
@@ -135,6 +157,34 @@ def numbers_from(text: bytes) -> Numbers | None:
         return None
 
 
+def numbers_of_calls(text: bytes, backend: str) -> Numbers | None:
+    """The same of a recorder of a backend's own, from its newest calls; None where there are none of this backend.
+
+    What counts is the place in the recorder: the newest call, and the last before the first that is not over. A send or
+    receive that is not over counts where it comes after one that is: within a batch they never are.
+    """
+    begin, end = text.find(b'{"collective_seq_id"'), text.rfind(b'}],"nccl_comm_state"')
+    if not 0 <= begin < end:
+        return None
+    try:
+        calls = json.loads(b"[" + text[begin : end + 1] + b"]")
+        own = [call for call in calls if call["profiling_name"].startswith(f"{backend}:")]
+        numbers: Numbers = {}
+        for group in dict.fromkeys(str(call["pg_id"]) for call in own[-_GROUPS:]):
+            theirs = [call for call in own if str(call["pg_id"]) == group]
+            tells = {call["is_p2p"] for call in theirs if _is_over(call)} | {False}
+            waiting = [_number(call["record_id"]) for call in theirs if not _is_over(call) and call["is_p2p"] in tells]
+            newest = max(_number(call["record_id"]) for call in theirs)
+            numbers[group] = (newest, min(waiting) - 1 if waiting else newest)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return numbers or None
+
+
+def _is_over(call: dict[str, object]) -> bool:
+    return call["retired"] is True or call["state"] == "completed"
+
+
 def _number(value: object) -> int:
     number = int(value) if isinstance(value, (int, str)) else -1
     if abs(number) > _NUMBER_LIMIT:
@@ -146,4 +196,4 @@ def _nothing() -> None:
     """Nobody waits for it."""
 
 
-__all__ = ["NumbersQuery", "numbers_from"]
+__all__ = ["NumbersQuery", "numbers_from", "numbers_of_calls"]

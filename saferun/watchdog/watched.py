@@ -129,8 +129,14 @@ class Watched:
 
     @property
     def is_in_collective(self) -> bool:
-        """Whether it has begun a collective that is not complete, by its numbers."""
-        return self._numbers is not None and any(enqueued > completed for enqueued, completed in self._numbers.values())
+        """Whether it has begun a collective that is not complete, by its numbers.
+
+        With NCCL sends are numbered for themselves: the last that was begun may have a lower number than the last
+        collective that is complete.
+        """
+        return self._numbers is not None and any(
+            enqueued != completed for enqueued, completed in self._numbers.values()
+        )
 
     def frozen_s(self, clock_s: float) -> float:
         """How long its numbers are known not to have moved."""

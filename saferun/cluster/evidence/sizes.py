@@ -5,7 +5,7 @@ Each reduction gets what the one before has left. They are in the order of what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from saferun.evidence import (
     CollectiveCall,
@@ -27,6 +27,7 @@ Reduction = Callable[[Evidence], Evidence]
 _MOST_ITEMS = 4096
 _MOST_LINKS = 256
 _LONGEST_TEXT = 2000
+_MOST_STREAMS = 32
 _BEGINNING = "Traceback (most recent call last):"
 _FATAL = "Fatal Python error:"
 _BEGINNING_LINES = 3
@@ -87,18 +88,26 @@ def _looks(evidence: Evidence, change: Callable[[ProcessSnapshot], ProcessSnapsh
 
 
 def _calls(evidence: Evidence, most: int) -> Evidence:
-    """The newest calls of every process group, without stacks and times, which differ between ranks that are alike."""
+    """The newest calls of every process group, and the oldest of each stream that are not over.
+
+    They are without stacks and times, which differ between ranks that are alike.
+    """
 
     def bare(call: CollectiveCall) -> CollectiveCall:
         return call._replace(frames=(), created_ns=0, sizes=call.sizes[:200])
 
+    def kept(calls: Sequence[CollectiveCall]) -> Iterator[CollectiveCall]:
+        waiting: set[str] = set()
+        for index, call in enumerate(calls):
+            stream = call.op if call.is_p2p else ""
+            is_oldest = not call.retired and stream not in waiting and len(waiting) < _MOST_STREAMS
+            if is_oldest:
+                waiting.add(stream)
+            if is_oldest or index >= len(calls) - most:
+                yield bare(call)
+
     collectives = tuple(
-        one._replace(
-            groups=tuple(
-                progress._replace(calls=tuple(map(bare, progress.calls[-most:] if most else ())))
-                for progress in one.groups
-            )
-        )
+        one._replace(groups=tuple(progress._replace(calls=tuple(kept(progress.calls))) for progress in one.groups))
         for one in evidence.capture.collectives
     )
     return evidence._replace(capture=evidence.capture._replace(collectives=collectives))

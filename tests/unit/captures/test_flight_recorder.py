@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.captures import flight_recorder
-from saferun.captures.flight_recorder import capture_flight_recorder, read_groups
+from saferun.captures.flight_recorder import capture_flight_recorder
+from saferun.captures.recorder_content import read_groups
 from saferun.captures.wire import CaptureReader, Target, encode
 from saferun.diagnosis.collectives import compare
 from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
@@ -39,7 +41,8 @@ def entry(seq: int, op: str = "gloo:all_reduce", **other: Any) -> dict[str, Any]
         "profiling_name": op,
         "input_sizes": [[3]],
         "retired": True,
-        "state": "scheduled",
+        # NCCL's recorder asks the GPU; the others know only that it is over.
+        "state": "completed" if op.startswith("nccl:") and other.get("retired", True) else "scheduled",
         "time_created_ns": 1_795_237_237_184_915_516,
     } | other
 
@@ -54,7 +57,10 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
 
 @contextlib.contextmanager
 def answering(folder: Path, answers: Mapping[str, bytes], pid: int = PID) -> Iterator[Target]:
-    """A server that gives each path the bytes of its name, and then closes; a path without bytes is never answered."""
+    """A server that gives each path the bytes of its name, and then closes; a path without bytes is never answered.
+
+    As with an older torch, a query makes no difference unless there are bytes for it.
+    """
     stopping = threading.Event()
     held: list[socket.socket] = []
     with socket.socket(socket.AF_UNIX) as listener:
@@ -71,7 +77,8 @@ def answering(folder: Path, answers: Mapping[str, bytes], pid: int = PID) -> Ite
                 held.append(link)
                 link.settimeout(5)
                 request = link.recv(4096).split()
-                answer = answers.get(request[1].decode())
+                path = request[1].decode()
+                answer = answers.get(path, answers.get(path.partition("?")[0]))
                 if answer is not None:
                     with contextlib.suppress(OSError):
                         link.sendall(answer)
@@ -117,7 +124,9 @@ def test_both_recorders_of_a_process_count(tmp_path: Path) -> None:
     with answering(tmp_path, answers | {"/handler/dump_nccl_trace_json": http(nccl)}) as target:
         assert [group.group for group in capture(target)[0].groups] == ["gloo:0", "nccl:0"]
     (tmp_path / f"a0r3.{PID}.sock").unlink()
-    with answering(tmp_path, answers | {"/handler/dump_nccl_trace_json": http(b"", "500 Oh")}) as target:
+    broken = ("", "?onlyactive=true", "?includecollectives=false")
+    answers |= {f"/handler/dump_nccl_trace_json{query}": http(b"", "500 Oh") for query in broken}
+    with answering(tmp_path, answers) as target:
         collectives, content = capture(target)
     assert [group.group for group in collectives.groups] == ["gloo:0"]
     assert list(json.loads(content)) == ["fr_trace_json"]
@@ -186,6 +195,85 @@ def test_a_process_that_does_not_answer_leaves_time_for_the_next(tmp_path: Path)
         assert capture(target, 1.0)[0].groups[0].enqueued == 4
 
 
+def nccl2(*entries: Any, **other: Any) -> bytes:
+    """The recorder of a backend that is recorded by torch's hook: its calls are scheduled, and then retired."""
+    return http(trace(*entries, pg_config={"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}, **other))
+
+
+def test_a_backend_may_have_a_recorder_of_its_own(tmp_path: Path) -> None:
+    """Since torch 2.15, whose NCCL backend is nccl2; NCCL's own recorder is there and empty."""
+    calls = [entry(1, "nccl2:all_reduce"), entry(2, "nccl2:_all_gather_base", retired=False)]
+    nothing = http(trace())
+    answers = {"/handler/": BOTH, "/handler/fr_trace_json": http(trace(entry(9)))}
+    answers |= {f"/handler/fr_trace_json?backend={name}": nothing for name in flight_recorder._BACKENDS}
+    answers |= {"/handler/fr_trace_json?backend=nccl2": nccl2(*calls), "/handler/dump_nccl_trace_json": nothing}
+    answers |= {"/handler/fr_trace_json?backend=ncclx": nccl2(entry(4, "ncclx:all_reduce"))}
+    with answering(tmp_path, answers) as target:
+        collectives, content = capture(target)
+    groups = {group.group: group for group in collectives.groups}
+    assert [*groups] == ["gloo:0", "nccl2:0", "ncclx:0"]
+    assert (groups["nccl2:0"].enqueued, groups["nccl2:0"].completed, groups["nccl2:0"].ranks) == (2, 1, (0, 1))
+    assert "fr_trace_json?backend=nccl2" in json.loads(content)
+    assert "fr_trace_json?backend=rcclx" not in json.loads(content)
+
+
+def test_a_torch_that_does_not_look_at_the_name_is_asked_once_more_and_no_more(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Answers(dict[str, bytes]):
+        def get(self, path: str, default: Any = None) -> Any:
+            asked.append(path)
+            return super().get(path, default)
+
+    answers = Answers({"/handler/": NAMES, "/handler/fr_trace_json": http(trace(entry(9)))})
+    with answering(tmp_path, answers) as target:
+        assert len(capture(target)[0].groups) == 1
+    assert [path for path in asked if "backend" in path] == ["/handler/fr_trace_json?backend=nccl2"]
+
+
+def test_where_a_gpu_has_failed_its_numbers_are_asked_for(tmp_path: Path) -> None:
+    """NCCL's recorder asks the GPU for each call's state, and HTTP says 500 where CUDA has a sticky error."""
+    numbers = trace(pg_status={"0": {"last_enqueued_collective": "9", "last_completed_collective": "7"}})
+    answers = {
+        "/handler/": http(b'["dump_nccl_trace_json"]'),
+        "/handler/dump_nccl_trace_json": http(b"CUDA error: unspecified launch failure", "500 Internal Server Error"),
+        "/handler/dump_nccl_trace_json?onlyactive=true": http(b"", "500 Internal Server Error"),
+        "/handler/dump_nccl_trace_json?includecollectives=false": http(numbers),
+    }
+    with answering(tmp_path, answers) as target:
+        collectives, _ = capture(target)
+    assert [group[:2] + group[3:6] for group in collectives.groups] == [("nccl:0", "default_pg", 9, -1, 7)]
+    assert collectives.failure == ""
+    assert collectives.incomplete == "NCCL's recorder has not sent its calls: it answers with status 500"
+
+
+def test_a_full_dump_that_does_not_come_leaves_time_for_a_smaller_one(tmp_path: Path) -> None:
+    answers = {
+        "/handler/": http(b'["dump_nccl_trace_json"]'),
+        "/handler/dump_nccl_trace_json?onlyactive=true": http(trace(entry(7, "nccl:all_reduce", retired=False))),
+    }
+    with answering(tmp_path, answers) as target:
+        collectives, _ = capture(target, 2.0)
+    assert [group.enqueued for group in collectives.groups] == [7]
+    assert collectives.incomplete == "NCCL's recorder has not sent the calls that are over: it does not answer"
+
+
+def test_the_pickle_of_an_older_torch_is_read(tmp_path: Path) -> None:
+    """Torch 2.4 has no JSON, one number for all calls, and no name of the group."""
+    old = {name: value for name, value in entry(3, "nccl:all_reduce").items() if name != "collective_seq_id"}
+    body = pickle.dumps({"entries": [old | {"seq_id": 3}], "version": "2.2"}, protocol=2)
+    answers = {"/handler/": http(b'["dump_nccl_trace_pickle"]')}
+    answers["/handler/dump_nccl_trace_pickle?includestacktraces=false"] = http(body)
+    with answering(tmp_path, answers) as target:
+        collectives, content = capture(target)
+    assert [(group.group, group.completed) for group in collectives.groups] == [("nccl:0", 3)]
+    assert json.loads(content)["dump_nccl_trace_pickle?includestacktraces=false"]["version"] == "2.2"
+    (tmp_path / f"a0r3.{PID}.sock").unlink()
+    answers["/handler/dump_nccl_trace_pickle?includestacktraces=false"] = http(pickle.dumps(os.getpid))
+    with answering(tmp_path, answers) as target:
+        assert capture(target)[0].failure == "its pickle cannot be read: it names posix.getpid"
+
+
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
@@ -238,6 +326,62 @@ def test_a_coalesced_call_is_complete_once_one_of_its_members_is() -> None:
     assert groups_of(*members)["nccl:0"].completed == 4
 
 
+def p2p(seq: int, op: str, **other: Any) -> dict[str, Any]:
+    """A send or receive within a batch: no event ever tells that it is over."""
+    return entry(1, op, is_p2p=True, p2p_seq_id=seq, retired=False, **other)
+
+
+def batch_end(seq: int, **other: Any) -> dict[str, Any]:
+    """What stands behind a batch, under the number of the last collective."""
+    return entry(1, "nccl:coalesced", p2p_seq_id=seq, **other)
+
+
+def test_the_entry_behind_a_batch_tells_whether_its_members_are_over() -> None:
+    group = groups_of(
+        entry(1, "nccl:all_reduce"),
+        *(p2p(7, "nccl:send 0->1"), p2p(7, "nccl:recv 0<-1"), batch_end(7)),
+        *(p2p(8, "nccl:send 0->1"), p2p(8, "nccl:recv 0<-1"), batch_end(8, retired=False)),
+        *(p2p(9, "nccl:send 0->1"), p2p(9, "nccl:recv 0<-1")),
+    )["nccl:0"]
+    assert (group.enqueued, group.completed) == (1, 1)
+    members = [(call.seq, call.op, call.retired) for call in group.calls if call.is_p2p]
+    assert members == [(seq, op, seq == 7) for seq in (7, 8, 9) for op in ("send 0->1", "recv 0<-1")]
+    assert "coalesced" not in {call.op for call in group.calls}
+
+
+def test_of_a_batch_that_is_over_only_its_members_are_left_among_the_active() -> None:
+    """Only active calls were asked for: the entry that says that they are over is not among them."""
+    content = json.loads(trace(p2p(7, "nccl:send 0->1"), p2p(8, "nccl:send 0->1"), batch_end(8, retired=False)))
+    (group,) = read_groups(content, "dump_nccl_trace_json", only_active=True)
+    assert [(call.seq, call.retired) for call in group.calls] == [(8, False)]
+
+
+def test_a_batch_whose_members_have_been_overwritten_is_no_collective() -> None:
+    assert not groups_of(batch_end(7, record_id=12, retired=False))
+
+
+def test_what_was_taken_off_the_list_without_being_complete_has_failed() -> None:
+    """With NCCL's recorder; the others know no more than that a call is off the list."""
+    failed = {"retired": True, "state": "scheduled"}
+    groups = groups_of(entry(1, "nccl:all_reduce"), entry(2, "nccl:all_reduce", **failed), entry(2, "nccl2:all_reduce"))
+    (_, call) = groups["nccl:0"].calls
+    assert (groups["nccl:0"].completed, call.retired, call.failed) == (1, False, True)
+    assert (groups["nccl2:0"].completed, groups["nccl2:0"].calls[0].failed) == (2, False)
+
+
+def test_the_status_says_nothing_of_collectives_where_there_are_sends() -> None:
+    """It has the number of whatever came last: a stage of a pipeline is at 13,698 and the next at 11,986."""
+    status = {"0": {"last_enqueued_collective": "3", "last_completed_collective": "13698"}}
+    calls = [entry(3, "nccl:all_reduce", retired=False), p2p(40, "nccl:send 0->1")]
+    assert groups_of(*calls, pg_status=status)["nccl:0"].completed == 2
+
+
+def test_types_and_places_of_calls_are_read() -> None:
+    types: dict[str, Any] = {"input_dtypes": ["Float", "Float"], "output_dtypes": ["BFloat16"], "output_sizes": [[6]]}
+    (call,) = groups_of(entry(5, record_id=77, time_discovered_started_ns=9, **types))["gloo:0"].calls
+    assert (call.dtypes, call.output_sizes, call.order, call.started) == ("Float -> BFloat16", "[[6]]", 77, True)
+
+
 def test_a_group_that_was_made_anew_counts_from_one_again() -> None:
     group = groups_of(entry(1), entry(2), entry(3), entry(1), entry(2, retired=False))["gloo:0"]
     assert (group.enqueued, group.completed, [call.seq for call in group.calls]) == (2, 1, [1, 2])
@@ -253,7 +397,18 @@ def test_what_a_rank_waits_in_is_kept_though_it_ran_far_ahead() -> None:
     """A GPU may be hundreds of calls behind its rank."""
     group = groups_of(*(entry(seq, "nccl:all_reduce", retired=seq < 100) for seq in range(1, 501)))["nccl:0"]
     assert group.completed == 99
-    assert [call.seq for call in group.calls] == [100, 101, 102, 103, *range(481, 501)]
+    assert [call.seq for call in group.calls] == [100, 101, 102, 103, *range(461, 501)]
+
+
+def test_of_each_peer_the_oldest_that_waits_is_kept() -> None:
+    """Each pair of ranks has a stream of its own, and there may be hundreds of calls to others behind it."""
+    others = [entry(1, "nccl:recv 0<-2", is_p2p=True, p2p_seq_id=seq) for seq in range(2, 400)]
+    group = groups_of(p2p(1, "nccl:send 0->1"), *others)["nccl:0"]
+    assert [call.seq for call in group.calls] == [1, *range(360, 400)]
+    many = [p2p(seq, f"nccl:send 0->{seq}") for seq in range(1, 1000)]
+    kept = groups_of(*many)["nccl:0"].calls
+    assert len(kept) == 200
+    assert kept[0].seq == 1
 
 
 JSON = st.recursive(
@@ -272,6 +427,7 @@ def test_whatever_an_entry_holds_it_is_read_or_passed_over(entries: Any, status:
     """And what is read travels to the supervisor, and can be compared and shown."""
     reply = json.dumps({"entries": entries, "pg_status": status, "pg_config": config}).encode()
     found = RankCollectives(0, read_groups(json.loads(reply), "fr_trace_json"))
+    read_groups(json.loads(reply), "dump_nccl_trace_json", only_active=True)
     reader = CaptureReader()
     reader.feed(encode("collectives", found))
     assert reader.capture.collectives == (found,)

@@ -1,0 +1,298 @@
+"""What torch's Flight Recorder of a rank tells, as values: its JSON, or the same from its pickle. Pure.
+
+Recorders differ. NCCL's own knows from events on the GPU whether a call is over (``completed``), and a call that torch
+took off its list before that (``retired``) timed out or failed. The others know only that a call is off the list. Sends
+and receives of a batch have no state: their ``coalesced`` entry has it, under the number of a collective long over.
+
+Source: ``torch/csrc/distributed/c10d/FlightRecorder*.hpp``, ``ProcessGroupNCCL.cpp``, ``hooks/`` (2.4 to 2.15).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from saferun.evidence import CollectiveCall, Frame, GroupProgress
+from saferun.model import Value
+from saferun.text.decoding import loads
+
+BACKENDS = {"fr_trace_json": "gloo", "dump_nccl_trace_json": "nccl", "dump_nccl_trace_pickle": "nccl"}
+"""torch's names of its recorders, and whose calls each keeps where a call does not say; a process may have several."""
+GROUPS_LIMIT = 256
+_WITH_EVENTS = frozenset({"nccl", "rccl", "xccl", "hccl", "mccl"})
+_NEWEST_CALLS = 40
+_NEWEST_TO_A_PEER = 4
+_OLDEST_WAITING_CALLS = 4
+_CALLS_LIMIT = 200
+# A group that was made anew counts from 1. Two threads may record their calls in another order than they numbered them.
+_DISORDER = 32
+_FRAMES_LIMIT = 16
+_RANKS_LIMIT = 1 << 16
+_TEXT_LIMIT = 200
+_NUMBER_LIMIT = 1 << 62
+_OP_NAMES = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_reduce_barrier": "barrier",
+}
+"""What the recorder calls otherwise than the user did."""
+_BATCH = "coalesced"
+
+_Group = tuple[str, str, str]
+"""Backend, name and description."""
+
+
+class _Entry(Value):
+    """An entry, as far as all entries are looked at; the rest is read of those that are kept."""
+
+    group: _Group
+    pg_id: int
+    seq: int
+    op: str
+    is_p2p: bool
+    is_over: bool
+    failed: bool
+    p2p_seq: int
+    raw: dict[str, Any]
+
+    @property
+    def stream(self) -> str:
+        """Calls of one stream are made and end one after the other: all collectives, or those to one peer."""
+        return self.op if self.is_p2p else ""
+
+
+def read_groups(content: object, recorder: str, *, only_active: bool = False) -> tuple[GroupProgress, ...]:
+    """What a recorder tells, by process group.
+
+    A group is called ``<backend>:<name>``, for each backend of a group counts for itself. ``enqueued`` is the newest
+    collective, ``completed`` the last one before the first that is not complete; calls between two ranks do not count.
+
+    Args:
+        content: what its JSON or its pickle holds.
+        recorder: its name.
+        only_active: whether it was asked for calls that are not over. Of a batch of sends and receives that is over
+            the members are still there then, and their state is not.
+    """
+    if not isinstance(content, dict):
+        return ()
+    groups: dict[str, GroupProgress] = {}
+    for group in _groups_of(content, BACKENDS.get(recorder, recorder), only_active=only_active):
+        groups.setdefault(group.group, group)
+    return tuple(groups.values())[:GROUPS_LIMIT]
+
+
+def _groups_of(content: dict[str, Any], backend: str, *, only_active: bool) -> list[GroupProgress]:
+    calls: dict[_Group, list[_Entry]] = {}
+    newest_batch: dict[_Group, int] = {}
+    numbers: dict[_Group, int] = {}
+    names: dict[int, _Group] = {0: (backend, "0", "default_pg")}
+    for raw in _list(content.get("entries")):
+        entry = _entry(raw, backend)
+        if entry is None:
+            continue
+        _add(entry, calls.setdefault(entry.group, []))
+        if entry.is_p2p:
+            newest_batch[entry.group] = max(entry.seq, newest_batch.get(entry.group, 0))
+        names[entry.pg_id] = entry.group
+        numbers[entry.group] = entry.pg_id
+    if only_active:
+        for group, newest in newest_batch.items():
+            calls[group] = [entry for entry in calls[group] if not entry.is_p2p or entry.seq == newest]
+    statuses = {
+        names[int(key)]: status
+        for key, status in _dict(content.get("pg_status")).items()
+        if isinstance(status, dict) and key.isascii() and key.isdecimal() and len(key) < 10 and int(key) in names  # noqa: PLR2004
+    }
+    members = _members(content)
+    groups = [
+        _progress(
+            group,
+            members.get((group[1], group[2])) or members.get((group[1], "")) or (),
+            calls.get(group, []),
+            statuses.get(group, {}),
+            numbers.get(group, -1),
+        )
+        for group in dict.fromkeys([*calls, *statuses])
+    ]
+    return [group for group in groups if group.calls or group.enqueued >= 0]
+
+
+def _add(entry: _Entry, kept: list[_Entry]) -> None:
+    """Add an entry to those of its group, in the order in which they were recorded."""
+    if entry.op == _BATCH:
+        if kept and kept[-1].is_p2p and kept[-1].seq == entry.p2p_seq:
+            # It has the state of the sends and receives before it.
+            for index in range(len(kept) - 1, -1, -1):
+                member = kept[index]
+                if not member.is_p2p or member.seq != entry.p2p_seq:
+                    break
+                kept[index] = member._replace(is_over=entry.is_over, failed=entry.failed)
+            return
+        if not kept and _number(entry.raw.get("record_id")) > 0:
+            return  # what it stands for has been overwritten
+    last = next((one for one in reversed(kept) if one.is_p2p == entry.is_p2p), None)
+    if last is not None and entry.seq < last.seq and (entry.seq <= 1 or entry.seq < last.seq - _DISORDER):
+        # A group of the same name, made after the one before was destroyed, counts from 1 again.
+        kept.clear()
+    kept.append(entry)
+
+
+def _progress(
+    group: _Group, ranks: tuple[int, ...], calls: list[_Entry], status: dict[str, Any], number: int
+) -> GroupProgress:
+    backend, name, description = group
+    collectives = [call for call in calls if not call.is_p2p]
+    enqueued = max((call.seq for call in collectives), default=-1)
+    # The members of a coalesced call have one number, and only one of them is marked when it is complete.
+    done = {call.seq for call in collectives if call.is_over}
+    started = -1
+    # With sends and receives in it the status has their numbers as well; some backends number all calls alike.
+    has_p2p = len(collectives) < len(calls)
+    in_order = completed = -1
+    if not has_p2p and enqueued in {-1, _number(status.get("last_enqueued_collective"))}:
+        enqueued = max(enqueued, _number(status.get("last_enqueued_collective")))
+        started = _number(status.get("last_started_collective"))
+        completed = _number(status.get("last_completed_collective"))
+        in_order = completed if backend in _WITH_EVENTS else -1
+    done.update(call.seq for call in collectives if call.seq <= in_order and not call.failed)
+    waiting = [call.seq for call in collectives if call.seq not in done]
+    if collectives:
+        completed = min(waiting) - 1 if waiting else max(call.seq for call in collectives)
+    kept = tuple(_call(entry, is_over=entry.is_over or _is_done(entry, done)) for entry in _worth_keeping(calls, done))
+    return GroupProgress(
+        f"{backend}:{name}", description, ranks, enqueued, started, min(completed, enqueued), kept, number
+    )
+
+
+def _is_done(entry: _Entry, done: set[int]) -> bool:
+    return not entry.is_p2p and entry.seq in done
+
+
+def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[_Entry]:
+    """The newest, and the first of those that wait: a GPU may be hundreds of calls behind its rank."""
+    kept = set(range(max(0, len(calls) - _NEWEST_CALLS), len(calls)))
+    newest: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+    for index in range(len(calls) - 1, -1, -1):
+        stream = calls[index].stream
+        if stream and newest.setdefault(stream, 0) < _NEWEST_TO_A_PEER:
+            newest[stream] += 1
+            kept.add(index)
+    for index, call in enumerate(calls):
+        is_open = not (call.is_over or _is_done(call, done))
+        if is_open and waiting.setdefault(call.stream, 0) < _OLDEST_WAITING_CALLS:
+            waiting[call.stream] += 1
+            kept.add(index)
+    if len(kept) > _CALLS_LIMIT:
+        oldest = [index for index in sorted(kept) if not calls[index].is_over][: _CALLS_LIMIT // 2]
+        kept = {*oldest, *sorted(kept)[-(_CALLS_LIMIT - len(oldest)) :]}
+    return [calls[index] for index in sorted(kept)]
+
+
+def _members(content: dict[str, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Name and description of a process group -> ranks, where torch tells: ``{"name": "0", "ranks": "[0, 1]"}``.
+
+    Each name stands there with an empty description as well.
+    """
+    members: dict[tuple[str, str], tuple[int, ...]] = {}
+    for key, raw in _dict(content.get("pg_config")).items():
+        config = _dict(raw)
+        ranks = config.get("ranks")
+        if isinstance(ranks, str) and len(ranks) <= _RANKS_LIMIT * 8:
+            try:
+                ranks = loads(ranks)
+            except ValueError:
+                continue
+        numbers = [rank for rank in _list(ranks)[:_RANKS_LIMIT] if type(rank) is int and 0 <= rank < _NUMBER_LIMIT]
+        name = _text(config.get("name") or key)
+        members[name, _text(config.get("desc"))] = members[name, ""] = tuple(dict.fromkeys(numbers))
+    return members
+
+
+def _entry(raw: Any, backend: str) -> _Entry | None:  # noqa: ANN401 - JSON
+    if not isinstance(raw, dict):
+        return None
+    own_backend, colon, op = _text(raw.get("profiling_name")).rpartition(":")
+    if colon:
+        backend = own_backend
+    is_p2p = raw.get("is_p2p") is True and op != _BATCH
+    p2p_seq = _number(raw.get("p2p_seq_id"))
+    # torch 2.4 has one number for both.
+    seq = p2p_seq if is_p2p else _number(raw.get("collective_seq_id", raw.get("seq_id")))
+    if not op or seq < 0:
+        return None
+    name_and_description = [*_list(raw.get("process_group")), "", ""]
+    group = (backend, _text(name_and_description[0]), _text(name_and_description[1]))
+    is_complete = raw.get("state") == "completed"
+    failed = raw.get("retired") is True and not is_complete and backend in _WITH_EVENTS
+    is_over = is_complete or (raw.get("retired") is True and not failed)
+    return _Entry(group, _number(raw.get("pg_id")), seq, _OP_NAMES.get(op, op), is_p2p, is_over, failed, p2p_seq, raw)
+
+
+def _call(entry: _Entry, *, is_over: bool) -> CollectiveCall:
+    raw = entry.raw
+    frames = tuple(_frame(frame) for frame in _list(raw.get("frames"))[:_FRAMES_LIMIT] if isinstance(frame, dict))
+    return CollectiveCall(
+        entry.seq,
+        entry.op,
+        _sizes(raw.get("input_sizes", [])),
+        is_over,
+        entry.is_p2p,
+        _number(raw.get("time_created_ns")),
+        frames,
+        _sizes(raw.get("output_sizes", [])),
+        _dtypes(raw),
+        raw.get("state") == "started" or _number(raw.get("time_discovered_started_ns")) > 0,
+        entry.failed and not is_over,
+        _number(raw.get("record_id")),
+    )
+
+
+def _sizes(raw: Any) -> str:  # noqa: ANN401 - JSON
+    try:
+        return _text(json.dumps(raw))
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _dtypes(raw: dict[str, Any]) -> str:
+    """``Float -> Float``; of several tensors each type once."""
+    sides = [_types(raw.get(name)) for name in ("input_dtypes", "output_dtypes")]
+    return " -> ".join(sides) if any(sides) else ""
+
+
+def _types(raw: Any) -> str:  # noqa: ANN401 - JSON
+    return _text(", ".join(dict.fromkeys(one for one in _list(raw) if isinstance(one, str))))
+
+
+def _frame(raw: dict[str, Any]) -> Frame:
+    return Frame(_text(raw.get("name")), _text(raw.get("filename"), 1024), max(0, _number(raw.get("line"))))
+
+
+def frames_of(calls: Iterable[CollectiveCall]) -> tuple[Frame, ...]:
+    """Where the first of these calls that tells was made, innermost call first."""
+    return next((call.frames for call in calls if call.frames), ())
+
+
+def _list(raw: Any) -> list[Any]:  # noqa: ANN401 - JSON
+    # A pickle has tuples where JSON has lists.
+    return raw if isinstance(raw, list) else [*raw] if isinstance(raw, tuple) else []
+
+
+def _dict(raw: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    if not isinstance(raw, dict):
+        return {}
+    return raw if all(type(key) is str for key in raw) else {str(key)[:_TEXT_LIMIT]: raw[key] for key in raw}
+
+
+def _number(raw: Any) -> int:  # noqa: ANN401 - JSON
+    """A number, also one that is written as text; -1 for anything else."""
+    if isinstance(raw, str) and raw.isascii() and raw.isdecimal() and len(raw) < 19:  # noqa: PLR2004 - fits 64 bits
+        raw = int(raw)
+    return raw if type(raw) is int and 0 <= raw < _NUMBER_LIMIT else -1
+
+
+def _text(raw: Any, limit: int = _TEXT_LIMIT) -> str:  # noqa: ANN401 - JSON
+    """A text that can be shown on a line; empty for anything else."""
+    return "".join(letter if letter.isprintable() else "?" for letter in raw[:limit]) if isinstance(raw, str) else ""

@@ -1,0 +1,94 @@
+"""Sequence numbers of backends that have a recorder of their own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from saferun.linux.poller import Poller
+from saferun.watchdog.flight_recorder_seq import NumbersQuery, numbers_of_calls
+
+
+def calls_of(*calls: tuple[int, int, str, bool, bool]) -> bytes:
+    """The end of what a recorder of a backend's own answers: (record, group, op, between two ranks, off the list)."""
+    entries = [
+        {
+            "collective_seq_id": 7,
+            "is_p2p": is_p2p,
+            "p2p_seq_id": 3,
+            "pg_id": group,
+            "profiling_name": op,
+            "record_id": record,
+            "retired": retired,
+            "state": "scheduled",
+        }
+        for record, group, op, is_p2p, retired in calls
+    ]
+    content = {"entries": entries, "nccl_comm_state": {}, "pg_status": {"0": "of no use: it numbers all calls"}}
+    return b'"state":"scheduled"},' + json.dumps(content, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("calls", "numbers"),
+    [
+        ([(8, 0, "nccl2:all_reduce", False, True), (9, 0, "nccl2:all_reduce", False, True)], {"0": (9, 9)}),
+        ([(8, 0, "nccl2:all_reduce", False, False), (9, 0, "nccl2:all_reduce", False, False)], {"0": (9, 7)}),
+        ([(8, 0, "nccl2:send 0->1", True, True), (9, 0, "nccl2:send 0->1", True, False)], {"0": (9, 8)}),
+        # Within a batch nothing ever tells that they are over.
+        ([(8, 0, "nccl2:send 0->1", True, False), (9, 0, "nccl2:all_reduce", False, True)], {"0": (9, 9)}),
+        ([(8, 1, "nccl2:barrier", False, False), (9, 0, "nccl2:barrier", False, True)], {"1": (8, 7), "0": (9, 9)}),
+        ([(8, 0, "gloo:all_reduce", False, False)], None),
+        ([], None),
+    ],
+)
+def test_a_recorder_of_a_backend_s_own_tells_by_its_calls(
+    calls: list[tuple[int, int, str, bool, bool]], numbers: dict[str, tuple[int, int]] | None
+) -> None:
+    assert numbers_of_calls(calls_of(*calls), "nccl2") == numbers
+
+
+@pytest.mark.parametrize("text", [b"", b'{"collective_seq_id"' + b"[" * 100_000 + b'}],"nccl_comm_state"', b"\xff" * 9])
+def test_what_holds_no_calls_is_none(text: bytes) -> None:
+    assert numbers_of_calls(text, "nccl2") is None
+
+
+def test_where_nccl_s_recorder_is_empty_the_backends_are_asked(tmp_path: Path) -> None:
+    """And the first that has groups is the last that is asked."""
+    asked = []
+    answers = {
+        "dump_nccl_trace_json?includecollectives=false&onlyactive=true": b'{"pg_status":{}}',
+        "fr_trace_json": b'{"pg_status":{"0":{"last_enqueued_collective":"4","last_completed_collective":"4"}}}',
+        "fr_trace_json?backend=nccl2": b'{"pg_status":{}}',
+        "fr_trace_json?backend=nccl-lazy": calls_of((8, 0, "nccl-lazy:all_reduce", False, False)),
+    }
+    poller = Poller()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "sock"))
+        listener.listen()
+        listener.settimeout(30)
+
+        def serve() -> None:
+            for _ in answers:
+                link, _ = listener.accept()
+                with link:
+                    resource = link.recv(4096).split()[1].decode().removeprefix("/handler/")
+                    asked.append(resource)
+                    link.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + answers[resource])
+
+        server = threading.Thread(target=serve)
+        server.start()
+        query = NumbersQuery(str(tmp_path / "sock"), poller, time.monotonic() + 30)
+        done: list[bool] = []
+        query.begin(lambda: done.append(True))
+        while not done:
+            poller.wait(30)
+        server.join()
+    poller.close()
+    assert asked == [*answers]
+    assert query.numbers is not None
+    assert sorted(query.numbers.values()) == [(4, 4), (8, 7)]
