@@ -23,12 +23,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from saferun.captures.faulthandler_dump import threads_from_text
-from saferun.captures.flight_recorder import read_groups
 from saferun.captures.gdb import threads_from_gdb
 from saferun.captures.gpu_amd import parse_amd_smi_metric, parse_amd_smi_processes, parse_rocm_smi
 from saferun.captures.kernel_log import parse_record, parse_syslog
 from saferun.captures.py_spy import threads_from_json
 from saferun.captures.pystack_core import threads_from_pystack
+from saferun.captures.recorder_content import read_groups
 from saferun.captures.wire import CaptureReader, Request, Target, encode
 from saferun.cluster.evidence import decode_part, encode_part
 from saferun.cluster.messages import abort_from, chunk_from, decision_from, task_of
