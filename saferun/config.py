@@ -145,12 +145,14 @@ class EnvironConfig(Value):
 class WatchConfig(Value):
     """What is asked for about hangs and crashes.
 
-    ``hang_timeout_s`` 0: no hang detection; ``capture_budget_s`` 0: nothing is captured.
+    ``hang_timeout_s`` 0: no hang detection; ``capture_budget_s`` 0: nothing is captured; ``cause_wait_s``: how long the
+    cause of a victim's failure is waited for.
     """
 
     hang_timeout_s: float
     on_hang: Literal["report", "stop", "restart"]
     capture_budget_s: float
+    cause_wait_s: float
     native: Literal["auto", "always", "never"]
     strace: bool
     cores: Literal["backtrace", "keep", "off"]

@@ -188,6 +188,7 @@ def _environ(values: SimpleNamespace, environ: Mapping[str, str], settings: Mapp
 def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchConfig:
     _check_seconds(values, "hang_timeout", "0 turns it off")
     _check_seconds(values, "capture_budget", "0 turns it off")
+    _check_seconds(values, "cause_wait", "0 turns it off")
     _check_count(values, "keep_cores", "to keep none, leave --cores at backtrace")
     if values.on_hang == "restart" and values.max_restarts <= 0:
         raise UsageError("--on-hang restart has no restart to use up", "pass --max-restarts N, or --on-hang stop")
@@ -200,6 +201,7 @@ def _watch(values: SimpleNamespace, settings: Mapping[str, Setting]) -> WatchCon
         hang_timeout_s=values.hang_timeout,
         on_hang=values.on_hang,
         capture_budget_s=values.capture_budget,
+        cause_wait_s=values.cause_wait,
         native=values.native_stacks,
         strace=values.strace,
         cores=values.cores,

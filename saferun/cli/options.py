@@ -386,6 +386,13 @@ SAFERUN_OPTIONS: tuple[Option, ...] = (
         "seconds that capturing stacks and process states may take before ranks are stopped; 0: capture nothing",
     ),
     _option(
+        "--cause-wait SECONDS",
+        10.0,
+        HANGS,
+        "seconds that ranks get to show their error before they are stopped, where the rank that failed first only "
+        "lost its connection to another one or waited too long for it; 0: none",
+    ),
+    _option(
         "--native-stacks {auto,always,never}",
         "auto",
         HANGS,

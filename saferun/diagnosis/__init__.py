@@ -21,7 +21,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
     reason = evidence.abort_reason
     is_lost = any(host.lost_reason for host in evidence.hosts) or (
-        reason is not None and reason.reason not in {"hang", "failure"}
+        reason is not None and reason.reason not in {"hang", "failure", "victim"}
     )
     if evidence.hang is not None and not is_lost and not any(failed_by_itself(end) for end in evidence.ends):
         from saferun.diagnosis.hang import diagnose_hang

@@ -73,9 +73,9 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
     """
     hosts = Hosts(evidence)
     outputs = evidence.outputs_by_rank
-    cases = _cases(evidence, hosts, outputs)
+    cases = cases_of(evidence, hosts, outputs)
     findings = compare(evidence.capture.collectives, evidence.ranks)
-    waits = _waits(evidence, hosts, findings)
+    waits = waits_of(evidence, hosts, findings)
     ended = end_of_job(evidence, hosts, is_a_ranks=bool(cases) and cases[0].role is Role.CULPRIT)
     verdict = _judge(evidence, hosts, cases, findings, waits) if cases and ended is None else None
     first = verdict.first if verdict is not None else None
@@ -114,7 +114,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
 # ---------------------------------------------------------------------------------------------------------------- cases
 
 
-def _cases(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> list[_Case]:
+def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -> list[_Case]:
     """The ranks that failed by themselves, the best explanation first."""
     cases = []
     reason = evidence.abort_reason
@@ -159,7 +159,7 @@ def _judge(
         return _crash_at_exit(evidence, hosts, cases, waits) or _culprit(evidence, hosts, root, cases)
     return (
         _mismatched(evidence, hosts, root, findings)
-        or _early_exit(evidence, hosts, cases)
+        or early_exit(evidence, hosts, cases)
         or _network(evidence, hosts, cases, findings, waits)
         or (
             _timed_out(evidence, hosts, root, findings, waits)
@@ -236,7 +236,7 @@ def _mismatched(evidence: Evidence, hosts: Hosts, root: _Case, findings: Collect
     return Judgement(cause, f"{mismatch.message}; {_first_line(evidence, hosts, root)}", root.end)
 
 
-def _early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Judgement | None:
+def early_exit(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Judgement | None:
     """Ranks that ended well while the others still needed them."""
     earliest = min(case.at for case in cases) + (_CLOCKS_DIFFER_S if hosts.are_several else 0.0)
     early = [end for end in evidence.ends if end.status.ok and not end.stopped_by_us and end.time <= earliest]
@@ -375,10 +375,12 @@ def _first_line(evidence: Evidence, hosts: Hosts, case: _Case) -> str:
         status.signum is None or f"({signal_name(status.signum)})" not in message
     ):
         message += f"; {status.description}"
-    return f"{_who_and_when(evidence, hosts, case.end, 'failed first')}: {message}"
+    # Its victims may have ended before it.
+    is_first = not any(failed_by_itself(end) and end.time < case.at - _CLOCKS_DIFFER_S for end in evidence.ends)
+    return f"{_who_and_when(evidence, hosts, case.end, 'failed first' if is_first else 'failed')}: {message}"
 
 
-def _waits(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
+def waits_of(evidence: Evidence, hosts: Hosts, findings: CollectiveFindings) -> tuple[Wait, ...]:
     """What those that lived were waiting in."""
     capture = evidence.capture
     ranks = sorted({*(dump.rank for dump in capture.stacks), *(process.rank for process in capture.processes)})

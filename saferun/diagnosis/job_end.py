@@ -201,7 +201,7 @@ def _store_lost(reason: AbortReason, label: str, host: str) -> Judgement:
 def _failed_elsewhere(evidence: Evidence, hosts: Hosts) -> Judgement | None:
     """A rank's failure that only its host knows, whose evidence has not come."""
     reason = evidence.abort_reason
-    if reason is None or reason.reason not in {"failure", "hang"} or not reason.message:
+    if reason is None or reason.reason not in {"failure", "victim", "hang"} or not reason.message:
         return None
     if reason.rank is not None and reason.rank in {end.rank for end in evidence.ends if not end.stopped_by_us}:
         return None

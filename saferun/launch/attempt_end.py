@@ -105,6 +105,8 @@ class AttemptEnd:
         if action.reason == "failure":
             first = self._context.current.first_failure()
             ranks = (first.place.rank,) if first is not None else ()
+            if first is not None and self._context.investigation.is_victim(first.place.rank):
+                action = action._replace(reason="victim")
             if first is not None and first.end is not None:
                 message = message or f"rank {first.place.rank}: {first.end.status.description}"
         self._context.job.abort_attempt(action.reason, message or action.reason, ranks=ranks, signum=action.signum)

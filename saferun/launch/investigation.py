@@ -22,14 +22,15 @@ from saferun.linux.core_limits import RankPreparation, plan_preparation
 from saferun.linux.core_saving import CoreWatch
 from saferun.linux.poller import Poller
 from saferun.linux.scratch import current_directory
-from saferun.supervisor.actions import CaptureEvidence, Diagnose, ReportDecision, ReportFailure, ReportHang
-from saferun.supervisor.events import Diagnosed, EvidenceCaptured
+from saferun.supervisor.actions import AwaitCause, CaptureEvidence, Diagnose, ReportDecision, ReportFailure, ReportHang
+from saferun.supervisor.events import CauseShown, Diagnosed, EvidenceCaptured
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from saferun.evidence import Diagnosis
+    from saferun.launch.cause_wait import CauseWait
     from saferun.launch.incident_hang import HangIncident
     from saferun.linux.cgroups import MemoryState
     from saferun.model import ExitStatus
@@ -97,6 +98,7 @@ class Investigation:
         self._memory: MemoryState | None = None
         self._has_imported = False
         self._hang: HangIncident | None = None
+        self._cause_wait: CauseWait | None = None
         self._begin_attempt(AttemptRecord(self._context))
 
     def _begin_attempt(self, record: AttemptRecord) -> None:
@@ -115,6 +117,7 @@ class Investigation:
         running, cores = self._record.running, self._core_watch
         moments = [self.hangs.deadline, running.deadline if running is not None else None]
         moments.append(cores.deadline if cores is not None else None)
+        moments.append(self._cause_wait.deadline if self._cause_wait is not None else None)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> None:
@@ -125,6 +128,9 @@ class Investigation:
         if self._core_watch is not None:
             self._core_watch.tick(now)
         self.hangs.tick(now)
+        if self._cause_wait is not None and now >= self._cause_wait.deadline and self._is_shown(self._cause_wait, now):
+            self._cause_wait = None
+            self._context.post(CauseShown(now, self._launch.attempt))
 
     @property
     def pids(self) -> set[int]:
@@ -203,6 +209,7 @@ class Investigation:
 
     def attempt_ended(self) -> None:
         """No rank is left, or none that could be captured."""
+        self._cause_wait = None
         self.hangs.end()
         self._keep_running()
 
@@ -263,6 +270,29 @@ class Investigation:
         if not self._context.succeeds("find the cause", self._begin_diagnosis, action):
             diagnosis = self._record.undiagnosed(action)
             self._context.post(Diagnosed(time.monotonic(), action.attempt, diagnosis))
+
+    def await_cause(self, action: AwaitCause) -> None:
+        """A victim has failed: see whether one of these ranks shows the cause; the answer is CauseShown."""
+        if not self._context.succeeds("wait for the cause", self._begin_wait, action):
+            self._context.post(CauseShown(time.monotonic(), action.attempt))
+
+    def _begin_wait(self, action: AwaitCause) -> None:
+        from saferun.launch.cause_wait import CauseWait
+
+        self._cause_wait = CauseWait(self._context, self._record, action)
+
+    def _is_shown(self, wait: CauseWait, now: float) -> bool:
+        is_shown = self._guarded("wait for the cause", wait.is_over, now)
+        return is_shown is None or bool(is_shown)
+
+    def is_victim(self, rank: int) -> bool:
+        """Whether a rank that has failed is the victim of another, as far as that can be told at once."""
+        return self._has_imported and bool(self._guarded("see why a rank failed", self._is_victim, rank))
+
+    def _is_victim(self, rank: int) -> bool:
+        from saferun.diagnosis.pending_cause import is_victim
+
+        return is_victim(self._record.gather(None), rank)
 
     def _begin_diagnosis(self, action: Diagnose) -> None:
         from saferun.launch.incident_failure import FailureIncident

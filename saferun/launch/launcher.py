@@ -197,11 +197,12 @@ def _open_supervisor(config: LaunchConfig) -> tuple[Supervisor, float]:
     limits = Limits(
         # The capture ends itself at its budget; the phase is the backstop.
         capture_s=config.watch.capture_budget_s + _BACKSTOP_S,
+        cause_s=config.watch.cause_wait_s,
         grace_s=config.shutdown_timeout_s,
         diagnose_s=CORE_BUDGET_S + _BACKSTOP_S,
         orphans_s=config.leftovers_timeout_s,
     )
-    peers_s = limits.capture_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
+    peers_s = limits.capture_s + limits.cause_s + limits.grace_s + limits.kill_s + limits.sweep_s + limits.diagnose_s
     if config.checks.collective:
         limits = limits._replace(checks_s=_COLLECTIVE_S, probe_s=_COLLECTIVE_S)
     if hosts.together:

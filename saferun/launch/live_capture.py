@@ -93,7 +93,14 @@ class LiveCapture:
 
     def _conclude(self, capture: Capture, _failure: str) -> None:
         self._record.capture = capture
-        self._context.post(EvidenceCaptured(time.monotonic(), self._action.attempt))
+        suspects = self._context.guarded("see who may have caused the failure", self._suspects) or ()
+        self._context.post(EvidenceCaptured(time.monotonic(), self._action.attempt, suspects=suspects))
+
+    def _suspects(self) -> tuple[int, ...]:
+        """The local ranks that may yet show the cause of a victim's failure."""
+        from saferun.diagnosis.pending_cause import ranks_that_may_show_it
+
+        return self._record.local_ranks(ranks_that_may_show_it(self._record.gather(None)))
 
 
 def start_capture(

@@ -125,6 +125,7 @@ class Runtime:
             actions.StartRanks: ranks.start,
             actions.ServeStore: ranks.serve_store,
             actions.CaptureEvidence: ranks.capture,
+            actions.AwaitCause: context.investigation.await_cause,
             actions.ReportHang: context.investigation.report_hang,
             actions.SignalRanks: ranks.signal,
             actions.SweepOrphans: ranks.sweep,

@@ -64,6 +64,17 @@ class CaptureEvidence(Value):
     verdict: HangVerdict | None = None
 
 
+class AwaitCause(Value):
+    """A victim has failed: wait for one of these ranks to show the cause; answer CauseShown.
+
+    ``limit_s``: after which the ranks are stopped without it.
+    """
+
+    attempt: int
+    local_ranks: tuple[int, ...]
+    limit_s: float
+
+
 class ReportHang(Value):
     """Report the hang that has been captured, and what is done about it."""
 
@@ -227,6 +238,7 @@ Action = (
     | StartRanks
     | ServeStore
     | CaptureEvidence
+    | AwaitCause
     | ReportHang
     | SignalRanks
     | SweepOrphans

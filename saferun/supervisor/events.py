@@ -148,20 +148,32 @@ class HangSuspected(Value):
 class EvidenceCaptured(Value):
     """The ranks that run have been captured.
 
-    ``culprits``: the local ranks that a hang is blamed on. ``moved``: the job made progress during the capture.
+    Attributes:
+        culprits: the local ranks that a hang is blamed on.
+        moved: the job made progress during the capture.
+        suspects: local ranks of which one may have caused the failure of a victim, and be about to show why.
     """
 
     at: float
     attempt: int
     culprits: tuple[int, ...] = ()
     moved: bool = False
+    suspects: tuple[int, ...] = ()
+
+
+class CauseShown(Value):
+    """The cause of a victim's failure is known by now, or no rank is left that could show it."""
+
+    at: float
+    attempt: int
 
 
 class JobAborted(Value):
     """The job's attempt is to end; all hosts get the same news.
 
     Attributes:
-        reason: ``failure``, ``hang``, ``signal``, ``parent``, ``lost``, ``task_lost``, ``start``: something went wrong;
+        reason: ``failure``, ``victim`` (of a rank that has not shown its failure yet), ``hang``, ``signal``,
+            ``parent``, ``lost``, ``task_lost``, ``start``: something went wrong;
             ``membership``, ``leave``: other hosts form the job from now on.
         message: what happened, in a few words.
         host: the host that announced it, or that it is about.
@@ -298,6 +310,7 @@ Event = (
     | SignalReceived
     | HangSuspected
     | EvidenceCaptured
+    | CauseShown
     | JobAborted
     | JobDecided
     | HostsDone

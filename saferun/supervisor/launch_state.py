@@ -43,6 +43,7 @@ class Limits(Value):
     probe_s: float = 60.0
     start_s: float = 120.0
     capture_s: float = 20.0
+    cause_s: float = 10.0  # how long ranks are left alive, after a victim's failure, to show its cause
     grace_s: float = 30.0
     kill_s: float = 10.0
     sweep_term_s: float = 2.0
@@ -110,6 +111,7 @@ class Attempt:
         self.verdict: HangVerdict | None = None  # of the hang that is being captured
         self.has_moved = False  # the job made progress during that
         self.is_captured = False  # the ranks have been captured at least once
+        self.awaits_cause = False  # CAPTURING lasts for that: ranks are left alive to show the cause of the failure
         self.stopping = Stopping()
         self.peers = Peers()
         self.own_diagnosis: Diagnosis | None = None  # while the leader's decision is waited for

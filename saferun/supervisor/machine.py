@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from saferun.supervisor import deciding, peers, running, starting, stopping
 from saferun.supervisor.events import (
+    CauseShown,
     ChecksAsked,
     ChecksOver,
     ChecksPassed,
@@ -124,6 +125,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
     },
     State.CAPTURING: {
         EvidenceCaptured: running.on_captured,
+        CauseShown: running.on_cause_shown,
         RankExited: running.on_rank_exited_in_capture,
         StoreUnavailable: running.on_store_unavailable,
         StartFailed: starting.on_start_failed,
@@ -184,7 +186,7 @@ TRANSITIONS: dict[State, dict[type, Callable[[Launch, Any], list[Action]]]] = {
 _OF_CHECKS = (ChecksAsked, ChecksPassed)
 _BEFORE_RANKS = (*_OF_CHECKS, ChecksOver, HostsJoined, ProbesPassed)
 _OF_RANKS = (*_BEFORE_RANKS, RanksStarted, StoreServed)
-_OF_CAPTURES = (*_OF_RANKS, EvidenceCaptured, HangSuspected)
+_OF_CAPTURES = (*_OF_RANKS, EvidenceCaptured, CauseShown, HangSuspected)
 IGNORED: dict[State, tuple[type, ...]] = {
     State.NEW: (),
     # An orphan of an earlier attempt may end, and anyone may connect to the store's port, at any time.

@@ -10,6 +10,7 @@ from saferun.supervisor.ending import Ending, Failed, Hung, Regroup, Stopped, si
 from saferun.supervisor.launch_state import CutOff, Launch, State
 from saferun.supervisor.stopping import (
     capture,
+    end_cause_wait,
     end_well_alone,
     fail,
     hurry,
@@ -86,6 +87,7 @@ def on_abort_on_the_way_out(launch: Launch, event: JobAborted) -> list[Action]:
     note_abort(launch, event)
     if _has_acted(event):
         return []
+    end_cause_wait(launch, event.at)
     ending = _ending(event)
     if not isinstance(ending, Regroup) or launch.stop_signum is None:
         launch.end_for(ending)
@@ -116,6 +118,7 @@ def on_decided(launch: Launch, event: JobDecided) -> list[Action]:
     """STARTING, CAPTURING, STOPPING: it is carried out after the sweep."""
     if not _heed(launch, event):
         return []
+    end_cause_wait(launch, event.at)
     return hurry_orphans(launch, event.at)
 
 
@@ -174,6 +177,7 @@ def on_job_lost(launch: Launch, event: JobLost) -> list[Action]:
             return diagnose(launch, event.at)
         case State.CAPTURING:
             launch.end_for(Failed())
+            end_cause_wait(launch, event.at)
         case State.STOPPING if attempt.stopping.stage == "sweeping" and attempt.ending is None:
             # As in WAITING, where it would be next.
             if not _may_end_alone(launch, event):

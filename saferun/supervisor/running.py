@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 
-from saferun.supervisor.actions import Action, ReportHang
+from saferun.supervisor.actions import Action, AwaitCause, ReportHang
 from saferun.supervisor.ending import Failed, Hung, StoreLost
 from saferun.supervisor.launch_state import Launch, State
-from saferun.supervisor.stopping import capture, fail, stop, sweep
+from saferun.supervisor.stopping import capture, fail, is_captured_for_failure, stop, sweep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.supervisor.events import (
+        CauseShown,
         DeadlineExpired,
         EvidenceCaptured,
         HangSuspected,
@@ -72,9 +73,20 @@ def on_hang(launch: Launch, event: HangSuspected) -> list[Action]:
 
 
 def on_captured(launch: Launch, event: EvidenceCaptured) -> list[Action]:
-    """CAPTURING -> STOPPING | RUNNING."""
-    launch.attempt.has_moved = launch.attempt.has_moved or event.moved
+    """CAPTURING -> STOPPING | RUNNING; or it lasts on, for the cause of a victim's failure."""
+    attempt, limit_s = launch.attempt, launch.limits.cause_s
+    attempt.has_moved = attempt.has_moved or event.moved
+    suspects = tuple(rank for rank in event.suspects if rank in attempt.running)
+    if suspects and limit_s > 0 and is_captured_for_failure(launch):
+        attempt.is_captured = attempt.awaits_cause = True
+        launch.enter(State.CAPTURING, event.at + limit_s)
+        return [AwaitCause(launch.number, suspects, limit_s)]
     return _after_capture(launch, event.at, event.culprits)
+
+
+def on_cause_shown(launch: Launch, event: CauseShown) -> list[Action]:
+    """CAPTURING -> STOPPING: nothing more is to be waited for."""
+    return _after_capture(launch, event.at, ()) if launch.attempt.awaits_cause else []
 
 
 def on_capture_deadline(launch: Launch, event: DeadlineExpired) -> list[Action]:

@@ -59,6 +59,25 @@ def capture(
     return [CaptureEvidence(launch.number, attempt.ranks, budget_s, verdict)]
 
 
+def is_captured_for_failure(launch: Launch) -> bool:
+    """Whether the ranks are captured because one has failed, and for nothing else: nobody waits for their end."""
+    peers = launch.attempt.peers
+    return (
+        launch.attempt.verdict is None
+        and isinstance(launch.attempt.ending, Failed)
+        and launch.stop_signum is None
+        and not peers.is_stopped
+        and peers.cut_off is None
+        and peers.decision is None
+    )
+
+
+def end_cause_wait(launch: Launch, at: float) -> None:
+    """Ranks that were left alive to show the cause of a failure are stopped now."""
+    if launch.state is State.CAPTURING and launch.attempt.awaits_cause:
+        launch.enter(State.CAPTURING, at)
+
+
 def stop(launch: Launch, at: float, signum: int, aborted: tuple[int, ...] = ()) -> list[Action]:
     """RUNNING | CAPTURING -> STOPPING. ``aborted``: local ranks that get SIGABRT instead, for a core."""
     attempt, stopping = launch.attempt, launch.attempt.stopping
@@ -192,6 +211,9 @@ def on_signal_on_the_way_out(launch: Launch, event: SignalReceived) -> list[Acti
     if launch.state is State.CAPTURING and launch.deadline is not None:
         # The time that is left belongs to the ranks.
         launch.enter(State.CAPTURING, min(launch.deadline, event.at + _FIRST_CAPTURE_S))
+    if launch.state is State.CAPTURING and attempt.awaits_cause:
+        # CAPTURING -> STOPPING: the ranks were only left alive to show the cause of a failure.
+        return [*announced, *stop(launch, event.at, event.signum)]
     if not by_keyboard:
         return announced
     if launch.state is State.CAPTURING and attempt.verdict is not None and not had_failed:

@@ -23,7 +23,9 @@ CONFIG = LaunchConfig(
     logs=LOGS,
     output=OutputConfig(None, True, None, None, "auto", "auto"),
     environ=EnvironConfig(profiles=(), profile_path=(), env=(), unset=(), vendor="auto", lint=False),
-    watch=WatchConfig(300.0, "report", 20.0, "auto", strace=False, cores="off", keep_cores=0, gdb=False, inject=True),
+    watch=WatchConfig(
+        300.0, "report", 20.0, 10.0, "auto", strace=False, cores="off", keep_cores=0, gdb=False, inject=True
+    ),
     max_restarts=3,
     shutdown_timeout_s=30.0,
     signals=(15, 2),

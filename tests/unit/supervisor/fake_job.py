@@ -8,6 +8,7 @@ from collections.abc import Container
 from saferun.model import ExitStatus, Placement, RankAssignment
 from saferun.supervisor.actions import (
     Action,
+    AwaitCause,
     BroadcastAbort,
     BroadcastDecision,
     CaptureEvidence,
@@ -22,6 +23,7 @@ from saferun.supervisor.actions import (
     SweepOrphans,
 )
 from saferun.supervisor.events import (
+    CauseShown,
     ChecksPassed,
     DeadlineExpired,
     Diagnosed,
@@ -110,7 +112,9 @@ class Host:
                 self.inbox.append(RanksStarted(now, attempt, (1, 2)))
             case CaptureEvidence():
                 self.captured = True
-                self.inbox.append(EvidenceCaptured(now, attempt))
+                self.inbox.append(EvidenceCaptured(now, attempt, suspects=action.local_ranks[: self.number % 2]))
+            case AwaitCause():
+                self.inbox.append(CauseShown(now, attempt))
             case SignalRanks():
                 assert self.captured or self.interrupted or job.interrupted, "a signal before evidence"
                 # One that has ended, and whose end has not been told yet, is signalled in vain.

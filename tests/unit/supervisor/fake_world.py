@@ -10,6 +10,7 @@ from saferun.evidence import Diagnosis, HangVerdict
 from saferun.model import ExitStatus, Placement, RankAssignment
 from saferun.supervisor.actions import (
     Action,
+    AwaitCause,
     CaptureEvidence,
     Diagnose,
     Finish,
@@ -22,6 +23,7 @@ from saferun.supervisor.actions import (
     SweepOrphans,
 )
 from saferun.supervisor.events import (
+    CauseShown,
     ChecksPassed,
     CoreDumpSeen,
     DeadlineExpired,
@@ -86,6 +88,7 @@ class World:
         self.statuses: dict[int, ExitStatus] = {}
         self.actions: list[Action] = []
         self.finish: Finish | None = None
+        self.suspects = False  # whether what has been captured may yet show the cause of a failure
         self.captured = False  # in this attempt
         self.interrupted = False  # by the user's SIGINT, or by somebody's signal while the ranks worked
         self.told_to_stop = False  # while something was left to be stopped
@@ -145,7 +148,12 @@ class World:
             case CaptureEvidence():
                 self.captured = True
                 assert set(action.local_ranks) == self.alive
-                self.answers.append(EvidenceCaptured(self.now, action.attempt, ()))
+                suspects = action.local_ranks if self.suspects else ()
+                self.answers.append(EvidenceCaptured(self.now, action.attempt, suspects=suspects))
+            case AwaitCause():
+                assert set(action.local_ranks) <= self.alive, "the cause is awaited of a rank that has ended"
+                assert self.captured, "the cause is awaited before evidence"
+                self.answers.append(CauseShown(self.now, action.attempt))
             case ReportHang():
                 assert self.captured, "a hang told before it was captured"
                 assert (action.next_step == "report") == (self.state is State.RUNNING)
@@ -237,6 +245,8 @@ class World:
                 self.expire()
             case "hang" if self.state not in BEFORE_RANKS:
                 self.hang((HANG, SUSPICION)[number % 2])
+            case "suspects":
+                self.suspects = not self.suspects
             case "dump" if self.state is State.STOPPING and self.supervisor.deadline is not None:
                 self.now = max(self.now, self.supervisor.deadline)
                 self.deliver(CoreDumpSeen(self.now, self.attempt))
@@ -247,6 +257,7 @@ class World:
         events: tuple[Event, ...] = (
             RankExited(self.now, attempt, 0, FAILED),
             EvidenceCaptured(self.now, attempt, ()),
+            CauseShown(self.now, attempt),
             OrphansGone(self.now, attempt, ()),
             Diagnosed(self.now, attempt, DIAGNOSIS),
             DeadlineExpired(self.now, attempt),

@@ -18,7 +18,7 @@ from tests.unit.supervisor.fake_world import (
 
 KINDS = (
     *("answer", "answer", "answer", "exit", "again", "never", "old", "signal", "store"),
-    *("start fails", "deadline", "hang", "dump"),
+    *("start fails", "deadline", "hang", "dump", "suspects"),
 )
 HANG_POLICIES = st.builds(HangPolicy, st.sampled_from(["report", "stop", "restart"]), st.booleans())
 STEPS = st.lists(st.builds(Step, st.sampled_from(KINDS), st.integers(0, 59)), max_size=40)

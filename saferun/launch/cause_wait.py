@@ -1,0 +1,38 @@
+"""The wait for the rank whose error made the others fail: they lost it before it had printed anything."""
+
+from __future__ import annotations
+
+from saferun.diagnosis.pending_cause import is_shown
+from saferun.launch.attempt_record import AttemptRecord, Context
+from saferun.supervisor.actions import AwaitCause
+from saferun.text.wording import ranks_text
+
+_PERIOD_S = 0.2
+
+
+class CauseWait:
+    """Sees whether one of some ranks shows the cause of a failure. The supervisor limits how long.
+
+    Args:
+        context: of the launch.
+        record: of the attempt.
+        action: the ranks.
+
+    Attributes:
+        deadline: when they are to be checked again, in monotonic seconds.
+    """
+
+    def __init__(self, context: Context, record: AttemptRecord, action: AwaitCause) -> None:
+        self._record = record
+        self.deadline = 0.0
+        ranks = [rank for rank in record.living if rank.place.local_rank in action.local_ranks]
+        self._ranks = tuple(rank.place.rank for rank in ranks)
+        failed = [rank.place.rank for rank in record.ranks if rank.end is not None and not rank.end.status.ok]
+        victims = ranks_text(failed) if failed else "a rank of another host"
+        shown = f"{victims} failed because of another rank; waiting up to {action.limit_s:g} s for the error of"
+        context.say_lines([f"saferun: {shown} {ranks_text(self._ranks)}"])
+
+    def is_over(self, now: float) -> bool:
+        """Whether the cause is known, or none of the ranks is left."""
+        self.deadline = now + _PERIOD_S
+        return is_shown(self._record.gather(None), self._ranks)

@@ -1,0 +1,122 @@
+"""The rank that fails first is often a victim: the rank that caused it gets a moment to show its own error."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+from tests.process.launching import Job, customized, in_saferun, running, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Rank 0 loses its connection while rank 1 still cleans up after an error of its own, which Python prints only then.
+VICTIM_FIRST = """
+from rank import *
+if RANK == 0:
+    await_release("fail")
+    raise RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:29612")
+def clean_up():
+    tell("cleans up")
+    await_release("end")
+try:
+    tell("ready")
+    raise ValueError("a label is out of range")
+finally:
+    clean_up()
+"""
+QUIET = ("--env-profile", "minimal", "--shutdown-timeout", "2")
+WAITS = "rank 0 failed because of another rank; waiting up to"
+
+
+def failure(job: Job) -> dict[str, Any]:
+    """The incident of the report."""
+    report = json.loads((job.run_dir / "report.json").read_text(encoding="utf-8"))
+    (incident,) = report["incidents"]
+    found: dict[str, Any] = incident
+    return found
+
+
+def test_the_rank_that_shows_its_error_after_its_victim_failed_is_the_cause(tmp_path: Path) -> None:
+    with running(tmp_path, VICTIM_FIRST, *QUIET, nproc=2, store=False) as job:
+        job.hear("cleans up")
+        job.release("fail")
+        until(lambda: f"{WAITS} 10 s for the error of rank 1" in job.err, "rank 1 is given a moment")
+        assert not job.has_happened("SignalRanks")
+        job.release("end")
+        assert job.wait() == 1
+        assert failure(job)["cause"]["ranks"] == [1], job.err
+        assert "saferun: rank 1 (" in job.err
+        assert "failed because of it: rank 0" in job.err
+        assert "ValueError: a label is out of range" in job.err
+
+
+def test_a_rank_that_shows_nothing_is_stopped_after_the_wait(tmp_path: Path) -> None:
+    with running(tmp_path, VICTIM_FIRST, *QUIET, "--cause-wait", "0.5", nproc=2, store=False) as job:
+        job.hear("cleans up")
+        job.release("fail")
+        assert job.wait() == 1
+        assert f"{WAITS} 0.5 s" in job.err
+        assert "Connection closed by peer" in job.err
+
+
+def test_without_a_wait_ranks_are_stopped_at_once(tmp_path: Path) -> None:
+    with running(tmp_path, VICTIM_FIRST, *QUIET, "--cause-wait", "0", nproc=2, store=False) as job:
+        job.hear("cleans up")
+        job.release("fail")
+        assert job.wait() == 1
+        assert "waiting up to" not in job.err
+
+
+def test_ctrl_c_ends_the_wait_with_the_grace_that_it_always_gives(tmp_path: Path) -> None:
+    """The rank that is waited for has done nothing wrong yet."""
+    program = VICTIM_FIRST.replace('tell("ready")', 'signal.signal(signal.SIGINT, lambda *_: sys.exit(tell("asked")))')
+    with running(tmp_path, program, *QUIET, nproc=2, store=False) as job:
+        job.hear("cleans up")
+        job.release("fail")
+        until(lambda: WAITS in job.err, "rank 1 is given a moment")
+        job.send(signal.SIGINT)
+        job.hear("asked")
+        assert job.wait() != 0
+        assert "killing" not in job.err
+
+
+def test_a_failure_that_is_a_ranks_own_waits_for_nobody(tmp_path: Path) -> None:
+    program = VICTIM_FIRST.replace("Connection closed by peer", "cannot open shard 7")
+    with running(tmp_path, program, *QUIET, nproc=2, store=False) as job:
+        job.hear("cleans up")
+        job.release("fail")
+        assert job.wait() == 1
+        assert "waiting up to" not in job.err
+        assert failure(job)["cause"]["ranks"] == [0]
+
+
+def test_a_wait_that_breaks_costs_the_wait_and_nothing_else(tmp_path: Path) -> None:
+    broken = (
+        "import saferun.launch.cause_wait as wait\n"
+        "    def is_over(self, now): raise OSError(5, 'Input/output error')\n"
+        "    wait.CauseWait.is_over = is_over"
+    )
+    environ = customized(tmp_path, in_saferun(broken))
+    with running(tmp_path / "run", VICTIM_FIRST, *QUIET, nproc=2, environ=environ, store=False) as job:
+        job.hear("cleans up")
+        job.release("fail")
+        assert job.wait() == 1
+        assert "saferun: cannot wait for the cause: OSError: " in job.err
+        assert "Connection closed by peer" in job.err
+
+
+def test_a_judgement_that_breaks_stops_the_ranks_at_once(tmp_path: Path) -> None:
+    broken = (
+        "import saferun.diagnosis.pending_cause as pending\n"
+        "    def broken(evidence): raise OSError(5, 'Input/output error')\n"
+        "    pending.ranks_that_may_show_it = broken"
+    )
+    environ = customized(tmp_path, in_saferun(broken))
+    with running(tmp_path / "run", VICTIM_FIRST, *QUIET, nproc=2, environ=environ, store=False) as job:
+        job.hear("cleans up")
+        job.release("fail")
+        assert job.wait() == 1
+        assert "waiting up to" not in job.err
+        assert "Connection closed by peer" in job.err
