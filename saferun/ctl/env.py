@@ -20,6 +20,9 @@ from saferun.model import RankAssignment
 
 _PATH_HELP = "a directory or file with more env profiles"
 
+# Who asks for it wants a whole answer, on a busy machine and from a slow file system, too.
+_SEARCH_S = 120.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the verb."""
@@ -85,7 +88,7 @@ def _lint(arguments: argparse.Namespace) -> int:
     resolution = resolve_environ(config, environ)
     host = os.uname().nodename
     apply(resolution, environ, RankAssignment(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
-    result = check(environ, python=arguments.python, script=arguments.script)
+    result = check(environ, python=arguments.python, script=arguments.script, budget_s=_SEARCH_S)
     shown = result.findings if arguments.all else result.at_launch
     lines = [one_line(finding) for finding in shown] or ["nothing to complain about"]
     searched = f"searched: {', '.join(result.known.libraries) or 'no libraries'}"

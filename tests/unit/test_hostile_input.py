@@ -376,6 +376,7 @@ def test_what_was_once_an_exception_is_none(name: str, content: bytes) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.limit_s(850)  # minutes of work, and more where other tests run beside it
 @pytest.mark.parametrize("first", range(0, len(DECODERS), _AT_ONCE))
 def test_a_lot_of_it_is_read_or_refused_within_a_limit_of_memory(first: int) -> None:
     """Thousands of inputs for each decoder, never twice the same."""
