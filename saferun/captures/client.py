@@ -220,7 +220,7 @@ class Examiner:
         """Send a request.
 
         Args:
-            kind: ``capture``, ``dump``, ``lint``, ``code``, ``hook`` or ``waits``.
+            kind: ``capture``, ``dump``, ``look``, ``lint``, ``code``, ``hook`` or ``waits``.
             value: its argument, as JSON.
             budget_s: after so many seconds the examiner ends it.
             on_lost: called if the examiner is lost before ``end`` is called for it; its replacement may be asked then.

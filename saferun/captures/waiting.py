@@ -24,6 +24,7 @@ _HOLDERS_LIMIT = 512
 _PATH_ARGUMENT = {"open": 0, "openat": 1, "openat2": 1, "creat": 0, "stat": 0, "lstat": 0, "newfstatat": 1, "statx": 1}
 _PATH_ARGUMENT |= {"access": 0, "faccessat": 1, "faccessat2": 1, "mkdir": 0, "mkdirat": 1, "unlink": 0, "unlinkat": 1}
 _PATH_ARGUMENT |= {"rename": 0, "renameat": 1, "statfs": 0, "truncate": 0, "execve": 0}
+_POLLS = frozenset({"poll", "ppoll", "select", "pselect6"})
 # Kernel functions in which the opening of a FIFO waits for somebody at its other end.
 _FIFO_OPENING = ("wait_for_partner", "fifo_open")
 
@@ -103,12 +104,8 @@ class Ends:
             if not path:
                 return self.quick(pid, call, wchan)
             return f"the {'FIFO' if any(name in wchan for name in _FIFO_OPENING) else 'file'} {path}"
-        if call.name in {"poll", "ppoll"}:
-            return self._list(pid, _polled(pid, *call.arguments[:2]), holders=True)
-        if call.name in {"select", "pselect6"}:
-            return self._list(pid, _selected(pid, *call.arguments[:3]), holders=True)
-        if call.name.startswith("epoll_"):
-            return self._list(pid, _epoll_targets(pid, call.arguments[0]), holders=True)
+        if call.name in _POLLS or call.name.startswith("epoll_"):
+            return self._list(pid, polled_by(pid, call), holders=True)
         fd = descriptor_of(call)
         if fd is not None and call.name not in {"fcntl", "flock"}:
             return self.words(pid, fd, wchan, holders=True)
@@ -146,7 +143,17 @@ def _epoll_targets(pid: int, epoll_fd: int) -> list[int]:
     return [int(fields[1]) for fields in lines if fields[:1] == [b"tfd:"]][:_POLLED_LIMIT]
 
 
-def _read_memory(pid: int, address: int, size_bytes: int) -> bytes:
+def polled_by(pid: int, call: SystemCall) -> list[int]:
+    """The descriptors that a call of poll, select, epoll and their like waits for."""
+    if call.name in {"poll", "ppoll"}:
+        return _polled(pid, *call.arguments[:2])
+    if call.name in {"select", "pselect6"}:
+        return _selected(pid, *call.arguments[:3])
+    return _epoll_targets(pid, call.arguments[0])
+
+
+def read_memory(pid: int, address: int, size_bytes: int) -> bytes:
+    """A piece of a process's memory; empty where it cannot be read. May wait for the lock of its address space."""
     if not address:
         return b""
     try:
@@ -159,12 +166,12 @@ def _read_memory(pid: int, address: int, size_bytes: int) -> bytes:
 def _read_path(pid: int, address: int) -> str:
     # Up to the end of the page only: the next one need not be there.
     size_bytes = _PATH_LIMIT_BYTES - address % _PATH_LIMIT_BYTES
-    content, end, _ = _read_memory(pid, address, size_bytes).partition(b"\0")
+    content, end, _ = read_memory(pid, address, size_bytes).partition(b"\0")
     return content.decode(errors="replace") if end else ""
 
 
 def _polled(pid: int, address: int, count: int) -> list[int]:
-    content = _read_memory(pid, address, 8 * min(count, _POLLED_LIMIT))
+    content = read_memory(pid, address, 8 * min(count, _POLLED_LIMIT))
     fds = [fd for fd, _, _ in struct.iter_unpack("=ihh", content[: len(content) // 8 * 8])]
     return [fd for fd in fds if fd >= 0]
 
@@ -172,6 +179,6 @@ def _polled(pid: int, address: int, count: int) -> list[int]:
 def _selected(pid: int, count: int, *sets: int) -> list[int]:
     found: set[int] = set()
     for address in sets:
-        bits = int.from_bytes(_read_memory(pid, address, (min(count, _FDS_LIMIT) + 7) // 8), "little")
+        bits = int.from_bytes(read_memory(pid, address, (min(count, _FDS_LIMIT) + 7) // 8), "little")
         found.update(fd for fd in range(min(count, _FDS_LIMIT)) if bits >> fd & 1)
     return sorted(found)[:_POLLED_LIMIT]

@@ -151,6 +151,11 @@ class AttemptRecord:
         """Those of these ranks of the job that run on this host."""
         return tuple(rank.place.local_rank for rank in self.living if rank.place.rank in ranks)
 
+    @property
+    def store_port(self) -> int:
+        """Where the ranks find the store; 0: no rank was started."""
+        return self.group.plan.placement.master_port if self.group is not None else 0
+
     def gather(self, verdict: HangVerdict | None) -> Evidence:
         """The evidence of this host. ``verdict``: the hang that it is of, if any."""
         from saferun.cluster.evidence_exchange import abort_reason_of
@@ -171,7 +176,7 @@ class AttemptRecord:
             supervisor_pid=os.getpid(),
             script=config.command.name,
             cwd=current_directory(),
-            store_port=placement.master_port if placement is not None else 0,
+            store_port=self.store_port,
             started_time=self.started_time,
             world_size=placement.world_size if placement is not None and config.hosts.together else 0,
             abort_reason=abort_reason_of(self._context.launch.job),

@@ -86,6 +86,7 @@ class HangWatch:
             on_verdict=self._take_verdict,
             on_recovery=self._take_recovery,
             examiner=self._context.launch.examiner,
+            store_port=self._record.store_port,
         )
         self._watch.begin(now, self.watched_ranks())
 

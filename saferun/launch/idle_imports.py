@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MODULES = (
     # To watch the ranks
     "saferun.evidence",
+    "saferun.captures.look_values",
+    "saferun.text.typed_json",
     "saferun.watchdog.monitor",
     "saferun.watchdog.verdicts",
     "saferun.watchdog.job",

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from saferun.linux.small_files import read_bytes, read_link
 from saferun.model import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from saferun.linux.sock_diag import TcpCounters
+
 # include/net/tcp_states.h
 _TCP_STATES = (
     *("ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT"),
@@ -96,7 +100,9 @@ def _read_tables(pid: int, *, own: bool) -> dict[int, Socket]:
             sockets[inode] = socket._replace(peer_inode=peer)
     unix = from_unix_table(read_bytes(f"/proc/{pid}/net/unix", _TABLE_LIMIT_BYTES))
     if own and unix:
-        for inode, peer in _unix_peers().items():
+        from saferun.linux.sock_diag import unix_peers
+
+        for inode, peer in unix_peers().items():
             if inode in unix:
                 remote = unix[peer].local if peer in unix else ""
                 unix[inode] = unix[inode]._replace(peer_inode=peer, remote=remote)
@@ -127,6 +133,22 @@ def _inet_rows(content: bytes) -> Iterator[tuple[int, str, str, int, int, int]]:
 
 def _tcp_state(number: int) -> str:
     return _TCP_STATES[number - 1] if 0 < number <= len(_TCP_STATES) else ""
+
+
+def tcp_sockets() -> dict[int, TcpCounters]:
+    """The TCP sockets of this network namespace, by inode, without what they have carried."""
+    from saferun.linux.sock_diag import TcpCounters
+
+    found = {}
+    for name in ("tcp", "tcp6"):
+        for inode, one in from_inet_table(read_bytes(f"/proc/self/net/{name}", _TABLE_LIMIT_BYTES), "tcp").items():
+            found[inode] = TcpCounters(_ends(one.local), _ends(one.remote), one.state == "LISTEN", 0, 0)
+    return found
+
+
+def _ends(text: str) -> tuple[bytes, int]:
+    address, _, port = text.rpartition(":")
+    return address.encode(), int(port)
 
 
 def sending_again(pid: int, least_retries: int) -> dict[int, TcpState]:
@@ -176,60 +198,3 @@ def _address(field: bytes) -> str:
     import socket
 
     return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{int(port, 16)}"
-
-
-# --------------------------------------------------------------------------------------- the other ends of Unix sockets
-
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
-_NLM_F_REQUEST_DUMP = 0x301
-_UDIAG_SHOW_PEER = 4
-_UNIX_DIAG_PEER = 2
-_HEADER_BYTES = 16
-_UNIX_MESSAGE_BYTES = 16
-
-
-def _unix_peers() -> dict[int, int]:
-    """Inode of a connected Unix socket -> inode of its peer, in this network namespace; empty if unavailable.
-
-    Source: sock_diag(7).
-    """
-    import socket
-    import struct
-
-    peers: dict[int, int] = {}
-    request = struct.pack("=IHHII", 40, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
-    request += struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UDIAG_SHOW_PEER, 0xFFFFFFFF, 0xFFFFFFFF)
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as link:
-            link.settimeout(0.5)
-            link.send(request)
-            read_bytes = 0
-            while read_bytes < _TABLE_LIMIT_BYTES:
-                content = link.recv(1 << 16)
-                read_bytes += len(content)
-                if not _add_peers(content, peers):
-                    break
-    except (OSError, struct.error):
-        pass
-    return peers
-
-
-def _add_peers(content: bytes, peers: dict[int, int]) -> bool:
-    """Parse one datagram of answers; False if it was the last."""
-    import struct
-
-    while len(content) >= _HEADER_BYTES:
-        length, kind = struct.unpack_from("=IH", content)
-        if kind != _SOCK_DIAG_BY_FAMILY or not _HEADER_BYTES <= length <= len(content):
-            return False
-        message = content[_HEADER_BYTES:length]
-        (inode,) = struct.unpack_from("=I", message, 4)
-        attributes = message[_UNIX_MESSAGE_BYTES:]
-        while len(attributes) >= 4:  # noqa: PLR2004
-            size, attribute = struct.unpack_from("=HH", attributes)
-            if attribute == _UNIX_DIAG_PEER:
-                peers[inode] = struct.unpack_from("=I", attributes, 4)[0]
-            attributes = attributes[max(4, (size + 3) & ~3) :]
-        content = content[(length + 3) & ~3 :]
-    return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from saferun.captures.look_values import JobLook
 from saferun.evidence import HangVerdict, ThreadStack
 from saferun.watchdog.samples import JobSample, Numbers, Outcome, RankSample
 from saferun.watchdog.verdicts import Repeat, Verdicts
@@ -23,6 +24,10 @@ _UNINTERRUPTIBLE_S = 60.0
 # When a rank that does not move is asked for its sequence numbers, as shares of the timeout. Rarely: an answer from a
 # full Flight Recorder costs one of the rank's threads 30-40 ms (measured).
 _ASK_AT = (0.125, 0.25, 0.5, 0.75)
+# When a closer look is taken at ranks that do not move, as shares of the timeout; and before a verdict, unless the last
+# one has just ended.
+_LOOK_AT = (0.2, 0.45, 0.7)
+_LOOK_LASTS_S = 15.0
 _FROZEN = 0.7
 # How many dumps a suspicion takes: fewer of a rank in a collective, whose sequence numbers are known.
 _DUMPS = 30
@@ -59,6 +64,9 @@ class Watchdog:
         self._verdicts = Verdicts(timeout_s)
         self._lively = 0
         self._lively_s = 0.0
+        self._is_looking = False
+        self._looked_at = 0  # how many of the marks
+        self._looked_s = float("-inf")
 
     # ----------------------------------------------------------------------------------------------------- what it sees
 
@@ -72,19 +80,33 @@ class Watchdog:
         moved = {rank.local_rank: self._take(rank, interval_s) for rank in sample.ranks}
         ask = [] if is_first else self._numbers_wanted()
         recovered_s = None if is_first else self._recovery(moved=any(moved.values()))
+        look = not is_first and self._look_is_due()
         verdict, confirm = (None, []) if is_first else self._verdict()
+        look = look or self._look_is_needed()
+        self._is_looking = self._is_looking or look
         if verdict is not None:
             self._verdicts.report(verdict, self._clock_s)
             self._lively = 0
         # The descendants of a rank that moves by itself need not be sampled.
         below = frozenset(local_rank for local_rank, has_moved in moved.items() if not has_moved)
-        return Outcome(verdict, recovered_s, (*ask, *confirm), below, self._confirming)
+        return Outcome(verdict, recovered_s, (*ask, *confirm), below, self._confirming, look)
 
     def take_numbers(self, local_rank: int, numbers: Numbers | None) -> None:
         """The answer to ``Outcome.numbers_wanted``; None where there is none."""
         watched = self._watched.get(local_rank)
         if watched is not None and watched.take_numbers(numbers, self._clock_s):
             self._lively += _LIVELY
+
+    def take_look(self, look: JobLook | None) -> None:
+        """The answer to ``Outcome.look_wanted``; None where there is none."""
+        self._is_looking = False
+        self._looked_s = self._clock_s
+        if look is None:
+            return
+        for found in look.ranks:
+            watched = self._watched.get(found.local_rank)
+            if watched is not None and watched.take_look(look.moments_s, found, self._clock_s, self._timeout_s):
+                self._lively += _LIVELY
 
     def rank_ended(self, local_rank: int) -> None:
         """A rank has ended. The others are given time to notice."""
@@ -98,7 +120,7 @@ class Watchdog:
     def captured(self) -> None:
         """The verdict has been captured and reported: watch on. What the capture did to the ranks does not count."""
         self._at = None
-        self._confirming = False
+        self._confirming = self._is_looking = False
         for watched in self._watched.values():
             watched.rebase()
 
@@ -190,6 +212,19 @@ class Watchdog:
             if watched.ask(sum(self._silent_s(watched) >= part * self._timeout_s for part in _ASK_AT))
         ]
 
+    def _look_is_due(self) -> bool:
+        """Whether no rank has moved for so long that a closer look is wanted."""
+        silent_s = min(map(self._silent_s, self._watched.values()), default=0.0)
+        reached = sum(silent_s >= part * self._timeout_s for part in _LOOK_AT)
+        is_due = reached > self._looked_at and not self._is_looking
+        if is_due or reached < self._looked_at:
+            self._looked_at = reached
+        return is_due
+
+    def _look_is_needed(self) -> bool:
+        """Whether a verdict waits for a closer look."""
+        return self._confirming and not self._is_looking and self._clock_s - self._looked_s > _LOOK_LASTS_S
+
     def _verdict(self) -> tuple[HangVerdict | None, list[int]]:
         """The verdict, or the ranks whose numbers are needed first."""
         hang = self._hang()
@@ -199,7 +234,7 @@ class Watchdog:
         if not self._confirming:
             self._confirming = True
             return None, [local_rank for local_rank, watched in self._watched.items() if watched.ask_now()]
-        if any(watched.is_asked for watched in self._watched.values()):
+        if self._is_looking or any(watched.is_asked for watched in self._watched.values()):
             return None, []
         self._confirming = False
         return hang, []
@@ -217,7 +252,8 @@ class Watchdog:
         busy = tuple(sorted((*found["waits"], *found["spins"])))
         silent_s = min(map(self._silent_s, ranks))
         if not busy:
-            return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(self._quiet_s, ranks)), certain=True)
+            certain = not any(self._clock_s - watched.doubted_s < self._timeout_s for watched in ranks)
+            return HangVerdict("quiescent", tuple(sorted(found["quiet"])), min(map(self._quiet_s, ranks)), certain)
         if not found["spins"]:
             about = tuple(sorted(watched.rank for watched in ranks if watched.is_in_collective))
             return HangVerdict("stuck_collective", about, silent_s, certain=True, busy=busy)

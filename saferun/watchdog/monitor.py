@@ -14,6 +14,7 @@ from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.flight_recorder_seq import NumbersQuery
 from saferun.watchdog.proc_sampler import FamilyReader, newest_pid
 from saferun.watchdog.py_spy_json import threads_from
+from saferun.watchdog.quiet_work import look_from
 from saferun.watchdog.samples import JobSample, RankSample
 from saferun.watchdog.verdicts import Repeat
 
@@ -27,6 +28,11 @@ _QUERY_DEADLINE_S = 2.0
 _DUMP_DEADLINE_S = 5.0
 _DUMPS_AT_ONCE = 2
 _DUMP_LIMIT_BYTES = 4 << 20
+# Between the moments of a closer look. What is asked for every two seconds does not come in each of these intervals.
+_LOOK_INTERVAL_S = 1.2
+_LOOK_INTERVALS = 8  # at least so many in a timeout
+_LOOK_DEADLINE_S = 15.0
+_LOOK_LIMIT_BYTES = 8 << 20
 # A signal from outside goes straight to ranks that have moved since then: the supervisor's limit is longer.
 _SURELY_SHORT_S = 8.0
 
@@ -59,7 +65,8 @@ class Watch:
         poller: the loop's.
         on_verdict: takes a verdict. Watching pauses then, until ``captured``.
         on_recovery: takes how many seconds a hang lasted that is over.
-        examiner: dumps the stacks of suspects; None: they are not dumped.
+        examiner: dumps the stacks of suspects and looks closer at quiet ranks; None: neither is done.
+        store_port: of the job's store; 0: unknown.
     """
 
     def __init__(
@@ -70,12 +77,14 @@ class Watch:
         on_verdict: Callable[[HangVerdict], None],
         on_recovery: Callable[[float], None],
         examiner: Examiner | None = None,
+        store_port: int = 0,
     ) -> None:
         self._timeout_s = hang_timeout_s
         self._poller = poller
         self._on_verdict = on_verdict
         self._on_recovery = on_recovery
         self._examiner = examiner
+        self._store_port = store_port
         can_dump = examiner is not None and "py-spy" in (examiner.tools or ())
         self._watchdog = Watchdog(hang_timeout_s, can_dump=can_dump)
         self._interval_s = sampling_interval_s(hang_timeout_s)
@@ -90,6 +99,8 @@ class Watch:
         self._dump_at: float | None = None
         self._dumps: dict[int, tuple[float, Answer]] = {}  # by process, with its deadline
         self._queries: dict[int, NumbersQuery] = {}
+        self._look: Answer | None = None
+        self._look_until = 0.0
 
     # ----------------------------------------------------------------------------------------------------- the schedule
 
@@ -102,6 +113,8 @@ class Watch:
         moments += [query.deadline for query in self._queries.values()]
         if self._dump_at is not None:
             moments.append(self._dump_at)
+        if self._look is not None:
+            moments.append(self._look_until)
         return min(moments)
 
     def begin(self, now: float, ranks: Sequence[WatchedRank]) -> None:
@@ -119,6 +132,9 @@ class Watch:
         for pid in [pid for pid, (deadline, _) in self._dumps.items() if deadline <= now]:
             self._dumps.pop(pid)[1].close()
             self._watchdog.take_dump(pid, now, ())
+        if self._look is not None and self._look_until <= now:
+            self._end_look()
+            self._watchdog.take_look(None)
         for local_rank, query in list(self._queries.items()):
             if query.deadline <= now:
                 query.give_up()
@@ -143,6 +159,7 @@ class Watch:
         for _, answer in self._dumps.values():
             answer.close()
         self._dumps.clear()
+        self._end_look()
         for query in self._queries.values():
             query.give_up()
         self._queries.clear()
@@ -194,6 +211,8 @@ class Watch:
         self._sample_at = now + self._asked_s
         for local_rank in outcome.numbers_wanted:
             self._ask(local_rank, now)
+        if outcome.look_wanted:
+            self._begin_look(now)
         if outcome.recovered_s is not None:
             self._on_recovery(outcome.recovered_s)
         if outcome.verdict is not None:
@@ -247,6 +266,42 @@ class Watch:
         if self._queries.get(local_rank) is query:
             del self._queries[local_rank]
             self._watchdog.take_numbers(local_rank, query.numbers)
+
+    # ----------------------------------------------------------------------------------------------------- closer looks
+
+    def _begin_look(self, now: float) -> None:
+        """Have another process look at what this one has no time for."""
+        interval_s = min(_LOOK_INTERVAL_S, self._timeout_s / _LOOK_INTERVALS)
+        ranks = [
+            (rank.local_rank, rank.pid, self._principals.get(rank.local_rank, rank.pid))
+            for rank in self._ranks.values()
+        ]
+        value = [ranks, self._store_port, interval_s]
+        try:
+            if self._examiner is None:
+                raise OSError  # noqa: TRY301 - as any other reason for it
+            self._look = Answer(
+                self._examiner,
+                self._poller,
+                "look",
+                value,
+                _LOOK_DEADLINE_S,
+                self._take_look,
+                limit_bytes=_LOOK_LIMIT_BYTES,
+            )
+        except OSError:
+            self._watchdog.take_look(None)
+            return
+        self._look_until = now + _LOOK_DEADLINE_S
+
+    def _take_look(self, content: bytes) -> None:
+        self._look = None
+        self._watchdog.take_look(look_from(content))
+
+    def _end_look(self) -> None:
+        if self._look is not None:
+            self._look.close()
+            self._look = None
 
     # ---------------------------------------------------------------------------------------------------------- stacks
 

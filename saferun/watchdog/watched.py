@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from saferun.captures.look_values import RankLook
+from saferun.watchdog.quiet_work import QuietWork
 from saferun.watchdog.samples import Numbers, ProcessSample, RankSample
 from saferun.watchdog.signs import RankSigns
 from saferun.watchdog.stacks import Suspect
@@ -31,6 +35,7 @@ class Watched:
         beat_ns: its last heartbeat; 0: none yet.
         beat_s: when that was noticed.
         is_asked: whether it has been asked for its sequence numbers and has not answered.
+        doubted_s: when it was last seen to do what may be work, though for too long to count.
     """
 
     def __init__(self, rank: int, window_s: float, clock_s: float) -> None:
@@ -46,7 +51,10 @@ class Watched:
         self.beat_s = clock_s
         self.is_asked = False
         self.suspects: dict[int, Suspect] = {}
+        self.doubted_s = float("-inf")
         self._signs = RankSigns(window_s)
+        self._quiet_work = QuietWork()
+        self._shown_s = clock_s
         self._wakes = -1
         self._numbers: Numbers | None = None
         self._numbers_s = clock_s
@@ -81,6 +89,7 @@ class Watched:
             and any(not can_dump or self._is_unreadable(pid) for pid in signs.busy_pids)
         )
         if signs.moved or works:
+            self._shown_s = clock_s
             self.move(clock_s)
         elif signs.busy_pids:
             self.active_s = clock_s
@@ -126,6 +135,18 @@ class Watched:
         if moved:
             self.move(clock_s)
         return moved
+
+    # --------------------------------------------------------------------------------------------------- closer looks
+
+    def take_look(self, moments_s: Sequence[float], look: RankLook, clock_s: float, timeout_s: float) -> bool:
+        """Take what a closer look has found. Returns whether the rank works."""
+        silent_s = clock_s - self._shown_s
+        does = self._quiet_work.take(moments_s, look, silent_s=silent_s, patience_s=_PATIENCE * timeout_s)
+        if does == "works":
+            self.move(clock_s)
+        elif does == "may work":
+            self.doubted_s = clock_s
+        return does == "works"
 
     @property
     def is_in_collective(self) -> bool:

@@ -217,13 +217,13 @@ def test_what_poll_and_select_watch_is_listed(
     polled = b"".join(fd.to_bytes(4, "little") + b"\1\0\0\0" for fd in fds)
     selected = sum(1 << fd for fd in fds).to_bytes(128, "little")
     memory = {1000: polled, 2000: selected}
-    monkeypatch.setattr(waiting, "_read_memory", lambda _pid, address, size: memory.get(address, b"")[:size])
+    monkeypatch.setattr(waiting, "read_memory", lambda _pid, address, size: memory.get(address, b"")[:size])
     ends = Ends()
     listed = {f"a connection to 127.0.0.1:{descriptors['port']} (ESTABLISHED)", f"the file {tmp_path}"}
     for call in (SystemCall("poll", (1000, 3, 0)), SystemCall("select", (1024, 2000, 0, 0, 0))):
         assert set(ends.deep(ME, call, "").split(", or ")) == listed
     assert ends.deep(ME, SystemCall("poll", (0, 3, 0)), "") == ""
-    monkeypatch.setattr(waiting, "_read_memory", lambda *_: b"/tmp/x\0rest")
+    monkeypatch.setattr(waiting, "read_memory", lambda *_: b"/tmp/x\0rest")
     assert ends.deep(ME, SystemCall("openat", (0, 8, 0)), "wait_for_partner") == "the FIFO /tmp/x"
     assert ends.deep(ME, SystemCall("openat", (0, 8, 0)), "") == "the file /tmp/x"
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from saferun.captures.look_values import JobLook
 from saferun.evidence import Frame, HangVerdict, ThreadStack
 from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.py_spy_json import threads_from
@@ -126,8 +127,11 @@ class Job:
         can_dump: bool = True,
         is_wrapper: bool = False,
         active: bool = True,
+        look: Callable[[float], JobLook | None] = lambda _at: None,
     ) -> None:
         self.active = active
+        self.look = look
+        self.looked: list[float] = []
         self.timeout_s = timeout_s
         self.interval_s = sampling_interval_s(timeout_s)
         self.watchdog = Watchdog(timeout_s, can_dump=can_dump)
@@ -189,6 +193,9 @@ class Job:
         for rank in outcome.numbers_wanted:
             self.asked.append((self.elapsed_s, rank))
             self.watchdog.take_numbers(rank, self.numbers(rank, self.elapsed_s))
+        if outcome.look_wanted:
+            self.looked.append(self.elapsed_s)
+            self.watchdog.take_look(self.look(self.elapsed_s))
         if outcome.recovered_s is not None:
             self.recovered.append((self.elapsed_s, outcome.recovered_s))
         if outcome.verdict is not None:
@@ -541,14 +548,18 @@ def test_an_answer_that_does_not_come_holds_up_the_verdict_and_nothing_else() ->
     watchdog = Watchdog(2.0)
     process = Process(100)
     asked: list[int] = []
+    looks = 0
     at = 0.0
     for _ in range(40):
         at += 0.1
         outcome = watchdog.feed(JobSample(at, 0.1, (RankSample(0, 0, process.live(QUIET, 0.1), (), False, 0, 0),)))
         assert outcome.verdict is None
         asked.extend(outcome.numbers_wanted)
+        looks += outcome.look_wanted
     assert asked == [0]
+    assert looks == 1
     watchdog.take_numbers(0, None)
+    watchdog.take_look(None)
     told = []
     for _ in range(4):
         at += 0.1

@@ -1,0 +1,303 @@
+"""A closer look at ranks that seem quiet: what their sockets carry, and what their other threads do.
+
+The samples of the watchdog do not show bytes that a rank sends and receives through sockets, nor threads that work a
+little. Reading that takes a list of all descriptors and threads, so it is done only when nothing seems to move.
+
+Connections between ranks, and those to the store, do not count: ranks that wait for each other keep them alive.
+
+Sources: sock_diag(7); proc_pid_task(5), proc_pid_syscall(5), proc_pid_net(5).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
+from saferun.captures.waiting import list_fds, polled_by, read_memory
+from saferun.linux.procfs import descendants_of, waits_uninterruptibly
+from saferun.linux.small_files import list_directory, read_bytes, read_link
+from saferun.linux.sock_diag import TcpCounters, tcp_counters, unix_peers
+from saferun.linux.sockets import tcp_sockets
+from saferun.linux.syscalls import SystemCall, descriptor_of, read_syscall
+
+_INTERVALS = 3
+_FAMILY_LIMIT = 256
+_THREADS_LIMIT = 4096
+_CONNECTIONS_LIMIT = 4096
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_RECEIVES = frozenset({"read", "readv", "recvfrom", "recvmsg", "recvmmsg"})
+# Which argument is the timeout: milliseconds, or the address of seconds and nanoseconds or microseconds.
+_TIMEOUT_MS = {"poll": 2, "epoll_wait": 3, "epoll_pwait": 3}
+_TIMEOUT_AT = {"ppoll": (2, 1e9), "select": (4, 1e6), "pselect6": (4, 1e9), "epoll_pwait2": (3, 1e9)}
+_TWO_LONGS = struct.Struct("=qq")
+_NO_TIMEOUT_S = float("inf")
+_INT_SIGN = 1 << 31
+_NOT_WOKEN = SystemCall("", ())
+
+
+def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval_s: float) -> JobLook:
+    """Look at ranks at four moments.
+
+    Args:
+        ranks: of each its local rank, the process that was started, and the one of its family that does its work.
+        store_port: of the job's store; 0: unknown.
+        interval_s: between two moments.
+    """
+    families = [_Family(*rank) for rank in ranks]
+    sockets = _Sockets(families, store_port)
+    threads = [_Threads(family, sockets) for family in families]
+    moments_s: list[float] = []
+    for moment in range(_INTERVALS + 1):
+        if moment:
+            time.sleep(max(0.0, moments_s[0] + interval_s * moment - time.monotonic()))
+        moments_s.append(time.monotonic())
+        sockets.look()
+        for one in threads:
+            one.look(is_last=moment == _INTERVALS)
+    return JobLook(
+        tuple(moments_s),
+        tuple(
+            RankLook(family.local_rank, tuple(sockets.connections_of(family)), tuple(one.found(moments_s)))
+            for family, one in zip(families, threads, strict=True)
+        ),
+    )
+
+
+def look_json(value: Any) -> bytes:  # noqa: ANN401 - JSON
+    """The answer to a request: its ranks, the port of the store and the interval as in :func:`look_closer`."""
+    ranks, store_port, interval_s = value
+    return json.dumps(look_closer(ranks, store_port, interval_s)).encode()
+
+
+class _Family:
+    """The processes of one rank and their sockets."""
+
+    def __init__(self, local_rank: int, rank_pid: int, worker_pid: int) -> None:
+        self.local_rank = local_rank
+        self.worker_pid = worker_pid
+        pids = [rank_pid, *descendants_of(rank_pid)][:_FAMILY_LIMIT]
+        self.sockets_of = {pid: {inode for fd in list_fds(pid) if (inode := _socket_inode(pid, fd))} for pid in pids}
+        self.sockets = set().union(*self.sockets_of.values())
+
+
+def _socket_inode(pid: int, fd: int) -> int:
+    """The inode of a descriptor that is a socket; else 0."""
+    kind, _, rest = read_link(f"/proc/{pid}/fd/{fd}").partition(":[")
+    return int(rest[:-1]) if kind == "socket" and rest[:-1].isdigit() else 0
+
+
+# -------------------------------------------------------------------------------------------------------------- sockets
+
+
+class _Sockets:
+    """The TCP sockets of this host at each moment, and the peers of Unix sockets."""
+
+    def __init__(self, families: Iterable[_Family], store_port: int) -> None:
+        self._families = tuple(families)
+        self._store_port = store_port
+        self._moments: list[dict[int, TcpCounters]] = []
+        self._has_counters = True
+        self._known: dict[int, TcpCounters] = {}
+        self._internal: set[int] = set()
+        self._unix_peers: dict[int, int] | None = None
+
+    def look(self) -> None:
+        """One more moment."""
+        counted = tcp_counters() if self._has_counters else None
+        if not self._moments:
+            self._has_counters = counted is not None
+            self._known = tcp_sockets() if counted is None else counted
+            self._internal = set(self._find_internal())
+        self._moments.append(counted or {})
+
+    def _find_internal(self) -> Iterator[int]:
+        """Sockets between ranks, and to the store."""
+        owners = {
+            (self._known[inode].local, self._known[inode].remote): family.local_rank
+            for family in self._families
+            for inode in family.sockets & self._known.keys()
+        }
+        for family in self._families:
+            for inode in family.sockets & self._known.keys():
+                one = self._known[inode]
+                owner = owners.get((one.remote, one.local), family.local_rank)
+                if owner != family.local_rank or (self._store_port in {one.local[1], one.remote[1]}):
+                    yield inode
+
+    def connections_of(self, family: _Family) -> Iterator[Connection]:
+        """What the connections of a rank have carried."""
+        if not self._has_counters:
+            return
+        own = {inode: self._known[inode] for inode in sorted(family.sockets & self._known.keys())}
+        served = {one.local[1] for one in own.values() if one.is_listening}
+        for inode, one in list(own.items())[:_CONNECTIONS_LIMIT]:
+            if inode in self._internal or one.is_listening:
+                continue
+            # One that has been closed meanwhile keeps its last numbers.
+            last = one
+            moments = [last := counted.get(inode, last) for counted in self._moments]
+            yield Connection(
+                inode,
+                one.local[1] in served,
+                tuple(moment.taken_bytes for moment in moments),
+                tuple(moment.sent_bytes for moment in moments),
+            )
+
+    def carries_uncounted(self, family: _Family, pid: int, inode: int) -> bool:
+        """Whether a socket leads out of the job, and what it carries is counted nowhere else."""
+        if inode in self._internal:
+            return False
+        one = self._known.get(inode)
+        if one is not None:
+            return not self._has_counters and not one.is_listening
+        if self._unix_peers is None:
+            self._unix_peers = unix_peers()
+        peer = self._unix_peers.get(inode, 0)
+        # A loop wakes itself up through a pair of sockets.
+        others = (other.sockets for other in self._families if other is not family)
+        return peer not in family.sockets_of.get(pid, ()) and not any(peer in sockets for sockets in others)
+
+
+# -------------------------------------------------------------------------------------------------------------- threads
+
+
+class _OneThread:
+    """What the moments show of one thread."""
+
+    __slots__ = ("disk_waits", "stat", "timeouts_s", "wakes")
+
+    def __init__(self) -> None:
+        self.wakes: list[int] = []
+        self.timeouts_s: list[float] = []
+        self.disk_waits = 0
+        self.stat: tuple[str, int, int] = ("", 0, 0)
+
+
+class _Threads:
+    """The threads of the process that does a rank's work."""
+
+    def __init__(self, family: _Family, sockets: _Sockets) -> None:
+        self._family = family
+        self._sockets = sockets
+        self._found: dict[int, _OneThread] = {}
+        self._runs: dict[int, int] = {}
+
+    def look(self, *, is_last: bool) -> None:
+        """One more moment."""
+        pid = self._family.worker_pid
+        if not self._found:
+            names = list_directory(f"/proc/{pid}/task")[:_THREADS_LIMIT]
+            self._found = {int(name): _OneThread() for name in names}
+        for tid, one in list(self._found.items()):
+            run_ns, wakes = _read_run(pid, tid)
+            if run_ns < 0:
+                del self._found[tid]
+                continue
+            self._runs[tid] = run_ns
+            one.wakes.append(wakes)
+            if not one.wakes[1:] or is_last or one.stat[0] == "D" or wakes != one.wakes[-2]:
+                one.stat = _read_stat(pid, tid)
+            one.disk_waits += one.stat[0] == "D"
+            if one.wakes[1:]:
+                call = read_syscall(pid, tid) if one.wakes[-1] != one.wakes[-2] else _NOT_WOKEN
+                # One that runs at this moment has been woken up by something.
+                one.timeouts_s += [self._data_timeout_s(call)] if call is not None else []
+
+    def _data_timeout_s(self, call: SystemCall) -> float:
+        """After how long a thread goes on that waits for data of a socket; 0: it does not."""
+        pid = self._family.worker_pid
+        if call.name in _RECEIVES:
+            fd = descriptor_of(call)
+            fds, timeout_s = [fd] if fd is not None else [], _NO_TIMEOUT_S
+        elif (call.name in _TIMEOUT_MS or call.name in _TIMEOUT_AT) and not waits_uninterruptibly(pid):
+            # (Reading its memory could wait for what that thread waits for.)
+            timeout_s = _timeout_s(pid, call)
+            fds = polled_by(pid, call)
+        else:
+            return 0.0
+        inodes = [_socket_inode(pid, fd) for fd in fds]
+        is_wanted = any(inode and self._sockets.carries_uncounted(self._family, pid, inode) for inode in inodes)
+        return timeout_s if is_wanted else 0.0
+
+    def found(self, moments_s: list[float]) -> Iterator[Thread]:
+        """What was found."""
+        pid = self._family.worker_pid
+        for tid, one in self._found.items():
+            _, start_ticks, faults = one.stat
+            yield Thread(
+                tid,
+                start_ticks,
+                time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S,
+                read_bytes(f"/proc/{pid}/task/{tid}/comm", 64).rstrip(b"\n").decode(errors="replace"),
+                tid == pid,
+                self._runs[tid],
+                tuple(one.wakes),
+                _read_io(pid, tid),
+                faults,
+                one.disk_waits,
+                _data_wakes(one, moments_s),
+            )
+
+
+def _data_wakes(one: _OneThread, moments_s: list[float]) -> tuple[int, ...]:
+    """How often data has woken a thread up between the moments."""
+    shortest_s = min(one.timeouts_s, default=0.0)
+    if shortest_s <= 0:
+        return ()
+    counts = []
+    for number, (began_s, ended_s) in enumerate(pairwise(moments_s)):
+        # Each wait may as well have ended by its timeout.
+        by_timeout = 2 * (ended_s - began_s) / shortest_s
+        counts.append(max(0, one.wakes[number + 1] - one.wakes[number] - int(by_timeout)))
+    return tuple(counts)
+
+
+def _timeout_s(pid: int, call: SystemCall) -> float:
+    """The timeout of a call that waits for one of several descriptors."""
+    if call.name in _TIMEOUT_MS:
+        timeout_ms = call.arguments[_TIMEOUT_MS[call.name]] & 0xFFFFFFFF
+        return _NO_TIMEOUT_S if timeout_ms >= _INT_SIGN else timeout_ms / 1000
+    index, fractions = _TIMEOUT_AT[call.name]
+    if not call.arguments[index]:
+        return _NO_TIMEOUT_S
+    content = read_memory(pid, call.arguments[index], _TWO_LONGS.size)
+    if len(content) < _TWO_LONGS.size:
+        return 0.0
+    seconds, fraction = _TWO_LONGS.unpack(content)
+    return float(seconds + fraction / fractions)
+
+
+def _read_run(pid: int, tid: int) -> tuple[int, int]:
+    """CPU time and number of times on a processor; -1 where the thread is gone. Source: proc(5), schedstat."""
+    fields = read_bytes(f"/proc/{pid}/task/{tid}/schedstat", 256).split()
+    if len(fields) >= 3 and fields[2] != b"0":  # noqa: PLR2004
+        return int(fields[0]), int(fields[2])
+    # Kernels without CONFIG_SCHED_INFO.
+    for line in read_bytes(f"/proc/{pid}/task/{tid}/status", 8192).splitlines():
+        if line.startswith(b"voluntary_ctxt_switches:"):
+            content = read_bytes(f"/proc/{pid}/task/{tid}/stat", 8192)
+            ticks = content[content.rfind(b")") + 2 :].split()[11:13]
+            return sum(map(int, ticks)) * 1_000_000_000 // _TICKS_PER_S, int(line.split()[1])
+    return -1, 0
+
+
+def _read_stat(pid: int, tid: int) -> tuple[str, int, int]:
+    """State, start in clock ticks and major faults of a thread."""
+    content = read_bytes(f"/proc/{pid}/task/{tid}/stat", 8192)
+    fields = content[content.rfind(b")") + 2 :].split()
+    try:
+        return fields[0].decode(), int(fields[19]), int(fields[9])
+    except (IndexError, ValueError):
+        return "", 0, 0
+
+
+def _read_io(pid: int, tid: int) -> int:
+    """Bytes read and written by a thread; 0 where they may not be seen."""
+    values = read_bytes(f"/proc/{pid}/task/{tid}/io", 512).split()[1::2]
+    return sum(map(int, (*values[:2], *values[4:6])))

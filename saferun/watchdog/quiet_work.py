@@ -1,0 +1,179 @@
+"""Work that samples of /proc do not show: what closer looks at a quiet rank say about the time between them. Pure.
+
+Bytes that sockets carry to or from outside the job are progress, and so is work of threads other than the main one.
+What goes on whether a rank works or hangs is none: heartbeats, keep-alives, queries every few seconds, log shippers,
+metrics that are collected or fetched, the threads of gloo, NCCL and the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
+from saferun.model import Value
+from saferun.text.decoding import MALFORMED, loads
+from saferun.text.typed_json import fit
+
+# More than what keeps connections alive, reports metrics or asks for work, all connections together.
+_BULK_BYTES_PER_S = 16_384
+# A slow transfer, which goes on in each interval of a look. A query every few seconds does not.
+_STEADY_BYTES_PER_S = 400
+_STEADY_FACTOR = 4
+# What comes in bursts has not been asked for: an answer is not so much longer than its question.
+_PUSHED_BYTES_PER_S = 500
+_PUSHED_FACTOR = 64
+# The same of a child that a rank waits for; see ``signs``.
+_WORK_SHARE = 0.003
+_DRIP_BYTES_PER_S = 256
+_IO_BYTES_PER_S = 16_384
+_WAKE_NS = 100_000
+_BLINK_NS = 1_000_000
+# What a thread has always done is not what the rank waits for.
+_AS_EVER = 1.5
+_AS_EVER_SHARE = 0.2
+# A shorter life says little about what a thread does when the rank works.
+_LIVED_S = 10.0
+_DISK_WAITS = 2
+# Threads of torch, NCCL, RCCL and CUDA that wait, poll and keep connections alive. Not those of autograd.
+_NOT_THE_USERS = (
+    *("pt_gloo", "gloo_", "pt_tcpst", "pt_nccl", "pt_worker", "pt_dist", "pt_elastic"),
+    *("NCCL", "nccl", "RCCL", "cuda-Evt", "cuda0"),
+)
+
+
+def look_from(content: bytes) -> JobLook | None:
+    """The answer of the examiner; None where it is none."""
+    try:
+        look: JobLook = fit(JobLook, loads(content))
+    except MALFORMED:
+        return None
+    return look if len(look.moments_s) > 1 else None
+
+
+class _First(Value):
+    """A thread when it was first seen in a silence, and how long that had lasted."""
+
+    thread: Thread
+    silent_s: float
+
+
+class QuietWork:
+    """What closer looks say about one rank."""
+
+    def __init__(self) -> None:
+        self._before: RankLook | None = None
+        self._before_s = 0.0
+        self._first: dict[tuple[int, int], _First] = {}
+
+    def take(self, moments_s: Sequence[float], now: RankLook, *, silent_s: float, patience_s: float) -> str:
+        """What the rank does: ``works``, ``may work`` or ``waits``.
+
+        Args:
+            moments_s: of the look.
+            now: what it has found.
+            silent_s: for how long the rank has not moved, by its samples.
+            patience_s: how long the work of threads counts of which it is not known whether they do it always.
+        """
+        since_s = max(moments_s[-1] - self._before_s, 1e-3)
+        if silent_s < since_s:
+            # It has moved by itself since then: this is another silence.
+            self._before, self._first = None, {}
+        before, self._before, self._before_s = self._before, now, moments_s[-1]
+        works = _carries(now, moments_s) or (before is not None and _has_carried(before, now, since_s))
+        known = {(one.tid, one.start_ticks): one for one in before.threads} if before is not None else {}
+        may_work = False
+        for thread in filter(_is_users, now.threads):
+            works = works or (bool(thread.data_wakes) and min(thread.data_wakes) > 0)
+            key = thread.tid, thread.start_ticks
+            if thread.is_main:
+                continue
+            first = self._first.setdefault(key, _First(thread, silent_s))
+            does = _thread_does(first, known.get(key), thread, since_s)
+            works = works or does == "works"
+            may_work = may_work or does == "may work"
+        if may_work and silent_s < patience_s:
+            works = True
+        return "works" if works else "may work" if may_work else "waits"
+
+
+def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: float) -> str:
+    """The same of one thread. ``before``: in the look before, which ended so long ago."""
+    if now.in_disk_waits >= _DISK_WAITS and _last(now) > now.wakes[0] + 1:
+        # One uninterruptible sleep after the other: it waits for a slow disk.
+        return "works"
+    lived_s = first.thread.age_s - first.silent_s
+    if before is None and lived_s > 0:
+        return "waits"
+    # Of one that was started in the silence all that it has done counts.
+    over_s = since_s if before is not None else max(now.age_s, 1e-3)
+    ran_ns, io_bytes, faults, wakes = (
+        (now.run_ns, now.io_bytes, now.major_faults, _last(now))
+        if before is None
+        else (
+            now.run_ns - before.run_ns,
+            now.io_bytes - before.io_bytes,
+            now.major_faults - before.major_faults,
+            _last(now) - _last(before),
+        )
+    )
+    share = ran_ns / 1e9 / over_s
+    io_bytes_per_s = io_bytes / over_s
+    if faults > 0 or io_bytes_per_s > _IO_BYTES_PER_S:
+        return "works"
+    runs = share > _WORK_SHARE and ran_ns > _BLINK_NS + _WAKE_NS * wakes
+    drips = io_bytes_per_s > _DRIP_BYTES_PER_S
+    if not runs and not drips:
+        return "waits"
+    if lived_s < _LIVED_S:
+        return "may work"
+    # What it did in the silence is taken off what it had done when it was first seen.
+    share_before = (first.thread.run_ns / 1e9 - share * first.silent_s) / lived_s
+    io_before = (first.thread.io_bytes - io_bytes_per_s * first.silent_s) / lived_s
+    runs = runs and (share > _AS_EVER_SHARE or share > _AS_EVER * share_before)
+    drips = drips and io_bytes_per_s > _AS_EVER * io_before
+    return "works" if runs or drips else "waits"
+
+
+def _is_users(thread: Thread) -> bool:
+    return not thread.name.startswith(_NOT_THE_USERS)
+
+
+def _last(thread: Thread) -> int:
+    return thread.wakes[-1] if thread.wakes else 0
+
+
+def _carries(look: RankLook, moments_s: Sequence[float]) -> bool:
+    """Whether a connection carries data all the time that the look lasts."""
+    for one in look.connections:
+        moments = list(zip(moments_s, one.taken, one.sent, strict=False))
+        in_each = [
+            (now[1] - before[1] + now[2] - before[2]) / max(now[0] - before[0], 1e-3)
+            for before, now in pairwise(moments)
+        ]
+        taken, sent = moments[-1][1] - moments[0][1], moments[-1][2] - moments[0][2]
+        is_lopsided = max(taken, sent) >= _STEADY_FACTOR * min(taken, sent)
+        if not one.is_accepted and is_lopsided and min(in_each) >= _STEADY_BYTES_PER_S:
+            return True
+        if min(in_each) >= _BULK_BYTES_PER_S:
+            return True
+    return False
+
+
+def _has_carried(before: RankLook, now: RankLook, since_s: float) -> bool:
+    """Whether connections have carried much since the look before."""
+    known = {one.inode: one for one in before.connections}
+    total_bytes = 0
+    for one in now.connections:
+        taken, sent = _carried(known.get(one.inode), one)
+        # Answers to those who fetch metrics are none of the rank's work; what it is sent is.
+        total_bytes += taken + (0 if one.is_accepted else sent)
+        is_pushed = taken >= _PUSHED_FACTOR * sent and not one.is_accepted
+        if is_pushed and taken / since_s > _PUSHED_BYTES_PER_S:
+            return True
+    return total_bytes / since_s > _BULK_BYTES_PER_S
+
+
+def _carried(before: Connection | None, now: Connection) -> tuple[int, int]:
+    first_taken, first_sent = (before.taken[-1], before.sent[-1]) if before is not None else (0, 0)
+    return now.taken[-1] - first_taken, now.sent[-1] - first_sent

@@ -1,0 +1,103 @@
+"""A server for ranks that send, receive and wait: each connection says in its first line what it wants."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class QuietServers:
+    """Listens on a TCP port of this host and on a Unix socket.
+
+    ``drip N S`` sends N bytes every S seconds; ``sink N S`` reads N bytes every S seconds; ``answer N`` sends N bytes
+    for each piece that comes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._tcp = socket.create_server(("127.0.0.1", 0))
+        self._unix = socket.socket(socket.AF_UNIX)
+        self.path = str(folder / "server.sock")
+        self._unix.bind(self.path)
+        self._unix.listen()
+        self.port = self._tcp.getsockname()[1]
+        self._closing = threading.Event()
+        for listener in (self._tcp, self._unix):
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Where ranks find it."""
+        return {"SERVER_PORT": str(self.port), "SERVER_PATH": self.path}
+
+    def close(self) -> None:
+        """End all connections."""
+        self._closing.set()
+        for listener in (self._tcp, self._unix):
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(60)
+            wanted = b""
+            while not wanted.endswith(b"\n"):
+                wanted += connection.recv(1)
+            verb, *numbers = wanted.decode().split()
+            size = int(numbers[0])
+            if verb == "sink":
+                # A window that opens a little at a time, as that of a slow network.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            while not self._closing.is_set():
+                if verb == "answer":
+                    if not connection.recv(1 << 16):
+                        return
+                    connection.sendall(bytes(size))
+                    continue
+                if verb == "drip":
+                    connection.sendall(bytes(size))
+                elif not connection.recv(size):
+                    return
+                time.sleep(float(numbers[1]))
+
+
+@contextlib.contextmanager
+def quiet_servers(folder: Path) -> Iterator[QuietServers]:
+    """The servers, for the time of a with block."""
+    servers = QuietServers(folder)
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+CALL = """
+import os, socket, time, threading
+def call(wanted, unix=False, **options):
+    if unix:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.environ["SERVER_PATH"])
+    else:
+        connection = socket.socket()
+        for name, value in options.items(): connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+        connection.connect(("127.0.0.1", int(os.environ["SERVER_PORT"])))
+    connection.sendall(wanted.encode() + b"\\n")
+    return connection
+def in_thread(work, *arguments):
+    thread = threading.Thread(target=work, args=arguments, daemon=True)
+    thread.start()
+    return thread
+"""
+"""What ranks begin with that use it."""
