@@ -27,8 +27,8 @@ from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
-from saferun.evidence import Cause, Diagnosis, Evidence, StackDump
-from saferun.text.wording import ranks_text
+from saferun.evidence import Cause, Diagnosis, Evidence, HangVerdict, StackDump
+from saferun.text.wording import LONG_STEP, duration_text, ranks_text
 
 _SHOWN_WAITS = 4
 _VERDICTS_ABOUT_RANKS = frozenset({"heartbeat", "spinning", "stopped", "uninterruptible"})
@@ -69,7 +69,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     lines += [*verdict.findings, *(line for line in findings.lines if line not in verdict.headline)]
     lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
-        headline=f"the job hangs: {verdict.headline}",
+        headline=_headline(evidence.hang, verdict.headline),
         first_failure=None,
         output=None,
         also_failed=(),
@@ -81,6 +81,13 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
         findings=tuple(dict.fromkeys(line for line in lines if line != verdict.cause.proof)),
         hosts=evidence.hosts,
     )
+
+
+def _headline(hang: HangVerdict | None, found: str) -> str:
+    """The first line of the report: a suspected hang is worded as one."""
+    if LONG_STEP in found:
+        return found
+    return f"the job {'hangs' if hang is None or hang.certain else 'may hang'}: {found}"
 
 
 class _Case:
@@ -217,6 +224,13 @@ class _Case:
         ranks = tuple(wait.rank for wait in culprits)
         first = culprits[0]
         peers = [wait for wait in self._held_up if wait.rank not in ranks]
+        if cause_class.name == "hang_spinning":
+            headline = self._computing(culprits, peers)
+            advice = cause_class.advice.format(at=f" at {first.location}" if first.location else "")
+            proof = proof or self._kernel_proof(first)
+            message = f"{_has(ranks)} been computing"
+            cause = Cause(cause_class.name, message, ranks, proof, advice, first.location)
+            return Judgement(cause, headline)
         alike = len({wait.description for wait in culprits}) == 1
         if not peers:
             same_doing = len({wait.found.doing for wait in culprits}) == 1
@@ -246,6 +260,21 @@ class _Case:
             Cause(name, first.found.description, ranks, proof or self._kernel_proof(first), advice, first.location),
             headline,
         )
+
+    def _computing(self, culprits: Sequence[Wait], peers: Sequence[Wait]) -> str:
+        """Ranks whose CPU time grows while their stacks stay the same: nothing proves that it is no long step."""
+        ranks = [wait.rank for wait in culprits]
+        places = dict.fromkeys(wait.location for wait in culprits if wait.location)
+        at = f" at {next(iter(places))}" if len(places) == 1 else ""
+        hang = self._evidence.hang
+        lasted = f" for {duration_text(hang.quiet_s)}" if hang is not None else ""
+        headline = f"{self._names(ranks)} {_has(ranks)} been computing{at}{lasted}"
+        if peers:
+            who, it = ranks_text(wait.rank for wait in peers), "it" if len(ranks) == 1 else "them"
+            headline += f"; {who} {_waits(peers)} for {it} in {_what_they_wait_in(peers)}"
+        elif len(self._waits) > len(ranks):
+            headline += ", and no other rank makes progress"
+        return f"{headline} ({LONG_STEP})"
 
     def _keeps(self, ranks: Sequence[int], peers: Sequence[Wait]) -> str:
         """What the culprits owe the others."""

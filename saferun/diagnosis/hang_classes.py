@@ -21,7 +21,7 @@ CLASSES: dict[str, HangClass] = {
         "hang_uninterruptible",
         "the kernel waits for a disk, a network file system or a driver: look at dmesg and at the mounts of this host",
     ),
-    "spinning": HangClass("hang_spinning", "the loop{at} does not end: look at what it waits for"),
+    "spinning": HangClass("hang_spinning", "if it is no long step: look at what the loop{at} waits for"),
     "debugger": HangClass("hang_debugger", "leave the debugger, or take the breakpoint{at} out"),
     "file_io": HangClass("hang_file_io", "look at {what}: is its other end, or the file system that it is on, alive?"),
     "data_loading": HangClass(

@@ -371,7 +371,7 @@ def _network(view: RankView) -> Found | None:
 def _spinning(view: RankView) -> Found | None:
     if view.hang is None or view.hang.kind != "spinning" or view.rank not in view.hang.ranks:
         return None
-    return Found("spinning", "a loop that does not end", "spins")
+    return Found("spinning", "a long step, or a loop that does not end", "computes")
 
 
 def _loading_in_process(view: RankView) -> Found | None:

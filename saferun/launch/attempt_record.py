@@ -111,6 +111,7 @@ class AttemptRecord:
         capture: of the ranks that still run; a failure or the end of a hang is diagnosed with it.
         verdict: the hang that it is of, if any.
         last_hang: capture and verdict of the hang that was reported last.
+        reported_hang: what it was found to be.
         evidence: what the newest diagnosis was made from.
         diagnosis: the newest one.
         running: the capture that runs, if any.
@@ -126,6 +127,7 @@ class AttemptRecord:
         self.capture: Capture | None = None
         self.verdict: HangVerdict | None = None
         self.last_hang: tuple[Capture | None, HangVerdict | None] = (None, None)
+        self.reported_hang: tuple[object, ...] = ()
         self.evidence: Evidence | None = None
         self.diagnosis: Diagnosis | None = None
         self.running: CaptureRun | None = None

@@ -14,7 +14,7 @@ from saferun.launch.live_capture import LiveCapture
 from saferun.launch.ranks import Rank
 from saferun.linux.procfs import main_thread_run_s
 from saferun.model import Value
-from saferun.report.console_text import hang_text
+from saferun.report.console_text import hang_goes_on_text, hang_text
 from saferun.supervisor.actions import CaptureEvidence, ReportHang
 from saferun.supervisor.events import EvidenceCaptured
 from saferun.watchdog.verdicts import Repeat
@@ -133,23 +133,31 @@ class HangIncident(LiveCapture):
 
     def _report_part(self, diagnosis: Diagnosis | None) -> None:
         """The leader reports the hang; the report of this host keeps its own evidence."""
-        line = f"saferun: no rank on any host makes progress; {self._context.launch.job.leader} has the report"
+        what = "no rank on any host makes progress" if self._verdict.certain else "the job may hang"
+        line = f"saferun: {what}; {self._context.launch.job.leader} has the report"
         if self._number == 1 and self._context.launch.job.is_head:
             self._context.launch.screen.print_message(printable(line))
         if diagnosis is not None:
             self._context.guarded("report", self._record.add_incident, "hang", diagnosis, "continued", [line])
 
     def _report(self, action: ReportHang, diagnosis: Diagnosis, repeat: Repeat) -> None:
-        lines = hang_text(
-            diagnosis,
-            self._verdict,
-            host=self._context.log.host,
-            files=self._context.log.files,
-            on_hang=action.next_step,
-            count=repeat.times,
-            next_s=repeat.next_s,
-        )
-        if self._verdict.certain and action.next_step == "report" != self._context.launch.config.watch.on_hang:
+        verdict, log = self._verdict, self._context.log
+        step, count, next_s = action.next_step, repeat.times, repeat.next_s
+        lines = hang_text(diagnosis, verdict, host=log.host, files=log.files, on_hang=step, count=count, next_s=next_s)
+        is_alive = verdict.certain and step == "report" != self._context.launch.config.watch.on_hang
+        if is_alive:
             lines[-1] = "saferun: job left running: it made progress during the capture"
-        self._context.say_lines(lines)
-        self._record.add_incident("hang", diagnosis, _OUTCOMES[action.next_step], lines)
+        seen = _seen(verdict, diagnosis)
+        if count > 1 and seen == self._record.reported_hang and not is_alive:
+            # The report has it whole.
+            self._context.say_lines(hang_goes_on_text(diagnosis, verdict, on_hang=step, count=count, next_s=next_s))
+        else:
+            self._context.say_lines(lines)
+        self._record.reported_hang = seen
+        self._record.add_incident("hang", diagnosis, _OUTCOMES[step], lines)
+
+
+def _seen(verdict: HangVerdict, diagnosis: Diagnosis) -> tuple[object, ...]:
+    """What a hang that is reported again has in common with the one that was reported before."""
+    cause = diagnosis.cause
+    return verdict.kind, *((cause.class_name, cause.ranks, cause.location) if cause is not None else ())

@@ -21,7 +21,8 @@ Processes
     ``procfs``, ``activity``, ``small_files``: what has exited, or is not readable, counts as None, 0 or empty. Nothing
     is read that blocks on the lock of another process's memory.
     ``stuck``, ``syscalls``: what a process waits for; empty or None if that is not readable.
-    ``sockets``: peers of sockets; without socket diagnostics those of Unix sockets are unknown.
+    ``sockets``, ``sock_diag``: peers of sockets and bytes of TCP connections; without socket diagnostics the peers of
+    Unix sockets are unknown, and so are the bytes.
 Limits
     ``cgroups``, ``process_room``, ``container``: both versions of control groups; without one there is no limit.
     ``memory_limit``, ``core_limits``, ``core_pattern``: a refused limit is left as it is.

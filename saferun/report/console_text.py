@@ -11,7 +11,7 @@ from saferun.evidence import CoreDump, Diagnosis, HangVerdict, HostView, Traceba
 from saferun.model import RankEnd
 from saferun.report.picture import WIDTH, frame_text, group_lines, is_user_code, rank_ranges, tree_lines
 from saferun.text.page import shown
-from saferun.text.wording import duration_text, ranks_text, size_text
+from saferun.text.wording import LONG_STEP, duration_text, ranks_text, size_text
 
 _MOST_LINES = 39
 _QUOTED_LINES = 12
@@ -100,7 +100,9 @@ def hang_text(
         next_s: seconds until the next capture; None: there is none.
     """
     rest = " in report.txt" if files else ""
-    head = [f"saferun: {shown(diagnosis.headline)}", f"  {_verdict_text(verdict, count, diagnosis.hosts)}"]
+    head = [f"saferun: {shown(diagnosis.headline)}"]
+    if LONG_STEP not in diagnosis.headline:
+        head.append(f"  {_verdict_text(verdict, count, diagnosis.hosts)}")
     body = _groups(diagnosis.groups, diagnosis, _GROUPS_IN_A_HANG, rest)
     whose = f"the ranks on {shown(host, 60)}" if len(diagnosis.hosts) < _SEVERAL else "all ranks"
     body += _tree(diagnosis, _TREE_LINES, rest, f"  calls of {whose}, outermost first:")
@@ -113,6 +115,25 @@ def hang_text(
         tail.append(f"  files: {shown(files)}")
     tail.append(f"saferun: {_next_step(verdict, on_hang, next_s)}")
     return [*head, *body[: _MOST_LINES - len(head) - len(tail)], *tail]
+
+
+def hang_goes_on_text(
+    diagnosis: Diagnosis, verdict: HangVerdict, *, on_hang: str, count: int, next_s: float | None
+) -> list[str]:
+    """What the user reads of a hang that has been reported before and goes on: one line, and what is done about it.
+
+    The arguments are those of :func:`hang_text`.
+    """
+    headline = shown(diagnosis.headline)
+    if LONG_STEP not in headline:
+        prefix, _, what = headline.partition(": ")
+        headline = f"{prefix.replace(' hangs', ' still hangs').replace(' may hang', ' may still hang')} after "
+        headline += f"{duration_text(verdict.quiet_s)}: {what}"
+    next_step = _next_step(verdict, on_hang, next_s)
+    if next_step.startswith("stopping"):
+        return [f"saferun: {headline}", f"saferun: {next_step}"]
+    process = f"next hang check in {duration_text(next_s)}" if next_s is not None else "no further hang checks"
+    return [f"saferun: {headline}; reported {count} times, {process}"]
 
 
 def peer_text(
@@ -369,5 +390,5 @@ def _next_step(verdict: HangVerdict, on_hang: str, next_s: float | None) -> str:
     if verdict.certain and on_hang == "restart":
         return "stopping all ranks, to start them again (--on-hang restart)"
     process = f"next hang check in {duration_text(next_s)}" if next_s is not None else "no further hang checks"
-    why = "(--on-hang report)" if on_hang == "report" else "(suspected hangs are only reported)"
-    return f"job left running; {process} {why}"
+    why = "--on-hang report" if verdict.certain else "suspected hangs are only reported"
+    return f"job left running; {process} ({why})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,25 @@ def test_what_cannot_be_taken_in_is_said_and_the_job_goes_on(tmp_path: Path) -> 
         assert job.err.count("saferun: cannot process what was captured: TypeError") == 1, job.err
         assert "cannot be inspected (capture budget exceeded)" in job.err
         assert incidents(job)[0]["outcome"] == "continued"
+
+
+def test_a_hang_that_goes_on_is_shown_once_and_then_as_a_line(tmp_path: Path) -> None:
+    """The report has every capture; the screen does not need the same picture again."""
+    with running(tmp_path / "run", SLEEP_UNTIL_RELEASED, *TOLD, nproc=2, store=False) as job:
+        ranks = job.hear("ready", 2)
+        until(lambda: job.err.count("next hang check") > 1, "the hang is told again")
+        for rank in ranks:
+            kill(rank.pid, signal.SIGUSR1)
+        assert job.wait() == 0
+        assert job.err.count("calls of the ranks on") == 1, job.err
+        line = next(line for line in job.err.splitlines() if "still hangs" in line)
+        assert re.fullmatch(
+            r"saferun: the job still hangs after [0-9.]+ s: all ranks of .*: each waits in pause.*; "
+            r"reported 2 times, next hang check in [0-9.]+ s",
+            line,
+        )
+        report = (job.run_dir / "report.txt").read_text(encoding="utf-8")
+        assert report.count("calls of the ranks on") == len(incidents(job)) > 1
 
 
 def test_a_job_that_comes_to_life_while_it_is_looked_at_is_not_stopped(tmp_path: Path) -> None:

@@ -128,9 +128,25 @@ def test_the_recorded_hangs_are_all_diagnosed() -> None:
 
 def test_a_rank_that_spins() -> None:
     verdict = HangVerdict("spinning", (1,), 300.0, certain=False)
-    cause = diagnose_hang(evidence_of("spin", verdict)).cause
+    diagnosis = diagnose_hang(evidence_of("spin", verdict))
+    cause = diagnosis.cause
     assert cause is not None
     assert (cause.class_name, cause.ranks, cause.location) == ("hang_spinning", (1,), "train.py:60 in bad_spin")
+    # Nobody is told that it hangs: it may as well be a long step.
+    assert diagnosis.headline == (
+        "rank 1 (node1) has been computing at train.py:60 in bad_spin for 300 s; ranks 0, 2 wait for it in all_reduce "
+        "(it may be a long step: nothing is done about it)"
+    )
+
+
+@pytest.mark.parametrize("kind", ["quiescent", "stopped", "heartbeat"])
+def test_what_is_suspected_is_worded_so(kind: str) -> None:
+    """Whoever reads "hangs" goes and kills the job."""
+    verdict = HangVerdict(kind, (1,), 300.0, certain=False)
+    certain = diagnose_hang(evidence_of("sleep", verdict._replace(certain=True))).headline
+    suspected = diagnose_hang(evidence_of("sleep", verdict)).headline
+    assert certain.startswith("the job hangs: rank 1 ")
+    assert suspected == certain.replace("the job hangs", "the job may hang")
 
 
 def test_a_rank_that_waits_in_the_store_has_not_come_to_the_collective() -> None:

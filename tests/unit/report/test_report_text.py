@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from saferun.errors import SaferunError
 from saferun.evidence import Diagnosis, HangVerdict, RankOutput, StackNode, Traceback, WaitGroup
-from saferun.report.console_text import failure_text, hang_text, recovery_text
-from saferun.text.wording import ranks_text
+from saferun.report.console_text import failure_text, hang_goes_on_text, hang_text, recovery_text
+from saferun.text.wording import LONG_STEP, ranks_text
 from tests.unit.report.report_samples import (
     CORE,
     EXCEPTION_EVERYWHERE,
@@ -355,6 +355,56 @@ def test_the_second_line_of_a_hang_is_what_was_seen(kind: str, words: str) -> No
     assert hang_text_of(sleeping(8), verdict)[1] == f"  {words}"
     assert hang_text_of(sleeping(8), verdict._replace(certain=False))[1] == f"  suspected: {words}"
     assert hang_text_of(sleeping(8), verdict, count=3)[1] == f"  {words}; reported 3 times"
+
+
+COMPUTES = f"rank 0 (node1) has been computing at eval.py:22 for 300 s; ranks 1-3 wait for it in barrier ({LONG_STEP})"
+
+
+def test_a_rank_that_computes_for_long_is_reported_as_that() -> None:
+    """The first line says all that is known, and no line says that anything hangs."""
+    computes = sleeping(8)._replace(headline=COMPUTES)
+    verdict = QUIET._replace(kind="spinning", ranks=(0,), certain=False)
+    lines = hang_text_of(computes, verdict, on_hang="stop")
+    assert lines[0] == f"saferun: {COMPUTES}"
+    assert not any("suspected:" in line or "busy loop" in line for line in lines)
+    assert lines[-1] == "saferun: job left running; next hang check in 600 s (suspected hangs are only reported)"
+
+
+@pytest.mark.parametrize(
+    ("headline", "certain", "on_hang", "next_s", "lines"),
+    [
+        (
+            "the job hangs: rank 3 sleeps",
+            True,
+            "report",
+            600.0,
+            ["the job still hangs after 900 s: rank 3 sleeps; reported 2 times, next hang check in 600 s"],
+        ),
+        (
+            "the job hangs: rank 3 sleeps",
+            True,
+            "stop",
+            None,
+            ["the job still hangs after 900 s: rank 3 sleeps", "stopping all ranks (--on-hang stop)"],
+        ),
+        (
+            "the job may hang: rank 3 (node1) is stopped",
+            False,
+            "stop",
+            None,
+            ["the job may still hang after 900 s: rank 3 (node1) is stopped; reported 2 times, no further hang checks"],
+        ),
+        (COMPUTES, False, "stop", 1200.0, [f"{COMPUTES}; reported 2 times, next hang check in 1200 s"]),
+    ],
+)
+def test_a_hang_that_goes_on_is_one_line(
+    headline: str, certain: bool, on_hang: str, next_s: float | None, lines: list[str]
+) -> None:
+    """Twelve equal lines each time say nothing new. What is done about it stands for itself."""
+    diagnosis = sleeping(8)._replace(headline=headline)
+    verdict = QUIET._replace(certain=certain, quiet_s=900.0)
+    text = hang_goes_on_text(diagnosis, verdict, on_hang=on_hang, count=2, next_s=next_s)
+    assert text == [f"saferun: {line}" for line in lines]
 
 
 def test_a_job_that_moves_again_says_after_how_long() -> None:
