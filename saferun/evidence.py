@@ -204,6 +204,13 @@ class StuckLink(Value):
     retries: int
 
 
+class RankGpu(Value):
+    """A GPU that a rank, or a descendant of it, uses. ``pci`` is its address: ``0000:1b:00.0``."""
+
+    rank: int
+    pci: str
+
+
 class CaptureNote(Value):
     """What became of one capture. ``rank`` is -1 and ``pid`` 0 for the host. ``path`` is its file, or empty.
 
@@ -232,6 +239,10 @@ class Capture(Value):
     """What was not ready when the budget was spent, named."""
     elapsed_s: float = 0.0
     links: tuple[StuckLink, ...] = ()
+    gpus: tuple[RankGpu, ...] = ()
+    """The GPUs that the living ranks had."""
+    kernel_lines: tuple[str, ...] = ()
+    """Of the kernel log, since the start."""
 
 
 class HangVerdict(Value):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
 from saferun.captures.wire import HostCapture, Target
-from saferun.evidence import RankCollectives
+from saferun.evidence import RankCollectives, RankGpu
 
 _RECORDERS_AT_ONCE = 8
 # What does not answer by then is stuck, and the picture of the job waits for nobody.
@@ -73,7 +73,7 @@ def capture_gpu_nvidia(scene: Scene) -> None:
     from saferun.captures import gpu_nvidia
 
     pids = [target.pid for target in scene.request.targets]
-    _tell(scene, "gpu_nvidia", lambda until: gpu_nvidia.capture_gpu_nvidia(pids, until))
+    _emit_gpus(scene, _tell(scene, "gpu_nvidia", lambda until: gpu_nvidia.capture_gpu_nvidia(pids, until)))
 
 
 def capture_gpu_amd(scene: Scene) -> None:
@@ -81,7 +81,17 @@ def capture_gpu_amd(scene: Scene) -> None:
     from saferun.captures import gpu_amd
 
     pids = [target.pid for target in scene.request.targets]
-    _tell(scene, "gpu_amd", lambda until: gpu_amd.capture_gpu_amd(pids, until))
+    _emit_gpus(scene, _tell(scene, "gpu_amd", lambda until: gpu_amd.capture_gpu_amd(pids, until)))
+
+
+def _emit_gpus(scene: Scene, found: HostCapture) -> None:
+    """Which rank has which GPU."""
+    ranks = {process.pid: process.rank for process in scene.processes}
+    for gpu in found.content.get("gpus", ()):
+        for process in gpu.get("processes", ()):
+            rank = ranks.get(process.get("pid"))
+            if rank is not None and gpu.get("pci"):
+                scene.emit("gpu", RankGpu(rank, str(gpu["pci"])))
 
 
 def capture_kernel_log(scene: Scene) -> None:

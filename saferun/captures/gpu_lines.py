@@ -56,9 +56,8 @@ def _ecc(gpu: JsonObject) -> str:
 
 
 def _remapping(gpu: JsonObject) -> str:
-    if gpu.get("remapping_failed"):
-        return "row remapping failed: the GPU needs replacing"
-    return "row remapping pending: reset needed" if gpu.get("remapping_pending") else ""
+    # A pending one is no hint at a hang: the GPU works, and the row is replaced at its next reset.
+    return "row remapping failed: the GPU needs replacing" if gpu.get("remapping_failed") else ""
 
 
 def _retirement(gpu: JsonObject) -> str:

@@ -1,7 +1,6 @@
-"""Which lines of the kernel log tell why a rank died or hangs, and what NVIDIA's Xid numbers mean. Pure.
+"""Which lines of the kernel log tell why a rank died or hangs. Pure.
 
-Sources: NVIDIA, "Xid Errors", docs.nvidia.com/deploy/xid-errors; Linux, mm/oom_kill.c, arch/x86/mm/fault.c,
-kernel/hung_task.c, drivers/gpu/drm/amd/amdgpu.
+Sources: Linux, mm/oom_kill.c, arch/x86/mm/fault.c, kernel/hung_task.c, drivers/gpu/drm/amd/amdgpu.
 """
 
 from __future__ import annotations
@@ -9,72 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from saferun.model import Value
+from saferun.diagnosis.gpu_errors import GpuError, error_in, meaning_of
 
 _LINE_LIMIT = 500
 # So many lines of one kind are shown; the first tell what happened, the rest how often.
 _SHOWN_OF_A_KIND = 4
 _SHOWN = 40
-
-
-class Xid(Value):
-    """What a number means, and what to do, in a few words each."""
-
-    words: str
-    advice: str
-
-
-_APPLICATION = "look for the bug in the program: compute-sanitizer, CUDA_LAUNCH_BLOCKING=1"
-_RESET = "reset the GPU or reboot the host before it is used again"
-_REPAIR = "drain the host; if it comes back after a reboot, have the GPU checked"
-_LINK = "reset the GPUs; if it comes back, have the NVLink connection and the fabric manager checked"
-_FIRMWARE = "reset the GPU; update the driver if it comes back"
-
-XIDS: dict[int, Xid] = {
-    13: Xid("a kernel made the GPU's compute engine fail, mostly by an access out of bounds", _APPLICATION),
-    31: Xid("the GPU touched memory that is not mapped (illegal address)", _APPLICATION),
-    32: Xid("the GPU was given a corrupted command buffer", "suspect driver, PCIe or system memory, in this order"),
-    38: Xid("the driver's firmware failed", "update the driver; restart the job"),
-    43: Xid("the GPU stopped the work of a program that had made an error", _APPLICATION),
-    45: Xid("the GPU's work was cancelled because its program ended or because of an earlier error",
-            "look for the first error: another Xid above, or whoever killed the process"),
-    46: Xid("the GPU stopped processing", _RESET),
-    48: Xid("uncorrectable memory error (double-bit ECC)", _RESET),
-    61: Xid("the GPU's internal controller reported a breakpoint or warning", _RESET),
-    62: Xid("the GPU's internal controller halted", _RESET),
-    63: Xid("a bad memory page or row was recorded for retirement", "reset the GPU when the job is over"),
-    64: Xid("a bad memory page or row could not be recorded for retirement", _REPAIR),
-    66: Xid("an illegal access by the driver", "update the driver"),
-    68: Xid("the video decoder failed", _FIRMWARE),
-    69: Xid("the GPU's compute engine was given an invalid command", _APPLICATION),
-    74: Xid("NVLink error", _LINK),
-    79: Xid("the GPU has fallen off the PCIe bus", "reboot the host; check power, cooling and seating of the GPU"),
-    92: Xid("many corrected single-bit memory errors", "watch this GPU; have it checked if uncorrectable ones follow"),
-    93: Xid("the GPU's configuration memory (InfoROM) is corrupted", _REPAIR),
-    94: Xid("uncorrectable memory error, contained to one program", "restart the job; reset the GPU when it is idle"),
-    95: Xid("uncorrectable memory error, not contained: other programs may be hit too", _RESET),
-    109: Xid("the GPU did not switch to another program's work in time", _RESET),
-    110: Xid("security fault in the GPU", _FIRMWARE),
-    119: Xid("the GPU's system processor (GSP) did not answer the driver in time", _FIRMWARE),
-    120: Xid("the GPU's system processor (GSP) failed", _FIRMWARE),
-    121: Xid("corrected error on the link between CPU and GPU (C2C)", "none needed unless it is frequent"),
-    136: Xid("an NVLink could not be trained", _LINK),
-    137: Xid("illegal access to another GPU's memory over NVLink",
-             "look for the bug in the program; if several programs are hit, suspect the NVLink fabric"),
-    140: Xid("uncorrectable memory error that the driver could not recover from", _RESET),
-    143: Xid("the GPU could not be initialised", _REPAIR),
-    154: Xid("the driver has changed what must be done before this GPU can be used again",
-             "do what the line names: reset the GPU, reboot the host, or drain it first"),
-    155: Xid("NVLink error", _LINK),
-    156: Xid("a part of the GPU was retired", _REPAIR),
-    157: Xid("a part of the GPU could not be retired", _REPAIR),
-    158: Xid("the GPU did not answer in time", _RESET),
-    171: Xid("uncorrectable error in the GPU's main memory (see Xid 48)", _RESET),
-    172: Xid("uncorrectable error in the GPU's caches or registers (see Xid 48)", _REPAIR),
-    **{number: Xid("NVLink error", _LINK) for number in range(144, 151)},
-}  # fmt: skip
-
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]+)\): (?P<number>\d+)\b")
 
 # What the kernel says, by kind; the first kind that matches counts. ``oom_detail`` is for those who read on: it is not
 # shown. What tells of something that went well again is left out where it looks like its opposite.
@@ -170,26 +109,30 @@ def shown(lines: Iterable[str]) -> tuple[str, ...]:
     counts: dict[str, int] = {}
     for line in lines:
         kind = kind_of(line)
-        xid = _XID.search(line)
+        error = error_in(line)
         if kind == "oom_detail":
             continue
-        if xid is not None:
-            kind = f"Xid {xid['number']}"
+        if error is not None and error.number:
+            kind = _number_of(error)
         counts[kind] = counts.get(kind, 0) + 1
         if counts[kind] <= _SHOWN_OF_A_KIND and len(result) < _SHOWN:
             result.append(explain(line) if counts[kind] == 1 else line)
     for kind, count in counts.items():
         if count > _SHOWN_OF_A_KIND:
-            words = kind if kind.startswith("Xid") else kind.replace("_", " ")
+            words = kind if "Xid" in kind else kind.replace("_", " ")
             result.append(f"{count - _SHOWN_OF_A_KIND} more kernel lines like these ({words})")
     return tuple(result)
 
 
 def explain(line: str) -> str:
     """The line, with what its Xid number means and what to do behind it."""
-    match = _XID.search(line)
-    meaning = XIDS.get(int(match["number"])) if match and len(match["number"]) <= 4 else None  # noqa: PLR2004
-    return f"{line} [Xid {match['number']}: {meaning.words}; {meaning.advice}]" if match and meaning else line
+    error = error_in(line)
+    meaning = meaning_of(error) if error is not None else None
+    return f"{line} [{_number_of(error)}: {meaning.meaning}; {meaning.advice}]" if error and meaning else line
+
+
+def _number_of(error: GpuError) -> str:
+    return f"{'SXid' if error.is_switch else 'Xid'} {error.number}"
 
 
 def tidy(raw: str) -> str:

@@ -18,6 +18,7 @@ from saferun.evidence import (
     OomKill,
     ProcessSnapshot,
     RankCollectives,
+    RankGpu,
     StackDump,
     StuckLink,
 )
@@ -178,6 +179,7 @@ _SHAPES: dict[str, type] = {
     "core": CoreDump,
     "oom": OomKill,
     "link": StuckLink,
+    "gpu": RankGpu,
     "unwritten": str,
     "done": Done,
 }
@@ -232,6 +234,8 @@ class CaptureReader:
             self._unfinished(),
             done[-1].elapsed_s if done else 0.0,
             tuple(self._values["link"]),
+            tuple(dict.fromkeys(self._values["gpu"])),
+            self.kernel_lines,
         )
 
     @property

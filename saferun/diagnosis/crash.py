@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from saferun.diagnosis.causes import Role, cause_of, role_of
 from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
-from saferun.diagnosis.causes.gpu import gpu_kernel_lines
+from saferun.diagnosis.causes.gpu import broken_gpu
 from saferun.diagnosis.collectives import CollectiveFindings, compare
 from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.gpu_errors import error_in, gpu_lines
 from saferun.diagnosis.job_end import end_of_job, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
 from saferun.diagnosis.judgement import Judgement
@@ -158,7 +159,8 @@ def _judge(
     if root.role is Role.CULPRIT:
         return _crash_at_exit(evidence, hosts, cases, waits) or _culprit(evidence, hosts, root, cases)
     return (
-        _mismatched(evidence, hosts, root, findings)
+        _broken_gpu(evidence, hosts, cases)
+        or _mismatched(evidence, hosts, root, findings)
         or early_exit(evidence, hosts, cases)
         or _network(evidence, hosts, cases, findings, waits)
         or (
@@ -167,6 +169,22 @@ def _judge(
             else _victims_only(evidence, hosts, root)
         )
     )
+
+
+def _broken_gpu(evidence: Evidence, hosts: Hosts, cases: Sequence[_Case]) -> Judgement | None:
+    """Ranks lost or waited for one whose GPU is broken, and which did not fail by itself."""
+    root = cases[0]
+    for end in evidence.ends:
+        if not end.stopped_by_us:
+            continue
+        owners = hosts.gpu_owners(end.rank)
+        for line in hosts.kernel_lines(end.rank):
+            error = error_in(line)
+            if error is not None and error.is_fatal and owners.rank_of(error) == end.rank:
+                cause = broken_gpu(read_failure(evidence, end, None, hosts), error)._replace(location="")
+                head = f"{hosts.who(end)}: {cause.message}"
+                return Judgement(cause, f"{head}; {_first_line(evidence, hosts, root)}", root.end)
+    return None
 
 
 def _network(
@@ -416,7 +434,7 @@ def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None
     """What else is worth a line."""
     # While a job is well, ranks are a few calls apart too. Only where one has waited too long does that mean anything.
     lines = [*findings.lines] if waited else [mismatch.message for mismatch in findings.mismatched]
-    lines += gpu_kernel_lines(evidence.kernel_lines)[-_MOST_KERNEL_LINES:]
+    lines += gpu_lines(evidence.kernel_lines)[-_MOST_KERNEL_LINES:]
     unfinished = evidence.capture.timed_out
     if unfinished:
         more = f" and {len(unfinished) - _MOST_UNFINISHED} more" if len(unfinished) > _MOST_UNFINISHED else ""

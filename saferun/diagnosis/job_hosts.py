@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.evidence import Evidence, HostView, OomKill
 from saferun.model import RankEnd
 from saferun.text.wording import ranks_text
@@ -35,6 +36,7 @@ class Hosts:
             for address in dict.fromkeys(host.addresses):
                 by_address.setdefault(_plain(address), []).append(host)
         self._by_address = by_address
+        self._gpu_owners: dict[int, GpuOwners] = {}
         self._neighbours: dict[int, list[tuple[int, int]]] = {}
         for end in evidence.ends:
             self._neighbours.setdefault(self._number(end.rank), []).append((end.pid, end.rank))
@@ -64,6 +66,15 @@ class Hosts:
         """The saferun processes of a rank's host."""
         host = self._of_rank.get(rank)
         return host.supervisor_pids if host is not None else (self._evidence.supervisor_pid,)
+
+    def gpu_owners(self, rank: int) -> GpuOwners:
+        """Which GPU of a rank's host is whose."""
+        number = self._number(rank)
+        if number not in self._gpu_owners:
+            ends = [end for end in self._evidence.ends if self._number(end.rank) == number]
+            gpus = [gpu for gpu in self._evidence.capture.gpus if self._number(gpu.rank) == number]
+            self._gpu_owners[number] = GpuOwners(ends, gpus)
+        return self._gpu_owners[number]
 
     def neighbours(self, rank: int) -> Sequence[tuple[int, int]]:
         """Pids and ranks of those that ended on a rank's host, itself among them."""

@@ -165,6 +165,7 @@ class AttemptRecord:
 
         config, group = self._context.launch.config, self.group
         placement = group.plan.placement if group is not None else None
+        capture = self.capture or Capture()
         return Evidence(
             host=self._context.log.host,
             started_at=self.started_at,
@@ -173,7 +174,8 @@ class AttemptRecord:
             abandoned=(),
             stop_signum=None,
             ranks=tuple(rank.place.rank for rank in self.ranks),
-            capture=self.capture or Capture(),
+            capture=capture,
+            kernel_lines=capture.kernel_lines,
             hang=verdict,
             supervisor_pid=os.getpid(),
             script=config.command.name,

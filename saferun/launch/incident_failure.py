@@ -26,6 +26,9 @@ from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.policy import Decision, FailureFacts
 from saferun.supervisor.policy.facts import facts_from, life_of
 
+_ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")
+"""What a rank that exited by itself may have printed where the kernel log knows more."""
+
 
 class FailureIncident:
     """The end of a failed attempt, from the cores to the diagnosis. It answers Diagnosed.
@@ -94,7 +97,8 @@ class FailureIncident:
             else:
                 output = by_rank.get(rank.place.rank)
                 lines = output.last_lines if output is not None else ()
-                wanted = has_saved or any("killed by signal" in line for line in lines)
+                # The kernel log is read with the cores, and says what a GPU or a memory limit had to do with it.
+                wanted = has_saved or any(term in line for line in lines for term in _ASK_KERNEL)
             if wanted:
                 dead.append(rank)
         return dead
@@ -154,7 +158,7 @@ class FailureIncident:
             capture = evidence.capture
             evidence = evidence._replace(
                 cores=reader.cores,
-                kernel_lines=reader.kernel_lines,
+                kernel_lines=tuple(dict.fromkeys((*evidence.kernel_lines, *reader.kernel_lines))),
                 capture=capture._replace(
                     notes=capture.notes + reader.capture.notes,
                     timed_out=capture.timed_out + ((f"cores: {failure}",) if failure else ()),

@@ -194,6 +194,8 @@ class _Merging:
                 collectives=tuple(one for one in capture.collectives if is_own(one.rank)),
                 notes=tuple(notes),
                 links=tuple(link for link in capture.links if is_own(link.rank)),
+                gpus=tuple(gpu for gpu in capture.gpus if is_own(gpu.rank)),
+                kernel_lines=(),
             ),
             hang=hang,
             cores=tuple(_core(core, prefix) for core in evidence.cores if is_own(core.rank)),
@@ -250,6 +252,7 @@ class _Merging:
             timed_out=self._unfinished(captures),
             elapsed_s=max((one.elapsed_s for one in captures), default=0.0),
             links=_all(captures, lambda one: one.links),
+            gpus=_all(captures, lambda one: one.gpus),
         )
 
     def _labelled(self, mine: Sequence[Evidence], lines_of: Callable[[Evidence], Sequence[str]]) -> tuple[str, ...]:

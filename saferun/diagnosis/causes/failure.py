@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 
 from saferun.diagnosis.frames import UserCode, file_name, is_nameless, is_native, location_text, native_name
+from saferun.diagnosis.gpu_errors import GpuOwners
 from saferun.diagnosis.job_hosts import Hosts
 from saferun.diagnosis.tracebacks import (
     CppError,
@@ -72,6 +73,7 @@ class Failure(Value):
         kernel_lines: lines of the kernel log since the start.
         others: pids of the ranks of its host, with their numbers.
         supervisor_pids: saferun's own.
+        gpu_owners: which GPU of its host is whose.
         user: distinguishes the user's own code.
     """
 
@@ -88,6 +90,7 @@ class Failure(Value):
     kernel_lines: tuple[str, ...] = ()
     others: Sequence[tuple[int, int]] = ()
     supervisor_pids: tuple[int, ...] = ()
+    gpu_owners: GpuOwners = GpuOwners((), ())
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -235,6 +238,7 @@ def read_failure(evidence: Evidence, end: RankEnd, output: RankOutput | None, ho
         kernel_lines=hosts.kernel_lines(end.rank),
         others=hosts.neighbours(end.rank),
         supervisor_pids=hosts.supervisor_pids(end.rank),
+        gpu_owners=hosts.gpu_owners(end.rank),
     )
 
 

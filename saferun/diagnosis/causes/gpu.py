@@ -9,6 +9,7 @@ import re
 
 from saferun.diagnosis.causes.failure import Failure, cause, shortened
 from saferun.diagnosis.causes.texts import TextRule, by_text, first_line
+from saferun.diagnosis.gpu_errors import GpuError, error_in, meaning_of
 from saferun.evidence import Cause
 
 _ILLEGAL = re.compile(
@@ -47,11 +48,7 @@ _HARDWARE = re.compile(
     r"|uncorrectable NVLink error|cudaErrorNvlinkUncorrectable"
 )
 _GPU_TERMS = re.compile(r"CUDA|HIP|NCCL|RCCL|[Cc]uda failure|HSA_")
-# Double-bit ECC, row remapping failed, NVLink, fallen off the bus, contained and uncontained ECC, GSP. Others, such as
-# 13 and 31, are what a faulty program causes. Source: NVIDIA, "XID Errors".
-_HARDWARE_XID = re.compile(r"Xid.{0,40}?: (?:48|62|64|74|79|92|94|95|119|120|140)\b")
-_ANY_XID = re.compile(r"NVRM: Xid|amdgpu.{0,80}(?:page fault|GPU reset|ring .{1,40} timeout)")
-
+_OUT_OF_USE = "take this GPU out of use, and report it to whoever runs this host"
 _FEWER_GPUS = "there are fewer GPUs than ranks: look at --nproc-per-node and CUDA_VISIBLE_DEVICES"
 _DRIVER = "look at what nvidia-smi or rocm-smi says on this host, in this container"
 _MISSING: tuple[TextRule, ...] = tuple(
@@ -233,14 +230,25 @@ def out_of_memory(failure: Failure) -> Cause | None:
 
 def hardware_error(failure: Failure) -> Cause | None:
     """The GPU, or what connects it, is broken."""
-    advice = "take this GPU out of use, and tell whoever runs this host"
     found = _in_all(failure, _HARDWARE)
     if found is not None:
-        return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", advice, proof=found[0])
-    xid = first_line(_HARDWARE_XID, reversed(failure.kernel_lines))
-    if xid is not None and _in_all(failure, _GPU_TERMS) is not None:
-        return cause(failure, "gpu_hardware_error", "the GPU failed, as the kernel log says", advice, proof=xid[0])
+        return cause(failure, "gpu_hardware_error", f"the GPU failed: {found[1][0]}", _OUT_OF_USE, proof=found[0])
+    if _in_all(failure, _GPU_TERMS) is None:
+        return None
+    for line in reversed(failure.kernel_lines):
+        error = error_in(line)
+        if error is not None and error.is_fatal and failure.gpu_owners.may_be_of(error, failure.end.rank):
+            return broken_gpu(failure, error)
     return None
+
+
+def broken_gpu(failure: Failure, error: GpuError) -> Cause:
+    """The cause that a line of the kernel log shows."""
+    meaning = meaning_of(error)
+    number = f" ({'SXid' if error.is_switch else 'Xid'} {error.number})" if error.number else ""
+    message = f"the GPU failed, as the kernel log says{f': {meaning.meaning}{number}' if meaning is not None else ''}"
+    advice = meaning.advice if meaning is not None else _OUT_OF_USE
+    return cause(failure, "gpu_hardware_error", message, advice, proof=error.line)
 
 
 def missing_gpu(failure: Failure) -> Cause | None:
@@ -259,11 +267,6 @@ def gpu_error(failure: Failure) -> Cause | None:
     if found is not None and found.class_name == "cuda_error" and _HIP.search(found.proof):
         return found._replace(class_name="hip_error", advice=_SYNCHRONOUS_HIP)
     return found
-
-
-def gpu_kernel_lines(lines: tuple[str, ...]) -> list[str]:
-    """The lines of the kernel log about GPUs."""
-    return [line for line in lines if _ANY_XID.search(line[:600])]
 
 
 def _in_all(failure: Failure, pattern: re.Pattern[str]) -> tuple[str, re.Match[str]] | None:

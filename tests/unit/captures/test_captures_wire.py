@@ -30,6 +30,7 @@ from saferun.evidence import (
     OomKill,
     ProcessSnapshot,
     RankCollectives,
+    RankGpu,
     StackDump,
     StuckLink,
     ThreadStack,
@@ -46,6 +47,7 @@ NOTE = CaptureNote("py_spy", 3, 71, "/run/rank_3.py_spy.json", 0.1)
 CORE = CoreDump(3, 71, 11, "/run/core", 99, True, "pystack", (THREAD,), address="0x0")
 OOM = OomKill("cgroup", 1 << 36, 0, (71,), 1, "memory.events")
 LINK = StuckLink(3, "10.0.0.1:40000", "10.0.0.3:50123", "ESTABLISHED", 4096, 8)
+GPU = RankGpu(3, "0000:1b:00.0")
 LINES = (
     encode("look", LOOK),
     encode("stack", DUMP),
@@ -56,6 +58,7 @@ LINES = (
     encode("core", CORE),
     encode("oom", OOM),
     encode("link", LINK),
+    encode("gpu", GPU),
     encode("done", Done(1.5)),
 )
 
@@ -70,7 +73,16 @@ def test_what_is_written_is_read() -> None:
     """Every kind of value, with every type that a field may have."""
     reader = read(*LINES)
     assert reader.capture == Capture(
-        (LOOK,), (DUMP,), (COLLECTIVES,), ("GPU 0: 100 %",), (NOTE,), timed_out=(), elapsed_s=1.5, links=(LINK,)
+        (LOOK,),
+        (DUMP,),
+        (COLLECTIVES,),
+        ("GPU 0: 100 %",),
+        (NOTE,),
+        timed_out=(),
+        elapsed_s=1.5,
+        links=(LINK,),
+        gpus=(GPU,),
+        kernel_lines=("NVRM: Xid 79",),
     )
     assert reader.cores == (CORE,)
     assert reader.oom == OOM

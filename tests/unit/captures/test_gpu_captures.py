@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from saferun.captures import gpu_amd
+from saferun.captures import beside_stacks, gpu_amd, gpu_nvidia
 from saferun.captures.gpu_amd import (
     add_amd_smi_static,
     capture_gpu_amd,
@@ -23,7 +23,9 @@ from saferun.captures.gpu_amd import (
 )
 from saferun.captures.gpu_lines import gpu_lines
 from saferun.captures.gpu_nvidia import capture_gpu_nvidia
-from saferun.captures.wire import HostCapture
+from saferun.captures.scene import Process, Scene
+from saferun.captures.wire import HostCapture, Request, Target
+from saferun.evidence import RankGpu
 from saferun.linux.gpu_reading import families_of, owned, read_until
 from saferun.model import JsonObject
 
@@ -65,7 +67,6 @@ def soon() -> float:
     [
         ({"fault": "fell off the bus (NVML: GPU is lost)"}, "fell off the bus (NVML: GPU is lost)"),
         ({"ecc_uncorrected": 2}, "uncorrectable ECC errors 2"),
-        ({"remapping_pending": True}, "row remapping pending: reset needed"),
         ({"remapping_failed": True, "remapping_pending": True}, "row remapping failed: the GPU needs replacing"),
         ({"retirement_pending": True}, "page retirement pending: reset needed"),
         ({"recovery": "a reset of the GPU"}, "the driver asks for a reset of the GPU"),
@@ -81,8 +82,13 @@ def test_a_fault_is_a_line_that_says_which_board_it_is(facts: JsonObject, words:
 
 def test_the_same_fault_of_several_gpus_is_one_line() -> None:
     """64 GPUs may not fill the screen."""
-    gpus = [gpu(index, remapping_pending=index not in {2, 4}) for index in range(8)]
-    assert lines(*gpus) == ("GPUs 0-1,3,5-7: row remapping pending: reset needed",)
+    gpus = [gpu(index, retirement_pending=index not in {2, 4}) for index in range(8)]
+    assert lines(*gpus) == ("GPUs 0-1,3,5-7: page retirement pending: reset needed",)
+
+
+def test_rows_that_the_next_reset_will_replace_are_no_hint_at_a_hang() -> None:
+    """The GPU works; the checks before a job report it."""
+    assert "remapping" not in " ".join(lines(gpu(0, remapping_pending=True)))
 
 
 def test_the_gravest_fault_comes_first() -> None:
@@ -295,8 +301,8 @@ def test_all_that_the_library_tells_is_in_the_content(dev: str) -> None:
         ),
         ({("nvmlDeviceGetTotalEccErrors", 1): 2}, "GPU 1 (H200, 0000:1b:00.0): uncorrectable ECC errors 2"),
         (
-            {("nvmlDeviceGetRemappedRows", 1): (0, 1, 1, 0)},
-            "GPU 1 (H200, 0000:1b:00.0): row remapping pending: reset needed",
+            {("nvmlDeviceGetRemappedRows", 1): (0, 1, 1, 1)},
+            "GPU 1 (H200, 0000:1b:00.0): row remapping failed: the GPU needs replacing",
         ),
         (
             {("nvmlDeviceGetCurrentClocksThrottleReasons", 1): 0x48},
@@ -692,3 +698,28 @@ def test_a_tool_that_hangs_is_ended_and_the_next_way_is_taken(amd: Path) -> None
     assert found.content["source"] == "sysfs"
     assert found.content["gpus"][0]["busy_percent"] == 97
     assert not found.failure
+
+
+def test_which_rank_has_which_gpu_is_found_by_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a rank has started uses the rank's GPU; others' processes are nobody's rank."""
+    content = {
+        "gpus": [
+            {
+                "index": 0,
+                "pci": "0000:1b:00.0",
+                "processes": [{"pid": 11, "whose": "ours"}, {"pid": 99, "whose": "other"}],
+            },
+            {"index": 1, "pci": "0000:43:00.0", "processes": [{"pid": 13, "whose": "ours"}]},
+            {"index": 2, "processes": [{"pid": 11, "whose": "ours"}]},
+        ]
+    }
+    monkeypatch.setattr(gpu_nvidia, "capture_gpu_nvidia", lambda _pids, _until: HostCapture((), content))
+    seen: list[tuple[str, object]] = []
+    processes = tuple(
+        Process(rank, pid, is_rank=pid != 13, hook_prefix="", look=None)  # type: ignore[arg-type]
+        for rank, pid in ((0, 11), (1, 12), (1, 13))
+    )
+    request = Request((Target(0, 11), Target(1, 12)))
+    scene = Scene(request, processes, time.monotonic() + 60, lambda kind, value: seen.append((kind, value)))
+    beside_stacks.capture_gpu_nvidia(scene)
+    assert [one for kind, one in seen if kind == "gpu"] == [RankGpu(0, "0000:1b:00.0"), RankGpu(1, "0000:43:00.0")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from saferun.captures import kernel_log
-from saferun.captures.kernel_lines import XIDS, explain, kind_of, relevant, shown, tidy
+from saferun.captures.kernel_lines import explain, kind_of, relevant, shown, tidy
 from saferun.captures.kernel_log import (
     KernelLog,
     capture_kernel_log,
@@ -18,6 +18,7 @@ from saferun.captures.kernel_log import (
     read_kernel_lines,
     read_kernel_log,
 )
+from saferun.diagnosis.gpu_errors import XIDS
 
 XID_79 = "NVRM: Xid (PCI:0000:65:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 OOM = (
@@ -108,7 +109,7 @@ def test_the_numbers_that_jobs_die_of_are_all_explained() -> None:
     important = {13, 31, 32, 43, 45, 48, 61, 62, 63, 64, 68, 69, 74, 79, 92, 94, 95, 119, 120, 121, 137, 140, 154}
     assert important <= set(XIDS)
     for xid in XIDS.values():
-        assert xid.words
+        assert xid.meaning
         assert xid.advice
         assert not any("\n" in text or text.endswith(".") for text in xid)
 
