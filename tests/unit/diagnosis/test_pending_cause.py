@@ -7,7 +7,7 @@ import pytest
 from saferun.diagnosis.pending_cause import is_shown, is_victim, ranks_that_may_show_it
 from saferun.evidence import AbortReason, Capture, Evidence, Frame, RankOutput, StackDump, ThreadStack
 from saferun.model import RankEnd
-from tests.unit.diagnosis.test_diagnosis import said
+from tests.unit.diagnosis.failed_jobs import said
 from tests.unit.samples import end_of
 
 TORCH = "/x/torch/distributed/distributed_c10d.py"

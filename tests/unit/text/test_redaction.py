@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import saferun.evidence
-import saferun.preflight.results
-import saferun.supervisor.events
-from saferun.cluster.evidence.packing import decode_part, encode_part
 from saferun.config import Setting
-from saferun.evidence import (
-    Capture,
-    CollectiveCall,
-    Evidence,
-    Frame,
-    GroupProgress,
-    RankCollectives,
-    RankOutput,
-    StackDump,
-    ThreadStack,
-)
 from saferun.report.run_json import run_description
 from saferun.text import redaction
-from saferun.text.evidence_redaction import evidence_without_secrets
 from saferun.text.redaction import (
     REDACTED,
     redacted_arguments,
     redacted_environ,
-    redacted_json,
-    redacted_path,
     redacted_text,
 )
 from saferun.text.secret_names import is_secret
 from tests.unit.samples import CONFIG
 
 S = "S3CR3TVALUE"
+
 SECRETS = """
 HF_TOKEN WANDB_API_KEY AWS_SECRET_ACCESS_KEY db_password PGPASSFILE_PASSWD --api-key SENTRY_DSN HTTP_AUTHORIZATION
 GOOGLE_APPLICATION_CREDENTIALS Session-Cookie SLURM_JWT X_JWT MYSQL_PWD PGPASSWORD PGPASSFILE DB_PASS SMTP_PASS
@@ -51,6 +33,7 @@ NEPTUNE_API_TOKEN COMET_API_KEY MLFLOW_TRACKING_PASSWORD CLEARML_API_SECRET_KEY 
 VAULT_TOKEN VAULT_SECRET_ID MODAL_TOKEN_SECRET RUNPOD_API_KEY LAMBDA_API_KEY DD_API_KEY DD_APP_KEY NGC_CLI_API_KEY
 AZURE_STORAGE_KEY AZURE_STORAGE_SAS_TOKEN AWS_BEARER_TOKEN_BEDROCK DOCKER_AUTH_CONFIG KAGGLE_KEY identitytoken
 """
+
 NO_SECRETS = """
 PATH RANK MASTER_ADDR OMP_NUM_THREADS CUDA_VISIBLE_DEVICES --lr tokenizer --tokenizer-name TOKENIZERS_PARALLELISM
 max_tokens --max-tokens num_tokens TOKENS_PER_BATCH eos_token bos_token_id pad_token_id token_type_ids image_token
@@ -209,7 +192,9 @@ HIDDEN = [
     (f"SENTRY_DSN=https://{S}@o1.ingest.sentry.io/2", "SENTRY_DSN="),
     (f"https://{S}{S}@o1.ingest.sentry.io/2", "@o1.ingest.sentry.io/2"),
 ]
+
 LETTERS, HEX = "aB3dE5gH1jK2mN4pQ6sT8vW0xY7z", "0123456789abcdef"
+
 TOKENS = [
     *(f"{prefix}{LETTERS}{LETTERS}" for prefix in ("hf_", "ghp_", "gho_", "ghs_", "github_pat_", "glpat-", "npm_")),
     *(
@@ -248,6 +233,8 @@ TOKENS = [
     f"shpat_{HEX}{HEX}",
     f"AGE-SECRET-KEY-1{LETTERS.upper()}",
 ]
+
+
 # Log lines, arguments and pieces of tracebacks in which nothing is hidden.
 OPEN = [
     "tokenizer=gpt2 max_tokens=512 eos_token=</s> key_size=64 num_key_value_heads=8",
@@ -429,100 +416,3 @@ def test_a_hostile_line_of_a_megabyte_is_read(unit: str) -> None:
 def test_a_key_in_quotes_has_a_secret_of_any_kind(name: str) -> None:
     """In a sentence it has to look like one: ``unexpected token: indent``."""
     assert redacted_text(f'{{"{name}": "open sesame"}}') == f'{{"{name}": "{REDACTED}"}}'
-
-
-def test_json_is_redacted_by_keys_and_texts() -> None:
-    """Events hold values within values."""
-    found = redacted_json({"a": [f"HF_TOKEN={S}", 1, None], "password": S, "keys": ["x"], "b": {"token": 5}, S: 1})
-    assert found == {
-        "a": [f"HF_TOKEN={REDACTED}", 1, None],
-        "password": REDACTED,
-        "keys": ["x"],
-        "b": {"token": 5},
-        S: 1,
-    }
-    nested: Any = S
-    for _ in range(100_000):
-        nested = [nested]
-    assert redacted_json(nested) == REDACTED
-
-
-def test_all_that_stands_under_the_name_of_a_secret_goes() -> None:
-    """Lists and objects too. Numbers stay: they count."""
-    found = redacted_json({"api_keys": [S, {"a": S, "b": 1}], "credentials": {"user": S}, "tokens": [S]})
-    assert found == {
-        "api_keys": [REDACTED, {"a": REDACTED, "b": 1}],
-        "credentials": {"user": REDACTED},
-        "tokens": [S],
-    }
-
-
-def test_of_a_path_only_the_part_with_the_secret_goes() -> None:
-    """A stack without files is worth nothing."""
-    assert redacted_path(f"/home/me/token={S}/src/train.py") == "/home/me/token=<redacted>/src/train.py"
-    assert redacted_path(f"https://me:{S}@host/train.py") == "https://me:<redacted>@host/train.py"
-    assert redacted_path("/usr/lib/python3/site-packages/tokenizers/key.py") == (
-        "/usr/lib/python3/site-packages/tokenizers/key.py"
-    )
-
-
-def test_a_part_leaves_a_host_without_secrets_in_names_of_stacks() -> None:
-    """Functions, files and threads have the names that somebody has given them; lines stay."""
-    frame = Frame(f"load(token={S})", f"/data/key={S}/train.py", 12)
-    thread = ThreadStack(f"pw={S}", 9, True, True, False, (frame,))
-    dump = StackDump(0, 9, is_rank=True, name=f"secret={S}", tool="py-spy", threads=(thread,))
-    call = CollectiveCall(1, "all_reduce", "[[1]]", False, False, 0, (frame,))
-    group = GroupProgress("nccl:0", f"token={S}", (0, 1), 1, 1, 0, (call,))
-    evidence = Evidence(
-        host="a",
-        started_at=0.0,
-        ends=(),
-        outputs=(),
-        abandoned=(),
-        stop_signum=None,
-        kernel_lines=(),
-        capture=Capture(stacks=(dump,), collectives=(RankCollectives(0, (group,)),)),
-    )
-    part = decode_part(encode_part(evidence, 1 << 20))
-    assert part is not None
-    assert S not in str(part)
-    [shown] = part.capture.stacks[0].threads[0].frames
-    assert shown == Frame("load(token=<redacted>)", "/data/key=<redacted>/train.py", 12)
-    [own] = evidence_without_secrets(evidence).capture.collectives
-    assert own.groups[0].calls[0].frames == (shown,)
-
-
-def test_a_part_leaves_a_host_without_secrets() -> None:
-    """Whoever reaches the store can read it. What tells of the cause stays."""
-    output = RankOutput(0, (f"wandb: login failed for key {S}", "RuntimeError: no"), "", f"token={S}", 0.0)
-    dump = StackDump(0, 9, is_rank=True, name="python", tool="py-spy", threads=(), failure=f"denied: token={S}")
-    evidence = Evidence(
-        host="a",
-        started_at=0.0,
-        ends=(),
-        outputs=(output,),
-        abandoned=(),
-        stop_signum=None,
-        kernel_lines=(f"audit: password={S}",),
-        capture=Capture(stacks=(dump,), host_lines=(f"a: https://me:{S}@h",)),
-    )
-    part = decode_part(encode_part(evidence, 1 << 20))
-    assert part is not None
-    assert S not in str(part)
-    assert "login failed for key <redacted>" in str(part)
-    assert "RuntimeError: no" in str(part)
-
-
-def _fields(module: Any) -> Iterable[str]:
-    for value in vars(module).values():
-        yield from getattr(value, "_fields", ())
-
-
-@pytest.mark.parametrize(
-    "module",
-    [saferun.supervisor.events, saferun.evidence, saferun.preflight.results],
-    ids=lambda module: module.__name__,
-)
-def test_no_field_of_our_own_is_taken_for_a_secret(module: Any) -> None:
-    """Else its value would be missing in events.jsonl."""
-    assert [name for name in _fields(module) if is_secret(name) and name != "token"] == []
