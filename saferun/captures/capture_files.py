@@ -1,8 +1,8 @@
-"""Files of a capture, written so that a file system that does not answer holds up no capture.
+"""Files of a capture, written so that a file system that does not respond delays no capture.
 
-A capture says what it has seen through a pipe. Its files are for later. Beside a job they are handed to the writer,
-which writes them when the run directory's file system answers. Where there is no writer (``saferunctl stacks``), a
-thread writes them: the capture waits for it for a bounded time, and goes on without the file where that is over.
+A capture reports its findings through a pipe; its files are for later. During a job they are sent to the writer, which
+writes them when the run directory's file system responds. Without a writer (``saferunctl stacks``) a thread writes
+them: the capture waits for it for a bounded time, and then continues without the file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.files.inbox import Outbox
 
-# Of what is left of a capture's time, so much may be spent on waiting for files, in all.
+# The share of a capture's remaining time that may be spent on waiting for files, in total.
 _SHARE = 1 / 3
 _MOST_S = 5.0
-# The writer takes a thousand files a second; one that does not is not waited for.
+# The writer takes a thousand files a second; a slower one is not waited for.
 _NO_ROOM_S = 0.5
 
 _outbox: Outbox | None = None
@@ -48,10 +48,10 @@ class CaptureFiles:
         self._jobs: queue.SimpleQueue[_Job] | None = None
 
     def write(self, path: str, content: bytes) -> str:
-        """Write a file, or have it written.
+        """Write a file, or have the writer write it.
 
         Returns:
-            Its path; empty where it cannot be written, or not in time, or where too much waits for the writer.
+            Its path; empty if it cannot be written, or not in time, or if too much waits for the writer.
         """
         if _outbox is not None:
             return path if self._give(_outbox, path, content) else ""
@@ -65,7 +65,7 @@ class CaptureFiles:
         began_at = time.monotonic()
         is_done = job.done.wait(patience_s)
         with self._lock:
-            # What one file took is not left for the next: the first one that does not end takes it all.
+            # All files share the time: the first one that hangs takes all of it.
             self._patience_s = max(0.0, self._patience_s - (time.monotonic() - began_at))
         return job.written if is_done else ""
 
@@ -97,7 +97,7 @@ def _serve(jobs: queue.SimpleQueue[_Job]) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    # What a process has open and what it is called with is its owner's business alone.
+    # Open files and command lines of a process are private to its user.
     parent, name, _ = open_parent(path)
     try:
         fd = open_ours(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, dir_fd=parent, mapped=True)
@@ -111,7 +111,7 @@ _own: tuple[int, CaptureFiles] | None = None
 
 
 def files_of_this_process(deadline: float) -> CaptureFiles:
-    """The files of this process; a fork of another capture's process begins with its own."""
+    """The files of this process; each fork has its own."""
     global _own  # noqa: PLW0603 - a process has one
     if _own is None or _own[0] != os.getpid():
         _own = os.getpid(), CaptureFiles(deadline)

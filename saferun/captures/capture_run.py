@@ -1,4 +1,4 @@
-"""One capture as the supervisor sees it: a request to the examiner, whose answer is read without ever waiting."""
+"""One capture from the supervisor's side: a request to the examiner, whose answer is read without blocking."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import os
 import time
 from collections.abc import Callable
 
-from saferun.captures.client import Examiner
+from saferun.captures.client import READ_BYTES, Examiner, Query
 from saferun.captures.wire import CaptureReader, CoreRequest, CoresFound, Request, request_value
 from saferun.errors import suppress
 from saferun.linux.poller import Poller
 
-_READ_BYTES = 1 << 18
 _READS_AT_MOST = 64
-# A capture whose examiner is lost goes to the replacement, but not to a third one.
+# A capture whose examiner is lost is repeated by the replacement, but not by a third one.
 _TRIES = 2
 _LEAST_BUDGET_S = 0.5
 
 
-class CaptureRun:
-    """One capture. ``on_done`` is called exactly once: when it is complete, cut short, or cannot begin.
+class CaptureRun(Query):
+    """One capture. ``on_done`` is called exactly once: when it is complete, incomplete, or cannot begin.
 
     If the examiner is lost, its replacement gets the request with the remaining time. If that is lost as well, the
     capture ends with what has been received.
@@ -29,7 +28,7 @@ class CaptureRun:
         examiner: runs the capture.
         poller: the loop's.
         deadline: when the capture ends, complete or not, in monotonic seconds; the owner calls ``expire`` then.
-        on_done: takes the evidence, and in one line why it is not complete (empty: it is).
+        on_done: called with the evidence, and why it is incomplete in one line (empty: it is complete).
         on_cores_found: called with the cores that are about to be read.
     """
 
@@ -43,17 +42,14 @@ class CaptureRun:
         on_done: Callable[[CaptureReader, str], None],
         on_cores_found: Callable[[CoresFound], None] | None = None,
     ) -> None:
+        super().__init__(examiner, poller)
         self.deadline = deadline
         self._request = request
-        self._examiner = examiner
-        self._poller = poller
         self._on_done = on_done
         self._reader = CaptureReader()
         self._reader.on_cores_found = on_cores_found
-        self._seen = self._reader  # the fullest one of those that lost examiners have filled
+        self._seen = self._reader  # the most complete one of lost examiners
         self._tries = 0
-        self._fd = -1
-        self._number = 0
         self._failure = ""
         try:
             self._ask(request)
@@ -62,14 +58,7 @@ class CaptureRun:
 
     def _ask(self, request: Request | CoreRequest) -> None:
         self._tries += 1
-        value = request_value(request)
-        self._number, self._fd = self._examiner.ask("capture", value, request.budget_s, self._again)
-        self._poller.watch(self._fd, self._on_readable)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        return self._fd < 0
+        self._send("capture", request_value(request), request.budget_s, self._again)
 
     def begin(self) -> None:
         """Call ``on_done`` if the examiner has not taken the request."""
@@ -83,7 +72,7 @@ class CaptureRun:
             self.close()
             self._finish("" if self._reader.is_done else "capture budget exceeded")
 
-    def break_off(self) -> CaptureReader | None:
+    def abort(self) -> CaptureReader | None:
         """End the capture without ``on_done``. Returns what has been received; None: it had ended."""
         if self.is_over:
             return None
@@ -91,19 +80,7 @@ class CaptureRun:
         self.close()
         return self._best()
 
-    def close(self) -> None:
-        """End the capture without ``on_done``."""
-        if self._fd >= 0:
-            self._poller.unwatch(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-            self._examiner.end(self._number)
-
-    def _on_readable(self) -> None:
-        try:
-            chunk = os.read(self._fd, _READ_BYTES)
-        except BlockingIOError:
-            return
+    def _on_chunk(self, chunk: bytes) -> None:
         if chunk:
             self._reader.feed(chunk)
         if self._reader.is_done:
@@ -117,16 +94,16 @@ class CaptureRun:
                 self._again()
 
     def _read_rest(self) -> None:
-        """Read what is in the pipe already."""
+        """Read what is in the pipe."""
         with suppress(Exception):  # the pipe is empty, or the content is malformed, which has been reported
             for _ in range(_READS_AT_MOST):
-                chunk = os.read(self._fd, _READ_BYTES)
+                chunk = os.read(self._fd, READ_BYTES)
                 if not chunk:
                     return
                 self._reader.feed(chunk)
 
     def _again(self) -> None:
-        """The examiner is lost: ask its replacement."""
+        """The examiner is lost: repeat the request with its replacement."""
         if self.is_over:
             return
         self._read_rest()
@@ -140,7 +117,7 @@ class CaptureRun:
         self._finish("the capture process ended before it was done")
 
     def _best(self) -> CaptureReader:
-        """What the newest examiner has found, unless the one before has found more."""
+        """The result of the newest examiner, unless the previous one has more."""
         readers = (self._reader, self._seen)
         return max(readers, key=lambda reader: (reader.is_done, len(reader.capture.stacks) + len(reader.cores)))
 

@@ -1,4 +1,4 @@
-"""The supervisor's end of the examiner: forked early, asked without ever waiting, replaced when lost."""
+"""The supervisor's end of the examiner: forked early, queried without blocking, replaced when lost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from saferun.files.inbox import Outbox
 
-_READ_BYTES = 1 << 16
+READ_BYTES = 1 << 18
 _REPLACED_AT_MOST = 5
 _REPLACE_S = 0.5
-# An examiner that has not begun with a request by then does not answer; a fork takes milliseconds. Half of a capture's
-# budget is left for its replacement.
+# An examiner that has not begun with a request by then hangs; a fork takes milliseconds. Half of a capture's budget is
+# kept for its replacement.
 _NO_ANSWER_S = 10.0
 _LEAST_ANSWER_S = 3.0
 # A replacement has less time: what hung the first examiner hangs it too.
@@ -32,16 +32,16 @@ _SECOND_ANSWER_S = 5.0
 
 
 class Examiner:
-    """The supervisor's handle on the process that captures others for it.
+    """The supervisor's handle on the process that runs captures.
 
     Args:
         environ: the environment of the process and of the tools that it runs.
         poller: the loop's.
-        warn: takes one line about what failed.
-        wanted: modules that the supervisor will want.
-        on_loaded: called once when these can be read; takes their names, with those of the modules that they import.
-        on_ready: called when it needs no file any more.
-        outbox: leads to the writer of the run directory; None: captures write their files themselves.
+        warn: called with one line about a failure.
+        wanted: modules that the supervisor will need.
+        on_loaded: called once when these can be imported, with their names and those of the modules that they import.
+        on_ready: called when it needs no more files.
+        outbox: connects to the writer of the run directory; None: captures write their files themselves.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Examiner:
         self._on_ready = on_ready
         self._outbox = outbox
         self._helper: Helper | None = None
-        self._lost: list[Helper] = []  # killed, not reaped yet; perhaps in an uninterruptible sleep
+        self._lost: list[Helper] = []  # killed, not reaped yet; perhaps in uninterruptible sleep
         self._replaced = 0
         self._is_impossible = False  # not even the first one could be forked
         self._number = 0
@@ -77,7 +77,7 @@ class Examiner:
     # ----------------------------------------------------------------------------------------------- beside the loop
 
     def begin_at(self, at: float) -> None:
-        """Start the process then, unless it has been started before."""
+        """Start the process at that time, unless it has been started."""
         if self._helper is None and self._replaced == 0:
             self._begin_at = at
 
@@ -95,7 +95,7 @@ class Examiner:
                 self._is_impossible = self._replaced == 1
                 self._replaced = _REPLACED_AT_MOST + 1
                 self._warn(f"the examiner cannot be forked: {error.strerror}; hangs are not captured")
-                self._take_loaded(list(self._wanted), [])  # the supervisor is the first that tries
+                self._take_loaded(list(self._wanted), [])  # the supervisor imports them itself
                 return
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
@@ -118,7 +118,7 @@ class Examiner:
         return min(moments, default=None)
 
     def tick(self, now: float) -> None:
-        """Start the process or its replacement, or give up one that does not answer."""
+        """Start the process or its replacement, or replace one that does not respond."""
         if any(at <= now for at in self._waiting.values()):
             self._give_up()
         if self._begin_at is not None and self._begin_at <= now:
@@ -126,7 +126,7 @@ class Examiner:
 
     @property
     def pids(self) -> set[int]:
-        """The process, and earlier ones that no signal has ended yet."""
+        """The process, and earlier ones that have not died yet."""
         helpers = [*self._lost, *([self._helper] if self._helper is not None else [])]
         pids: set[int] = set().union(*(helper.pids for helper in helpers))
         return pids
@@ -139,7 +139,7 @@ class Examiner:
         return owned
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process."""
         self._begin_at = None
         self._replaced = _REPLACED_AT_MOST + 1
         self._waiting.clear()
@@ -147,7 +147,7 @@ class Examiner:
         self._drop()
 
     def receive(self) -> None:
-        """Read now what the loop would read a moment later: whether it has ended."""
+        """Process pending messages and the end of the process now instead of from the loop."""
         if self._helper is not None:
             self._helper.receive()
 
@@ -177,11 +177,11 @@ class Examiner:
             self._on_loaded(names)
 
     def _on_lost(self) -> None:
-        """It has ended by itself, or was killed."""
+        """It has exited, or was killed."""
         self._replace("the examiner has ended")
 
     def _give_up(self) -> None:
-        """It does not answer: it may be in an uninterruptible sleep, which no signal ends."""
+        """It does not respond: it may be in uninterruptible sleep."""
         what = "the examiner does not answer"
         if self._helper is not None:
             states = [stat.state for stat in map(read_stat, self._helper.pids) if stat is not None]
@@ -211,7 +211,7 @@ class Examiner:
     def ask(
         self,
         kind: str,
-        value: Any,  # noqa: ANN401 - what the kind calls for
+        value: Any,  # noqa: ANN401 - depends on the kind
         budget_s: float,
         on_lost: Callable[[], None] | None = None,
         *,
@@ -222,16 +222,16 @@ class Examiner:
         Args:
             kind: ``capture``, ``dump``, ``look``, ``lint``, ``code``, ``hook`` or ``waits``.
             value: its argument, as JSON.
-            budget_s: after so many seconds the examiner ends it.
-            on_lost: called if the examiner is lost before ``end`` is called for it; its replacement may be asked then.
-            is_urgent: whether an examiner that does not begin with it in time is replaced.
+            budget_s: after this many seconds the examiner ends it.
+            on_lost: called if the examiner is lost before ``end`` is called for it; the request may be repeated then.
+            is_urgent: whether to replace an examiner that does not begin with it in time.
 
         Returns:
-            The number to end it by, and a descriptor to read the answer from, non-blocking; the caller closes it.
+            The request's number, for ``end``, and a non-blocking descriptor of the answer, which the caller closes.
 
         Raises:
-            NoHelperError: there has never been an examiner, and there never will be.
-            OSError: there is no examiner, or it takes no requests.
+            NoHelperError: the examiner could never be started.
+            OSError: there is no examiner, or it accepts no requests.
         """
         self.begin()
         if self._is_impossible:
@@ -257,56 +257,51 @@ class Examiner:
         return number, read_end
 
     def _sent(self, number: int) -> None:
-        """The examiner has the descriptor; while this process has it too, the end of the answer cannot be noticed."""
+        """The examiner has the descriptor: close it here, so that the end of the answer is seen."""
         fd = self._unsent.pop(number, None)
         if fd is not None:
             os.close(fd)
 
     def end(self, number: int) -> None:
-        """End the request of this number, if it has not ended."""
+        """End a request, if it has not ended."""
         self._asked.pop(number, None)
         self._waiting.pop(number, None)
         if self._helper is not None:
             self._helper.send({"end": number})
 
 
-class Answer:
-    """The whole answer to one request, read without waiting; ``on_done`` takes it once, unless it is closed before.
+class Query:
+    """One request to the examiner, whose answer is read from a pipe without blocking. Subclasses process the chunks.
 
     Args:
         examiner: gets the request.
         poller: the loop's.
-        kind: see ``Examiner.ask``.
-        value: likewise.
-        budget_s: likewise.
-        on_done: takes the answer, which is cut at ``limit_bytes``.
-        limit_bytes: how much is read.
-
-    Raises:
-        OSError: there is no examiner, or it takes no requests.
     """
 
-    def __init__(
-        self,
-        examiner: Examiner,
-        poller: Poller,
-        kind: str,
-        value: Any,  # noqa: ANN401 - what the kind calls for
-        budget_s: float,
-        on_done: Callable[[bytes], None],
-        *,
-        limit_bytes: int = 1 << 20,
-    ) -> None:
+    def __init__(self, examiner: Examiner, poller: Poller) -> None:
         self._examiner = examiner
         self._poller = poller
-        self._on_done = on_done
-        self._limit_bytes = limit_bytes
-        self._content = bytearray()
-        self._number, self._fd = examiner.ask(kind, value, budget_s)
-        poller.watch(self._fd, self._on_readable)
+        self._fd = -1
+        self._number = 0
+
+    def _send(
+        self,
+        kind: str,
+        value: Any,  # noqa: ANN401 - depends on the kind
+        budget_s: float,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Send the request; for the arguments and errors see ``Examiner.ask``."""
+        self._number, self._fd = self._examiner.ask(kind, value, budget_s, on_lost)
+        self._poller.watch(self._fd, self._on_readable)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._fd < 0
 
     def close(self) -> None:
-        """End the request, if it has not ended."""
+        """End the request, if it has not ended. Nothing more is reported."""
         if self._fd >= 0:
             self._poller.unwatch(self._fd)
             os.close(self._fd)
@@ -315,9 +310,50 @@ class Answer:
 
     def _on_readable(self) -> None:
         try:
-            chunk = os.read(self._fd, _READ_BYTES)
+            chunk = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
             return
+        self._on_chunk(chunk)
+
+    def _on_chunk(self, chunk: bytes) -> None:
+        """Process a chunk of the answer; an empty one is its end."""
+        raise NotImplementedError
+
+
+class Answer(Query):
+    """The whole answer to one request; ``on_done`` is called with it once, unless it is closed before.
+
+    Args:
+        examiner: gets the request.
+        poller: the loop's.
+        kind: see ``Examiner.ask``.
+        value: likewise.
+        budget_s: likewise.
+        on_done: called with the answer, which is cut at ``limit_bytes``.
+        limit_bytes: how much is read.
+
+    Raises:
+        OSError: there is no examiner, or it accepts no requests.
+    """
+
+    def __init__(
+        self,
+        examiner: Examiner,
+        poller: Poller,
+        kind: str,
+        value: Any,  # noqa: ANN401 - depends on the kind
+        budget_s: float,
+        on_done: Callable[[bytes], None],
+        *,
+        limit_bytes: int = 1 << 20,
+    ) -> None:
+        super().__init__(examiner, poller)
+        self._on_done = on_done
+        self._limit_bytes = limit_bytes
+        self._content = bytearray()
+        self._send(kind, value, budget_s)
+
+    def _on_chunk(self, chunk: bytes) -> None:
         self._content += chunk
         if not chunk or len(self._content) > self._limit_bytes:
             self.close()

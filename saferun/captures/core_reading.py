@@ -1,4 +1,4 @@
-"""The stacks in cores: pystack first; gdb where it is missing or asked for, with py-spy for Python's calls."""
+"""The stacks in cores: by pystack; by gdb if that is missing or requested, with py-spy for Python's calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 
 from saferun.captures.gdb import SIGNAL_HANDLER, find_gdb, gdb_tool, threads_from_gdb, with_python_calls
-from saferun.captures.py_spy import failure_words, threads_from_json
+from saferun.captures.py_spy import failure_text, threads_from_json
 from saferun.captures.pystack_core import is_pystack_here, pystack_tool, threads_from_pystack
 from saferun.captures.scene import one_line
 from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, run_steps
@@ -20,9 +20,9 @@ from saferun.model import Value, signal_name
 _PYSTACK_S = 60.0
 _GDB_S = 120.0
 _PY_SPY_S = 20.0
-# pystack takes 50 to 200 MB a core, gdb 700.
+# pystack takes 50 to 200 MB per core, gdb 700.
 _AT_ONCE = 4
-# py-spy takes as much memory as the core is large.
+# py-spy takes as much memory as the core's size.
 _PY_SPY_BYTES = 2 << 30
 # All of them map the core, and every library that the process had loaded: those of CUDA are 5 GB.
 _TOOL_BYTES = 16 << 30
@@ -33,9 +33,9 @@ _NAMELESS = frozenset({"", "???", "_start", "__clone3", "clone3", "start_thread"
 
 
 class CoreJob(Value):
-    """A core to be read, as a descriptor: whose it is was asked of that, and its path may be another file's by now.
+    """A core to be read, as a descriptor: its path may lead to another file by now.
 
-    ``executable`` is empty where it is to be found in the core.
+    ``executable`` is empty if it is to be found in the core.
     """
 
     fd: int
@@ -43,20 +43,20 @@ class CoreJob(Value):
     executable: str = ""
 
     def read_by(self, tool: Tool) -> Tool:
-        """A tool that gets it as ``path``."""
+        """A tool that gets the core as ``path``."""
         return tool._replace(keep=(self.fd,), memory_bytes=_TOOL_BYTES + self.notes.size_bytes)
 
     @property
     def path(self) -> str:
-        """Where a tool finds it."""
+        """The core's path for a tool."""
         return f"/proc/self/fd/{self.fd}"
 
 
 class CoreReading(Value):
-    """What was read of a core.
+    """The result of reading a core.
 
-    ``threads`` has the crashed one first. ``failure`` says in one line why there is less than there could be.
-    ``output`` is what the tools said in their own words, where that is more than the stacks.
+    ``threads`` begins with the crashed one. ``failure`` says in one line why the result is incomplete. ``output`` is
+    the tools' own output, if it has more than the stacks.
     """
 
     threads: tuple[ThreadStack, ...] = ()
@@ -66,7 +66,7 @@ class CoreReading(Value):
 
     @property
     def is_taken(self) -> bool:
-        """Whether it is known where it crashed."""
+        """Whether the location of the crash is known."""
         return bool(self.threads) and any(frame.function not in _NAMELESS for frame in self.threads[0].frames)
 
 
@@ -76,12 +76,12 @@ def read_cores(jobs: Sequence[CoreJob], deadline: float, *, gdb: bool = False) -
     Args:
         jobs: the cores.
         deadline: in monotonic seconds.
-        gdb: whether gdb is to be asked even where pystack has answered.
+        gdb: whether to run gdb even if pystack succeeds.
     """
-    # What a tool leaves when it crashes over a broken core would be the next riddle.
+    # A tool that crashes on a broken core must not leave a core itself.
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    # Neither is to ask servers for debugging information.
+    # No tool is to fetch debugging information from servers.
     os.environ.pop("DEBUGINFOD_URLS", None)
     readings = [CoreReading() for _ in jobs]
     if is_pystack_here():
@@ -90,8 +90,8 @@ def read_cores(jobs: Sequence[CoreJob], deadline: float, *, gdb: bool = False) -
         readings = [CoreReading(failure="pystack is not installed") for _ in jobs]
     for index, job in enumerate(jobs):
         if job.notes.is_cut_off and not readings[index].is_taken:
-            readings[index] = CoreReading(failure=_cut_off_words(job.notes))
-    # Nobody reads what was cut off, and gdb takes long to find out.
+            readings[index] = CoreReading(failure=_truncation_text(job.notes))
+    # No tool can read truncated cores, and gdb takes long to find out.
     rest = [i for i, job in enumerate(jobs) if gdb or not (readings[i].is_taken or job.notes.is_cut_off)]
     run_steps((_ask_others(jobs, readings, index, gdb=gdb) for index in rest), at_once=1, deadline=deadline)
     return readings
@@ -108,7 +108,7 @@ def _ask_pystack(jobs: Sequence[CoreJob], readings: list[CoreReading], index: in
             threads = crashed_first(threads_from_pystack(end.stdout), job.notes)
         readings[index] = CoreReading(threads, "pystack")
         if not readings[index].is_taken:
-            readings[index] = CoreReading(failure="pystack: it does not see the thread that crashed")
+            readings[index] = CoreReading(failure="pystack: it does not find the thread that crashed")
     except (ValueError, TypeError, KeyError) as error:
         readings[index] = CoreReading(failure=f"pystack: {one_line(str(error))}")
     except MemoryError:
@@ -156,7 +156,7 @@ def _ask_py_spy(job: CoreJob) -> Generator[Tool, ToolEnd, tuple[tuple[ThreadStac
     end = yield job.read_by(Tool((program, "dump", "--json", "--core", job.path), _PY_SPY_S))
     try:
         if end.failure or end.code:
-            return (), f"py-spy: {failure_words(end)}"
+            return (), f"py-spy: {failure_text(end)}"
         with limited_memory():
             return threads_from_json(end.stdout, job.notes.pid), ""
     except ValueError as error:
@@ -165,9 +165,9 @@ def _ask_py_spy(job: CoreJob) -> Generator[Tool, ToolEnd, tuple[tuple[ThreadStac
         return (), f"py-spy: {TOO_MUCH}"
 
 
-def _cut_off_words(notes: CoreNotes) -> str:
+def _truncation_text(notes: CoreNotes) -> str:
     written = f"{notes.size_bytes / 1e6:.0f} MB of {notes.full_bytes / 1e6:.0f} MB"
-    return f"it was cut off, {written} were written: the disk was full, or there was a limit (ulimit -c)"
+    return f"it is truncated, {written} were written: the disk was full, or there was a limit (ulimit -c)"
 
 
 def _tool_failure(end: ToolEnd) -> str:
@@ -180,10 +180,10 @@ def _tool_failure(end: ToolEnd) -> str:
 
 
 def crashed_first(threads: Sequence[ThreadStack], notes: CoreNotes) -> tuple[ThreadStack, ...]:
-    """The threads with the one that crashed first, and in that one what happened first on top.
+    """The threads, beginning with the one that crashed, whose innermost call is where the original signal was raised.
 
-    A signal handler that has told what it had to tell raises the signal anew (faulthandler's does): its calls are taken
-    away, so that the innermost call is the one that did it.
+    A signal handler, such as faulthandler's, raises the signal again when it is done: its calls are removed, so that
+    the innermost call is the one that crashed.
     """
     tid = notes.tids[0] if notes.tids else notes.pid
     crashed = next((thread for thread in threads if thread.tid == tid), None)
@@ -204,11 +204,11 @@ def _without_handler(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return frames
 
 
-# -------------------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------------------ messages
 
 
 def core_headline(notes: CoreNotes) -> str:
-    """What died of what, in one line."""
+    """The process and why it died, in one line."""
     what = "an on-demand snapshot, no crash" if not notes.signum else signal_name(notes.signum)
     parts = [what, f"pid {notes.pid}", notes.command or notes.name]
     if notes.address:
@@ -222,15 +222,15 @@ def stack_lines(threads: Sequence[ThreadStack]) -> list[str]:
     """Every thread's calls, innermost first."""
     lines: list[str] = []
     for index, thread in enumerate(threads):
-        words = [f"{'crashed thread' if index == 0 else 'thread'} {thread.tid}"]
-        words += [thread.name] if thread.name else []
-        words += ["has the GIL"] if thread.owns_gil else []
-        lines += ["", f"{', '.join(words)}:"]
-        lines += [f"  {_frame_words(frame)}" for frame in thread.frames] or ["  (no calls could be read)"]
+        parts = [f"{'crashed thread' if index == 0 else 'thread'} {thread.tid}"]
+        parts += [thread.name] if thread.name else []
+        parts += ["has the GIL"] if thread.owns_gil else []
+        lines += ["", f"{', '.join(parts)}:"]
+        lines += [f"  {_frame_text(frame)}" for frame in thread.frames] or ["  (no calls could be read)"]
     return lines
 
 
-def _frame_words(frame: Frame) -> str:
-    place = f"{frame.file}:{frame.line}" if frame.line else frame.file
-    words = f"{frame.function}  {place}" if place else frame.function
-    return "".join(char if char.isprintable() else "?" for char in words)
+def _frame_text(frame: Frame) -> str:
+    location = f"{frame.file}:{frame.line}" if frame.line else frame.file
+    text = f"{frame.function}  {location}" if location else frame.function
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,7 +1,7 @@
 """The cores of dead ranks: found, read, and then deleted or kept.
 
-Only what is provably a core of this run is ever deleted or moved: the process in its notes is a rank that died or one
-of its family, and it was written after the start.
+Only a core that is provably of this run is ever deleted or moved: the process in its notes is a rank that died or one
+of its descendants, and it was written after the start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import IO
 
 from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
-from saferun.captures.tools import Steps, Tool, answers, called_apart, find_tool, run_steps
+from saferun.captures.tools import Steps, Tool, call_in_child, find_tool, responds, run_steps
 from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess
 from saferun.evidence import CoreDump, OomKill
 from saferun.files.trees import make_directories
@@ -50,15 +50,15 @@ CORE_SIGNALS = frozenset(
         *(signal.SIGSEGV, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS),
     }
 )
-# What is left of the budget for saying what has been found.
+# The part of the budget that is kept for reporting.
 _WRAP_UP_S = 1.0
-# A program that cores are piped to goes on after the process is gone.
+# A core handler continues after the process has exited.
 _HANDLER_S = 5.0
-_LOOK_AGAIN_S = 0.1
+_POLL_S = 0.1
 _BATCH = 4
 _UNPACK_S = 60.0
 _UNPACKED_FACTOR = 20
-# How long a file system is waited for: to tell of a directory, to delete a core, to move one (which copies nothing).
+# How long a file system may take: to stat a directory, to delete a core, to move one (without copying).
 _ANSWER_S = 1.5
 _DELETE_S = 5.0
 _MOVE_S = 5.0
@@ -74,7 +74,7 @@ class Unwritten(Value):
 
 
 class _Find(Value):
-    """A core of this run. ``unpacked`` is its content where it had to be unpacked; -1: it did not."""
+    """A core of this run. ``unpacked`` is a descriptor of its decompressed content; -1: it is not compressed."""
 
     rank: int
     core: CoreFile
@@ -85,13 +85,13 @@ class _Find(Value):
 
 
 def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | OomKill | Unwritten | str]:
-    """What is known of ranks that a signal killed: lines of the kernel log, the OOM killer's work, their cores.
+    """Examine ranks that a signal killed: lines of the kernel log, the OOM killer's kills, their cores.
 
-    A rank whose signal makes no core, or that was killed by none, is looked at for the cores of its family alone, data
-    loaders above all.
+    For a rank whose signal leaves no core, or that was not killed by one, only the cores of its descendants count, such
+    as data loaders.
 
     Args:
-        request: whose cores, and what is to become of them.
+        request: whose cores, and what to do with them.
     """
     deadline = time.monotonic() + max(request.budget_s - _WRAP_UP_S, request.budget_s / 2)
     limits = resource.getrlimit(resource.RLIMIT_CORE)
@@ -99,13 +99,13 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | OomK
     pattern = read_core_pattern()
     silent = _silent_file_system(request, pattern)
     if silent:
-        words = f"no core can be looked for: {DEAD_FILE_SYSTEM}{silent} does not answer"
-        yield from _coreless(request, set(), lambda _: words)
+        message = f"no core can be looked for: {DEAD_FILE_SYSTEM}{silent} does not answer"
+        yield from _coreless(request, set(), lambda _: message)
         return
     with ExitStack() as stack:
 
         def unpack(core: CoreFile) -> int:
-            # Made where it is wanted alone: the file system of the run directory may not answer.
+            # Only made if needed: the file system of the run directory may not respond.
             if request.directory:
                 make_directories(request.directory)
             return stack.enter_context(_unpacked(core, request.directory or tempfile.gettempdir(), deadline)).fileno()
@@ -119,14 +119,14 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | OomK
             ranks = sorted({find.rank for find in batch})
             yield CoresFound(tuple(ranks), sum(find.notes.size_bytes for find in batch))
             for find, reading in zip(batch, _readings(batch, deadline, gdb=request.gdb), strict=True):
-                look = _conclude(request, find, reading, groups)
-                yield look
-                if unwritten := _write(request, find, look, reading, deadline):
+                dump = _conclude(request, find, reading, groups)
+                yield dump
+                if unwritten := _write(request, find, dump, reading, deadline):
                     yield Unwritten(unwritten)
 
 
 def _readings(batch: Sequence[_Find], deadline: float, *, gdb: bool) -> list[CoreReading]:
-    """What is read of each, from the file that was found, whatever has its name by now."""
+    """Read each core, from the file that was found, even if its name has been reused."""
     readings = [CoreReading(failure="the file was replaced") for _ in batch]
     with ExitStack() as stack:
         jobs: dict[int, CoreJob] = {}
@@ -144,7 +144,7 @@ def _readings(batch: Sequence[_Find], deadline: float, *, gdb: bool) -> list[Cor
 
 
 def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess], str]) -> Iterator[CoreDump]:
-    """Those of whom there should be a core, and is none."""
+    """Entries for processes that should have left a core and have none."""
     for dead in request.dead:
         if dead.signum in CORE_SIGNALS and dead.pid not in found:
             failure = why(dead)
@@ -152,14 +152,14 @@ def _coreless(request: CoreRequest, found: set[int], why: Callable[[DeadProcess]
 
 
 def _silent_file_system(request: CoreRequest, pattern: CorePattern) -> str:
-    """The mount point of a file system that does not answer, and without which no core is found; empty: all answer."""
+    """The mount point of a file system that does not respond and is needed to find cores; empty: all respond."""
     cwds = [*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]
     places = cwds if pattern.is_file else [*HANDLER_DIRECTORIES, *cwds]
     if pattern.is_file and not pattern.is_relative:
         places = [os.path.dirname(pattern.text.partition("%")[0])]
     # The interpreter reads the cores, too.
     for place in dict.fromkeys([*places, sys.executable]):
-        if not answers(place, _ANSWER_S):
+        if not responds(place, _ANSWER_S):
             return mount_of(place, mounts_of(os.getpid())) or place
     return ""
 
@@ -169,7 +169,7 @@ def _silent_file_system(request: CoreRequest, pattern: CorePattern) -> str:
 
 def _from_kernel_log(request: CoreRequest) -> Iterator[OomKill | str]:
     lines: list[str] = []
-    with suppress(Exception):  # a log that cannot be read costs its own lines and nothing else
+    with suppress(Exception):  # cores are found even if the log cannot be read
         from saferun.captures.kernel_log import read_kernel_lines
 
         lines = read_kernel_lines(request.since)
@@ -192,14 +192,14 @@ def _find(
     deadline: float,
     unpack: Callable[[CoreFile], int],
 ) -> tuple[list[_Find], list[CoreFile]]:
-    """The cores of the dead and their families, the ranks' own first; and cores of others where theirs would be."""
+    """The cores of dead ranks and their descendants, ranks first; and other processes' cores in their place."""
     cwds = list(dict.fromkeys([*(dead.cwd for dead in request.dead if dead.cwd), os.getcwd()]))
     expected = {dead.pid for dead in request.dead if dead.signum in CORE_SIGNALS}
     cores = find_cores(pattern, cwds, request.since)
     if pattern.handler:
         give_up_at = min(deadline, time.monotonic() + (_HANDLER_S if handler_has_directory() else 0))
         while not all(any(_is_of(core, pid) for core in cores) for pid in expected) and time.monotonic() < give_up_at:
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_POLL_S)
             cores = find_cores(pattern, cwds, request.since)
     elif limits[1] != 0 and not expected <= {core.notes.pid for core in cores if core.notes is not None}:
         seen = {core.inode for core in cores}
@@ -236,7 +236,7 @@ def _is_of(core: CoreFile, pid: int) -> bool:
 
 
 def _whose(dead: Sequence[DeadProcess], core: CoreFile) -> DeadProcess | None:
-    """The rank that a core is of, or whose family it is of: a rank leads a session, and its children have it too."""
+    """The rank that a core is of, itself or a descendant: a rank leads a session, which its descendants share."""
     for one in dead:
         if _is_of(core, one.pid):
             return one
@@ -245,18 +245,18 @@ def _whose(dead: Sequence[DeadProcess], core: CoreFile) -> DeadProcess | None:
 
 
 def _await_dump(core: CoreFile, deadline: float) -> None:
-    """Wait for a core that is still being written. A rank's own is complete when its end is known."""
-    give_up_at = (time.monotonic() + deadline) / 2  # what is left is for reading it
+    """Wait for a core that is still being written. A rank's own is complete once the rank has been reaped."""
+    give_up_at = (time.monotonic() + deadline) / 2  # the other half is for reading it
     while core.notes is not None and time.monotonic() < give_up_at and is_core_dumping(core.notes.pid):
-        time.sleep(_LOOK_AGAIN_S)
+        time.sleep(_POLL_S)
 
 
 @contextmanager
 def _unpacked(core: CoreFile, directory: str, deadline: float) -> Iterator[IO[bytes]]:
-    """A compressed core's content, in a file without a name that lies in a directory.
+    """A compressed core's content, in an unlinked file in a directory.
 
     Raises:
-        CoreError: it cannot be had.
+        CoreError: it cannot be decompressed.
         OSError: likewise.
     """
     reason = room_for_core(directory, os.path.getsize(core.path) * _UNPACKED_FACTOR)
@@ -287,7 +287,7 @@ def _unpacked(core: CoreFile, directory: str, deadline: float) -> Iterator[IO[by
 
 
 def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: set[tuple[object, ...]]) -> CoreDump:
-    """Write what was read, and delete or keep the core."""
+    """Delete or keep the core, and describe it."""
     notes, core = find.notes, find.core
     path, is_kept, failure = core.path, True, reading.failure
     if reading.is_taken:
@@ -298,10 +298,10 @@ def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: s
             if request.directory:
                 path, failure = _moved(core, os.path.join(request.directory, _file_name(find, "core")))
         elif not core.is_managed:
-            trouble = called_apart(lambda: delete_core(core), _DELETE_S)
-            trouble = "its file system does not answer" if trouble is None else trouble
-            is_kept = bool(trouble)
-            failure = failure or (f"it cannot be deleted: {trouble}" if trouble else "")
+            error = call_in_child(lambda: delete_core(core), _DELETE_S)
+            error = "its file system does not answer" if error is None else error
+            is_kept = bool(error)
+            failure = failure or (f"it cannot be deleted: {error}" if error else "")
     elif not failure:
         failure = "no tool could read it"
     return CoreDump(
@@ -320,7 +320,7 @@ def _conclude(request: CoreRequest, find: _Find, reading: CoreReading, groups: s
 
 
 def _moved(core: CoreFile, path: str) -> tuple[str, str]:
-    """Where a core is that should be moved to a path, and what kept it from there."""
+    """Move a core to a path. Returns its path afterwards, and why it was not moved."""
 
     def move() -> str:
         try:
@@ -329,7 +329,7 @@ def _moved(core: CoreFile, path: str) -> tuple[str, str]:
             return f"{_FAILED}{error.strerror or error}"
         return move_core(core, path)
 
-    moved = called_apart(move, _MOVE_S)
+    moved = call_in_child(move, _MOVE_S)
     if moved is None:
         moved = f"{_FAILED}the file system of the run directory does not answer"
     if moved.startswith(_FAILED):
@@ -338,10 +338,10 @@ def _moved(core: CoreFile, path: str) -> tuple[str, str]:
 
 
 def failure_group(signum: int, reading: CoreReading) -> tuple[object, ...]:
-    """What cores of the same failure have in common: the signal, and where the crashed thread was."""
+    """A key for cores of the same failure: the signal, and where the crashed thread was."""
     frames = reading.threads[0].frames if reading.threads else ()
-    told = [frame for frame in frames if frame.function not in _SHARED_FRAMES and "pthread_kill" not in frame.function]
-    return (signum, *((frame.function, os.path.basename(frame.file)) for frame in told[:_GROUP_FRAMES]))
+    named = [frame for frame in frames if frame.function not in _SHARED_FRAMES and "pthread_kill" not in frame.function]
+    return (signum, *((frame.function, os.path.basename(frame.file)) for frame in named[:_GROUP_FRAMES]))
 
 
 def _file_name(find: _Find, suffix: str) -> str:
@@ -349,23 +349,23 @@ def _file_name(find: _Find, suffix: str) -> str:
     return f"rank_{find.rank}.{process}{suffix}"
 
 
-def _write(request: CoreRequest, find: _Find, look: CoreDump, reading: CoreReading, deadline: float) -> str:
-    """Write the text. The name of its file, where that cannot be written; else empty."""
+def _write(request: CoreRequest, find: _Find, dump: CoreDump, reading: CoreReading, deadline: float) -> str:
+    """Write the text file. Returns its name if it cannot be written, else empty."""
     if not request.directory:
         return ""
-    lines = [core_headline(find.notes), *core_words(look), *stack_lines(threads_without_secrets(reading.threads))]
+    lines = [core_headline(find.notes), *core_lines(dump), *stack_lines(threads_without_secrets(reading.threads))]
     text = redacted_text("\n".join(_tidy(lines)) + (f"\n\n{reading.output}" if reading.output else "") + "\n")
     name = _file_name(find, "core.txt")
     files = files_of_this_process(deadline)
     return "" if files.write(os.path.join(request.directory, name), text.encode(errors="replace")) else name
 
 
-def core_words(look: CoreDump) -> list[str]:
-    """Where the core is, how large, who read it, and what went wrong with it."""
-    size = f"{look.size_bytes / 1e6:.1f} MB"
-    lines = [f"core {look.path} ({size}{'' if look.kept else ', deleted after it had been read'})"]
-    lines += [f"read by {look.tool}"] if look.tool else []
-    lines += [look.failure] if look.failure else []
+def core_lines(dump: CoreDump) -> list[str]:
+    """The core's path and size, the tool that read it, and what failed."""
+    size = f"{dump.size_bytes / 1e6:.1f} MB"
+    lines = [f"core {dump.path} ({size}{'' if dump.kept else ', deleted after it was read'})"]
+    lines += [f"read by {dump.tool}"] if dump.tool else []
+    lines += [dump.failure] if dump.failure else []
     return lines
 
 

@@ -1,6 +1,6 @@
-"""Stacks that a process writes itself, by Python's faulthandler: no ptrace, and in the middle of C code too.
+"""Stacks that a process writes itself, by Python's faulthandler: without ptrace, and even within C code.
 
-The hook in the ranks has registered it for a signal; where it has not, nothing is ever sent.
+The ranks' hook registers it for a signal; without the hook no signal is sent.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PATIENCE_S = 2.0
 _POLL_S = 0.01
 _SETTLED_POLLS = 3
 _THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-fA-F]+(?: \[(?P<name>.*)\])? \(most recent call first\):")
-# What stands for more threads; more frames of one are indented.
+# Marks further threads; further frames of a thread are indented.
 _CUT_SHORT = "..."
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)')
 
 
 class _Asked:
-    """One that was sent the signal: the file, its size before, and the threads that never take the signal."""
+    """A process that was sent the signal: the file, its size before, and the threads that block the signal."""
 
     def __init__(self, pid: int, path: str) -> None:
         self.pid = pid
@@ -41,10 +41,10 @@ class _Asked:
         self._moved_at = time.monotonic()
 
     def has_written(self, now: float) -> bool:
-        """Whether all is written, or nothing more comes.
+        """Whether the dump is complete, or nothing more is written.
 
-        Nothing marks the end of the text, and a process that has to wait for a processor may stop anywhere within it.
-        But the thread that writes it blocks the signal meanwhile. Source: sigaction(2).
+        The text has no end mark, and a process that waits for a CPU may pause anywhere within it. But the thread that
+        writes it blocks the signal meanwhile. Source: sigaction(2).
         """
         size_bytes = _size_of(self.path)
         if size_bytes != self._size_bytes:
@@ -57,20 +57,20 @@ class _Asked:
 
     @property
     def is_at_it(self) -> bool:
-        """Whether a thread is writing."""
+        """Whether a thread is writing the dump."""
         return bool(_threads_that_block(self.pid) - self._deaf)
 
     def text(self) -> bytes:
-        """What has been written; where it is not whole, it ends as faulthandler's does where that stops before."""
+        """The dump; if it is incomplete, it ends with faulthandler's own mark for that."""
         text = _read_from(self.path, self.before_bytes)
         return text + f"\n{_CUT_SHORT}\n".encode() if text and self.is_at_it else text
 
 
 def dump_by_signal(processes: Iterable[Process], deadline: float) -> dict[int, bytes]:
-    """Have processes write their stacks; what they wrote, by pid. Those that cannot, or do not answer, are left out.
+    """Have processes write their stacks. Returns the dumps by pid, without processes that cannot, or do not respond.
 
     Args:
-        processes: whom to ask, all at once.
+        processes: the processes, all signalled at once.
         deadline: in monotonic seconds.
     """
     asked = [one for one in map(_ask, processes) if one is not None]
@@ -84,7 +84,7 @@ def dump_by_signal(processes: Iterable[Process], deadline: float) -> dict[int, b
 
 
 def can_dump(process: Process) -> bool:
-    """Whether a process can be asked: the hook is in it, and it can take a signal now."""
+    """Whether a process can be signalled: it has the hook, and can handle a signal now."""
     stat = read_stat(process.pid)
     if not process.hook_prefix or stat is None or stat.state in UNPTRACEABLE_STATES:
         return False
@@ -97,21 +97,21 @@ def _path_of(process: Process) -> str:
 
 
 def _catches_signal(pid: int) -> bool:
-    # Sent to a process that does not catch it, the signal would kill.
+    # The signal kills a process that does not catch it.
     return _has_signal(f"/proc/{pid}/status", "SigCgt")
 
 
 def _has_signal(path: str, field: str) -> bool:
-    """Whether the signal is in a set of signals of a status file."""
+    """Whether the signal is in a signal mask of a status file."""
     mask = read_pairs(path).get(field, "")
     return mask.isalnum() and bool(int(mask, 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
 def _has_open(pid: int, path: str) -> bool:
-    """Whether a process has the file open still; where that may not be known, it is taken to.
+    """Whether a process still has the file open; True if that is not readable.
 
-    A script that closes all descriptors may have a file of its own under the number that faulthandler writes to. And
-    where the process runs another program by now, the signal is caught by that.
+    A script that closes all descriptors may have reused the number that faulthandler writes to. And if the process now
+    runs another program, that one may catch the signal.
     """
     folder = f"/proc/{pid}/fd"
     wanted = os.path.realpath(path)
@@ -137,7 +137,7 @@ def _ask(process: Process) -> _Asked | None:
 
 
 def _threads_that_block(pid: int) -> set[str]:
-    """The threads of a process in which the signal is blocked now. Source: proc_pid_status(5)."""
+    """The threads of a process that block the signal. Source: proc_pid_status(5)."""
     tasks = list_directory(f"/proc/{pid}/task")
     return {task for task in tasks if _has_signal(f"/proc/{pid}/task/{task}/status", "SigBlk")}
 
@@ -161,10 +161,10 @@ def _read_from(path: str, offset: int) -> bytes:
 
 
 def threads_from_text(content: bytes, pid: int) -> tuple[ThreadStack, ...]:
-    """The threads that faulthandler's text tells of, the main one first; empty where it tells of none.
+    """Parse faulthandler's text, the main thread first; empty if there is no thread.
 
-    It gives neither names nor the kernel's numbers; the main thread is the one that it prints last, as the oldest,
-    unless it stops before, which it does after a hundred threads.
+    It has neither names nor thread ids; the main thread is the last one printed, as the oldest, unless it was cut off,
+    which happens after a hundred threads.
     """
     threads: list[tuple[str, bool, list[Frame]]] = []
     is_whole = True

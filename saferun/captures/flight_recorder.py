@@ -1,12 +1,12 @@
-"""torch's Flight Recorder of a rank: which collectives it has called, in which process groups, and how far it came.
+"""torch's Flight Recorder of a rank: which collectives it has called, in which process groups, and how far it got.
 
-The hook in the rank has opened torch's worker server on a Unix socket. Its threads answer without the interpreter, so
-that a rank is readable while it hangs in C code too. Everything that comes over the socket is taken for untrusted.
+The hook in the rank has opened torch's worker server on a Unix socket. Its threads respond without the interpreter,
+even while the rank hangs in C code. Everything that comes over the socket is untrusted.
 
-What a recorder does not tell: collectives of a CUDA graph are not recorded when it is replayed. NCCL's recorder asks
-the GPU for the state of each call that is not over, which fails when the GPU has (HTTP status 500), and has not been
-tried while another thread captures a graph: CUDA may call the capture invalid (its mode "global" forbids that a thread
-asks for the state of an event). A rank is asked when it hangs, or by hand.
+Limits: collectives in a CUDA graph are not recorded when it is replayed. NCCL's recorder queries the GPU for the state
+    of each call that is not complete, which fails if the GPU has failed (HTTP status 500). It has not been tested while
+    another thread captures a graph: CUDA may invalidate the capture (in mode "global" no thread may query an event). A
+    rank is only queried when it hangs, or on request.
 
 Source: ``torch/csrc/distributed/c10d/control_plane/Handlers.cpp``, ``FlightRecorderCuda.cpp`` (2.4 to 2.15).
 """
@@ -31,8 +31,8 @@ _ANY_BACKEND = "fr_trace_json"
 _NCCL_JSON = "dump_nccl_trace_json"
 _NCCL_PICKLE = "dump_nccl_trace_pickle"
 _BACKENDS = ("nccl2", "nccl-lazy", "ncclx", "rcclx", "xccl", "nccl-legacy", "nccl")
-"""Those that may have a recorder of their own, since torch 2.15. For a name that it does not know torch makes one."""
-# Ranks are asked at the same time, and their answers read one after the other: values take many times their JSON.
+"""Backends that may have a recorder of their own, since torch 2.15. For an unknown name torch creates one."""
+# Ranks are queried in parallel, and their answers decoded one at a time: values take many times their JSON.
 _READING = threading.Lock()
 _NO_SOCKET = "it has no process group yet, or a torch without a worker server"
 _SOCKETS_LIMIT = 8
@@ -42,17 +42,17 @@ _OF_BACKEND = "?backend="
 
 
 class NoAnswerError(Exception):
-    """Why one socket gave nothing, in words."""
+    """A socket gave no answer; the message says why."""
 
 
 # ------------------------------------------------------------------------------------------------------------- to look
 
 
 def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollectives, bytes]:
-    """The Flight Recorder of a rank, and what it is made of for the file. Never raises.
+    """Query a rank's Flight Recorder. Returns the collectives, and the raw dump for the file. Never raises.
 
-    The bytes are one JSON object: name of the recorder -> what torch answered; empty where nothing did. Of several
-    processes of the rank the rank's own comes first, then the lowest number.
+    The dump is one JSON object: name of the recorder -> torch's answer; empty if there was none. If several processes
+    of the rank have a socket, the rank itself comes first, then the lowest pid.
 
     Args:
         target: the rank, and its hook.
@@ -60,20 +60,20 @@ def capture_flight_recorder(target: Target, deadline: float) -> tuple[RankCollec
     """
     failure = "the hook is not in this rank" if not target.hook_prefix else _NO_SOCKET
     for path in _sockets(target):
-        # One that does not answer leaves time for the next.
+        # Leave time for the next socket.
         give_up_at = time.monotonic() + max(0.0, deadline - time.monotonic()) * 0.6
         try:
-            told = _Asked(path, give_up_at)
-            told.ask()
+            recorders = _Recorders(path, give_up_at)
+            recorders.ask()
         except NoAnswerError as error:
             failure = str(error)
             continue
         except Exception as error:
             failure = f"its answer makes no sense ({type(error).__name__})"
             continue
-        content = b",\n".join(b'"' + name.encode() + b'": ' + reply for name, reply in told.replies.items())
-        groups = tuple(told.groups.values())[:GROUPS_LIMIT]
-        return RankCollectives(target.rank, groups, "", told.incomplete), b"{" + content + b"}\n"
+        content = b",\n".join(b'"' + name.encode() + b'": ' + reply for name, reply in recorders.replies.items())
+        groups = tuple(recorders.groups.values())[:GROUPS_LIMIT]
+        return RankCollectives(target.rank, groups, "", recorders.incomplete), b"{" + content + b"}\n"
     return RankCollectives(target.rank, (), failure), b""
 
 
@@ -93,7 +93,7 @@ def _sockets(target: Target) -> list[str]:
     return [f"{target.hook_prefix}.{pid}.sock" for pid in pids[:_SOCKETS_LIMIT]]
 
 
-class _Asked:
+class _Recorders:
     """The recorders of one process.
 
     Args:
@@ -102,7 +102,7 @@ class _Asked:
 
     Attributes:
         replies: the JSON of each, by its name.
-        groups: what they tell, by the group's name.
+        groups: their groups, by name.
         incomplete: what is missing, and why.
     """
 
@@ -115,10 +115,10 @@ class _Asked:
         self._failure: NoAnswerError | None = None
 
     def ask(self) -> None:
-        """Ask all of them.
+        """Query all of them.
 
         Raises:
-            NoAnswerError: none has answered.
+            NoAnswerError: none answered.
         """
         names = _loads(ask_server(self._path, "GET", "/handler/", self._deadline))
         present = names if isinstance(names, list) else []
@@ -136,9 +136,9 @@ class _Asked:
             raise self._failure
 
     def _ask(self, handler: str, query: str = "", share: float = 1.0) -> tuple[str, ...] | None:
-        """Ask one, for a share of what time is left. Returns the names of its groups; None where it has not answered.
+        """Query one, for a share of the remaining time. Returns the names of its groups; None if it did not answer.
 
-        Raises no error: the last one is kept.
+        Raises nothing: the last error is kept.
         """
         deadline = time.monotonic() + _left_s(self._deadline, 0.0) * share
         try:
@@ -157,7 +157,7 @@ class _Asked:
         return tuple(group.group for group in groups)
 
     def _ask_nccl(self) -> None:
-        """NCCL's recorder: all calls; those that are not over; the numbers alone, for which no GPU is asked."""
+        """Query NCCL's recorder: all calls; else incomplete ones; else sequence numbers, without GPU queries."""
         before = self._failure
         if self._ask(_NCCL_JSON, share=0.6) is not None:
             return
@@ -170,7 +170,7 @@ class _Asked:
         self._failure = why
 
     def _ask_backends(self) -> None:
-        """The recorders that backends have for themselves. A torch without them tells the same whatever is asked."""
+        """Query the backends' own recorders. A torch without them returns the same answer for each."""
         for backend in _BACKENDS:
             known = {*self.groups}
             groups = self._ask(_ANY_BACKEND, _OF_BACKEND + backend, share=0.6)
@@ -179,7 +179,7 @@ class _Asked:
 
 
 def _read(handler: str, reply: bytes, *, only_active: bool) -> tuple[tuple[GroupProgress, ...], bytes]:
-    """What a reply tells, and the reply as JSON."""
+    """Decode a reply. Returns its groups, and the reply as JSON."""
     try:
         with _READING:
             if handler != _NCCL_PICKLE:
@@ -193,10 +193,10 @@ def _read(handler: str, reply: bytes, *, only_active: bool) -> tuple[tuple[Group
 
 
 def ask_server(path: str, method: str, resource: str, deadline: float) -> bytes:
-    """The body of the answer of a rank's worker server to one HTTP request.
+    """Send one HTTP request to a rank's worker server. Returns the body of the answer.
 
     Raises:
-        NoAnswerError: there is none, or it is no answer.
+        NoAnswerError: there is none, or it is malformed.
     """
     import socket
 
@@ -234,11 +234,11 @@ def _body_of(content: bytearray) -> bytes:
         raise NoAnswerError(f"its answer is longer than {REPLY_LIMIT_BYTES >> 20} MiB")
     head, blank, body = content.partition(b"\r\n\r\n")
     status, *headers = head.split(b"\r\n")
-    words = status.split()
-    if not blank or len(words) < 2 or not words[0].startswith(b"HTTP/"):  # noqa: PLR2004 - version and status
+    fields = status.split()
+    if not blank or len(fields) < 2 or not fields[0].startswith(b"HTTP/"):  # noqa: PLR2004 - version and status
         raise NoAnswerError("what answers is not torch's worker server")
-    if words[1] != b"200":
-        raise NoAnswerError(f"it answers with status {printable(words[1][:16].decode(errors='replace'))}")
+    if fields[1] != b"200":
+        raise NoAnswerError(f"it answers with status {printable(fields[1][:16].decode(errors='replace'))}")
     for header in headers:
         name, _, value = header.partition(b":")
         if name.strip().lower() == b"content-length" and value.strip().isdigit() and int(value[:20]) > len(body):
@@ -250,4 +250,4 @@ def _loads(content: bytes) -> Any:  # noqa: ANN401 - JSON
     try:
         return loads(content, longest=REPLY_LIMIT_BYTES, most=REPLY_LIMIT_BYTES)
     except ValueError:
-        raise NoAnswerError("its answer is no JSON") from None
+        raise NoAnswerError("its answer is not JSON") from None

@@ -1,4 +1,4 @@
-"""What a capture's directory lacks, as the text of a file there. Pure."""
+"""The text of the file that lists what a capture's directory lacks. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ NAME = "missing.txt"
 
 
 def gaps_text(unwritten: Sequence[str], unfinished: Sequence[str]) -> str:
-    """The text; empty where nothing is missing.
+    """The text; empty if nothing is missing.
 
     Args:
-        unwritten: names of files that found no room in memory while the file system did not answer.
-        unfinished: captures that were not ready in time.
+        unwritten: names of files without room in memory while the file system did not respond.
+        unfinished: captures that timed out.
     """
     lines = [f"no room in memory while the files could not be written: {name}" for name in unwritten]
     lines += [f"captures timed out: {name}" for name in unfinished]

@@ -1,4 +1,4 @@
-"""gdb's picture of a core: native calls only, slow and large, but found nearly everywhere. Pure, but for finding it.
+"""Stacks of a core by gdb: native calls only, slow, but available nearly everywhere. Pure, except to find gdb.
 
 Source: gdb's manual, "Backtraces".
 """
@@ -11,7 +11,7 @@ from saferun.captures.tools import Tool, find_tool
 from saferun.evidence import Frame, ThreadStack
 
 _FRAMES = 200
-# Init files and scripts of libraries could do anything, and nothing is asked over the network.
+# No init files or scripts of libraries, and no network access.
 _ARGV = ("-nx", "-nh", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off")
 _SETTINGS = ("set pagination off", "set width 0", "set print frame-arguments none", "set print address on")
 _QUESTIONS = (f"bt {_FRAMES}", "info threads", f"thread apply all bt {_FRAMES}")
@@ -24,29 +24,30 @@ _NAME_LIMIT = 512
 
 
 def find_gdb() -> str:
-    """The path of gdb; empty: there is none."""
+    """The path of gdb; empty if it is not installed."""
     return find_tool("gdb")
 
 
 def gdb_tool(gdb: str, core: str, executable: str, timeout_s: float) -> Tool:
-    """What is to be run: the crashed thread, and then all of them.
+    """The command: the crashed thread, and then all of them.
 
     Args:
         gdb: the path of gdb.
         core: the core's path.
-        executable: the path of the program that it is of; empty: gdb looks for it.
-        timeout_s: how long it may take. Reading torch's symbols takes seconds, and half a minute for the first time.
+        executable: the path of the program; empty: gdb finds it.
+        timeout_s: how long it may take, in seconds. Reading torch's symbols takes seconds, the first time half a
+            minute.
     """
     commands = [word for command in (*_SETTINGS, *_QUESTIONS) for word in ("-ex", command)]
     return Tool((gdb, *_ARGV, *commands, *([executable] if executable else []), "-c", core), timeout_s)
 
 
 def threads_from_gdb(text: str, pid: int) -> tuple[ThreadStack, ...]:
-    """The threads in what gdb has printed, in its order; empty where there are none.
+    """Parse gdb's output, in its order; empty if there are no threads.
 
     Args:
         text: its output.
-        pid: the process; the thread with its number is the main one.
+        pid: the process; the thread with this id is the main one.
     """
     threads: list[ThreadStack] = []
     frames: list[Frame] = []
@@ -78,7 +79,7 @@ def _frame(text: str) -> Frame:
 
 
 def _without_parameters(text: str) -> str:
-    """A call without what stands in its last parentheses; a function's name may hold parentheses too."""
+    """A call without its last pair of parentheses; a function's name may hold parentheses too."""
     text = text.rstrip()
     depth = 0
     for index in range(len(text) - 1, -1, -1):
@@ -96,10 +97,10 @@ _OF_THE_INTERPRETER = re.compile(
 
 
 def with_python_calls(native: ThreadStack, python: ThreadStack | None) -> ThreadStack:
-    """A native stack in which Python's calls stand for the interpreter's own.
+    """A native stack in which Python's calls replace the interpreter's own.
 
-    Above the interpreter's innermost loop stands what Python called, and that is where things crash; below it the
-    stack is Python's alone. ``native`` as it is where there are no Python calls.
+    Above the interpreter's innermost loop is what Python called, which is where crashes happen; below it only Python's
+    calls are kept. Without Python calls ``native`` is returned.
     """
     if python is None or not python.frames:
         return native

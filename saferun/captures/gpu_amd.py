@@ -1,6 +1,6 @@
 """The state of AMD's GPUs: from ``amd-smi``, or else from ``rocm-smi``, or else from sysfs.
 
-The tools' output differs from release to release: whatever is not there, or of an unknown form, is left out.
+The tools' output differs between releases: what is missing or of an unknown form is skipped.
 
 Source: ROCm documentation, "AMD SMI CLI tool" and "ROCm SMI".
 """
@@ -36,10 +36,10 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 def capture_gpu_amd(
     pids: Sequence[int], deadline: float, *, sysfs_root: str = "/sys", dev_root: str = "/dev"
 ) -> HostCapture:
-    """The state of AMD's GPUs. What has been read by the deadline counts, also where the driver holds its callers.
+    """The state of AMD's GPUs, as far as it was read by the deadline, even if the driver blocks.
 
     Args:
-        pids: the ranks; they and their descendants are told from other people's processes.
+        pids: the ranks; they and their descendants count as the job's processes.
         deadline: in monotonic seconds.
         sysfs_root: where sysfs is mounted.
         dev_root: where the device nodes are.
@@ -50,7 +50,7 @@ def capture_gpu_amd(
     failures: list[str] = []
 
     def read() -> None:
-        # A tool gets two thirds of what is left, so that something is left for the next route.
+        # A tool gets two thirds of the remaining time, so that some is left for the next one.
         for ask in (_read_amd_smi, _read_rocm_smi):
             until = time.monotonic() + (deadline - time.monotonic()) * 2 / 3
             failure = ask(snapshot, ours, until)
@@ -130,7 +130,7 @@ def parse_amd_smi_processes(text: str) -> dict[int, list[tuple[int, int | None, 
         for item in listed:
             one = item.get("process_info", item) if isinstance(item, dict) else None
             if not isinstance(one, dict) or not isinstance(one.get("pid"), int):
-                continue  # where there are none, words stand in their place
+                continue  # without processes there is a message in their place
             memory = _value(one, "memory_usage", "vram_mem")
             if memory is None:
                 memory = _number(one.get("mem_usage", one.get("mem")))
@@ -140,7 +140,7 @@ def parse_amd_smi_processes(text: str) -> dict[int, list[tuple[int, int | None, 
 
 
 def add_amd_smi_static(facts: JsonObject, gpus: Iterable[JsonObject], text: str) -> None:
-    """What ``amd-smi static --json`` has to add: names, addresses, widest links, the driver's version."""
+    """Add names, addresses, link widths and the driver's version from ``amd-smi static --json``."""
     by_index = {gpu["index"]: gpu for gpu in gpus}
     for entry in _entries(text):
         gpu = by_index.get(entry.get("gpu", -1))
@@ -170,7 +170,7 @@ def _read_rocm_smi(snapshot: Snapshot, ours: frozenset[int], until: float) -> st
     if not gpus:
         return "rocm-smi: no GPU in its output"
     snapshot.facts["source"] = "rocm-smi"
-    # It does not tell on which GPU a process is.
+    # It does not report a process's GPU.
     snapshot.facts["processes"] = owned(processes, ours)
     if len(gpus) == 1:
         gpus[0]["processes"] = snapshot.facts["processes"]
@@ -187,11 +187,11 @@ def parse_rocm_smi(text: str) -> tuple[list[JsonObject], list[tuple[int, int | N
         if key.startswith("card") and _is_number(key[4:]) and isinstance(entry, dict):
             gpus.append(_from_card(int(key[4:]), entry))
         elif key == "system" and isinstance(entry, dict):
-            for name, words in entry.items():
+            for name, value in entry.items():
                 pid = name.removeprefix("PID").strip()
-                if name.startswith("PID") and _is_number(pid) and isinstance(words, str):
+                if name.startswith("PID") and _is_number(pid) and isinstance(value, str):
                     # Name, number of GPUs, bytes of memory, bytes of SDMA, occupancy.
-                    fields = [field.strip() for field in words.rsplit(",", 4)]
+                    fields = [field.strip() for field in value.rsplit(",", 4)]
                     memory = fields[2] if len(fields) > 2 else ""  # noqa: PLR2004
                     processes.append((int(pid), int(memory) if _is_number(memory) else None, fields[0]))
     return gpus, processes
@@ -203,7 +203,7 @@ def _is_number(text: str) -> bool:
 
 def _from_card(index: int, entry: JsonObject) -> JsonObject:
     gpu: JsonObject = {"index": index}
-    # The case of the letters has changed between releases.
+    # Upper and lower case differ between releases.
     fields = {str(name).lower(): value for name, value in entry.items()}
     _put(gpu, "busy_percent", _number(fields.get("gpu use (%)")), int)
     _put(gpu, "memory_used_bytes", _number(fields.get("vram total used memory (b)")), int)
@@ -227,7 +227,7 @@ def _from_card(index: int, entry: JsonObject) -> JsonObject:
 
 
 def _run(snapshot: Snapshot, tool: str, arguments: Sequence[str], until: float) -> tuple[str, str]:
-    """What a tool prints, and why there is nothing."""
+    """A tool's output, and why there is none."""
     import shutil
 
     path = shutil.which(tool) or shutil.which(tool, path=_ROCM_BIN)
@@ -241,9 +241,9 @@ def _run(snapshot: Snapshot, tool: str, arguments: Sequence[str], until: float) 
         return "", f"{snapshot.step}: {os.strerror(error.errno)}"
     if status is None:
         return "", f"{snapshot.step} did not answer in time"
-    said, snapshot.step = snapshot.step, ""
+    step, snapshot.step = snapshot.step, ""
     if status.code != 0 and not output.strip():
-        return "", f"{said}: {status.description}"
+        return "", f"{step}: {status.description}"
     return output.decode(errors="replace"), ""
 
 
@@ -255,7 +255,7 @@ def _entries(text: str) -> list[JsonObject]:
     return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
 
-def _json(text: str) -> Any:  # noqa: ANN401 - whatever it is
+def _json(text: str) -> Any:  # noqa: ANN401 - JSON
     """The JSON in a tool's output, which warnings may precede or follow."""
     for match in re.finditer(r"^\s*(?=[\[{])", text, re.MULTILINE):
         try:

@@ -1,14 +1,14 @@
-"""What of the state of the GPUs is worth a line when a job hangs or has crashed. Pure.
+"""The lines about the state of the GPUs in reports of hangs and crashes. Pure.
 
-A snapshot is plain JSON: ``{"driver": "580.95", "runtime": "CUDA 13.0", "stuck_in": "", "gpus": [...]}``. What is known
-of a GPU stands under these keys, and whatever is not known is not there:
+A snapshot is plain JSON: ``{"driver": "580.95", "runtime": "CUDA 13.0", "stuck_in": "", "gpus": [...]}``. A GPU has
+these keys, except for values that are unknown:
 
-``index``; ``name``; ``pci`` (``0000:1b:00.0``); ``fault`` (why it cannot be used, in words); ``busy_percent``;
-``memory_used_bytes``, ``memory_total_bytes``; ``temperature_c``; ``slowed_by`` (causes, in words); ``ecc_uncorrected``
-(since the driver was loaded); ``remapping_pending``, ``remapping_failed``, ``retirement_pending``; ``recovery`` (what
-the driver wants done, in words); ``pcie_width``, ``pcie_width_max``; ``nvlinks_up``; ``nvlink_recoveries``; ``mig``;
-``processes`` (``pid``, ``memory_bytes``, ``name``, and ``whose``: ``ours``, ``other``, or ``hidden`` where the number
-is none that can be seen from here).
+``index``; ``name``; ``pci`` (``0000:1b:00.0``); ``fault`` (why it cannot be used); ``busy_percent``;
+``memory_used_bytes``, ``memory_total_bytes``; ``temperature_c``; ``slowed_by`` (causes); ``ecc_uncorrected``
+(since the driver was loaded); ``remapping_pending``, ``remapping_failed``, ``retirement_pending``; ``recovery`` (the
+action that the driver asks for); ``pcie_width``, ``pcie_width_max``; ``nvlinks_up``; ``nvlink_recoveries``; ``mig``;
+``processes`` (``pid``, ``memory_bytes``, ``name``, and ``whose``: ``ours``, ``other``, or ``hidden`` if the pid is not
+visible in this pid namespace).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from saferun.text.wording import rank_spans
 _IDLE_PERCENT = 5
 _BUSY_PERCENT = 90
 _GIB = 1 << 30
-# A CUDA context alone takes some hundred MiB: what has less than this shares a GPU, but is not what filled it.
+# A CUDA context alone takes some hundred MiB: a process with less than this shares a GPU, but has not filled it.
 _NOTABLE_BYTES = 64 << 20
 _NOTABLE_SHARE = 0.05
 _NAMED_PROCESSES = 3
 
 
 def gpu_lines(snapshot: JsonObject) -> tuple[str, ...]:
-    """One line for each thing out of order, the gravest first; one line for all GPUs where nothing is.
+    """One line for each fault, the gravest first; one line for all GPUs if there is none.
 
-    GPUs of which the same can be said share a line.
+    GPUs with the same fault share a line.
     """
     gpus: list[JsonObject] = snapshot.get("gpus", [])
     lines = [f"the GPU driver does not answer ({stuck})"] if (stuck := snapshot.get("stuck_in")) else []
@@ -46,7 +46,7 @@ def gpu_lines(snapshot: JsonObject) -> tuple[str, ...]:
 # ----------------------------------------------------------------------------------------------- faults of a single GPU
 
 
-def _trouble(gpu: JsonObject) -> str:
+def _fault(gpu: JsonObject) -> str:
     return str(gpu.get("fault", ""))
 
 
@@ -88,7 +88,7 @@ def _link_recoveries(gpu: JsonObject) -> str:
 
 
 _FAULTS: tuple[Callable[[JsonObject], str], ...] = (
-    _trouble,
+    _fault,
     _ecc,
     _remapping,
     _retirement,
@@ -103,42 +103,42 @@ _FAULTS: tuple[Callable[[JsonObject], str], ...] = (
 
 
 def _missing_links(gpus: Sequence[JsonObject]) -> list[str]:
-    # How many links are wired depends on the board, so only GPUs of one kind can tell about each other.
-    said: list[tuple[JsonObject, str]] = []
+    # The number of wired links depends on the board, so only GPUs of one kind are compared.
+    found: list[tuple[JsonObject, str]] = []
     for name in dict.fromkeys(gpu.get("name") for gpu in gpus):
         alike = [gpu for gpu in gpus if gpu.get("name") == name and "nvlinks_up" in gpu and not gpu.get("mig")]
         most = max((gpu["nvlinks_up"] for gpu in alike), default=0)
         fewer = [gpu for gpu in alike if gpu["nvlinks_up"] < most]
         if 2 * len(fewer) < len(alike):
-            said += [(gpu, f"{gpu['nvlinks_up']} NVLinks up, the others have {most}") for gpu in fewer]
-    return _merged(said, with_names=True)
+            found += [(gpu, f"{gpu['nvlinks_up']} NVLinks up, the others have {most}") for gpu in fewer]
+    return _merged(found, with_names=True)
 
 
 def _foreign_lines(gpus: Sequence[JsonObject]) -> list[str]:
     used_by_us = [gpu for gpu in gpus if _pids(gpu, "ours")]
-    said: list[tuple[JsonObject, str]] = []
+    found: list[tuple[JsonObject, str]] = []
     for gpu in used_by_us or gpus:
         total = gpu.get("memory_total_bytes", 0)
         least = _NOTABLE_BYTES if used_by_us else max(_NOTABLE_BYTES, total * _NOTABLE_SHARE)
-        # Numbers of a pid namespace outside ours may mean our own ranks, unless those are seen by their own numbers.
+        # Pids of an outer namespace may be our own ranks, unless those are visible by their own pids.
         strange = ("other", "hidden") if used_by_us else ("other",)
         foreign = [one for one in gpu.get("processes", ()) if one["whose"] in strange]
         taken = sum(one.get("memory_bytes", 0) for one in foreign)
         if taken >= least:
             used = f"memory {_gib(gpu.get('memory_used_bytes', 0))} of {_gib(total)} GiB used, {_gib(taken)} GiB of it"
-            said.append((gpu, f"{used} by {_named(foreign)}"))
-    return _merged(said)
+            found.append((gpu, f"{used} by {_named(foreign)}"))
+    return _merged(found)
 
 
 def _named(processes: Sequence[JsonObject]) -> str:
     most = sorted(processes, key=lambda one: -one.get("memory_bytes", 0))
-    words = [
+    text = [
         f"pid {one['pid']} ({'not visible from here' if one['whose'] == 'hidden' else _not_ours(one)})"
         for one in most[:_NAMED_PROCESSES]
     ]
     if len(most) > _NAMED_PROCESSES:
-        words.append(f"{len(most) - _NAMED_PROCESSES} more")
-    return ", ".join(words)
+        text.append(f"{len(most) - _NAMED_PROCESSES} more")
+    return ", ".join(text)
 
 
 def _not_ours(process: JsonObject) -> str:
@@ -146,7 +146,7 @@ def _not_ours(process: JsonObject) -> str:
 
 
 def _load_lines(gpus: Sequence[JsonObject]) -> list[str]:
-    """Ranks that wait for another in a collective keep their GPUs busy: the idle one tells who is missing."""
+    """Ranks that wait in a collective keep their GPUs busy: an idle GPU is that of a missing rank."""
     known = [gpu for gpu in _in_use(gpus) if "busy_percent" in gpu]
     busy = [gpu for gpu in known if gpu["busy_percent"] >= _BUSY_PERCENT]
     idle = [gpu for gpu in known if gpu["busy_percent"] <= _IDLE_PERCENT]
@@ -186,19 +186,19 @@ def _versions(snapshot: JsonObject) -> str:
     return ", ".join([*([f"driver {driver}"] if driver else []), *([str(runtime)] if runtime else [])])
 
 
-# --------------------------------------------------------------------------------------------------------------- words
+# ------------------------------------------------------------------------------------------------------------ wording
 
 
-def _merged(said: Iterable[tuple[JsonObject, str]], *, with_names: bool = False) -> list[str]:
-    by_words: dict[str, list[JsonObject]] = {}
-    for gpu, words in said:
-        if words:
-            by_words.setdefault(words, []).append(gpu)
-    return [f"{_which(gpus, with_names=with_names)}: {words}" for words, gpus in by_words.items()]
+def _merged(found: Iterable[tuple[JsonObject, str]], *, with_names: bool = False) -> list[str]:
+    by_text: dict[str, list[JsonObject]] = {}
+    for gpu, text in found:
+        if text:
+            by_text.setdefault(text, []).append(gpu)
+    return [f"{_which(gpus, with_names=with_names)}: {text}" for text, gpus in by_text.items()]
 
 
 def _which(gpus: Sequence[JsonObject], *, with_names: bool = False) -> str:
-    """``GPU 3``, ``GPUs 0-2,5``; with names ``GPU 3 (H200, 0000:1b:00.0)``, as whoever repairs it must know."""
+    """``GPU 3``, ``GPUs 0-2,5``; with names ``GPU 3 (H200, 0000:1b:00.0)``, for repairs."""
     numbers = sorted(gpu["index"] for gpu in gpus)
     if len(numbers) > 1:
         return f"GPUs {','.join(rank_spans(numbers)[0])}"

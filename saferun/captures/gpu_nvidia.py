@@ -20,10 +20,10 @@ def capture_gpu_nvidia(
     nvml: Any = None,  # noqa: ANN401 - a module
     dev_root: str = "/dev",
 ) -> HostCapture:
-    """The state of NVIDIA's GPUs. What has been read by the deadline counts, also where a call never returns.
+    """The state of NVIDIA's GPUs, as far as it was read by the deadline, even if a call never returns.
 
     Args:
-        pids: the ranks; they and their descendants are told from other people's processes.
+        pids: the ranks; they and their descendants count as the job's processes.
         deadline: in monotonic seconds.
         nvml: a stand-in for ``pynvml``.
         dev_root: where the device nodes are.

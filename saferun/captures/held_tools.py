@@ -1,4 +1,4 @@
-"""Tools that are held in memory, so that they can be run while no file system answers."""
+"""Tools that are kept in memory, so that they run while file systems hang."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from saferun.linux.memory_file import memory_file
 from saferun.model import Value
 
 _HELD = ("py-spy",)
-"""It is linked statically: nothing but the file itself is read to start it."""
+"""Statically linked: starting it reads nothing but the file itself."""
 _FOUND = ("gdb", "strace", "nvidia-smi", "rocm-smi", "amd-smi")
-"""These lie where the system does, as a rule; where they are is found out early."""
+"""Usually on the system's disk; their paths are looked up early."""
 _LARGEST_BYTES = 64 << 20
 
 
 class HeldTool(Value):
-    """A program: ``path`` is what is executed, ``fd`` the file in memory (-1: it is run from where it lies)."""
+    """A program: ``path`` is what is executed, ``fd`` the memory file (-1: it is run from disk)."""
 
     name: str
     path: str
@@ -27,7 +27,7 @@ _tools: dict[str, HeldTool] = {}
 
 
 def hold_tools() -> list[str]:
-    """Read the tools into memory, where that can be done, and look for the others. Returns the names of those found."""
+    """Read the tools into memory, if possible, and find the others. Returns the names of those found."""
     for name in _HELD:
         path = find_tool(name)
         if path:
@@ -50,25 +50,25 @@ def held_tool(name: str) -> HeldTool:
     """A tool that ``hold_tools`` has found.
 
     Raises:
-        KeyError: it has not.
+        KeyError: it was not found.
     """
     return _tools[name]
 
 
 def held_fds() -> list[int]:
-    """The files in memory."""
+    """The descriptors of the memory files."""
     return [tool.fd for tool in _tools.values() if tool.fd >= 0]
 
 
 def _held(name: str, path: str) -> HeldTool | None:
-    """A copy in memory; None where there can be none, or where it could not be executed."""
+    """A copy in memory; None if there can be none, or it could not be executed."""
     fd = -1
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size > _LARGEST_BYTES:
                 return None
             fd = memory_file(name, file.read(), executable=True)
-        # By this process's own number: whoever executes it has closed its descriptors by then.
+        # By this process's pid: the process that executes it has closed its descriptors by then.
         held = f"/proc/{os.getpid()}/fd/{fd}"
         if os.access(held, os.X_OK):
             return HeldTool(name, held, fd)

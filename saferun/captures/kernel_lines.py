@@ -1,4 +1,4 @@
-"""Which lines of the kernel log tell why a rank died or hangs. Pure.
+"""Lines of the kernel log that explain why a rank died or hangs. Pure.
 
 Sources: Linux, mm/oom_kill.c, arch/x86/mm/fault.c, kernel/hung_task.c, drivers/gpu/drm/amd/amdgpu.
 """
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from saferun.diagnosis.gpu_errors import GpuError, error_in, meaning_of
 
 _LINE_LIMIT = 500
-# So many lines of one kind are shown; the first tell what happened, the rest how often.
+# The most lines of one kind that are shown; further ones are counted.
 _SHOWN_OF_A_KIND = 4
 _SHOWN = 40
 
-# What the kernel says, by kind; the first kind that matches counts. ``oom_detail`` is for those who read on: it is not
-# shown. What tells of something that went well again is left out where it looks like its opposite.
+# Kernel messages by kind; the first kind that matches counts. ``oom_detail`` only goes to the file. Messages about
+# recoveries are excluded if they resemble those about failures.
 _NIC = r"(?:mlx[45]|\bib\d|\beth\d|\ben[opsx]\w+|\bbond\d|hfi1|\befa|bnxt|\bice |irdma|infiniband)"
 _PATTERNS: dict[str, tuple[str, ...]] = {
     "xid": (
@@ -88,23 +88,23 @@ _PATTERNS: dict[str, tuple[str, ...]] = {
     ),
 }
 _KINDS = re.compile("|".join(f"(?P<{kind}>{'|'.join(patterns)})" for kind, patterns in _PATTERNS.items()))
-# It lists options whose names sound like trouble.
+# Its options may match the patterns.
 _COMMAND_LINE = ("Command line: ", "Kernel command line: ")
 
 
 def kind_of(line: str) -> str:
-    """What a line of the kernel log is about; empty where it tells nothing about a dead or hanging rank."""
+    """The kind of a line of the kernel log; empty if it is not relevant to a dead or hanging rank."""
     match = None if line.startswith(_COMMAND_LINE) else _KINDS.search(line)
     return str(match.lastgroup) if match else ""
 
 
 def relevant(lines: Iterable[str]) -> list[str]:
-    """The lines that may matter, in their order, made fit to be shown."""
+    """The relevant lines in order, safe to print."""
     return [line for raw in lines if kind_of(line := tidy(raw))]
 
 
 def shown(lines: Iterable[str]) -> tuple[str, ...]:
-    """Of relevant lines those to be shown: a few of each kind, Xids explained, and how many more there were."""
+    """The relevant lines to show: a few of each kind, with Xids explained, and how many more there were."""
     result: list[str] = []
     counts: dict[str, int] = {}
     for line in lines:
@@ -119,13 +119,13 @@ def shown(lines: Iterable[str]) -> tuple[str, ...]:
             result.append(explain(line) if counts[kind] == 1 else line)
     for kind, count in counts.items():
         if count > _SHOWN_OF_A_KIND:
-            words = kind if "Xid" in kind else kind.replace("_", " ")
-            result.append(f"{count - _SHOWN_OF_A_KIND} more kernel lines like these ({words})")
+            name = kind if "Xid" in kind else kind.replace("_", " ")
+            result.append(f"{count - _SHOWN_OF_A_KIND} more kernel lines like these ({name})")
     return tuple(result)
 
 
 def explain(line: str) -> str:
-    """The line, with what its Xid number means and what to do behind it."""
+    """The line, followed by the meaning of its Xid number and what to do."""
     error = error_in(line)
     meaning = meaning_of(error) if error is not None else None
     return f"{line} [{_number_of(error)}: {meaning.meaning}; {meaning.advice}]" if error and meaning else line
@@ -136,6 +136,6 @@ def _number_of(error: GpuError) -> str:
 
 
 def tidy(raw: str) -> str:
-    """One line without control characters, of bounded length: names of processes in it are anybody's choice."""
+    """One printable line of bounded length: names of processes in it are untrusted."""
     short = raw if len(raw) <= _LINE_LIMIT else f"{raw[: _LINE_LIMIT - 1]}…"
     return "".join(char if char.isprintable() else " " if char == "\t" else "?" for char in short)

@@ -1,6 +1,6 @@
-"""What the kernel has logged while the job ran: dead GPUs, processes killed for memory, crashes, failing disks.
+"""The kernel log during the job: dead GPUs, OOM kills, crashes, failing disks.
 
-The log is read from /dev/kmsg, or else by syslog(2), or else from the journal, whichever may be read.
+The log is read from /dev/kmsg, else by syslog(2), else from the journal, whichever is permitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from saferun.model import Value
 
 _RECORD_BYTES = 8192  # the kernel's own limit
 _RECORDS = 1 << 17
-# The newest that are read: more than any job explains, and no more than memory takes.
+# The newest lines that are read: more than any job needs, within bounded memory.
 _LINES = 1 << 15
 _KEPT = 500
 _SYSLOG_READ_ALL, _SYSLOG_SIZE = 3, 10
@@ -28,16 +28,16 @@ _JOURNAL_TIMEOUT_S = 5.0
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 _SYSLOG_LINE = re.compile(r"<(\d{1,9})>\[ *(\d{1,15}\.\d{1,15})\](?:\[ *[TC]\d+\])? ?(.*)")
 _FACILITY_SHIFT = 3
-# The kernel stamps its lines with a clock that nobody corrects, while the system's is corrected all the time: they
-# drift apart by some millionths of the time since boot.
+# The clock of the kernel's timestamps is not adjusted, unlike the system's: they drift apart by some millionths of the
+# time since boot.
 _DRIFT = 30e-6
 _SLACK_S = 1.0
 
 
 class KernelLog(Value):
-    """Lines of the kernel log as it holds them, oldest first.
+    """Lines of the kernel log, oldest first.
 
-    ``source`` is where they were read, ``failure`` says in one line why nothing could be.
+    ``source`` is where they were read, ``failure`` says in one line why none could be read.
     """
 
     lines: tuple[str, ...]
@@ -46,7 +46,7 @@ class KernelLog(Value):
 
 
 def capture_kernel_log(since: float, deadline: float) -> HostCapture:
-    """What the kernel has said since then that may explain a hang or a crash.
+    """The kernel log since then, as far as it may explain a hang or a crash.
 
     Args:
         since: seconds since the epoch.
@@ -59,7 +59,7 @@ def capture_kernel_log(since: float, deadline: float) -> HostCapture:
 
 
 def read_kernel_lines(since: float) -> list[str]:
-    """The lines since then that may explain a hang or a crash; none where the log may not be read.
+    """The lines since then that may explain a hang or a crash; none if the log is not readable.
 
     Args:
         since: seconds since the epoch.
@@ -68,21 +68,21 @@ def read_kernel_lines(since: float) -> list[str]:
 
 
 def read_kernel_log(since: float, deadline: float, *, kmsg: str = "/dev/kmsg") -> KernelLog:
-    """All lines of the kernel since then.
+    """All kernel lines since then.
 
     Args:
-        since: seconds since the epoch. Lines that are a little older may be among them.
+        since: seconds since the epoch. Slightly older lines may be included.
         deadline: in monotonic seconds.
         kmsg: the device with the kernel's records.
     """
     failures = []
     oldest_s = _since_boot(since)
-    ways: tuple[tuple[str, Callable[[], list[str]]], ...] = (
+    sources: tuple[tuple[str, Callable[[], list[str]]], ...] = (
         (kmsg, lambda: _read_kmsg(kmsg, oldest_s, deadline)),
         ("syslog(2)", lambda: _read_syslog(oldest_s)),
         ("journalctl -k", lambda: _read_journal(since, deadline)),
     )
-    for source, read in ways:
+    for source, read in sources:
         try:
             return KernelLog(tuple(read()), source)
         except OSError as error:
@@ -118,7 +118,7 @@ def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
                 break
             except OSError as error:
                 if error.errno == errno.EPIPE:
-                    continue  # the oldest records have been overwritten meanwhile; the next read goes on behind them
+                    continue  # the oldest records have been overwritten; the next read continues after them
                 raise
             if not record or time.monotonic() > deadline:
                 break
@@ -129,10 +129,10 @@ def _read_kmsg(path: str, oldest_s: float, deadline: float) -> list[str]:
 
 
 def parse_record(record: bytes, oldest_s: float) -> list[str]:
-    """The lines of one record of /dev/kmsg; none where it is too old, or where it is not the kernel's own.
+    """The lines of one record of /dev/kmsg; none if it is too old, or not the kernel's own.
 
     Args:
-        record: ``level,number,microseconds,flags;text`` and a line end, and then lines with a space in front.
+        record: ``level,number,microseconds,flags;text`` and a line end, then lines that begin with a space.
         oldest_s: seconds since boot.
 
     Source: Linux, Documentation/ABI/testing/dev-kmsg.
@@ -167,11 +167,11 @@ def _read_syslog(oldest_s: float) -> list[str]:
 
 
 def parse_syslog(content: bytes, oldest_s: float) -> list[str]:
-    """The kernel's own lines that are not too old in what syslog(2) gives: ``<6>[   12.345678] text``."""
+    """The kernel's own lines from syslog(2) that are not too old: ``<6>[   12.345678] text``."""
     lines: list[str] = []
     for raw in content.decode(errors="replace").split("\n"):
         match = _SYSLOG_LINE.match(raw)
-        # Without a time (printk.time=0) nobody can say whose time a line belongs to.
+        # Without timestamps (printk.time=0) the age of a line is unknown.
         if match and not int(match[1]) >> _FACILITY_SHIFT and float(match[2]) >= oldest_s:
             lines.append(match[3])
     return lines
@@ -182,7 +182,7 @@ def parse_syslog(content: bytes, oldest_s: float) -> list[str]:
 
 def _read_journal(since: float, deadline: float) -> list[str]:
     lines = _ask_journal(f"--since=@{max(0.0, since - _SLACK_S):.0f}", deadline)
-    # What this user may not see is as if it were not there: only a line of whatever age proves that nothing is hidden.
+    # Lines that this user may not see are silently missing: only a line of any age proves that the log is readable.
     if not lines and not _ask_journal("--lines=1", deadline):
         raise OSError(errno.EACCES, "no kernel lines that this user may see")
     return lines
@@ -192,13 +192,13 @@ def _ask_journal(option: str, deadline: float) -> list[str]:
     import subprocess
 
     timeout_s = max(0.1, min(_JOURNAL_TIMEOUT_S, deadline - time.monotonic()))
-    # The option comes last, and counts where it says how many lines, too.
+    # The option comes last, so that its --lines overrides the other.
     command = ["journalctl", "-k", "-o", "cat", "--no-pager", f"--lines={_LINES}", option]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
         raise TimeoutError(errno.ETIMEDOUT, "no answer in time") from None
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        raise OSError(errno.EACCES, said.splitlines()[0] if said else f"exit code {done.returncode}")
+        error = done.stderr.decode(errors="replace").strip()
+        raise OSError(errno.EACCES, error.splitlines()[0] if error else f"exit code {done.returncode}")
     return done.stdout.decode(errors="replace").splitlines()

@@ -1,8 +1,8 @@
-"""Connections to other hosts on which nothing is acknowledged: where the network between hosts is broken.
+"""Connections to other hosts without acknowledgements: signs of a broken network between hosts.
 
-A rank that waits in a collective looks the same whether another one does not come or its data does not get through. The
-kernel knows: it sends again what is not acknowledged, and counts. A stopped process at the other end is something else:
-its kernel acknowledges until the buffers are full, and then answers probes.
+A rank that waits in a collective looks the same whether another one is missing or its data does not get through. The
+kernel knows: it retransmits what is not acknowledged, and counts. A stopped peer process is different: its kernel
+acknowledges until the buffers are full, and then answers window probes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_LINKS = 256
 
 
 def capture_links(scene: Scene) -> None:
-    """The ranks' connections that stand still; where there are none, nothing is told."""
+    """Emit the ranks' connections that stall, if any."""
     started_at = time.monotonic()
     found = stuck_links(scene.processes)
     for link in found:
@@ -32,7 +32,7 @@ def capture_links(scene: Scene) -> None:
 
 
 def stuck_links(processes: Iterable[Process]) -> list[StuckLink]:
-    """The connections of some processes to other hosts on which nothing is acknowledged, the most stubborn first."""
+    """The processes' connections to other hosts without acknowledgements, most retransmissions first."""
     found: dict[int, StuckLink] = {}
     tables: dict[str, dict[int, TcpState]] = {}
     for process in processes:

@@ -1,8 +1,8 @@
-"""Pickles that a rank has written, read as plain values: dicts, lists, tuples, texts, numbers, truth values and None.
+"""Untrusted pickles of a rank as plain values: dicts, lists, tuples, strings, numbers, bools and None.
 
-A pickle is a program that may call whatever it names. Here it may name nothing, and what it makes is bounded: in its
-length before it is read, and in depth and number when it is copied, since a short pickle may hold one list a million
-times in another. The process that reads it has its memory limited.
+A pickle is a program that may call whatever it names. Here it may name nothing, and the result is bounded: in length
+before it is loaded, and in depth and number when it is copied, since a short pickle may hold one list a million times
+in another. The process that loads it has limited memory.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_pickle(content: bytes, longest: int = LONGEST_BYTES) -> Any:  # noqa: ANN401 - any plain value
-    """What a pickle holds, as JSON would have it: tuples are lists, and keys texts.
+    """Decode a pickle like JSON: tuples become lists, and keys must be strings.
 
     Raises:
-        ValueError: it is no pickle, holds something else than plain values, or is out of bounds.
+        ValueError: it is not a pickle, holds other than plain values, or exceeds a bound.
     """
     if len(content) > longest:
         raise ValueError("it is too long")
@@ -37,22 +37,22 @@ def read_pickle(content: bytes, longest: int = LONGEST_BYTES) -> Any:  # noqa: A
         raw = _PlainUnpickler(io.BytesIO(content)).load()
     except MemoryError:
         raise
-    except Exception as error:  # a broken pickle raises whatever its opcodes lead to
+    except Exception as error:  # a malformed pickle may raise anything
         raise ValueError(str(error)[:200] or type(error).__name__) from None
     return _Copy().of(raw, _DEEPEST)
 
 
 class _Copy:
-    """A copy in which each value stands for itself."""
+    """Copies a value without shared references."""
 
     def __init__(self) -> None:
         self._left = _MOST_VALUES
 
     def of(self, raw: object, depth: int) -> Any:  # noqa: ANN401 - any plain value
-        """The copy of a value.
+        """Copy a value.
 
         Raises:
-            ValueError: it is none, or there are too many.
+            ValueError: it is not a plain value, or exceeds a bound.
         """
         self._left -= 1
         if depth <= 0 or self._left < 0:
@@ -70,5 +70,5 @@ class _Copy:
 
 def _key(raw: object) -> str:
     if type(raw) is not str:
-        raise ValueError("it has keys that are no texts")
+        raise ValueError("it has keys that are not strings")
     return raw

@@ -1,4 +1,4 @@
-"""What /proc tells about a process: a short look that never waits, and a full picture for the files.
+"""The state of a process from /proc: a snapshot that never blocks, and the full state for the files.
 
 Source: proc(5).
 """
@@ -25,13 +25,13 @@ _COMMAND_WAIT_S = 0.25
 _ARGUMENT_LIMIT = 4096
 
 
-# ------------------------------------------------------------------------------------------------------- the short look
+# -------------------------------------------------------------------------------------------------------- the snapshot
 
 
-def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = None) -> ProcessSnapshot:
-    """One process at a glance. Never waits for it; one that is gone has the state ``?``.
+def read_snapshot(rank: int, pid: int, *, is_rank: bool, ends: Ends | None = None) -> ProcessSnapshot:
+    """A snapshot of one process. Never blocks; a process that has exited has the state ``?``.
 
-    The command line is left empty: reading it waits for the lock of the process's address space, which one that hangs
+    The command line is left empty: reading it takes the lock of the process's address space, which a process that hangs
     in the kernel may hold.
     """
     status = read_pairs(f"/proc/{pid}/status")
@@ -59,59 +59,59 @@ def read_process_look(rank: int, pid: int, *, is_rank: bool, ends: Ends | None =
 
 
 def read_thread_states(pid: int) -> dict[int, str]:
-    """The state of every thread of a process, by thread number; empty where it is gone."""
+    """The state of every thread of a process, by thread id; empty if it has exited."""
     tids = list_directory(f"/proc/{pid}/task")[:_THREADS_LIMIT]
     return {int(tid): stat.state for tid in tids if (stat := read_stat(f"{pid}/task/{tid}")) is not None}
 
 
-def family_of(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessSnapshot]:
-    """A rank and its living descendants, parents first, at a glance."""
-    looks = [read_process_look(rank, pid, is_rank=True, ends=ends)]
+def tree_snapshots(rank: int, pid: int, limit: int, ends: Ends) -> list[ProcessSnapshot]:
+    """Snapshots of a rank and its living descendants, parents first."""
+    found = [read_snapshot(rank, pid, is_rank=True, ends=ends)]
     waiting = [pid]
     seen = {pid}
-    while waiting and len(looks) < limit:
+    while waiting and len(found) < limit:
         for child in children_of(waiting.pop(0)):
             if child in seen:
                 continue
             seen.add(child)
-            look = read_process_look(rank, child, is_rank=False, ends=ends)
-            if look.state not in "?ZX":
-                looks.append(look)
+            snapshot = read_snapshot(rank, child, is_rank=False, ends=ends)
+            if snapshot.state not in "?ZX":
+                found.append(snapshot)
                 waiting.append(child)
-    return looks[:limit]
+    return found[:limit]
 
 
-# ----------------------------------------------------------------------------------------------------- the full picture
+# ------------------------------------------------------------------------------------------------------ the full state
 
 
 def capture_process_state(scene: Scene) -> None:
-    """Write the full picture of every process, and give the looks again with what takes longer to find out."""
-    ends = Ends((process.rank, process.pid, process.look.name) for process in scene.processes)
+    """Write the full state of every process, and emit the snapshots again with what takes longer to find out."""
+    ends = Ends((process.rank, process.pid, process.snapshot.name) for process in scene.processes)
     ranks = [process for process in scene.processes if process.is_rank]
     others = [process for process in scene.processes if not process.is_rank]
     for process in (*ranks, *others[:_DESCENDANTS_LIMIT]):
         started_at = time.monotonic()
-        scene.begin("process_state", process.place)
+        scene.begin("process_state", process.key)
         if not scene.left_s:
             continue
-        look = read_process_look(process.rank, process.pid, is_rank=process.is_rank, ends=ends)
-        if look.state == "?":
-            scene.note("process_state", process.place, started_at, failure="the process is gone")
+        snapshot = read_snapshot(process.rank, process.pid, is_rank=process.is_rank, ends=ends)
+        if snapshot.state == "?":
+            scene.note("process_state", process.key, started_at, failure="the process is gone")
             continue
-        call = before_restart(read_syscall(process.pid), look.wchan)
-        picture = _picture_of(process.pid, call, ends)
-        # Last what may wait for the process.
+        call = before_restart(read_syscall(process.pid), snapshot.wchan)
+        state = _full_state(process.pid, call, ends)
+        # What may block on the process comes last.
         if "D" not in read_thread_states(process.pid).values():
-            look = look._replace(waits_on=ends.deep(process.pid, call, look.wchan) or look.waits_on)
-        look = look._replace(command=_read_command(process.pid))
-        # The first look is from before anything was done to the process: its state, its place in the kernel hold.
-        first = process.look
-        merged = first._replace(command=look.command, waits_on=_better(first, look))
-        scene.emit("look", merged)
-        picture = {"rank": process.rank, "is_rank": process.is_rank, "command": look.command} | picture
-        picture["waits_on"] = merged.waits_on
-        path = scene.write_json("process_state", picture, process)
-        scene.note("process_state", process.place, started_at, path=path)
+            snapshot = snapshot._replace(waits_on=ends.deep(process.pid, call, snapshot.wchan) or snapshot.waits_on)
+        snapshot = snapshot._replace(command=_read_command(process.pid))
+        # The first snapshot was taken before any tool touched the process: its state and kernel function are kept.
+        first = process.snapshot
+        merged = first._replace(command=snapshot.command, waits_on=_better(first, snapshot))
+        scene.emit("snapshot", merged)
+        state = {"rank": process.rank, "is_rank": process.is_rank, "command": snapshot.command} | state
+        state["waits_on"] = merged.waits_on
+        path = scene.write_json("process_state", state, process)
+        scene.note("process_state", process.key, started_at, path=path)
 
 
 def _better(first: ProcessSnapshot, second: ProcessSnapshot) -> str:
@@ -119,7 +119,7 @@ def _better(first: ProcessSnapshot, second: ProcessSnapshot) -> str:
     return second.waits_on if same and second.waits_on else first.waits_on
 
 
-def _picture_of(pid: int, call: SystemCall | None, ends: Ends) -> JsonObject:
+def _full_state(pid: int, call: SystemCall | None, ends: Ends) -> JsonObject:
     status = read_pairs(f"/proc/{pid}/status")
     fds = list_fds(pid)
     return {
@@ -136,12 +136,12 @@ def _picture_of(pid: int, call: SystemCall | None, ends: Ends) -> JsonObject:
         "io": read_pairs(f"/proc/{pid}/io"),
         "limits": read_text(f"/proc/{pid}/limits").rstrip("\n").splitlines(),
         "open_files": len(fds),
-        "descriptors": {str(fd): ends.words(pid, fd, holders=True) for fd in fds[:_SHOWN_FDS_LIMIT]},
-        "threads": [_thread_picture(pid, tid, state) for tid, state in sorted(read_thread_states(pid).items())],
+        "descriptors": {str(fd): ends.describe(pid, fd, holders=True) for fd in fds[:_SHOWN_FDS_LIMIT]},
+        "threads": [_thread_state(pid, tid, state) for tid, state in sorted(read_thread_states(pid).items())],
     }
 
 
-def _thread_picture(pid: int, tid: int, state: str) -> JsonObject:
+def _thread_state(pid: int, tid: int, state: str) -> JsonObject:
     wchan = read_text(f"/proc/{pid}/task/{tid}/wchan").rstrip("\n")
     call = before_restart(read_syscall(pid, tid), wchan)
     return {
@@ -157,29 +157,29 @@ def _thread_picture(pid: int, tid: int, state: str) -> JsonObject:
 
 
 def _read_command(pid: int) -> str:
-    """The command line, shortened, secrets left out; empty where it is not to be had within a quarter of a second."""
+    """The command line, shortened, without secrets; empty if it cannot be read within a quarter of a second."""
     found: list[str] = []
 
     def read() -> None:
         found.append(read_text(f"/proc/{pid}/cmdline").rstrip("\n"))
 
-    # A thread that waits in the kernel for somebody else's lock can only be left behind.
+    # A thread that blocks in the kernel on another process's lock can only be left behind.
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     reader.join(_COMMAND_WAIT_S)
-    return command_words(found[0].split("\0")) if found else ""
+    return command_text(found[0].split("\0")) if found else ""
 
 
-def command_words(arguments: list[str]) -> str:
+def command_text(arguments: list[str]) -> str:
     """A command line as one short line, without secrets."""
     shown = redacted_arguments(argument[:_ARGUMENT_LIMIT] for argument in arguments)
-    words = " ".join(filter(None, shown))
-    return words if len(words) <= _COMMAND_LIMIT else f"{words[: _COMMAND_LIMIT - 1]}…"
+    text = " ".join(filter(None, shown))
+    return text if len(text) <= _COMMAND_LIMIT else f"{text[: _COMMAND_LIMIT - 1]}…"
 
 
 # -------------------------------------------------------------------------------------------------------- reading /proc
 
 
 def _number(pairs: dict[str, str], name: str) -> int:
-    words = pairs.get(name, "").split()
-    return int(words[0]) if words and words[0].isdigit() else 0
+    fields = pairs.get(name, "").split()
+    return int(fields[0]) if fields and fields[0].isdigit() else 0

@@ -1,4 +1,4 @@
-"""Which setting keeps one process from looking into another.
+"""Which setting prevents one process from tracing another.
 
 Sources: ptrace(2), "Ptrace access mode checking"; Documentation/admin-guide/LSM/Yama.rst; proc(5), hidepid.
 """
@@ -19,11 +19,11 @@ _YAMA = {
     3: "Yama allows it to no process (kernel.yama.ptrace_scope=3)",
 }
 _NEEDS_CAPABILITY = 2
-_NOBODY = 3
+_NO_PROCESS = 3
 
 
 def ptrace_denial(pid: int) -> str:
-    """Why this process may not ptrace another, in one line. Ask only when it has been denied."""
+    """Why this process may not ptrace another, in one line. Only for a process for which it was denied."""
     if not os.path.exists(f"/proc/{pid}"):
         hidden = "hidepid=" in read_text("/proc/self/mounts")
         return "ptrace is denied: /proc hides the process (mounted with hidepid)" if hidden else "the process is gone"
@@ -31,7 +31,7 @@ def ptrace_denial(pid: int) -> str:
 
 
 def resume_if_stopped(pid: int, *, was_stopped: bool) -> None:
-    """Have a process go on that a tool of ours left stopped when it was killed."""
+    """Continue a process that a tool left stopped when it was killed."""
     stat = read_stat(pid)
     if not was_stopped and stat is not None and stat.state == "T":
         with suppress(OSError):
@@ -43,7 +43,7 @@ def _reason(own: dict[str, str], target: dict[str, str], pid: int) -> str:
     scope = _yama_scope()
     if target.get("TracerPid", "0") not in {"0", ""}:
         return f"process {target['TracerPid']} traces it already"
-    if scope == _NOBODY or (scope == _NEEDS_CAPABILITY and not privileged):
+    if scope == _NO_PROCESS or (scope == _NEEDS_CAPABILITY and not privileged):
         return _YAMA[scope]
     if not privileged and (reason := _unlike_us(own, target, pid)):
         return reason
@@ -59,14 +59,14 @@ def _reason(own: dict[str, str], target: dict[str, str], pid: int) -> str:
 
 
 def _unlike_us(own: dict[str, str], target: dict[str, str], pid: int) -> str:
-    """What the kernel holds against us before it asks any security module; empty where nothing."""
+    """Why the kernel denies it before it asks any security module; empty if it does not."""
     owner, me = target.get("Uid", "").split(), own.get("Uid", "").split()
     if owner and me and set(owner[:3]) != {me[1]}:
         return f"the process belongs to user {owner[1]}"
     if _mask(target, "CapPrm") & ~_mask(own, "CapPrm"):
         return "the process has capabilities that saferun lacks"
     try:
-        # The right to read this is checked like ptrace's, but by neither Yama nor seccomp.
+        # Reading this needs the same permission as ptrace, without Yama and seccomp.
         os.readlink(f"/proc/{pid}/exe")
     except PermissionError:
         return "the process is not dumpable (PR_SET_DUMPABLE=0, or its program may not be read)"

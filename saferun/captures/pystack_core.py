@@ -1,7 +1,7 @@
-"""pystack's picture of a core: Python and native calls in one stack.
+"""Stacks of a core by pystack: Python and native calls in one stack.
 
-pystack is optional, and it reads what a broken process has left: it runs in a process of its own, which may crash. The
-program and what reads its answer are both here.
+pystack is optional, and may crash on the core of a broken process: it runs in a separate process. Both the program and
+the parser of its output are here.
 
 Source: pystack's pystack.engine and pystack.types.
 """
@@ -23,7 +23,7 @@ from saferun.text.typed_json import fit
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from saferun.captures.pystack_core import main; sys.exit(main())"
 _THREADS_LIMIT = 512
-# Of an endless recursion the ends tell: where it was, and who began.
+# Of an endless recursion both ends are kept: where it was, and how it began.
 _INNERMOST, _OUTERMOST = 160, 40
 _NAME_LIMIT = 512
 _INLINED = " (inlined)"
@@ -37,12 +37,12 @@ def is_pystack_here() -> bool:
 
 
 def pystack_tool(core: str, executable: str, timeout_s: float) -> Tool:
-    """What is to be run.
+    """The command.
 
     Args:
         core: the core's path.
-        executable: the path of the program that it is of; empty: pystack looks for it.
-        timeout_s: how long it may take.
+        executable: the path of the program; empty: pystack finds it.
+        timeout_s: how long it may take, in seconds.
     """
     return Tool((sys.executable, "-P", "-c", _PROGRAM, _ROOT, core, executable), timeout_s)
 
@@ -56,15 +56,15 @@ class _Thread(Value):
 
 
 def threads_from_pystack(content: bytes) -> tuple[ThreadStack, ...]:
-    """The threads that the program has found.
+    """Parse the program's output.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is malformed.
     """
     try:
         threads: tuple[_Thread, ...] = fit(tuple[_Thread, ...], loads(content))
     except TypeError as error:
-        raise ValueError(f"it is no list of threads: {error}") from None
+        raise ValueError(f"it is not a list of threads: {error}") from None
     return tuple(ThreadStack(one.name, one.tid, one.is_main, one.owns_gil, one.owns_gil, one.frames) for one in threads)
 
 
@@ -72,7 +72,7 @@ def threads_from_pystack(content: bytes) -> tuple[ThreadStack, ...]:
 
 
 def main() -> int:
-    """Print the threads of a core as JSON; why there are none goes to stderr."""
+    """Print the threads of a core as JSON; errors go to stderr."""
     core, executable = sys.argv[2:4]
     try:
         threads = _read(core, executable)
@@ -90,7 +90,7 @@ def _read(core: str, executable: str) -> list[Any]:
     executable = executable or str(analyzer.extract_executable())
     pid = analyzer.extract_pid()
     threads: list[Any] = []
-    # All: the thread that crashed may be none of Python's.
+    # All: the thread that crashed may not be one of Python's.
     for thread in get_process_threads_for_core(core, executable, native_mode=NativeReportingMode.ALL):
         if len(threads) >= _THREADS_LIMIT:
             break
@@ -105,9 +105,9 @@ def _read(core: str, executable: str) -> list[Any]:
 def _merged(thread: Any) -> Iterator[tuple[str, str, int, bool]]:  # noqa: ANN401 - pystack's PyThread
     """Calls of both languages, outermost first.
 
-    Each run of the interpreter's loop in the native stack stands for one Python call that began it, and those that
-    the loop made by itself. Where the numbers do not agree, or the native stack is missing, Python's calls are put
-    where the innermost loop is, which is right for the calls that matter.
+    Each frame of the interpreter's loop in the native stack stands for the Python call that entered it, and those that
+    the loop made itself. If the numbers differ, or the native stack is missing, Python's calls are put at the innermost
+    loop, which is right for the innermost calls.
     """
     from pystack.types import NativeFrame, frame_type
 

@@ -1,7 +1,7 @@
-"""pystack's picture of a living process, printed as py-spy prints its own.
+"""Stacks of a living process by pystack, printed in py-spy's format.
 
-A program of its own, started by its path: pystack waits in the kernel for a process that cannot be stopped, and must be
-possible to kill.
+A separate program, started by its path: pystack may block in the kernel on a process that cannot be stopped, and then
+has to be killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(pid: int, *, stop_process: bool) -> None:
             {"name": frame.code.scope, "filename": frame.code.filename, "line": frame.code.location.lineno}
             for frame in thread.frames
         ]
-        # It begins with the outermost call.
+        # pystack's frames begin with the outermost call.
         frames.reverse()
         owns_gil = thread.holds_the_gil > 0
         threads.append(

@@ -1,4 +1,4 @@
-"""What torch's Flight Recorder of a rank tells, as values: its JSON, or the same from its pickle. Pure.
+"""The content of a rank's Flight Recorder as values, from its JSON or its pickle. Pure.
 
 Recorders differ. NCCL's own knows from events on the GPU whether a call is over (``completed``), and a call that torch
 took off its list before that (``retired``) timed out or failed. The others know only that a call is off the list. Sends
@@ -18,14 +18,14 @@ from saferun.model import Value
 from saferun.text.decoding import loads
 
 BACKENDS = {"fr_trace_json": "gloo", "dump_nccl_trace_json": "nccl", "dump_nccl_trace_pickle": "nccl"}
-"""torch's names of its recorders, and whose calls each keeps where a call does not say; a process may have several."""
+"""torch's names of its recorders, and the backend of calls that do not name one; a process may have several."""
 GROUPS_LIMIT = 256
 _WITH_EVENTS = frozenset({"nccl", "rccl", "xccl", "hccl", "mccl"})
 _NEWEST_CALLS = 40
 _NEWEST_TO_A_PEER = 4
 _OLDEST_WAITING_CALLS = 4
 _CALLS_LIMIT = 200
-# A group that was made anew counts from 1. Two threads may record their calls in another order than they numbered them.
+# A group that was made again counts from 1. Two threads may record calls in another order than they are numbered.
 _DISORDER = 32
 _FRAMES_LIMIT = 16
 _RANKS_LIMIT = 1 << 16
@@ -36,7 +36,7 @@ _OP_NAMES = {
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "all_reduce_barrier": "barrier",
 }
-"""What the recorder calls otherwise than the user did."""
+"""The recorder's names that differ from the user's."""
 _BATCH = "coalesced"
 
 _Group = tuple[str, str, str]
@@ -44,7 +44,7 @@ _Group = tuple[str, str, str]
 
 
 class _Entry(Value):
-    """An entry, as far as all entries are looked at; the rest is read of those that are kept."""
+    """The part of an entry that is decoded for all entries; the rest is decoded for those that are kept."""
 
     group: _Group
     pg_id: int
@@ -58,12 +58,12 @@ class _Entry(Value):
 
     @property
     def stream(self) -> str:
-        """Calls of one stream are made and end one after the other: all collectives, or those to one peer."""
+        """A key of calls that run one after another: all collectives, or the sends and receives with one peer."""
         return self.op if self.is_p2p else ""
 
 
 def read_groups(content: object, recorder: str, *, only_active: bool = False) -> tuple[GroupProgress, ...]:
-    """What a recorder tells, by process group.
+    """Decode a recorder's dump, by process group.
 
     A group is called ``<backend>:<name>``, for each backend of a group counts for itself. ``enqueued`` is the newest
     collective, ``completed`` the last one before the first that is not complete; calls between two ranks do not count.
@@ -119,7 +119,7 @@ def _groups_of(content: dict[str, Any], backend: str, *, only_active: bool) -> l
 
 
 def _add(entry: _Entry, kept: list[_Entry]) -> None:
-    """Add an entry to those of its group, in the order in which they were recorded."""
+    """Add an entry to its group, in recorded order."""
     if entry.op == _BATCH:
         if kept and kept[-1].is_p2p and kept[-1].seq == entry.p2p_seq:
             # It has the state of the sends and receives before it.
@@ -130,10 +130,10 @@ def _add(entry: _Entry, kept: list[_Entry]) -> None:
                 kept[index] = member._replace(is_over=entry.is_over, failed=entry.failed)
             return
         if not kept and _number(entry.raw.get("record_id")) > 0:
-            return  # what it stands for has been overwritten
+            return  # the entries it summarises have been overwritten
     last = next((one for one in reversed(kept) if one.is_p2p == entry.is_p2p), None)
     if last is not None and entry.seq < last.seq and (entry.seq <= 1 or entry.seq < last.seq - _DISORDER):
-        # A group of the same name, made after the one before was destroyed, counts from 1 again.
+        # A group of the same name, made after the previous one was destroyed, counts from 1 again.
         kept.clear()
     kept.append(entry)
 
@@ -144,7 +144,7 @@ def _progress(
     backend, name, description = group
     collectives = [call for call in calls if not call.is_p2p]
     enqueued = max((call.seq for call in collectives), default=-1)
-    # The members of a coalesced call have one number, and only one of them is marked when it is complete.
+    # The members of a coalesced call share one number, and only one of them is marked as complete.
     done = {call.seq for call in collectives if call.is_over}
     started = -1
     # With sends and receives in it the status has their numbers as well; some backends number all calls alike.
@@ -170,7 +170,7 @@ def _is_done(entry: _Entry, done: set[int]) -> bool:
 
 
 def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[_Entry]:
-    """The newest, and the first of those that wait: a GPU may be hundreds of calls behind its rank."""
+    """The newest calls, and the first waiting ones: a GPU may be hundreds of calls behind its rank."""
     kept = set(range(max(0, len(calls) - _NEWEST_CALLS), len(calls)))
     newest: dict[str, int] = {}
     waiting: dict[str, int] = {}
@@ -191,7 +191,7 @@ def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[_Entry]:
 
 
 def _members(content: dict[str, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Name and description of a process group -> ranks, where torch tells: ``{"name": "0", "ranks": "[0, 1]"}``.
+    """Name and description of a process group -> ranks, if torch has them: ``{"name": "0", "ranks": "[0, 1]"}``.
 
     Each name stands there with an empty description as well.
     """
@@ -271,7 +271,7 @@ def _frame(raw: dict[str, Any]) -> Frame:
 
 
 def frames_of(calls: Iterable[CollectiveCall]) -> tuple[Frame, ...]:
-    """Where the first of these calls that tells was made, innermost call first."""
+    """The stack of the first of these calls that has one, innermost call first."""
     return next((call.frames for call in calls if call.frames), ())
 
 
@@ -287,12 +287,12 @@ def _dict(raw: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
 
 
 def _number(raw: Any) -> int:  # noqa: ANN401 - JSON
-    """A number, also one that is written as text; -1 for anything else."""
+    """A number, also one in a string; -1 for anything else."""
     if isinstance(raw, str) and raw.isascii() and raw.isdecimal() and len(raw) < 19:  # noqa: PLR2004 - fits 64 bits
         raw = int(raw)
     return raw if type(raw) is int and 0 <= raw < _NUMBER_LIMIT else -1
 
 
 def _text(raw: Any, limit: int = _TEXT_LIMIT) -> str:  # noqa: ANN401 - JSON
-    """A text that can be shown on a line; empty for anything else."""
+    """A printable string; empty for anything else."""
     return "".join(letter if letter.isprintable() else "?" for letter in raw[:limit]) if isinstance(raw, str) else ""

@@ -1,7 +1,7 @@
-"""Runs captures, each in a process of its own, and passes on what they find as they find it.
+"""Runs captures, each in a separate process, and forwards their findings as they arrive.
 
-A capture that crashes, or never comes back from a driver, costs its own evidence and nothing else. They are forked from
-a process with a single thread, so that all that they share is what was imported before.
+A capture that crashes, or never returns from a driver, only loses its own evidence. They are forked from a process with
+a single thread, so that they share nothing but what was imported before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from saferun.captures.process_state import family_of
+from saferun.captures.process_state import tree_snapshots
 from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.waiting import Ends
@@ -29,7 +29,7 @@ _PROCESSES_LIMIT = 2048
 _FAMILY_LIMIT = 256
 _END_WAIT_S = 0.2
 _WRAP_UP_S = 0.4
-"""So long before the end captures are to be ready, to say what they could not do."""
+"""How long before the end captures have to return, to report what they could not do."""
 
 
 class _Child(Value):
@@ -40,17 +40,17 @@ class _Child(Value):
 
 
 def run_request(request: Request | CoreRequest, write: Callable[[bytes], None], started_at: float) -> None:
-    """Do what is asked for within its budget, and write the results as they come; the last line says ``done``.
+    """Run a request within its budget, and write the results as they arrive; the last line is ``done``.
 
     Args:
-        request: what to look at.
-        write: takes whole lines of ``wire``.
+        request: what to capture.
+        write: called with whole lines of ``wire``.
         started_at: when the budget began, in monotonic seconds.
     """
     ends_at = started_at + request.budget_s
     if isinstance(request, CoreRequest):
         steps: list[tuple[str, Callable[[Emit], None]]] = [("cores", lambda emit: _examine(request, emit))]
-        _run_beside_each_other(steps, write, ends_at)
+        _run_in_parallel(steps, write, ends_at)
     else:
         _run_live(request, write, ends_at)
     write(encode("done", Done(round(time.monotonic() - started_at, 3))))
@@ -60,7 +60,7 @@ def _run_live(request: Request, write: Callable[[bytes], None], ends_at: float) 
     def emit(kind: str, value: object) -> None:
         write(encode(kind, value))
 
-    processes = _first_look(request, emit)
+    processes = _take_snapshots(request, emit)
     wrap_up_s = min(_WRAP_UP_S, request.budget_s / 5)
     scene = Scene(request, processes, ends_at - wrap_up_s, emit)
     for is_late in (False, True):
@@ -69,7 +69,7 @@ def _run_live(request: Request, write: Callable[[bytes], None], ends_at: float) 
             for step in CAPTURES
             if step.is_late is is_late and (not step.wanted_by or getattr(request, step.wanted_by))
         ]
-        _run_beside_each_other(steps, write, ends_at)
+        _run_in_parallel(steps, write, ends_at)
 
 
 def _bound(step: CaptureStep, scene: Scene) -> Callable[[Emit], None]:
@@ -81,16 +81,16 @@ def _bound(step: CaptureStep, scene: Scene) -> Callable[[Emit], None]:
     return run
 
 
-def _first_look(request: Request, emit: Emit) -> tuple[Process, ...]:
-    """Every rank and its descendants as they are before anything is done to them, ranks first."""
+def _take_snapshots(request: Request, emit: Emit) -> tuple[Process, ...]:
+    """Take snapshots of every rank and its descendants before any tool touches them, ranks first."""
     ends = Ends()
     ranks: list[Process] = []
     others: list[Process] = []
     for target in request.targets[:_PROCESSES_LIMIT]:
-        for look in family_of(target.rank, target.pid, _FAMILY_LIMIT, ends):
-            process = Process(target.rank, look.pid, look.is_rank, target.hook_prefix, look)
-            (ranks if look.is_rank else others).append(process)
-            emit("look", look)
+        for snapshot in tree_snapshots(target.rank, target.pid, _FAMILY_LIMIT, ends):
+            process = Process(target.rank, snapshot.pid, snapshot.is_rank, target.hook_prefix, snapshot)
+            (ranks if snapshot.is_rank else others).append(process)
+            emit("snapshot", snapshot)
     return tuple(ranks + others)[:_PROCESSES_LIMIT]
 
 
@@ -113,10 +113,10 @@ def _examine(request: CoreRequest, emit: Emit) -> None:
 # -------------------------------------------------------------------------------------------------------- the processes
 
 
-def _run_beside_each_other(
+def _run_in_parallel(
     steps: list[tuple[str, Callable[[Emit], None]]], write: Callable[[bytes], None], ends_at: float
 ) -> None:
-    """Run each step in a process of its own until all have ended or the time is over."""
+    """Run each step in a separate process until all have ended or the deadline has passed."""
     children = _start_all(steps, write, ends_at)
     poll = select.poll()
     for fd in children:
@@ -136,7 +136,7 @@ def _run_beside_each_other(
             if whole:
                 write(whole + newline)
     for child in children.values():
-        # Its time is over: what it had begun is what is named as unfinished.
+        # Timed out: what it had begun is reported as unfinished.
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)
         os.close(child.fd)
@@ -172,13 +172,13 @@ def _start(name: str, run: Callable[[Emit], None], inherited: tuple[int, ...]) -
         reset_signals(signal.pthread_sigmask(signal.SIG_BLOCK, ()), is_program=False)
         os.setsid()
         be_killed_first()
-        # Whoever reads our results sees their end with ours, however long this process lives.
+        # Drop the standard output, so that the reader sees the end of results however long this process lives.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 1)
         for fd in (read_end, *inherited):
             os.close(fd)
         run(_emitter(write_end))
-        # Its results are complete, even where a thread of its own that a driver holds keeps the process.
+        # The results are complete, even if a thread that a driver blocks keeps the process alive.
         os.close(write_end)
         code = 0
     except BaseException as error:
@@ -189,7 +189,7 @@ def _start(name: str, run: Callable[[Emit], None], inherited: tuple[int, ...]) -
 
 
 def _emitter(fd: int) -> Emit:
-    # A capture may have threads, and a long line takes several writes.
+    # A capture may have threads, and a long line needs several writes.
     lock = threading.Lock()
 
     def emit(kind: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""What every capture gets, and how it tells what became of it."""
+"""What every capture gets, and how it reports its results."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from saferun.text.redaction import redacted_json, redacted_text
 Emit = Callable[[str, Any], None]
 
 UNPTRACEABLE_STATES = frozenset("TtD")
-"""In these a process does not answer ptrace: who waits for it waits for as long as the state lasts."""
+"""States in which a process does not respond to ptrace: a tracer blocks as long as the state lasts."""
 
 
 class Process(Value):
-    """A rank, or a descendant of one. ``look`` is the first one, taken before anything else was done."""
+    """A rank, or a descendant of one. ``snapshot`` was taken before any tool touched it."""
 
     rank: int
     pid: int
     is_rank: bool
     hook_prefix: str
-    look: ProcessSnapshot
+    snapshot: ProcessSnapshot
 
     @property
-    def place(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         """Rank and pid as a :class:`CaptureNote` has them."""
         return self.rank, self.pid
 
 
 class Scene(Value):
-    """What there is to look at.
+    """What to capture.
 
-    ``processes`` has the ranks first. ``deadline`` is in monotonic seconds. ``emit`` takes a kind of ``wire`` and its
+    ``processes`` begins with the ranks. ``deadline`` is in monotonic seconds. ``emit`` takes a kind of ``wire`` and its
     value.
     """
 
@@ -53,31 +53,29 @@ class Scene(Value):
         """Seconds until the deadline; 0 when it has passed."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def begin(self, capture: str, place: tuple[int, int] = (-1, 0)) -> None:
-        """Say that a capture has begun, so that it can be named where it does not end."""
-        self.emit("begun", Begun(capture, *place))
+    def begin(self, capture: str, key: tuple[int, int] = (-1, 0)) -> None:
+        """Report that a capture has begun, so that it can be named if it does not end."""
+        self.emit("begun", Begun(capture, *key))
 
-    def note(
-        self, capture: str, place: tuple[int, int], started_at: float, *, path: str = "", failure: str = ""
-    ) -> None:
-        """Say what became of a capture. ``started_at`` is in monotonic seconds."""
+    def note(self, capture: str, key: tuple[int, int], started_at: float, *, path: str = "", failure: str = "") -> None:
+        """Report how a capture ended. ``started_at`` is in monotonic seconds."""
         elapsed_s = round(time.monotonic() - started_at, 3)
-        self.emit("note", CaptureNote(capture, *place, path, elapsed_s, one_line(failure)))
+        self.emit("note", CaptureNote(capture, *key, path, elapsed_s, one_line(failure)))
 
     def write(self, capture: str, content: bytes, extension: str, process: Process | None = None) -> str:
-        """Write a capture's file, or have it written.
+        """Write a capture's file, or have the writer write it.
 
-        Secrets are left out: tools quote command lines, arguments of functions and what is written to sockets, and
-        names of functions and files are what somebody has called them.
+        Secrets are redacted: tools quote command lines, arguments of functions and data on sockets, and names of
+        functions and files may hold secrets.
 
         Args:
             capture: its name.
-            content: what a tool has said; of JSON, what has been parsed.
+            content: a tool's output; if JSON, valid JSON.
             extension: "json" or "txt".
-            process: whose it is; None: the host's.
+            process: the process; None: the host.
 
         Returns:
-            Its path; empty where there is to be none, or where it will not be written, which is then emitted.
+            Its path; empty without a directory, or if it will not be written, which is then emitted.
         """
         if not self.request.directory:
             return ""
@@ -89,7 +87,7 @@ class Scene(Value):
         return self._write(capture, text, extension, process)
 
     def write_json(self, capture: str, content: JsonObject, process: Process | None = None) -> str:
-        """As :meth:`write`, for JSON of our own."""
+        """As :meth:`write`, for saferun's own JSON."""
         if not self.request.directory:
             return ""
         return self._write(capture, json.dumps(redacted_json(content), indent=1) + "\n", "json", process)

@@ -1,8 +1,8 @@
-"""The examiner: the process that captures others for the supervisor, with all that it needs in memory.
+"""The examiner: the process that runs captures for the supervisor, with all that it needs in memory.
 
-It is a fork of the supervisor, so it needs no file to begin. While it has no request, it imports what a capture takes,
-one module at a time, and holds py-spy in memory; after that a capture needs no file at all, and the file system with
-saferun, Python and the script may be dead. Each request gets a child of its own, so that one that hangs costs only its
+It is a fork of the supervisor, so it needs no file to begin. While it has no request, it imports what captures need,
+one module at a time, and keeps py-spy in memory; after that a capture needs no file at all, and the file system with
+saferun, Python and the script may hang. Each request runs in a child of its own, so that one that hangs only loses its
 own answer.
 
 A request is a JSON line with the descriptor that the answer is written to: ``{"ask": number, "kind": ...,
@@ -54,12 +54,12 @@ EXAMINER_MODULES = (
     "saferun.captures.gpu_amd",
     "saferun.captures.cores",
 )
-"""What captures of any kind import, wherever they do."""
+"""The modules that captures of any kind import."""
 _FDS_AT_ONCE = 16
-# Between two modules the CPU is left to the ranks, which are starting, for three times as long.
+# After each module the CPU is left to the starting ranks for three times as long.
 _PAUSE_FACTOR = 3.0
 _LEAST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
-# The supervisor ends a request in time; this is for when it does not.
+# The supervisor ends requests in time; this is the limit if it does not.
 _MARGIN_S = 2.0
 
 
@@ -80,17 +80,17 @@ def serve(
     """Serve requests until the supervisor closes its end.
 
     Args:
-        connection: the line to the supervisor.
-        environ: the environment of this process from now on, and of every tool.
-        wanted: modules that the supervisor needs to be readable; their names, and those of the modules that they
-            import in turn, are sent to it.
-        outbox: leads to the writer of the run directory; None: captures write their files themselves.
+        connection: the connection to the supervisor.
+        environ: the new environment of this process, and of every tool.
+        wanted: modules that the supervisor will import; their names, and those of the modules that they import, are
+            sent to it.
+        outbox: connects to the writer of the run directory; None: captures write their files themselves.
         write_code: writes the code of modules to standard output.
         on_loaded: called when ``wanted`` have been imported, before the supervisor gets their names.
     """
     os.environ.clear()
     os.environ.update(environ)
-    become_subreaper()  # the orphans of a capture that was killed are not those of the ranks
+    become_subreaper()  # orphaned processes of a killed capture must not count as the ranks'
     search_theirs_last(environ.get("PYTHONPATH", ""))
     if outbox is not None:
         from saferun.captures.capture_files import hand_files_to
@@ -102,7 +102,7 @@ def serve(
 
 
 class _Warming:
-    """Imports what is needed later, one module at a call."""
+    """Imports modules in advance, one per call."""
 
     def __init__(self, lines: JsonLines, wanted: Sequence[str], on_loaded: Callable[[], None]) -> None:
         self._lines = lines
@@ -115,10 +115,10 @@ class _Warming:
         self.is_over = False
 
     def step(self) -> float:
-        """Do one step. Returns for how long to leave the CPU to others."""
+        """Do one step. Returns how long to leave the CPU to others, in seconds."""
         began = time.monotonic()
         if not self._has_tools:
-            # Before the modules: there is no substitute for them.
+            # Tools before modules: modules can be imported later, tools not.
             self._has_tools = True
             self._tools = hold_tools()
         elif self._wanted:
@@ -134,19 +134,19 @@ class _Warming:
             self._lines.send({"ready": True})
             import gc
 
-            gc.freeze()  # pages that no child's collector touches stay shared
+            gc.freeze()  # pages that no child's garbage collector touches stay shared
         return min(max((time.monotonic() - began) * _PAUSE_FACTOR, _LEAST_PAUSE_S), _LONGEST_PAUSE_S)
 
     def finish_tools(self) -> None:
-        """What an early request needs."""
+        """Find the tools now, for an early request."""
         if not self._has_tools:
             self.step()
 
     def _load(self, name: str) -> None:
         before = len(sys.modules)
-        with suppress(Exception):  # what needs it reports what is wrong with it
+        with suppress(Exception):  # the code that needs it reports why
             import_module(name)
-        # Dependencies first: so that each can be imported on its own.
+        # Dependencies first, so that each can be imported on its own.
         self._loaded += [*reversed(list(sys.modules)[before:]), name]
 
 
@@ -208,7 +208,7 @@ class _Server:
         for number, work in list(self._work.items()):
             if work.ends_at <= now:
                 _kill(work.pid)
-                # One that no signal ends waits in the kernel; it is reaped when it ends.
+                # One that does not die blocks in the kernel; it is reaped when it exits.
                 self._work[number] = work._replace(ends_at=float("inf"))
         while True:
             try:
@@ -231,7 +231,7 @@ def _kill(pid: int) -> None:
 
 
 def _ignore(_signum: int, _frame: object) -> None:
-    """The wake-up pipe wakes the loop."""
+    """The wake-up pipe reports the signal."""
 
 
 # --------------------------------------------------------------------------------------------------------- the children
@@ -251,23 +251,23 @@ def _fork(run: Callable[[], None], out: int, keep: Sequence[int]) -> int:
     except BrokenPipeError:
         pass  # the supervisor has ended the request
     finally:
-        # Threads may wait in the kernel; an ordinary exit would wait for them.
+        # Threads may block in the kernel; an ordinary exit would wait for them.
         os._exit(0)
 
 
 def _keep_only(out: int, keep: Sequence[int]) -> None:
-    """The answer becomes standard output; only the tools in memory and the way to the writer stay open."""
+    """Make the answer standard output, and only keep the tools' memory files and the connection to the writer open."""
     os.dup2(out, 1)
     close_all_but(*held_fds(), *keep)
 
 
 def write(content: bytes) -> None:
-    """Write all of it to standard output, which is the answer."""
+    """Write everything to standard output, which is the answer."""
     while content:
         content = content[os.write(1, content) :]
 
 
-def _capture(value: Any) -> None:  # noqa: ANN401 - checked by what decodes it
+def _capture(value: Any) -> None:  # noqa: ANN401 - checked when it is decoded
     started_at = time.monotonic()
     set_name("sr-capture")
     from saferun.captures.run import run_request
@@ -277,7 +277,7 @@ def _capture(value: Any) -> None:  # noqa: ANN401 - checked by what decodes it
 
 
 def _dump(value: Any) -> NoReturn:  # noqa: ANN401
-    """The output of py-spy for one process, which it only reads and does not stop."""
+    """Run py-spy on one process without stopping it."""
     from saferun.captures.py_spy import argv_of
 
     tool = held_tool("py-spy")
@@ -294,7 +294,7 @@ def _look(value: Any) -> None:  # noqa: ANN401
 
 
 def _lint(value: Any) -> None:  # noqa: ANN401
-    """The lint of a rank's environment."""
+    """Run the lint of a rank's environment."""
     set_name("sr-lint")
     os.environ.clear()
     os.environ.update(value["environ"])
@@ -306,7 +306,7 @@ def _lint(value: Any) -> None:  # noqa: ANN401
 
 
 def _waits(value: Any) -> None:  # noqa: ANN401
-    """The waits before the retries of a start: of which length the first one, and how many."""
+    """Compute the waits before retries of a start, from the first wait and their number."""
     from saferun.supervisor.policy.waits import retry_waits_s
 
     first_s, count = value
@@ -314,7 +314,7 @@ def _waits(value: Any) -> None:  # noqa: ANN401
 
 
 def _copy_hook(value: Any) -> None:  # noqa: ANN401
-    """The start-up hook, copied from one directory into another."""
+    """Copy the start-up hook from one directory to another."""
     from saferun.linux.hook_copy import copy_hook
 
     with suppress(OSError):

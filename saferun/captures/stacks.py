@@ -1,8 +1,7 @@
-"""The stacks of every rank and of every Python process below it: py-spy first, then whatever else is left.
+"""The stacks of every rank and its Python descendants: by py-spy first, then by other means.
 
-py-spy is asked while the process can bear it (`blocking`), and without stopping it where it could not be stopped: one
-in state T or D makes whoever waits for it wait as long. Native frames come last, of few processes, and never hold up
-the others.
+py-spy stops the process if possible, and reads it without stopping otherwise: a tracer of a process in state T or D
+blocks as long as that lasts. Native frames come last, of few processes, and never delay the others.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from saferun.captures.faulthandler_dump import dump_by_signal, threads_from_text
 from saferun.captures.process_state import read_thread_states
 from saferun.captures.ptrace import ptrace_denial, resume_if_stopped
 from saferun.captures.scene import UNPTRACEABLE_STATES, Process, Scene
-from saferun.captures.tools import Steps, Tool, ToolEnd, answers, find_tool, has_module, run_steps
+from saferun.captures.tools import Steps, Tool, ToolEnd, find_tool, has_module, responds, run_steps
 from saferun.captures.wire import DEAD_FILE_SYSTEM, NOT_READY
 from saferun.captures.worker_server import dump_by_worker_server
 from saferun.evidence import StackDump, ThreadStack
@@ -33,23 +32,23 @@ _NATIVE_AT_ONCE = 2
 _NATIVE_TIMEOUT_S = 8.0
 _NATIVE_AUTO_TIMEOUT_S = 1.5
 _NATIVE_RANKS_AUTO = 16
-"""Native frames of more ranks than these are taken only when asked for."""
+"""Native frames of more ranks than this are only taken on request."""
 _NATIVE_REPRESENTATIVES = 3
 _NATIVE_LEAST_S = 2.0
 _UNLIKELY_TRIED = 16
 _PROGRAMS_TRIED = 4
 _ANSWER_S = 1.5
-"""A file system that takes longer to tell of a program would keep py-spy for too long."""
+"""A file system that takes longer to stat a program would block py-spy for too long."""
 _SILENT_SERVERS = 3
 _PYSTACK_LIVE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pystack_live.py")
-# Where a Python stack that ends in one of these says all that there is to be said.
+# A Python stack that ends in one of these files explains the wait by itself.
 _PLAIN_WAITS = frozenset(
     [
         *("connection.py", "distributed_c10d.py", "popen_fork.py", "queue.py", "selectors.py", "socket.py"),
         *("ssl.py", "subprocess.py", "threading.py"),
     ]
 )
-# So does a process that sleeps, or waits for a child.
+# So does a process that sleeps, or waits for a child, in one of these calls.
 _PLAIN_CALLS = frozenset(["clock_nanosleep", "nanosleep", "pause", "wait4", "waitid"])
 
 
@@ -59,28 +58,28 @@ def capture_stacks(scene: Scene) -> None:
 
 
 class _Stacks:
-    """One round of stacks. ``_dumps`` has what has been taken so far, by pid; ``_left`` why others have none yet."""
+    """One round of stacks. ``_dumps`` has the stacks so far, by pid; ``_left`` why other processes have none yet."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._py_spy = find_tool("py-spy")
-        self._stuck = ""  # which file system does not answer, with the programs of the ranks
+        self._stuck = ""  # the file system of the ranks' programs that does not respond
         self._dumps: dict[int, StackDump] = {}
         self._left: dict[int, str] = {}
         self._by_pid = {process.pid: process for process in scene.processes}
 
     def take_all(self) -> None:
-        likely = [process for process in self._scene.processes if process.is_rank or _looks_like_python(process)]
+        likely = [process for process in self._scene.processes if process.is_rank or _may_be_python(process)]
         likely_pids = {process.pid for process in likely}
         unlikely = [process for process in self._scene.processes if process.pid not in likely_pids][:_UNLIKELY_TRIED]
         for process in likely:
-            self._scene.begin("py_spy", process.place)
+            self._scene.begin("py_spy", process.key)
         for path in self._programs(likely):
-            if not self._stuck and not answers(path, _ANSWER_S):
-                self._stuck = _stuck_words(path)
+            if not self._stuck and not responds(path, _ANSWER_S):
+                self._stuck = _hang_text(path)
         if self._py_spy or self._stuck:
             work = [self._ask_py_spy(process, self._py_spy) for process in likely]
-            # Interpreters embedded in programs of other names; of the others nobody wants to hear.
+            # For interpreters embedded in other programs; failures for those without are not reported.
             work += [self._ask_py_spy(process, self._py_spy, silent=True) for process in unlikely]
             run_steps(work, at_once=_AT_ONCE, deadline=self._scene.deadline)
         else:
@@ -89,12 +88,14 @@ class _Stacks:
         self._use_what_is_left()
         for pid, failure in self._left.items():
             process = self._by_pid[pid]
-            self._scene.emit("stack", StackDump(process.rank, pid, process.is_rank, process.look.name, "", (), failure))
+            self._scene.emit(
+                "stack", StackDump(process.rank, pid, process.is_rank, process.snapshot.name, "", (), failure)
+            )
         self._take_native()
 
     @staticmethod
     def _programs(processes: list[Process]) -> list[str]:
-        """What these processes run, and what runs pystack."""
+        """The programs of these processes, and the interpreter that runs pystack."""
         programs = dict.fromkeys([sys.executable])
         for process in processes:
             programs[read_link(f"/proc/{process.pid}/exe")] = None
@@ -123,7 +124,7 @@ class _Stacks:
                 self._keep("py_spy", process, "py-spy", threads, started_at, end.stdout)
                 return
             if end.is_stuck:
-                self._stuck = _stuck_words(read_link(f"/proc/{process.pid}/exe") if end.is_started else program)
+                self._stuck = _hang_text(read_link(f"/proc/{process.pid}/exe") if end.is_started else program)
             if why := self._why_no_other_try(end, process):
                 failure = why
                 break
@@ -139,7 +140,7 @@ class _Stacks:
             return self._stuck
         if py_spy.is_denied(end):
             return ptrace_denial(process.pid)
-        return f"{process.look.name} is no Python process" if py_spy.is_no_python(end) else ""
+        return f"{process.snapshot.name} is no Python process" if py_spy.is_no_python(end) else ""
 
     # ------------------------------------------------------------------------------------------------ what else is left
 
@@ -159,7 +160,7 @@ class _Stacks:
             started_at = time.monotonic()
             text = dump_by_worker_server(process, self._scene.deadline)
             self._keep_text("worker_server", "worker server", process, text, started_at)
-            silent += time.monotonic() - started_at > 0.5  # noqa: PLR2004 - a server answers in milliseconds or not
+            silent += time.monotonic() - started_at > 0.5  # noqa: PLR2004 - a server responds in milliseconds or never
 
     def _keep_text(self, capture: str, tool: str, process: Process, text: bytes, started_at: float) -> None:
         threads = threads_from_text(text, process.pid)
@@ -167,7 +168,7 @@ class _Stacks:
             self._keep(capture, process, tool, threads, started_at, text, "txt")
 
     def _each_by_pystack(self) -> None:
-        # Where ptrace is denied it is denied to pystack too, and of what is no Python process it tells no more.
+        # If ptrace is denied, so it is to pystack, and it reads only Python processes either.
         may_help = [
             self._by_pid[pid]
             for pid, failure in self._left.items()
@@ -180,10 +181,10 @@ class _Stacks:
 
     def _ask_pystack(self, process: Process) -> Steps:
         started_at = time.monotonic()
-        self._scene.begin("pystack", process.place)
+        self._scene.begin("pystack", process.key)
         states = read_thread_states(process.pid)
         flags = ("--no-block",) if UNPTRACEABLE_STATES & set(states.values()) else ()
-        # -P: this folder's names are not to be taken for those of Python's library.
+        # -P: modules of this directory must not shadow Python's library.
         argv = (sys.executable, "-P", _PYSTACK_LIVE, str(process.pid), *flags)
         end = yield Tool(argv, _TIMEOUT_S)
         if end.was_killed:
@@ -195,7 +196,7 @@ class _Stacks:
         if py_spy.is_denied(end):
             failure = ptrace_denial(process.pid)
             self._left[process.pid] = failure
-        self._scene.note("pystack", process.place, started_at, failure=failure)
+        self._scene.note("pystack", process.key, started_at, failure=failure)
 
     # ------------------------------------------------------------------------------------------------- native frames
 
@@ -203,8 +204,8 @@ class _Stacks:
         chosen = [process for process in self._native_candidates() if self._can_bear_native(process)]
         if not self._py_spy or not chosen or self._stuck or self._scene.left_s < _NATIVE_LEAST_S:
             return
-        # It reads every library of a process, and no signal ends that.
-        if not all(answers(path, _ANSWER_S) for path in _libraries(process.pid for process in chosen)):
+        # py-spy reads every library of a process, uninterruptibly.
+        if not all(responds(path, _ANSWER_S) for path in _libraries(process.pid for process in chosen)):
             return
         work = (self._ask_native(process, self._py_spy) for process in chosen)
         run_steps(work, at_once=_NATIVE_AT_ONCE, deadline=self._scene.deadline)
@@ -219,25 +220,27 @@ class _Stacks:
         for dump in sorted(self._dumps.values(), key=lambda dump: dump.rank):
             if dump.is_rank and dump.tool == "py-spy" and dump.threads[0].is_main and dump.threads[0].frames:
                 alike.setdefault(dump.threads[0].frames, []).append(dump)
-        # The odd ones out first: they are what is asked about.
+        # The smallest groups first: the outliers are what matters.
         groups = sorted(alike.values(), key=len)
         representatives = [group[0] for group in groups if self._is_puzzling(group[0])]
         return [self._by_pid[dump.pid] for dump in representatives[:_NATIVE_REPRESENTATIVES]]
 
     def _is_puzzling(self, dump: StackDump) -> bool:
-        """Whether what the main thread is in can be something that only native frames tell."""
-        look = self._by_pid[dump.pid].look
+        """Whether only native frames can explain what the main thread is doing."""
+        snapshot = self._by_pid[dump.pid].snapshot
         innermost = dump.threads[0].frames[0]
-        told = look.waits_on or look.syscall in _PLAIN_CALLS or os.path.basename(innermost.file) in _PLAIN_WAITS
-        return not told
+        explained = (
+            snapshot.waits_on or snapshot.syscall in _PLAIN_CALLS or os.path.basename(innermost.file) in _PLAIN_WAITS
+        )
+        return not explained
 
     def _can_bear_native(self, process: Process) -> bool:
         states = set(read_thread_states(process.pid).values())
-        return bool(states) and not UNPTRACEABLE_STATES & states and not process.look.tracer_pid
+        return bool(states) and not UNPTRACEABLE_STATES & states and not process.snapshot.tracer_pid
 
     def _ask_native(self, process: Process, program: str) -> Steps:
         started_at = time.monotonic()
-        self._scene.begin("py_spy_native", process.place)
+        self._scene.begin("py_spy_native", process.key)
         timeout_s = _NATIVE_AUTO_TIMEOUT_S if self._scene.request.native == "auto" else _NATIVE_TIMEOUT_S
         end = yield Tool(py_spy.argv_of(program, process.pid, "--native"), timeout_s)
         if end.was_killed:
@@ -247,7 +250,7 @@ class _Stacks:
             self._keep("py_spy_native", process, "py-spy --native", threads, started_at, end.stdout)
         else:
             self._scene.note(
-                "py_spy_native", process.place, started_at, failure=failure if self._scene.left_s else NOT_READY
+                "py_spy_native", process.key, started_at, failure=failure if self._scene.left_s else NOT_READY
             )
 
     # ------------------------------------------------------------------------------------------------------- results
@@ -262,22 +265,22 @@ class _Stacks:
         content: bytes,
         extension: str = "json",
     ) -> None:
-        dump = StackDump(process.rank, process.pid, process.is_rank, process.look.name, tool, threads)
+        dump = StackDump(process.rank, process.pid, process.is_rank, process.snapshot.name, tool, threads)
         self._scene.emit("stack", dump)
         self._left.pop(process.pid, None)
         self._dumps.setdefault(process.pid, dump)
         path = self._scene.write(capture, content, extension, process)
-        self._scene.note(capture, process.place, started_at, path=path)
+        self._scene.note(capture, process.key, started_at, path=path)
 
     def _fail(self, capture: str, process: Process, started_at: float, failure: str) -> None:
         self._left[process.pid] = failure
-        self._scene.note(capture, process.place, started_at, failure=failure)
+        self._scene.note(capture, process.key, started_at, failure=failure)
 
 
 def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
-    """What a tool has told, or why not in one line."""
+    """The threads from a tool's output, or why there are none in one line."""
     if end.failure or end.code != 0:
-        return (), py_spy.failure_words(end)
+        return (), py_spy.failure_text(end)
     try:
         with limited_memory():
             return py_spy.threads_from_json(end.stdout, pid), ""
@@ -288,7 +291,7 @@ def _threads_of(end: ToolEnd, pid: int) -> tuple[tuple[ThreadStack, ...], str]:
 
 
 def _libraries(pids: Iterable[int]) -> list[str]:
-    """One file of those that processes have mapped for each file system that they are on."""
+    """One mapped file of the processes for each file system."""
     mounts = mounts_of(os.getpid())
     found: dict[str, str] = {}
     for pid in pids:
@@ -300,10 +303,10 @@ def _libraries(pids: Iterable[int]) -> list[str]:
     return list(found.values())[:_PROGRAMS_TRIED]
 
 
-def _stuck_words(path: str) -> str:
+def _hang_text(path: str) -> str:
     return f"{DEAD_FILE_SYSTEM}{mount_of(path, mounts_of(os.getpid())) or path} does not answer"
 
 
-def _looks_like_python(process: Process) -> bool:
-    name = os.path.basename(read_link(f"/proc/{process.pid}/exe")) or process.look.name
+def _may_be_python(process: Process) -> bool:
+    name = os.path.basename(read_link(f"/proc/{process.pid}/exe")) or process.snapshot.name
     return name.startswith(("python", "pypy", "pt_"))

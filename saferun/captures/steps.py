@@ -1,4 +1,4 @@
-"""The captures of a live job, each a function with when it runs. Loaded by the examiner alone."""
+"""The captures of a live job, each a function and when it runs. Only loaded by the examiner."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class CaptureStep(Value):
     """One capture.
 
     Attributes:
-        name: of notes about the whole of it.
-        run: captures, and emits what it finds.
-        wanted_by: the field of the request that asks for it; empty: it always runs.
-        is_late: whether it begins only when the others have ended, because it would disturb them.
-        memory_bytes: how much address space it may take, if it reads what a rank has written and starts no program;
-            0: as much as there is.
+        name: its name in notes.
+        run: the function; it emits its findings.
+        wanted_by: the field of the request that enables it; empty: it always runs.
+        is_late: whether it begins after the others have ended, because it would disturb them.
+        memory_bytes: a limit on its address space, if it parses untrusted input and starts no program; 0: none.
     """
 
     name: str
@@ -37,7 +36,7 @@ class CaptureStep(Value):
     memory_bytes: int = 0
 
 
-# For the answers of eight ranks at a time, the values of one of them, and what malloc reserves for each thread.
+# For the answers of eight ranks at a time, the decoded values of one, and malloc's arenas of each thread.
 _RECORDERS_BYTES = 1 << 30
 
 CAPTURES: tuple[CaptureStep, ...] = (
@@ -48,6 +47,6 @@ CAPTURES: tuple[CaptureStep, ...] = (
     CaptureStep("gpu_nvidia", capture_gpu_nvidia, "gpu"),
     CaptureStep("gpu_amd", capture_gpu_amd, "gpu"),
     CaptureStep("kernel_log", capture_kernel_log),
-    # Two cannot trace one process, and strace slows it down.
+    # Only one tracer per process, and strace slows it down.
     CaptureStep("strace", capture_strace, "strace", is_late=True),
 )

@@ -1,4 +1,4 @@
-"""Which system calls ranks make in a second, counted by strace. Only on request: it slows them down meanwhile."""
+"""The system calls of ranks in one second, counted by strace. Only on request: it slows them down meanwhile."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def capture_strace(scene: Scene) -> None:
 
 def _count(scene: Scene, program: str, process: Process) -> Steps:
     started_at = time.monotonic()
-    scene.begin("strace", process.place)
+    scene.begin("strace", process.key)
     states = read_thread_states(process.pid)
     if not states:
-        scene.note("strace", process.place, started_at, failure="the process is gone")
+        scene.note("strace", process.key, started_at, failure="the process is gone")
         return
     if UNPTRACEABLE_STATES & set(states.values()):
-        scene.note("strace", process.place, started_at, failure="not in state T or D")
+        scene.note("strace", process.key, started_at, failure="not in state T or D")
         return
     end = yield Tool((program, "-c", "-f", "-p", str(process.pid)), _TIMEOUT_S, _COUNTING_S)
     if end.was_killed:
@@ -50,8 +50,8 @@ def _count(scene: Scene, program: str, process: Process) -> Steps:
     elif is_denied(end):
         failure = ptrace_denial(process.pid)
     elif b"% time" not in end.stderr:
-        told = [line for line in end.stderr.splitlines() if not line.endswith((b" attached", b" detached"))]
-        failure = one_line(b" ".join(told).decode(errors="replace")) or "no system call ended within a second"
+        output = [line for line in end.stderr.splitlines() if not line.endswith((b" attached", b" detached"))]
+        failure = one_line(b" ".join(output).decode(errors="replace")) or "no system call ended within a second"
     else:
         path = scene.write("strace", end.stderr, "txt", process)
-    scene.note("strace", process.place, started_at, path=path, failure=failure)
+    scene.note("strace", process.key, started_at, path=path, failure=failure)

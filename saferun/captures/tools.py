@@ -1,6 +1,6 @@
-"""Running tools: several at a time, each with a time limit, none of them ever waited for without one.
+"""Running tools: several at a time, each with a timeout.
 
-Everything happens in one thread, because a child of ours dies with the *thread* that started it.
+Everything runs in one thread, because a child dies with the *thread* that started it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from saferun.model import Value
 _OUTPUT_LIMIT_BYTES = 8 << 20
 _ERRORS_LIMIT_BYTES = 64 << 10
 _REAP_WAIT_S = 0.5
-_ANSWER_BYTES = 4096  # what a pipe takes in one piece
-# One that was killed and is still in an uninterruptible sleep will not end before what it waits for does.
+_ANSWER_BYTES = 4096  # one atomic write to a pipe
+# A killed process that is still in uninterruptible sleep will not exit before its wait ends.
 _STUCK_S = 0.1
 
 
@@ -35,22 +35,22 @@ class Tool(Value):
     argv: tuple[str, ...]
     timeout_s: float
     interrupt_s: float = 0.0
-    """After so many seconds it gets SIGINT, which is how some are told to sum up. 0: it does not."""
+    """After this many seconds it gets SIGINT, on which some tools print a summary. 0: never."""
     stdin: int = -1
-    """The descriptor that it reads; -1: nothing."""
+    """The descriptor of its standard input; -1: /dev/null."""
     stdout: int = -1
-    """The descriptor that it writes to; -1: what it writes is in its ``ToolEnd``."""
+    """The descriptor of its standard output; -1: the output is in its ``ToolEnd``."""
     keep: tuple[int, ...] = ()
     """Further descriptors that it inherits under their own numbers."""
     memory_bytes: int = 0
-    """So much address space it may take; 0: as much as there is."""
+    """A limit on its address space; 0: none."""
 
 
 class ToolEnd(Value):
     """How a tool ended.
 
-    ``failure`` says in one line why it gave nothing; ``was_killed``: its time was over; ``is_stuck``: it was killed and
-    has not ended, because it waits in the kernel; ``is_started``: its program has come to run.
+    ``failure`` says in one line why there is no result; ``was_killed``: it timed out; ``is_stuck``: it was killed and
+    has not exited, because it blocks in the kernel; ``is_started``: the program was started.
     """
 
     code: int
@@ -63,19 +63,19 @@ class ToolEnd(Value):
 
 
 Steps = Generator[Tool, ToolEnd, None]
-"""One piece of work: yields the tools that it wants to be run, one after another, and is sent how each ended."""
+"""A work item: yields the tools to run, one after another, and is sent how each ended."""
 
 
 _remembered: dict[str, str] = {}
 
 
 def remember_tool(name: str, path: str) -> None:
-    """Where a program is (empty: nowhere), so that no file system need be asked when it is wanted."""
+    """Cache a program's path (empty: not installed), so that no file system is accessed when it is needed."""
     _remembered[name] = path
 
 
 def has_module(name: str) -> bool:
-    """Whether this interpreter has a package; asked once where ``remember_tool`` was called for it before."""
+    """Whether this interpreter has a package; cached if ``remember_tool`` was called for it."""
     if name in _remembered:
         return bool(_remembered[name])
     import importlib.util
@@ -83,27 +83,27 @@ def has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def answers(path: str, patience_s: float) -> bool:
-    """Whether the file system of a path answers in time. A path that does not exist is an answer."""
+def responds(path: str, patience_s: float) -> bool:
+    """Whether the file system of a path responds in time, even if the path does not exist."""
 
-    def look() -> str:
+    def stat() -> str:
         with suppress(OSError):
             os.stat(path)
         return ""
 
-    return called_apart(look, patience_s) is not None
+    return call_in_child(stat, patience_s) is not None
 
 
-def called_apart(call: Callable[[], str], patience_s: float) -> str | None:
-    """What a call returns that may wait for a file system for ever; None where it does not return in time."""
+def call_in_child(call: Callable[[], str], patience_s: float) -> str | None:
+    """Call a function that may block on a file system, in a child; None if it does not return in time."""
     me = os.getpid()
     read_end, write_end = os.pipe()
     pid = os.fork()
     if not pid:
-        # A process and no thread: nothing else ends a wait for a file system.
+        # A process and not a thread, which could not be killed.
         try:
             die_with_parent(me)
-            # It may outlive this process: nobody waits for the end of what it would hold open.
+            # It may outlive this process: it must not keep descriptors open.
             close_all_but(write_end, low=0)
             os.write(write_end, call().encode(errors="surrogateescape") + b"\n")
         finally:
@@ -121,13 +121,13 @@ def called_apart(call: Callable[[], str], patience_s: float) -> str | None:
 
 
 def name_of(path: str) -> str:
-    """What a program is called; one in memory has a number for a path."""
+    """A program's name; the path of one in memory has only a number."""
     names = [name for name, remembered in _remembered.items() if remembered == path]
     return names[0] if names else os.path.basename(path)
 
 
 def find_tool(name: str) -> str:
-    """The path of a program: beside this interpreter, where pip puts it, or on PATH; empty where there is none."""
+    """The path of a program: beside this interpreter, where pip installs it, or on PATH; empty if there is none."""
     if name in _remembered:
         return _remembered[name]
     for folder in (os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin"), *os.get_exec_path()):
@@ -138,7 +138,7 @@ def find_tool(name: str) -> str:
 
 
 class _Running:
-    """A tool at work for a piece of work."""
+    """A running tool of a work item."""
 
     def __init__(self, steps: Steps, tool: Tool, deadline: float) -> None:
         self.steps = steps
@@ -151,7 +151,7 @@ class _Running:
         (out_read, out_write), (err_read, err_write) = os.pipe(), os.pipe()
         self.child: Child
         try:
-            # Not waited for: a program on a file system that does not answer is one that takes too long.
+            # Not waited for: if the program's file system hangs, the tool times out.
             self.child, self._report = begin_spawn(
                 tool.argv,
                 os.environ,
@@ -171,7 +171,7 @@ class _Running:
         self.open = {out_read: self.stdout, err_read: self.stderr}
 
     def read(self, fd: int) -> str:
-        """Take what a pipe holds. What is wrong with it, or empty."""
+        """Read from a pipe. Returns an error message, or nothing."""
         kept = self.open[fd]
         chunk = os.read(fd, 1 << 16)
         if not chunk:
@@ -190,9 +190,9 @@ class _Running:
         return name_of(self.tool.argv[0])
 
     def finish(self, failure: str = "") -> ToolEnd:
-        """Its end; killed where there is a failure."""
-        is_started, trouble = self._start_report()
-        failure = trouble or failure
+        """End the tool, by SIGKILL if there is a failure, and return the result."""
+        is_started, start_failure = self._start_report()
+        failure = start_failure or failure
         if failure:
             with suppress(ProcessLookupError):
                 os.kill(self.child.pid, signal.SIGKILL)
@@ -204,13 +204,13 @@ class _Running:
             os.close(self.child.pidfd)
         stuck = code is None
         if stuck and not is_started:
-            failure = self._unstarted_words()
+            failure = self._hung_start_text()
         code = -signal.SIGKILL if code is None else code
-        was_killed = bool(failure) and not trouble
+        was_killed = bool(failure) and not start_failure
         return ToolEnd(code, bytes(self.stdout), bytes(self.stderr), failure, was_killed, stuck, is_started)
 
     def _start_report(self) -> tuple[bool, str]:
-        """Whether the program has come to run, and what kept it from that, if it is known."""
+        """Whether the program was started, and why not, if that is known."""
         try:
             error = spawn_error(self._report)
         except BlockingIOError:
@@ -218,13 +218,13 @@ class _Running:
             return False, ""
         return error is None, f"{self.name} cannot be started: {error}" if error is not None else ""
 
-    def _unstarted_words(self) -> str:
+    def _hung_start_text(self) -> str:
         path = self.tool.argv[0]
         mount = mount_of(path, mounts_of(os.getpid())) or path
         return f"{self.name} cannot be started: the file system at {mount} does not answer"
 
     def _reap(self, *, failed: bool) -> int | None:
-        # One that has closed its streams is about to end; one that was killed may wait in the kernel, and is left.
+        # A process that has closed its streams is about to exit; a killed one may block in the kernel, and is left.
         began = time.monotonic()
         for _ in range(2):
             give_up_at = time.monotonic() + _REAP_WAIT_S
@@ -242,13 +242,12 @@ class _Running:
 
 
 def run_steps(work: Iterable[Steps], *, at_once: int, deadline: float) -> None:
-    """Do several pieces of work, each of which runs tools one after another.
+    """Run several work items, each of which runs tools one after another.
 
-    When the deadline has passed every tool that runs is killed and none is started any more; the pieces are sent
-    failures until they end.
+    After the deadline running tools are killed and no more are started; the items are sent failures until they end.
 
     Args:
-        work: the pieces, begun in this order.
+        work: the items, begun in this order.
         at_once: how many tools run at the same time.
         deadline: in monotonic seconds.
     """
@@ -283,7 +282,7 @@ def _go_on(steps: Steps, end: ToolEnd | None, running: list[_Running], deadline:
 
 
 def _turn(running: list[_Running], deadline: float) -> None:
-    """Wait until something happens, and deal with it."""
+    """Wait for events of the running tools, and handle them."""
     poll = select.poll()
     owner = {}
     for one in running:
@@ -291,17 +290,17 @@ def _turn(running: list[_Running], deadline: float) -> None:
             poll.register(fd, select.POLLIN)
             owner[fd] = one
     next_at = min(min(one.ends_at, one.interrupted_at) for one in running)
-    troubles: dict[int, str] = {}
+    failures: dict[int, str] = {}
     for fd, _ in poll.poll(max(0.0, next_at - time.monotonic()) * 1000 + 1):
-        if trouble := owner[fd].read(fd):
-            troubles[id(owner[fd])] = trouble
+        if failure := owner[fd].read(fd):
+            failures[id(owner[fd])] = failure
     now = time.monotonic()
     for one in tuple(running):
         if now >= one.interrupted_at:
             one.interrupted_at = float("inf")
             with suppress(ProcessLookupError):
                 os.kill(one.child.pid, signal.SIGINT)
-        failure = troubles.get(id(one), "")
+        failure = failures.get(id(one), "")
         if not failure and one.open and now >= one.ends_at:
             failure = f"{one.name} took longer than {one.tool.timeout_s:g} s"
         if failure or not one.open:

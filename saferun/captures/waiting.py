@@ -1,7 +1,7 @@
-"""What a process waits for, in words: the other end of the descriptor that its system call works on.
+"""A description of what a process waits for: the other end of its system call's descriptor.
 
-What ``quick`` reads can never wait for the process. The rest reads the process's memory (the lists of poll and select,
-a path), which waits where another of its threads holds the lock of its address space.
+``quick`` never blocks on the process. The rest reads the process's memory (the lists of poll and select, a path), which
+blocks while one of its threads holds the lock of its address space.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _POLLED_LIMIT = 64
 _PATH_LIMIT_BYTES = 4096
 _FDS_LIMIT = 1024
 _HOLDERS_LIMIT = 512
-# Which argument holds a path.
+# The index of the argument with a path.
 _PATH_ARGUMENT = {"open": 0, "openat": 1, "openat2": 1, "creat": 0, "stat": 0, "lstat": 0, "newfstatat": 1, "statx": 1}
 _PATH_ARGUMENT |= {"access": 0, "faccessat": 1, "faccessat2": 1, "mkdir": 0, "mkdirat": 1, "unlink": 0, "unlinkat": 1}
 _PATH_ARGUMENT |= {"rename": 0, "renameat": 1, "statfs": 0, "truncate": 0, "execve": 0}
 _POLLS = frozenset({"poll", "ppoll", "select", "pselect6"})
-# Kernel functions in which the opening of a FIFO waits for somebody at its other end.
+# Kernel functions in which opening a FIFO waits for its other end.
 _FIFO_OPENING = ("wait_for_partner", "fifo_open")
 
 
 class Ends:
-    """Resolves descriptors of the job's processes, and tells which of them hold the other end.
+    """Resolves descriptors of the job's processes, and which processes have the other end.
 
     Args:
         processes: rank, pid and name of every process of the job.
@@ -41,8 +41,8 @@ class Ends:
         self._processes = tuple(processes)[:_HOLDERS_LIMIT]
         self._holders: dict[str, list[tuple[int, int, str]]] | None = None
 
-    def words(self, pid: int, fd: int, wchan: str = "", *, holders: bool = False) -> str:
-        """What a descriptor of a process is; empty where that cannot be read. ``holders``: who has its other end."""
+    def describe(self, pid: int, fd: int, wchan: str = "", *, holders: bool = False) -> str:
+        """Describe a descriptor; empty if it is not readable. ``holders``: with the processes at its other end."""
         link = read_link(f"/proc/{pid}/fd/{fd}")
         kind, _, rest = link.partition(":[")
         inode = int(rest[:-1]) if rest[:-1].isdigit() else 0
@@ -51,20 +51,20 @@ class Ends:
             if found is None:
                 return "a socket"
             peer = f"socket:[{found.peer_inode}]" if holders and found.peer_inode else ""
-            return socket_text(found) + (self._holder_words(peer, pid) if peer else "")
+            return socket_text(found) + (self._holders_text(peer, pid) if peer else "")
         if kind == "pipe":
-            return "a pipe" + (self._holder_words(link, pid) if holders else "")
+            return "a pipe" + (self._holders_text(link, pid) if holders else "")
         if link.startswith("anon_inode:"):
             return f"an {link.removeprefix('anon_inode:').strip('[]')} descriptor"
         if link.startswith(("/dev/pts/", "/dev/tty")):
             return f"the terminal {link}"
-        if link.startswith("/dev/") and not link.startswith("/dev/shm/"):  # noqa: S108 - a place to be named
+        if link.startswith("/dev/") and not link.startswith("/dev/shm/"):  # noqa: S108 - only compared
             return f"the device {link}"
         if link.startswith("/"):
             return f"the {'FIFO' if 'pipe' in wchan else 'file'} {link}"
         return ""
 
-    def _holder_words(self, link: str, pid: int) -> str:
+    def _holders_text(self, link: str, pid: int) -> str:
         if self._holders is None:
             self._holders = {}
             for process in self._processes:
@@ -80,7 +80,7 @@ class Ends:
         return f", shared with {shown}{more}"
 
     def quick(self, pid: int, call: SystemCall | None, wchan: str) -> str:
-        """What a process waits for, from what can be read without waiting; empty where that does not tell."""
+        """What a process waits for, from what can be read without blocking; empty if unknown."""
         if any(name in wchan for name in _FIFO_OPENING):
             return "a FIFO to be opened at its other end"
         if call is None:
@@ -88,15 +88,15 @@ class Ends:
         if call.name.startswith("epoll_"):
             return self._list(pid, _epoll_targets(pid, call.arguments[0]))
         if call.name in {"fcntl", "flock"}:
-            words = self.words(pid, call.arguments[0])
-            return f"a lock on {words}" if words else "a lock on a file"
+            text = self.describe(pid, call.arguments[0])
+            return f"a lock on {text}" if text else "a lock on a file"
         if call.name in {"wait4", "waitid"}:
             return _awaited_child(call)
         fd = descriptor_of(call)
-        return self.words(pid, fd, wchan) if fd is not None else ""
+        return self.describe(pid, fd, wchan) if fd is not None else ""
 
     def deep(self, pid: int, call: SystemCall | None, wchan: str) -> str:
-        """As ``quick``, and with what only the process's memory or a walk through the job tells."""
+        """As ``quick``, with the process's memory and a search through the job's processes."""
         if call is None:
             return self.quick(pid, call, wchan)
         if call.name in _PATH_ARGUMENT:
@@ -108,19 +108,19 @@ class Ends:
             return self._list(pid, polled_by(pid, call), holders=True)
         fd = descriptor_of(call)
         if fd is not None and call.name not in {"fcntl", "flock"}:
-            return self.words(pid, fd, wchan, holders=True)
+            return self.describe(pid, fd, wchan, holders=True)
         return self.quick(pid, call, wchan)
 
     def _list(self, pid: int, fds: list[int], *, holders: bool = False) -> str:
-        found = list(dict.fromkeys(filter(None, (self.words(pid, fd, holders=holders) for fd in fds))))
-        # What keeps a loop awake is not what it waits for, while there is anything else.
-        telling = [words for words in found if not words.startswith("an event")] or found
+        found = list(dict.fromkeys(filter(None, (self.describe(pid, fd, holders=holders) for fd in fds))))
+        # Wake-up descriptors of a loop are left out if there are others.
+        telling = [text for text in found if not text.startswith("an event")] or found
         more = f" and {len(telling) - _SHOWN} more" if len(telling) > _SHOWN else ""
         return ", or ".join(telling[:_SHOWN]) + more
 
 
 def list_fds(pid: int) -> list[int]:
-    """The descriptors that a process has open; empty where they may not be read."""
+    """The open descriptors of a process; empty if they are not readable."""
     return sorted(map(int, list_directory(f"/proc/{pid}/fd")))[:_FDS_LIMIT]
 
 
@@ -164,7 +164,7 @@ def read_memory(pid: int, address: int, size_bytes: int) -> bytes:
 
 
 def _read_path(pid: int, address: int) -> str:
-    # Up to the end of the page only: the next one need not be there.
+    # Only up to the end of the page: the next one may not be mapped.
     size_bytes = _PATH_LIMIT_BYTES - address % _PATH_LIMIT_BYTES
     content, end, _ = read_memory(pid, address, size_bytes).partition(b"\0")
     return content.decode(errors="replace") if end else ""

@@ -1,8 +1,7 @@
-"""What is asked of a capture process, and what it answers: one request in, JSON lines out.
+"""The messages of a capture process: one request in, JSON lines out.
 
-The process looks, the supervisor reads what has come so far and never waits. Both ends take what they read for
-untrusted: stacks are made of names that the user's script chose, so everything is bounded and checked, and what does
-not fit is dropped.
+The supervisor reads what has arrived and never blocks. Both ends treat what they read as untrusted: names in stacks are
+chosen by the user's script, so everything is bounded and checked, and what does not fit is dropped.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from saferun.text.decoding import loads
 from saferun.text.typed_json import fit
 
 LINE_LIMIT_BYTES = 4 << 20
-"""A longer line is dropped whole."""
+"""Longer lines are dropped."""
 NOT_READY = "not ready in time"
-"""The failure of a capture that the budget did not suffice for."""
+"""The failure of a capture that ran out of budget."""
 DEAD_FILE_SYSTEM = "the file system at "
-"""How the failure begins of a capture that a file system kept from its work."""
+"""The beginning of a failure that is due to a hung file system."""
 EVERYTHING = "everything"
-"""What is unfinished where nothing has come at all."""
+"""What is unfinished if nothing was received at all."""
 _VALUES_LIMIT = 16384
 _LINES_LIMIT = 512
 
@@ -42,9 +41,9 @@ _LINES_LIMIT = 512
 
 
 class Target(Value):
-    """One rank to look at, with everything that descends from it.
+    """One rank to capture, with its descendants.
 
-    ``hook_prefix`` is the rank's ``SAFERUN_HOOK``; empty where there is no hook.
+    ``hook_prefix`` is the rank's ``SAFERUN_HOOK``; empty without a hook.
     """
 
     rank: int
@@ -53,16 +52,16 @@ class Target(Value):
 
 
 class Request(Value):
-    """What to look at, and how closely.
+    """What to capture, and in how much detail.
 
     Attributes:
-        targets: the ranks that live.
+        targets: the living ranks.
         directory: where the files go; it exists. Empty: no files.
-        budget_s: after so many seconds the process ends, ready or not.
-        native: native frames of live processes: ``auto`` (of a few ranks that stand in C code), ``always``, ``never``.
+        budget_s: after this many seconds the process ends, complete or not.
+        native: native frames of live processes: ``auto`` (of a few ranks in C code), ``always``, ``never``.
         strace: whether to count system calls for a second.
-        gpu: whether there may be GPUs to be asked.
-        since: seconds since the epoch; older lines of the kernel log are not looked at.
+        gpu: whether there may be GPUs to query.
+        since: seconds since the epoch; older lines of the kernel log are ignored.
     """
 
     targets: tuple[Target, ...]
@@ -75,7 +74,7 @@ class Request(Value):
 
 
 class DeadProcess(Value):
-    """A rank that a signal killed. ``cwd`` and ``executable`` are empty where unknown."""
+    """A rank that a signal killed. ``cwd`` and ``executable`` are empty if unknown."""
 
     rank: int
     pid: int
@@ -85,16 +84,16 @@ class DeadProcess(Value):
 
 
 class CoreRequest(Value):
-    """Whose cores to look for.
+    """Which cores to find.
 
     Attributes:
         dead: the ranks that died.
         directory: where the files go; it exists. Empty: no files.
         mode: ``backtrace`` (the core is deleted once its stacks are read) or ``keep``.
         keep: how many cores may be kept.
-        gdb: whether gdb is to be asked even where pystack has answered.
-        budget_s: after so many seconds the process ends, ready or not.
-        since: seconds since the epoch; older cores and older lines of the kernel log are other people's.
+        gdb: whether to run gdb even if pystack succeeds.
+        budget_s: after this many seconds the process ends, complete or not.
+        since: seconds since the epoch; older cores and lines of the kernel log are ignored.
     """
 
     dead: tuple[DeadProcess, ...]
@@ -107,10 +106,10 @@ class CoreRequest(Value):
 
 
 class HostCapture(Value):
-    """What one look at the host as a whole gave.
+    """A capture of the host as a whole.
 
-    ``lines`` are ready to be shown, ``content`` goes into the capture's file, ``failure`` says in one line why there is
-    nothing.
+    ``lines`` are ready to print, ``content`` goes to the capture's file, ``failure`` says in one line why there is
+    none.
     """
 
     lines: tuple[str, ...]
@@ -119,15 +118,15 @@ class HostCapture(Value):
 
 
 def request_value(request: Request | CoreRequest) -> JsonObject:
-    """A request as JSON has it."""
+    """A request as JSON."""
     return {"kind": "cores" if isinstance(request, CoreRequest) else "live", "value": request._asdict()}
 
 
 def request_from(message: object) -> Request | CoreRequest:
-    """The other end of :func:`request_value`.
+    """The inverse of :func:`request_value`.
 
     Raises:
-        ValueError: it is no request.
+        ValueError: it is not a request.
     """
     if not isinstance(message, dict):
         raise ValueError("a request is a JSON object")  # noqa: TRY004 - what was read is wrong, not the caller
@@ -148,13 +147,13 @@ class Begun(Value):
 
 
 class CoresFound(Value):
-    """Cores that are about to be read, which takes a while: whose, and how large they are together."""
+    """Cores that are about to be read, which takes a while: their ranks and total size."""
 
     ranks: tuple[int, ...]
     size_bytes: int
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """``reading the core of rank 1 (245 MiB) …``."""
         numbers = ", ".join(map(str, self.ranks))
         whose = f"cores of ranks {numbers}" if len(self.ranks) > 1 else f"core of rank {numbers}"
@@ -168,7 +167,7 @@ class Done(Value):
 
 
 _SHAPES: dict[str, type] = {
-    "look": ProcessSnapshot,
+    "snapshot": ProcessSnapshot,
     "stack": StackDump,
     "collectives": RankCollectives,
     "host_line": str,
@@ -185,18 +184,18 @@ _SHAPES: dict[str, type] = {
 }
 
 
-def encode(kind: str, value: Any = None) -> bytes:  # noqa: ANN401 - whatever the kind calls for
-    """One line: ``{"kind": "look", "value": {...}}``. ``value`` is what the kind's shape says, or None for ``done``."""
+def encode(kind: str, value: Any = None) -> bytes:  # noqa: ANN401 - depends on the kind
+    """One line: ``{"kind": "snapshot", "value": {...}}``. ``value`` has the kind's shape, or is None for ``done``."""
     fields = value._asdict() if hasattr(value, "_asdict") else value
     return json.dumps({"kind": kind} if value is None else {"kind": kind, "value": fields}).encode() + b"\n"
 
 
 class CaptureReader:
-    """Reads what a capture process writes, in whatever pieces it comes.
+    """Reads the output of a capture process, in chunks.
 
     Attributes:
-        is_done: whether the process has said that it is done.
-        on_cores_found: told at once of cores that are about to be read.
+        is_done: whether the process has reported that it is done.
+        on_cores_found: called with cores that are about to be read.
     """
 
     def __init__(self) -> None:
@@ -207,7 +206,7 @@ class CaptureReader:
         self._values: dict[str, list[Any]] = {kind: [] for kind in _SHAPES}
 
     def feed(self, content: bytes) -> None:
-        """Take the next piece. Lines that are no message, or too long, are dropped."""
+        """Process a chunk. Malformed or too long lines are dropped."""
         *lines, rest = (self._rest + content).split(b"\n")
         for line in lines:
             if self._skipping:
@@ -220,13 +219,13 @@ class CaptureReader:
 
     @property
     def capture(self) -> Capture:
-        """All that has come so far. ``unfinished`` names what has begun and not ended."""
-        looks: list[ProcessSnapshot] = self._values["look"]
+        """All that has been received so far. ``unfinished`` names what has begun and not ended."""
+        snapshots: list[ProcessSnapshot] = self._values["snapshot"]
         done: list[Done] = self._values["done"]
         notes: list[CaptureNote] = self._values["note"]
         return Capture(
-            # A later look at the same process knows more.
-            tuple({(look.rank, look.pid): look for look in looks}.values()),
+            # A later snapshot of the same process has more.
+            tuple({(one.rank, one.pid): one for one in snapshots}.values()),
             tuple(self._values["stack"]),
             tuple(self._values["collectives"]),
             tuple(self._values["host_line"]),
@@ -240,12 +239,12 @@ class CaptureReader:
 
     @property
     def cores(self) -> tuple[CoreDump, ...]:
-        """The cores that were looked at so far."""
+        """The cores that were examined so far."""
         return tuple(self._values["core"])
 
     @property
     def oom(self) -> OomKill | None:
-        """What the OOM killer did, if it did."""
+        """The OOM killer's kill, if any."""
         found: list[OomKill] = self._values["oom"]
         return found[0] if found else None
 
@@ -256,7 +255,7 @@ class CaptureReader:
 
     @property
     def unwritten(self) -> tuple[str, ...]:
-        """The names of files that there was no room for."""
+        """The names of files that could not be written."""
         return tuple(self._values["unwritten"])
 
     def _unfinished(self) -> tuple[str, ...]:
@@ -269,7 +268,7 @@ class CaptureReader:
             *begun,
             *(Begun(note.capture, note.rank, note.pid) for note in notes if note.failure == NOT_READY),
         ]
-        return tuple(dict.fromkeys(unfinished_words(one) for one in waited_for if tuple(one) not in ended))
+        return tuple(dict.fromkeys(unfinished_text(one) for one in waited_for if tuple(one) not in ended))
 
     def _take(self, line: bytes) -> None:
         try:
@@ -287,7 +286,7 @@ class CaptureReader:
             kept.append(value)
 
 
-def unfinished_words(begun: Begun) -> str:
+def unfinished_text(begun: Begun) -> str:
     """``py_spy of rank 3``, ``py_spy of rank 3 (pid 4711)``, ``gpu_nvidia``."""
     if begun.rank < 0:
         return begun.capture

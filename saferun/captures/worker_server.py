@@ -12,11 +12,11 @@ _PATIENCE_S = 1.0
 
 
 def dump_by_worker_server(process: Process, deadline: float) -> bytes:
-    """What the server's ``dump_traceback`` answers, faulthandler's text; empty where there is no answer.
+    """The answer of the server's ``dump_traceback``, which is faulthandler's text; empty without an answer.
 
     Args:
-        process: whom to ask.
-        deadline: in monotonic seconds; one second is the most that is waited for in any case.
+        process: the process.
+        deadline: in monotonic seconds; it waits for one second at most in any case.
     """
     stat = read_stat(process.pid)
     if not process.hook_prefix or stat is None or stat.state in UNPTRACEABLE_STATES:

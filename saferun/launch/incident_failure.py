@@ -120,7 +120,7 @@ class FailureIncident:
             self._record,
             request,
             self._conclude,
-            lambda found: context.launch.screen.print_message(f"saferun: {printable(found.words)}"),
+            lambda found: context.launch.screen.print_message(f"saferun: {printable(found.message)}"),
         )
 
     # ----------------------------------------------------------------------------------------------------------------

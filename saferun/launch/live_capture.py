@@ -140,7 +140,7 @@ def start_capture(
 def keep_running(context: Context, record: AttemptRecord) -> None:
     """End the capture that runs, if any; what it has seen of the ranks is kept."""
     run, record.running = record.running, None
-    reader = run.break_off() if run is not None else None
+    reader = run.abort() if run is not None else None
     if reader is None or record.capture is not None:
         return
     note_gaps(context, reader, record.directory)

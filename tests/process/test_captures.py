@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.captures.process_state import read_process_look
+from saferun.captures.process_state import read_snapshot
 from saferun.captures.wire import CaptureReader, CoreRequest, Target
 from saferun.evidence import ProcessSnapshot, StackDump
 from saferun.linux.children import exit_status, spawn
@@ -28,7 +28,7 @@ REGISTER = "import faulthandler; faulthandler.register(63, open(f'{sys.argv[1]}.
 
 def await_syscall(pid: int, name: str) -> None:
     """Return when a process is in a system call."""
-    until(lambda: read_process_look(0, pid, is_rank=True).syscall == name, f"process {pid} is in {name}")
+    until(lambda: read_snapshot(0, pid, is_rank=True).syscall == name, f"process {pid} is in {name}")
 
 
 def look_of(reader: CaptureReader, pid: int) -> ProcessSnapshot:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from saferun.captures import run, stacks, strace
-from saferun.captures.process_state import read_process_look
+from saferun.captures.process_state import read_snapshot
 from saferun.captures.scene import Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.wire import NOT_READY, CaptureReader, Request, Target, encode
@@ -47,7 +47,7 @@ class Found:
 def do(step: CaptureStep, pid: int, left_s: float, directory: str = "") -> Found:
     """Run one capture in this process."""
     found = Found()
-    look = read_process_look(0, pid, is_rank=True)
+    look = read_snapshot(0, pid, is_rank=True)
     request = Request((Target(0, pid, "/nonexistent/hook"),), directory, native="always", strace=True)
     process = Process(0, pid, True, "/nonexistent/hook", look)
     step.run(Scene(request, (process,), time.monotonic() + left_s, found))
@@ -214,7 +214,7 @@ def test_a_capture_that_crashes_or_hangs_costs_only_itself() -> None:
 
     reader = CaptureReader()
     steps = [("crash", crash), ("fail", fail), ("hang", hang), ("answer", answer)]
-    run._run_beside_each_other(steps, reader.feed, time.monotonic() + 2.0)
+    run._run_in_parallel(steps, reader.feed, time.monotonic() + 2.0)
     assert {note.capture: note.failure for note in reader.capture.notes} == {
         "crash": "it was killed by SIGKILL",
         "fail": "KeyError: 'x'",
@@ -231,7 +231,7 @@ def test_what_ranks_write_is_read_with_a_limit_of_memory() -> None:
     for step in (step._replace(run=tell_limit) for step in CAPTURES):
         reader = CaptureReader()
         steps = [(step.name, run._bound(step, Scene(Request(()), (), 0.0, lambda *_: None)))]
-        run._run_beside_each_other(steps, reader.feed, time.monotonic() + 30.0)
+        run._run_in_parallel(steps, reader.feed, time.monotonic() + 30.0)
         (limits[step.name],) = reader.capture.host_lines
     unlimited = str(resource.getrlimit(resource.RLIMIT_AS)[0])
     limited = {name for name, limit in limits.items() if limit != unlimited}

@@ -183,7 +183,7 @@ class Crew:
         )
         reader = CaptureReader()
         told: list[str] = []
-        reader.on_cores_found = lambda found: told.append(found.words)
+        reader.on_cores_found = lambda found: told.append(found.message)
         reader.feed(done.stdout)
         assert reader.is_done, done.stderr
         self.told = told
@@ -333,7 +333,7 @@ def test_a_core_that_was_cut_off_is_kept_and_told_as_such(crew: Crew) -> None:
     [look] = crew.examine()
     assert look.kept
     assert look.threads == ()
-    assert "cut off" in look.failure
+    assert "truncated" in look.failure
     assert Path(look.path).exists()
 
 
@@ -713,8 +713,8 @@ def test_a_core_whose_file_system_does_not_answer_is_told_all_the_same(
 
 def test_no_core_is_looked_for_where_the_file_system_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would take the whole time that there is for cores, and the verdict waits for it."""
-    monkeypatch.setattr(cores, "called_apart", lambda *_: None)
-    monkeypatch.setattr(cores, "answers", lambda *_: False)
+    monkeypatch.setattr(cores, "call_in_child", lambda *_: None)
+    monkeypatch.setattr(cores, "responds", lambda *_: False)
     monkeypatch.setattr(cores, "find_cores", lambda *_: signal.pause())
     request = CoreRequest((DeadProcess(3, 4711, signal.SIGSEGV, "/"), DeadProcess(4, 4712, signal.SIGKILL, "/")))
     [look] = [found for found in cores.examine_cores(request) if isinstance(found, CoreDump)]

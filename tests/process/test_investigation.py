@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from saferun.captures.faulthandler_dump import dump_by_signal
-from saferun.captures.process_state import read_process_look
+from saferun.captures.process_state import read_snapshot
 from saferun.captures.scene import Process
 from tests.process.launching import (
     DEADLINE_S,
@@ -168,8 +168,8 @@ def test_a_process_that_has_closed_the_file_is_not_asked_for_its_stacks(tmp_path
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            look = read_process_look(0, process.pid, is_rank=True)
-            asked = Process(0, process.pid, is_rank=True, hook_prefix=str(tmp_path / "a0r0"), look=look)
+            look = read_snapshot(0, process.pid, is_rank=True)
+            asked = Process(0, process.pid, is_rank=True, hook_prefix=str(tmp_path / "a0r0"), snapshot=look)
             assert dump_by_signal([asked], float("inf")) == {}
         finally:
             process.kill()
@@ -212,8 +212,8 @@ def test_stacks_are_whole_although_who_writes_them_waits_for_a_processor(
                     print(file=process.stdin, flush=True)
 
             monkeypatch.setattr(time, "sleep", pause)
-            look = read_process_look(0, process.pid, is_rank=True)
-            asked = Process(0, process.pid, is_rank=True, hook_prefix=str(prefix), look=look)
+            look = read_snapshot(0, process.pid, is_rank=True)
+            asked = Process(0, process.pid, is_rank=True, hook_prefix=str(prefix), snapshot=look)
             text = dump_by_signal([asked], time.monotonic() + DEADLINE_S)[process.pid]
             assert text.decode().splitlines()[1:] == ['  File "a.py", line 7 in work']
         finally:

@@ -105,10 +105,10 @@ def test_a_capture_that_is_complete_when_its_time_is_over_lacks_nothing(world: W
 def test_a_capture_that_is_broken_off_gives_what_it_has(world: World) -> None:
     run = world.run()
     world.say(0, "stack", STACK)
-    reader = run.break_off()
+    reader = run.abort()
     assert reader is not None
     assert reader.capture.stacks == (STACK,)
-    assert run.break_off() is None
+    assert run.abort() is None
     assert world.ends == []
     world.close()
 

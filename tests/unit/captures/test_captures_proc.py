@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.captures import waiting
-from saferun.captures.process_state import read_process_look, read_thread_states
+from saferun.captures.process_state import read_snapshot, read_thread_states
 from saferun.captures.ptrace import _reason
 from saferun.captures.waiting import Ends
 from saferun.linux.sockets import (
@@ -201,9 +201,9 @@ def test_who_holds_the_other_end_is_told(descriptors: dict[str, int]) -> None:
         os._exit(0)
     try:
         ends = Ends([(0, ME, "python"), (0, child, "pt_data_worker")])
-        words = ends.words(ME, read_end, holders=True)
+        words = ends.describe(ME, read_end, holders=True)
         assert words == f"a pipe, shared with pt_data_worker (pid {child}) of rank 0"
-        assert ends.words(ME, read_end) == "a pipe"
+        assert ends.describe(ME, read_end) == "a pipe"
     finally:
         os.write(descriptors["pipe_write"], b".")
         os.waitpid(child, 0)
@@ -234,16 +234,16 @@ def test_a_process_that_is_gone_has_a_look_too() -> None:
     if not child:
         os._exit(0)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert read_process_look(0, child, is_rank=True).state == "Z"
+    assert read_snapshot(0, child, is_rank=True).state == "Z"
     os.waitpid(child, 0)
-    look = read_process_look(0, child, is_rank=True)
+    look = read_snapshot(0, child, is_rank=True)
     assert (look.state, look.name, look.threads, look.syscall, look.waits_on) == ("?", "", 0, "", "")
     assert read_thread_states(child) == {}
 
 
 def test_a_look_at_this_process() -> None:
     """All that there is to be seen of a living one."""
-    look = read_process_look(7, ME, is_rank=True)
+    look = read_snapshot(7, ME, is_rank=True)
     assert (look.rank, look.pid, look.ppid, look.state, look.tracer_pid) == (7, ME, os.getppid(), "R", 0)
     assert look.rss_bytes > 1 << 20
     assert look.threads >= 1

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saferun.captures.faulthandler_dump import threads_from_text
-from saferun.captures.process_state import command_words
-from saferun.captures.py_spy import failure_words, is_denied, is_no_python, threads_from_json
+from saferun.captures.process_state import command_text
+from saferun.captures.py_spy import failure_text, is_denied, is_no_python, threads_from_json
 from saferun.captures.tools import ToolEnd
 from saferun.evidence import Frame
 
@@ -119,7 +119,7 @@ Stack backtrace:
 def test_an_error_of_py_spy_becomes_one_line() -> None:
     """Its first line and its last cause; the stack of py-spy itself interests nobody."""
     end = ToolEnd(1, b"", DENIED)
-    assert failure_words(end) == (
+    assert failure_text(end) == (
         "Failed to get process executable name. Check that the process is running.: Permission denied (os error 13)"
     )
     assert is_denied(end)
@@ -128,15 +128,15 @@ def test_an_error_of_py_spy_becomes_one_line() -> None:
 
 def test_other_failures_have_words_too() -> None:
     """Also where the tool says nothing at all."""
-    assert failure_words(ToolEnd(-9, b"", b"", "py-spy took longer than 3 s", was_killed=True)) == (
+    assert failure_text(ToolEnd(-9, b"", b"", "py-spy took longer than 3 s", was_killed=True)) == (
         "py-spy took longer than 3 s"
     )
-    assert failure_words(ToolEnd(3, b"", b"")) == "it ended with code 3"
+    assert failure_text(ToolEnd(3, b"", b"")) == "it ended with code 3"
     assert is_denied(ToolEnd(1, b"", b"Permission Denied: Try running again with elevated permissions"))
     no_python = ToolEnd(1, b"", b"Error: Failed to find python version from target process\n\nStack backtrace:\n")
     assert is_no_python(no_python)
     assert not is_denied(no_python)
-    assert failure_words(no_python) == "Failed to find python version from target process"
+    assert failure_text(no_python) == "Failed to find python version from target process"
 
 
 FAULTHANDLER = b"""Current thread 0x00007f0be74276c0 (most recent call first):
@@ -186,9 +186,9 @@ def test_any_text_may_come_instead(content: bytes) -> None:
 )
 def test_a_command_is_shown_without_secrets(arguments: list[str], words: str) -> None:
     """Reports are passed on."""
-    assert command_words(arguments) == words
+    assert command_text(arguments) == words
 
 
 def test_a_long_command_is_cut() -> None:
     """It stands in one line of a report."""
-    assert len(command_words(["x" * 50] * 50)) == 200
+    assert len(command_text(["x" * 50] * 50)) == 200

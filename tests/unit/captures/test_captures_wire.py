@@ -49,7 +49,7 @@ OOM = OomKill("cgroup", 1 << 36, 0, (71,), 1, "memory.events")
 LINK = StuckLink(3, "10.0.0.1:40000", "10.0.0.3:50123", "ESTABLISHED", 4096, 8)
 GPU = RankGpu(3, "0000:1b:00.0")
 LINES = (
-    encode("look", LOOK),
+    encode("snapshot", LOOK),
     encode("stack", DUMP),
     encode("collectives", COLLECTIVES),
     encode("host_line", "GPU 0: 100 %"),
@@ -131,9 +131,9 @@ HOSTILE = [
     b'{"kind": 3}',
     b'{"kind": []}',
     b'{"kind": "shutdown", "value": {}}',
-    b'{"kind": "look"}',
-    b'{"kind": "look", "value": null}',
-    b'{"kind": "look", "value": {"rank": "3"}}',
+    b'{"kind": "snapshot"}',
+    b'{"kind": "snapshot", "value": null}',
+    b'{"kind": "snapshot", "value": {"rank": "3"}}',
     b'{"kind": "host_line", "value": 3}',
     b'{"kind": "done", "value": {"elapsed_s": NaN}}',
     b'{"kind": "done", "value": {"elapsed_s": 1e999}}',
@@ -163,7 +163,7 @@ def test_no_bytes_raise(content: bytes) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists, max_leaves=20))
 def test_no_value_raises(value: object) -> None:
     """Also where it is JSON, of a known kind, and not what the kind calls for."""
-    for kind in ("look", "stack", "collectives", "note", "core", "oom", "link", "done", "begun", "host_line"):
+    for kind in ("snapshot", "stack", "collectives", "note", "core", "oom", "link", "done", "begun", "host_line"):
         read(json.dumps({"kind": kind, "value": value}).encode() + b"\n").capture  # noqa: B018 - it is computed
 
 
@@ -195,7 +195,7 @@ def test_halves_of_surrogate_pairs_do_not_get_through() -> None:
 def test_a_later_look_at_a_process_replaces_the_first() -> None:
     """It comes with what takes longer to find out."""
     other = LOOK._replace(pid=72, is_rank=False)
-    reader = read(*(encode("look", look) for look in (LOOK, other, LOOK._replace(command="python train.py"))))
+    reader = read(*(encode("snapshot", look) for look in (LOOK, other, LOOK._replace(command="python train.py"))))
     assert reader.capture.processes == (LOOK._replace(command="python train.py"), other)
 
 

@@ -140,14 +140,14 @@ def test_both_recorders_of_a_process_count(tmp_path: Path) -> None:
         ({"/handler/": b"\x00" * 100_000}, "what answers is not torch's worker server"),
         ({"/handler/": b"SSH-2.0-OpenSSH\r\n\r\n"}, "what answers is not torch's worker server"),
         ({"/handler/": http(b"", "404 Not Found")}, "it answers with status 404"),
-        ({"/handler/": http(b"no json")}, "its answer is no JSON"),
-        ({"/handler/": http(b"[" * 100_000)}, "its answer is no JSON"),
-        ({"/handler/": http(b"\xff\xfe")}, "its answer is no JSON"),
+        ({"/handler/": http(b"no json")}, "its answer is not JSON"),
+        ({"/handler/": http(b"[" * 100_000)}, "its answer is not JSON"),
+        ({"/handler/": http(b"\xff\xfe")}, "its answer is not JSON"),
         ({"/handler/": http(b"null")}, "this torch has no Flight Recorder that can be asked"),
         ({"/handler/": http(b'["ping"]')}, "this torch has no Flight Recorder that can be asked"),
         ({"/handler/": http(b'["ping"]')[:-4]}, "its answer breaks off"),
         ({"/handler/": NAMES}, "it does not answer"),
-        ({"/handler/": NAMES, "/handler/fr_trace_json": http(b"{")}, "its answer is no JSON"),
+        ({"/handler/": NAMES, "/handler/fr_trace_json": http(b"{")}, "its answer is not JSON"),
     ],
 )
 def test_whatever_answers_otherwise_is_told_in_one_line(

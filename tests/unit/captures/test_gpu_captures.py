@@ -716,7 +716,7 @@ def test_which_rank_has_which_gpu_is_found_by_its_processes(monkeypatch: pytest.
     monkeypatch.setattr(gpu_nvidia, "capture_gpu_nvidia", lambda _pids, _until: HostCapture((), content))
     seen: list[tuple[str, object]] = []
     processes = tuple(
-        Process(rank, pid, is_rank=pid != 13, hook_prefix="", look=None)  # type: ignore[arg-type]
+        Process(rank, pid, is_rank=pid != 13, hook_prefix="", snapshot=None)  # type: ignore[arg-type]
         for rank, pid in ((0, 11), (1, 12), (1, 13))
     )
     request = Request((Target(0, 11), Target(1, 12)))

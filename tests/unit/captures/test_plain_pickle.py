@@ -45,7 +45,7 @@ class Calls:
         (b"(S'id'\nQ.", "it refers to something outside"),
         (b"Pid\n.", "it refers to something outside"),
         (pickle.dumps(b"bytes"), "it holds a bytes"),
-        (pickle.dumps({1: 2}), "it has keys that are no texts"),
+        (pickle.dumps({1: 2}), "it has keys that are not strings"),
         (pickle.dumps(1 << 80), "it holds a number that is too large"),
         (pickle.dumps({1, 2}), "it holds a set"),
         (pickle.dumps([[[]]])[:-1], "."),
