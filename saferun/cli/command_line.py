@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from saferun.cli.options import OPTIONS, TYPES, Option, comma_separated_list
 from saferun.config import Origin, Setting
-from saferun.env.profiles.words import nearest, quoted
+from saferun.env.profiles.quoting import nearest, quoted
 from saferun.errors import UsageError
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ _BY_FLAG = {flag: option for option in OPTIONS for flag in option.flags}
 _SETTINGS_FILE = "saferun.yaml"
 _SEE_HELP = "see saferun --help"
 _OWN_PREFIX = "SAFERUN_"
-_TOLD_TO_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOOK", "SAFERUN_HEARTBEAT_FILE"})
+_SET_FOR_RANKS = frozenset({"SAFERUN_RUN_ID", "SAFERUN_OUTER_RUNS", "SAFERUN_HOOK", "SAFERUN_HEARTBEAT_FILE"})
 # Others may use the prefix as well: only slips are refused.
 _NEARLY = 0.75
 
@@ -184,7 +184,7 @@ def _check_variables(environ: Mapping[str, str]) -> frozenset[str]:
     names = {option.variable for option in OPTIONS if not option.asks}
     ours = [name for name in environ if name.startswith(_OWN_PREFIX)]
     services = frozenset(name for name in ours if _is_of_a_service(name, environ[name]))
-    unknown = [name for name in ours if name not in names | _TOLD_TO_RANKS | services]
+    unknown = [name for name in ours if name not in names | _SET_FOR_RANKS | services]
     if unknown:
         from difflib import get_close_matches
 
@@ -236,7 +236,7 @@ def _read(option: Option, texts: Sequence[str], place: str) -> object:
 
 
 def _truth(option: Option, text: str, place: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in words:
+    truths = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in truths:
         raise UsageError(f"{place}: {option.name}: {quoted(text)} is neither on nor off", "write on or off")
-    return words[text.lower()]
+    return truths[text.lower()]

@@ -96,15 +96,15 @@ def _option(
     Every long flag can be written with underscores as well. The first one gives the name in the settings; the kind
     follows from the default.
     """
-    words = usage.split(" ")
-    value = words.pop() if words[-1][0] != "-" else None
+    parts = usage.split(" ")
+    value = parts.pop() if parts[-1][0] != "-" else None
     flags: list[str] = []
-    for flag in words:
+    for flag in parts:
         flags.append(flag)
         if "-" in flag[2:]:
             flags.append("--" + flag[2:].replace("-", "_"))
     choices = tuple(value[1:-1].split(",")) if value is not None and value[0] == "{" else None
-    dest = dest or next(flag for flag in words if flag[:2] == "--")[2:].replace("-", "_")
+    dest = dest or next(flag for flag in parts if flag[:2] == "--")[2:].replace("-", "_")
     kind = kind or _KINDS.get(type(default), "str")
     metavar = value if choices is None else None
     return Option(tuple(flags), dest, kind, default, text, group, choices, False, metavar, asks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from saferun.cli.options import OPTIONS, Option, comma_separated_list
-from saferun.env.profiles.words import advice, quoted
+from saferun.env.profiles.quoting import advice, quoted
 from saferun.env.profiles.yaml_nodes import bad, read_yaml
 from saferun.model import Value
 
@@ -37,7 +37,9 @@ def read_settings_file(path: str, fd: int | None = None) -> dict[str, FileValue]
     if root is None:
         return {}
     if root.kind != "mapping":
-        raise bad(root, f"settings are written OPTION: value, and here is {root.words}", "begin with an option's name")
+        raise bad(
+            root, f"settings are written OPTION: value, and here is {root.description}", "begin with an option's name"
+        )
     in_file = [option for option in OPTIONS if not option.asks and option.dest != "config"]
     options = {name: option for option in in_file for name in _names(option)}
     found: dict[str, FileValue] = {}
@@ -76,5 +78,5 @@ def _texts(option: Option, node: Node) -> tuple[str, ...]:
 
 def _scalar(node: Node) -> str:
     if node.kind != "scalar" or node.is_null:
-        raise bad(node, f"a single value is expected, and here is {node.words}", "write one value")
+        raise bad(node, f"a single value is expected, and here is {node.description}", "write one value")
     return node.text

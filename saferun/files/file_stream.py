@@ -23,7 +23,7 @@ _AMPLE_BYTES = 256 << 10
 _HUNG = "the file system did not answer"
 
 Answer = Callable[[JsonObject | None], None]
-"""Takes ``{"value": …}`` or ``{"error": [errno, words, path]}``; None: no answer came in time."""
+"""Takes ``{"value": …}`` or ``{"error": [errno, message, path]}``; None: no answer came in time."""
 
 
 class Files(Protocol):

@@ -58,8 +58,8 @@ class LogDirectory:
 
         def on_answer(answer: JsonObject | None) -> None:
             if answer is not None and "error" in answer:
-                errno, words, path = answer["error"]
-                on_ready(OSError(errno, words, path or base))
+                errno, message, path = answer["error"]
+                on_ready(OSError(errno, message, path or base))
                 return
             self._job_name = answer["value"] if answer is not None else name
             add_tree(log_tree(base, str(self._job_name)))  # for a writer that follows the first one
@@ -86,8 +86,8 @@ class LogDirectory:
 
         def on_answer(answer: JsonObject | None) -> None:
             if answer is not None and "error" in answer:
-                errno, words, path = answer["error"]
-                self._run_dir.lost(path, OSError(errno, words))
+                errno, message, path = answer["error"]
+                self._run_dir.lost(path, OSError(errno, message))
             answers = answer is not None and "error" not in answer
             # There may be no run directory by now.
             there = paths if self._run_dir.path is not None else []

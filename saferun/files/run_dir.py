@@ -132,15 +132,15 @@ class RunDirectory:
 
         def on_answer(answer: JsonObject | None) -> None:
             if answer is not None and "error" in answer:
-                errno, words, failed = answer["error"]
+                errno, message, failed = answer["error"]
                 self.path = self.host_path = None
                 if answer.get("is_theirs") and not ours:
                     hint = "pass another --run-dir, or --run-dir none to keep no files"
                     where = f"{shorter_path(failed)}: " if failed not in {path, chosen, ""} else ""
-                    self.refusal = UsageError(f"--run-dir {chosen}: {where}{words}", hint)
+                    self.refusal = UsageError(f"--run-dir {chosen}: {where}{message}", hint)
                 else:
                     hint = _THEIRS_HINT if answer.get("is_theirs") else ""
-                    self.lost(f"no run directory: {failed or chosen}", OSError(errno, words), hint)
+                    self.lost(f"no run directory: {failed or chosen}", OSError(errno, message), hint)
             elif answer is None:
                 self._failing.add(path)  # it may yet be made, and is not relied upon
             self._begin()
@@ -177,8 +177,8 @@ class RunDirectory:
         """A file cannot be written (any more). The user hears of the first one; the others follow from it."""
         if not self._has_warned and self.refusal is None:
             self._has_warned = True
-            words = f"{path}: {error.strerror}; what cannot be written to files still goes to the console"
-            self._warn(words, *([hint] if hint else []))
+            message = f"{path}: {error.strerror}; what cannot be written to files still goes to the console"
+            self._warn(message, *([hint] if hint else []))
 
     def _on_failed(self, path: str, error: OSError, is_tried_again: bool) -> None:  # noqa: FBT001 - by Files
         if is_tried_again:
@@ -232,8 +232,8 @@ class RunDirectory:
 
         def on_answer(answer: JsonObject | None) -> None:
             if answer is not None and "error" in answer:
-                errno, words, path = answer["error"]
-                on_made(OSError(errno, words, path))
+                errno, message, path = answer["error"]
+                on_made(OSError(errno, message, path))
                 return
             base = self.scratch.expected_path() if is_large else ""
             if answer is not None:

@@ -47,7 +47,7 @@ class Sink:
 
     Args:
         path: the file.
-        fresh: whether what is there from before goes away.
+        fresh: whether what is there from before is deleted.
         budget: shared by all files.
         report: called when writing fails, and when it works again.
     """
@@ -197,7 +197,7 @@ class Sink:
 
 
 class WholeFile:
-    """A file that is there as a whole, or not at all: it replaces the one before once all of it has come.
+    """A file that is there as a whole, or not at all: it replaces the previous one once all of it has come.
 
     Args:
         path: the file.

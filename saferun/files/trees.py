@@ -1,6 +1,6 @@
 """Directories below which everything is this user's own: a run directory, a launch's directory in ``--log-dir``.
 
-A file in one is reached from its top, directory by directory, each opened relative to the one before and owned by this
+A file in one is reached from its top, directory by directory, each opened relative to its parent and owned by this
 user: whoever else may write somewhere in it can lead nothing elsewhere. What others plant in place of a file that is
 to be created is replaced.
 

@@ -97,16 +97,16 @@ class Writer(LoopPart):
     """The writer process, replaced once if it dies. A Part of the loop.
 
     Args:
-        say: takes one line each: that files cannot be written, and that they can again.
+        print_message: takes one line each: that files cannot be written, and that they can again.
         ring_bytes: the ring's size.
     """
 
-    def __init__(self, say: Callable[[str], None], *, ring_bytes: int = RING_BYTES) -> None:
+    def __init__(self, print_message: Callable[[str], None], *, ring_bytes: int = RING_BYTES) -> None:
         self.on_failed: Callable[[str, OSError, bool], None] = _nothing
         self.on_written: Callable[[str, int], None] = _nothing
         self.place = ""
         """What the files are said to be in: the run directory."""
-        self._say = say
+        self._print_message = print_message
         self._queue = RecordQueue(ring_bytes)
         self._ring = self._queue.ring
         self._files = _OpenFiles(self._queue)
@@ -283,7 +283,7 @@ class Writer(LoopPart):
 
     def _report_stall(self, text: str) -> None:
         if self._reported_stalls <= _MOST_REPORTED:
-            self._say(text)
+            self._print_message(text)
 
     def _path(self) -> str:
         return self._files.path(self._ring.busy) or self.place
@@ -305,7 +305,7 @@ class Writer(LoopPart):
         if self._poller is not None:
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
-    def _give_up(self, words: str) -> None:
+    def _give_up(self, message: str) -> None:
         self._given_up = True
         helper, self._helper = self._helper, None
         if helper is not None:
@@ -313,7 +313,7 @@ class Writer(LoopPart):
         self._queue.clear()
         if self._inbox is not None:
             self._inbox.close()
-        self._say(f"{words}; the job goes on, and what the ranks write goes to the console alone")
+        self._print_message(f"{message}; the job goes on, and what the ranks write goes to the console alone")
         for number in list(self._asked):
             self._answer(number, None)
 
@@ -346,7 +346,7 @@ class Writer(LoopPart):
         if self._forked >= _MOST_WRITERS:
             self._give_up(f"{self.place or 'files'}: the process that writes files was ended again")
             return
-        self._say("the process that writes files was ended, and is replaced")
+        self._print_message("the process that writes files was ended, and is replaced")
         self._stalled_at = None
         self._moved_at = time.monotonic()
         self._fork(self._files.to_reopen())
@@ -383,7 +383,7 @@ class Writer(LoopPart):
         waiting = self._ring.head - self._ring.tail + self._queue.backlog_bytes
         pid = next(iter(self.pids), None)
         captured = self._inbox.waiting_bytes() if self._inbox is not None else 0
-        self._say(
+        self._print_message(
             f"{self._path()}: the file system does not answer; {waiting} bytes are not written yet"
             + (f", nor are files of captures (at most {captured >> 10} KiB)" if captured else "")
             + (f", {self._queue.backlog_bytes} of them never will be" if self._queue.backlog_bytes else "")

@@ -90,7 +90,7 @@ class Checks:
                 context.poller,
                 job=context.job,
                 environ=context.environ,
-                say=context.screen.print_message,
+                print_message=context.screen.print_message,
                 warn=context.warn,
                 process=self._process,
             )
@@ -137,7 +137,7 @@ class Checks:
         if self._config.checks.preflight == "only":
             self._context.post(ChecksOver(now, attempt, self._show(outcome)))
             return
-        self._opened().tell_own()
+        self._opened().print_own()
         if outcome.failure is not None:
             self._start_failed(attempt, outcome.failure)
         else:
@@ -225,7 +225,7 @@ class Checks:
     def _on_checked_beside(self, outcome: Outcome) -> None:
         self._context.investigation.log.set_preflight(outcome.preflight, outcome.infos)
         self._context.investigation.log.write_preflight()
-        self._opened().tell_own()
+        self._opened().print_own()
 
     def settle(self) -> None:
         """The launch is over: what has been found so far counts."""

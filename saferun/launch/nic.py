@@ -8,7 +8,7 @@ from saferun.config import LaunchConfig
 from saferun.console.stderr import print_error
 from saferun.errors import printable
 from saferun.linux.nics import read_nics
-from saferun.preflight.nic_choice import mpirun_words, nic_environ
+from saferun.preflight.nic_choice import mpirun_options, nic_environ
 
 
 def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -22,7 +22,7 @@ def with_nics(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, str
     if config.hosts.node_rank in {0, None} and (task is None or task.local_rank == 0) and not config.dry_run:
         print_error(f"saferun: {printable(chosen_line(names, chosen))}")
         if config.hosts.detected.startswith("Open MPI"):
-            print_error(f"saferun: for mpirun itself: {printable(mpirun_words(names))}")
+            print_error(f"saferun: for mpirun itself: {printable(mpirun_options(names))}")
     return {**environ, **chosen}
 
 

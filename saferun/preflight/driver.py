@@ -53,7 +53,7 @@ class PreflightRun:
         config: the launch.
         poller: the loop's.
         job: the hosts of the job.
-        say: takes whole lines for the user.
+        print_message: takes whole lines for the user.
         environ: the environment that the ranks inherit.
         warn: takes one line about something that could not be done.
         process: a check process that has been forked already.
@@ -66,7 +66,7 @@ class PreflightRun:
         *,
         job: JobPort,
         environ: Mapping[str, str],
-        say: Callable[[str], None],
+        print_message: Callable[[str], None],
         warn: Callable[[str], None],
         process: CheckProcess | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class PreflightRun:
         self._environ = environ
         self._poller = poller
         self._job = job
-        self._say = say
+        self._print_message = print_message
         self._warn = warn
         self._forked = process
         self._ended: list[CheckProcess | HostChecks | TrialShare] = []  # whose processes have not been reaped yet
@@ -155,7 +155,7 @@ class PreflightRun:
         if self._attempt.beside:
             self._attempt.own.settle()
 
-    def tell_own(self) -> None:
+    def print_own(self) -> None:
         """Print what is wrong with this host."""
         self._print(self._attempt.own.results)
 
@@ -271,7 +271,7 @@ class PreflightRun:
             interfaces=() if checks.nics == ("auto",) else checks.nics,
             timeout_s=checks.trial_timeout_s,
             job=self._job,
-            say=self._say,
+            print_message=self._print_message,
             on_over=on_over,
         )
         self._attempt.parts.append(search)
@@ -282,7 +282,9 @@ class PreflightRun:
             from saferun.preflight.bisect.driver import TrialShare
 
             self.close()
-            attempt.trials = TrialShare(self._trial_place(), self._environ, self._poller, job=self._job, say=self._say)
+            attempt.trials = TrialShare(
+                self._trial_place(), self._environ, self._poller, job=self._job, print_message=self._print_message
+            )
             attempt.parts.append(attempt.trials)
         return attempt.trials
 
@@ -311,7 +313,7 @@ class PreflightRun:
 
     def _print(self, results: Sequence[CheckResult]) -> None:
         for line in message_lines(problems(results, only_warn=self._only_warns)):
-            self._say(printable(line))
+            self._print_message(printable(line))
 
 
 def _vendor(wanted: str) -> str:

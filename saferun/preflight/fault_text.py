@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from saferun.preflight.nic_choice import is_decoy
 
-__all__ = ["FROM_HOST", "NOBODY", "ONE_WAY", "TO_HOST", "TWO", "hint_of", "sentence"]
+__all__ = ["FROM_HOST", "NO_HOST", "ONE_WAY", "TO_HOST", "TWO", "hint_of", "sentence"]
 
 _REASONS = {
     "timeout": "timeout",
@@ -50,7 +50,7 @@ ONE_WAY = {
     "": "{source} does not reach {who} over {nic} ({reason})",
 }
 
-NOBODY = {
+NO_HOST = {
     "black_hole": "{nic} lets small messages through between all hosts, and no large ones",
     "stranger": "another machine or program answers at the hosts' addresses on {nic}",
     "self": "{nic} has the same address on several hosts ({address})",
@@ -94,7 +94,7 @@ def hint_of(
         mtu: in what the MTUs differ: ``MTU 9000 on node3, 1500 on the others``.
     """
     tail = f", or run with --nic {instead}" if instead else ""
-    look = "nft list ruleset, iptables -S"
+    commands = "nft list ruleset, iptables -S"
     if kind == "black_hole":
         differing = f" (now {mtu})" if mtu else ""
         return f"set the same MTU{differing} on all hosts and switch ports that {nic} passes{tail}"
@@ -104,13 +104,15 @@ def hint_of(
     if kind in {"stranger", "self"}:
         return f"give each host an address of its own on {nic} (arping -D shows who has one){tail}"
     if kind == "refused" and direction != "out":
-        return f"a firewall on {who} rejects connections ({look}): let the hosts of the job in{tail}"
+        return f"a firewall on {who} rejects connections ({commands}): let the hosts of the job in{tail}"
     if direction == "in":
-        return f"a firewall on {who} keeps connections out ({look}): let the hosts of the job in{tail}"
+        return f"a firewall on {who} keeps connections out ({commands}): let the hosts of the job in{tail}"
     if direction == "out":
-        return f"look at the routes and the firewall of {who} for what goes out ({look}){tail}"
+        return f"look at the routes and the firewall of {who} for what goes out ({commands}){tail}"
     if direction == "pair":
-        return f"a firewall on {who} (incoming) or {source} (outgoing) is likely ({look}): let all hosts through{tail}"
+        return (
+            f"a firewall on {who} (incoming) or {source} (outgoing) is likely ({commands}): let all hosts through{tail}"
+        )
     if kind == "silent":
         return f"another program may listen there, or saferun on {who} is stopped or starved{tail}"
     whose = f"{nic} on {who}" if " " in who else f"{who}'s {nic}"

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from saferun.model import Value
-from saferun.preflight.fault_text import FROM_HOST, NOBODY, ONE_WAY, TO_HOST, TWO, hint_of, sentence
-from saferun.preflight.nic_links import Column, Link, Uses, host_words, label_of, nic_of
+from saferun.preflight.fault_text import FROM_HOST, NO_HOST, ONE_WAY, TO_HOST, TWO, hint_of, sentence
+from saferun.preflight.nic_links import Column, Link, Uses, hosts_text, label_of, nic_of
 from saferun.preflight.results import CheckResult, HostInfo
 
 __all__ = ["Scene", "fault_results"]
@@ -94,14 +94,14 @@ def _column_results(scene: Scene, nic: str, column: Column) -> list[CheckResult]
 
 
 def _dead_network(scene: Scene, nic: str, bad: Column, hosts: set[int]) -> list[CheckResult]:
-    """Nobody reaches anybody. An interface that no rank uses may not be meant for it."""
+    """No host reaches another. An interface that no rank uses may not be meant for it."""
     others = scene.others(nic, bad)
     if not scene.is_used(nic, hosts) and others:
         return []
     kind = _commonest(bad.values())
-    words = f"{sentence(NOBODY, kind, nic, address=_address(bad.values()))}{_works(others)}"
+    message = f"{sentence(NO_HOST, kind, nic, address=_address(bad.values()))}{_works(others)}"
     verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
-    return [_result(verdict, words, hint_of(kind, nic, "all hosts", _instead(scene, nic, others)), bad.values())]
+    return [_result(verdict, message, hint_of(kind, nic, "all hosts", _instead(scene, nic, others)), bad.values())]
 
 
 def _parts(column: Column) -> list[set[int]]:
@@ -132,11 +132,11 @@ def _partition(scene: Scene, nic: str, parts: Sequence[set[int]], cut: Column) -
     if not cut or (not scene.is_used(nic, hosts) and others):
         return []
     kind = _commonest(cut.values())
-    groups = " / ".join(host_words(scene.infos, part) for part in parts[:_MOST_REPORTED])
-    words = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
+    groups = " / ".join(hosts_text(scene.infos, part) for part in parts[:_MOST_REPORTED])
+    message = f"{sentence(TWO, kind, nic, who='some groups of hosts')}: {groups}{_works(others)}"
     hint = f"look at what lies between them: switches, VLANs, subnet managers{_or_nic(_instead(scene, nic, others))}"
     verdict = "fail" if scene.is_cut_off(nic, hosts, others) else "warn"
-    return [_result(verdict, words, hint, cut.values())]
+    return [_result(verdict, message, hint, cut.values())]
 
 
 # --------------------------------------------------------------------------------------------------- hosts and pairs
@@ -168,8 +168,8 @@ def _host_results(scene: Scene, nic: str, column: Column, bad: Column) -> list[C
         for pair in mine:
             del left[pair]
     if left:
-        words = f"{len(left)} more connections over {nic} fail"
-        results.append(_result("warn", words, "begin with those that are named", left.values()))
+        message = f"{len(left)} more connections over {nic} fail"
+        results.append(_result("warn", message, "begin with those that are named", left.values()))
     return results
 
 
@@ -189,23 +189,23 @@ def _host_result(
     works = f"; its {others[0]} {does}" if others else ""
     direction = ""
     if not bad_in:
-        words = sentence(FROM_HOST, kind, nic, of=_of(scene, bad_out, outgoing, out=True), address=address)
+        message = sentence(FROM_HOST, kind, nic, of=_of(scene, bad_out, outgoing, out=True), address=address)
         if incoming:
-            words, direction = f"{words}, while others reach it", "out"
+            message, direction = f"{message}, while others reach it", "out"
     else:
-        words = sentence(TO_HOST, kind, nic, of=_of(scene, bad_in, incoming), address=address)
+        message = sentence(TO_HOST, kind, nic, of=_of(scene, bad_in, incoming), address=address)
         if not bad_out and any(link.is_ok for link in outgoing):
-            words, direction = f"{words}, while it reaches others itself", "in"
-    mtu = _mtu_words(scene, nic, host)
+            message, direction = f"{message}, while it reaches others itself", "in"
+    mtu = _mtu_text(scene, nic, host)
     hint = hint_of(kind, nic, label, _instead(scene, nic, others), direction=direction, mtu=mtu)
-    words += works
+    message += works
     peers = {other for pair in bad for other in pair} - {host}
     # NCCL connects neighbours in rings and trees: a few links less may not be missed.
     is_whole = (bad_in and len(bad_in) == len(incoming)) or (bad_out and len(bad_out) == len(outgoing))
     needed = is_whole or any(scene.uses[one].by_all_pairs for one in (host, *peers))
     certain = scene.is_cut_off(nic, [host], others) or all(scene.is_certain(nic, [peer]) for peer in peers)
     verdict = "fail" if needed and certain else "warn"
-    return _result(verdict, words, hint, (*bad_in, *bad_out), host=label)
+    return _result(verdict, message, hint, (*bad_in, *bad_out), host=label)
 
 
 def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) -> CheckResult:
@@ -218,24 +218,24 @@ def _pair_result(scene: Scene, nic: str, column: Column, bad: Sequence[Link]) ->
     instead = _instead(scene, nic, others)
     other_way = column.get((b, a))
     if len(bad) > 1:
-        who = host_words(scene.infos, (a, b))
-        words = f"{sentence(TWO, kind, nic, who=who, address=first.address)}{_works(others)}"
-        hint = hint_of(kind, nic, f"{source} and {target}", instead, mtu=_mtu_words(scene, nic, a, b))
+        who = hosts_text(scene.infos, (a, b))
+        message = f"{sentence(TWO, kind, nic, who=who, address=first.address)}{_works(others)}"
+        hint = hint_of(kind, nic, f"{source} and {target}", instead, mtu=_mtu_text(scene, nic, a, b))
     else:
         tail = "; the other way round works" if other_way is not None and other_way.is_ok else ""
-        words = sentence(ONE_WAY, kind, nic, who=target, source=source, address=first.address)
-        words += f"{tail}{_works(others)}"
+        message = sentence(ONE_WAY, kind, nic, who=target, source=source, address=first.address)
+        message += f"{tail}{_works(others)}"
         hint = hint_of(kind, nic, target, instead, direction="pair", source=source)
     uses = [scene.uses[host] for host in (a, b)]
     needed = any(use.by_all_pairs for use in uses) or len(scene.infos) == _SEVERAL
     certain = scene.is_cut_off(nic, (a, b), others) and needed
-    return _result("fail" if certain else "warn", words, hint, bad)
+    return _result("fail" if certain else "warn", message, hint, bad)
 
 
 def _of(scene: Scene, bad: Sequence[Link], links: Sequence[Link], *, out: bool = False) -> str:
     """``3 of 3 hosts``; ``2 of 6 hosts (node1 and node4)``."""
     named = (
-        "" if len(bad) == len(links) else f" ({host_words(scene.infos, [x.target if out else x.source for x in bad])})"
+        "" if len(bad) == len(links) else f" ({hosts_text(scene.infos, [x.target if out else x.source for x in bad])})"
     )
     return f"{len(bad)} of {len(links)} hosts{named}"
 
@@ -267,7 +267,7 @@ def _or_nic(instead: str) -> str:
     return f", or run with --nic {instead}" if instead else ""
 
 
-def _mtu_words(scene: Scene, nic: str, *hosts: int) -> str:
+def _mtu_text(scene: Scene, nic: str, *hosts: int) -> str:
     """``MTU 9000 on node3, 1500 on the others``; empty where they are equal."""
     mtus: dict[int, list[int]] = {}
     for host, info in scene.infos.items():
@@ -276,12 +276,12 @@ def _mtu_words(scene: Scene, nic: str, *hosts: int) -> str:
             mtus.setdefault(found.mtu, []).append(host)
     common = max(mtus, key=lambda mtu: len(mtus[mtu]), default=0)
     odd = [(mtu, [host for host in mtus[mtu] if host in hosts]) for mtu in sorted(mtus) if mtu != common]
-    parts = [f"{mtu} on {host_words(scene.infos, found)}" for mtu, found in odd if found]
+    parts = [f"{mtu} on {hosts_text(scene.infos, found)}" for mtu, found in odd if found]
     return f"{', '.join(parts)}, {common} on the others" if parts else ""
 
 
-def _result(verdict: str, words: str, hint: str, links: Iterable[Link], *, host: str = "") -> CheckResult:
+def _result(verdict: str, message: str, hint: str, links: Iterable[Link], *, host: str = "") -> CheckResult:
     found = sorted(links, key=lambda link: (link.source, link.target))[:16]
     facts = tuple((f"{link.source}>{link.target}", f"{link.nic} {link.address} {link.kind}") for link in found)
     class_name = _CLASS if verdict == "fail" else ""
-    return CheckResult("links", verdict, words, hint, facts, class_name=class_name, host=host)
+    return CheckResult("links", verdict, message, hint, facts, class_name=class_name, host=host)

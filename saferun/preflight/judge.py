@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from saferun.preflight.best_nic import best_nic, suggested
 from saferun.preflight.faults import Scene, fault_results
 from saferun.preflight.nic_choice import AUTO, is_decoy, loopback_between
-from saferun.preflight.nic_links import Column, Uses, columns_of, host_words, label_of, matrix_of, uses_of
+from saferun.preflight.nic_links import Column, Uses, columns_of, hosts_text, label_of, matrix_of, uses_of
 from saferun.preflight.results import SEVERITY, CheckResult, HostInfo, Preflight, Probe
 from saferun.preflight.skew import skew_results
-from saferun.preflight.slowness import Slowness, again, look_for_slowness, without_lost
+from saferun.preflight.slowness import Slowness, again, find_slowness, without_lost
 
 __all__ = ["judge"]
 
@@ -46,7 +46,7 @@ def judge(
     """
     columns = without_lost(_without_ended(columns_of(probes, infos), missing))
     uses = {host: uses_of(info, nics) for host, info in infos.items()}
-    slowness = look_for_slowness(columns, infos)
+    slowness = find_slowness(columns, infos)
     best = best_nic(columns, infos, sorted({nic for _, nic in slowness.states}))
     if AUTO in nics and best:
         uses = {host: uses_of(info, (best,)) for host, info in infos.items()}
@@ -144,9 +144,9 @@ def _missing_results(
             results.append(CheckResult("links", "skipped", f"not tried: {why}", host=label_of(infos, host)))
             continue
         is_gone = host in tried and host not in reached and label_of(infos, host) not in blamed
-        words = f"it reported nothing of the other hosts ({why}){', and none of them reaches it' if is_gone else ''}"
+        message = f"it reported nothing of the other hosts ({why}){', and none of them reaches it' if is_gone else ''}"
         hint = "check whether it is up and not overloaded"
-        results.append(CheckResult("links", "warn", words, hint, host=label_of(infos, host)))
+        results.append(CheckResult("links", "warn", message, hint, host=label_of(infos, host)))
     return results
 
 
@@ -167,18 +167,18 @@ def _down_results(infos: Mapping[int, HostInfo], uses: Mapping[int, Uses]) -> li
         if up.get(name, 0) <= len(hosts) and not (is_used and name in up):
             continue
         for host in hosts:
-            words = f"{name} is down, which {_many(infos, others, up[name])}"
+            message = f"{name} is down, which {_many(infos, others, up[name])}"
             hint = f"look at its cable and at `ip link show {name}`, or run with another --nic"
             # Its libraries may take another one there, that leads to the others as well.
             verdict = "fail" if name in uses[host].certain else "warn"
             class_name = "network_interface" if verdict == "fail" else ""
             label = label_of(infos, host)
-            results.append(CheckResult("interfaces", verdict, words, hint, class_name=class_name, host=label))
+            results.append(CheckResult("interfaces", verdict, message, hint, class_name=class_name, host=label))
     return results
 
 
 def _many(infos: Mapping[int, HostInfo], others: Iterable[int], count: int) -> str:
-    return f"is up on {count} other hosts" if count > 1 else f"is up on {host_words(infos, others)}"
+    return f"is up on {count} other hosts" if count > 1 else f"is up on {hosts_text(infos, others)}"
 
 
 def _decoy_results(
@@ -200,7 +200,9 @@ def _decoy_results(
     for (name, address), hosts in holders.items():
         is_known = any(result.class_name == "network_interface" for host in hosts for result in infos[host].results)
         if len(hosts) >= _SEVERAL and not is_known:
-            words = f"{name} has the same address ({address}) on {host_words(infos, hosts)}, and the ranks would use it"
+            message = (
+                f"{name} has the same address ({address}) on {hosts_text(infos, hosts)}, and the ranks would use it"
+            )
             hint = "run with --nic and the interface between the hosts"
-            results.append(CheckResult("interfaces", "fail", words, hint, class_name="network_interface"))
+            results.append(CheckResult("interfaces", "fail", message, hint, class_name="network_interface"))
     return results

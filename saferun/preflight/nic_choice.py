@@ -264,7 +264,7 @@ def nic_environ(
     return variables
 
 
-def mpirun_words(names: Sequence[str]) -> str:
+def mpirun_options(names: Sequence[str]) -> str:
     """What to give ``mpirun``, which starts saferun and chooses its own interfaces."""
     listed = ",".join(names)
     return (

@@ -1,4 +1,4 @@
-"""What the probes of a job say, laid together by interface: who reaches whom over which. Pure."""
+"""What the probes of a job found, merged by interface: who reaches whom over which. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saferun.model import Value
 from saferun.preflight.nic_choice import AUTO
 from saferun.preflight.results import Cell, HostInfo, MatrixRow, Probe
 
-__all__ = ["Column", "Link", "Uses", "columns_of", "host_words", "matrix_of", "median", "uses_of"]
+__all__ = ["Column", "Link", "Uses", "columns_of", "hosts_text", "matrix_of", "median", "uses_of"]
 
 _SHOWN_HOSTS = 3
 # What of a host's probes is worst, in a cell of the matrix.
@@ -200,7 +200,7 @@ def label_of(infos: Mapping[int, HostInfo], host: int) -> str:
     return (info.label if info is not None else "") or f"host {host}"
 
 
-def host_words(infos: Mapping[int, HostInfo], hosts: Iterable[int]) -> str:
+def hosts_text(infos: Mapping[int, HostInfo], hosts: Iterable[int]) -> str:
     """``node2``; ``node1 and node2``; ``node1, node2 and node3``; ``node1, node2, … (200 hosts)``."""
     labels = [label_of(infos, host) for host in sorted(set(hosts))]
     if len(labels) > _SHOWN_HOSTS:

@@ -102,7 +102,7 @@ class Probe(Value):
             ``silent`` (the connection is accepted, but no data is received).
         latency_s: of a small message there and back, the best of a few; 0: unknown.
         bytes_s: throughput of the large message; 0: unknown.
-        words: details for people.
+        message: details for people.
         retransmits: segments that had to be sent again; ``segments``: of how many that were sent. 0 of 0: unknown.
         clock_s: how far the target's clock is ahead of the source's; 0: unknown.
     """
@@ -115,7 +115,7 @@ class Probe(Value):
     kind: str = "ok"
     latency_s: float = 0.0
     bytes_s: float = 0.0
-    words: str = ""
+    message: str = ""
     retransmits: int = 0
     segments: int = 0
     clock_s: float = 0.0

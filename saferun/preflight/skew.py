@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.preflight.nic_choice import is_loopback
-from saferun.preflight.nic_links import host_words, label_of, median
+from saferun.preflight.nic_links import hosts_text, label_of, median
 from saferun.preflight.results import CheckResult, HostInfo, Probe
 
 __all__ = ["skew_results"]
@@ -81,12 +81,12 @@ def _script_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
     hint = "copy the same script to all hosts, or put it where all of them see it; a shared file system may lag"
     if common is None:
         groups = "; ".join(
-            f"{script[:_SHOWN_HASH]} on {host_words(infos, hosts)}" for script, hosts in list(odd.items())[:_MOST_NAMED]
+            f"{script[:_SHOWN_HASH]} on {hosts_text(infos, hosts)}" for script, hosts in list(odd.items())[:_MOST_NAMED]
         )
         return [CheckResult("script", "warn", f"the training script differs between the hosts: {groups}", hint)]
-    words = "its training script is not that of the others"
+    message = "its training script is not that of the others"
     return [
-        CheckResult("script", "warn", words, hint, (("script", script),), host=label_of(infos, host))
+        CheckResult("script", "warn", message, hint, (("script", script),), host=label_of(infos, host))
         for script, hosts in odd.items()
         for host in hosts
     ]
@@ -110,16 +110,16 @@ def _differences(
                 for host in hosts:
                     own.setdefault(host, []).append((name, value, common))
         elif odd:
-            groups = [f"{value} on {host_words(infos, hosts)}" for value, hosts in odd.items()]
-            words = f"{name} differs between the hosts: {', '.join(groups[:_MOST_NAMED])}"
-            results.append(CheckResult(check, "warn", words, hint))
+            groups = [f"{value} on {hosts_text(infos, hosts)}" for value, hosts in odd.items()]
+            message = f"{name} differs between the hosts: {', '.join(groups[:_MOST_NAMED])}"
+            results.append(CheckResult(check, "warn", message, hint))
     for host, found in sorted(own.items()):
         values = ", ".join(f"{name}{equals}{value}" for name, value, _ in found[:_MOST_NAMED])
         common_values = ", ".join(f"{name}{equals}{common}" for name, _, common in found[:_MOST_NAMED])
         more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-        words = f"{values}{more}, where the others have {common_values}"
+        message = f"{values}{more}, where the others have {common_values}"
         facts = tuple((name, value) for name, value, _ in found)
-        results.append(CheckResult(check, "warn", words, hint, facts, host=label_of(infos, host)))
+        results.append(CheckResult(check, "warn", message, hint, facts, host=label_of(infos, host)))
     return results
 
 
@@ -154,7 +154,7 @@ def _clock_results(infos: Mapping[int, HostInfo], probes: Iterable[Probe]) -> li
     if len(ahead) == _SEVERAL and off:
         (a, b), apart = sorted(ahead), abs(next(iter(off.values())))
         return [
-            CheckResult("clock", "warn", f"the clocks of {host_words(infos, (a, b))} are {_apart(apart)} apart", hint)
+            CheckResult("clock", "warn", f"the clocks of {hosts_text(infos, (a, b))} are {_apart(apart)} apart", hint)
         ]
     return [
         CheckResult(
@@ -217,9 +217,9 @@ def _name_results(infos: Mapping[int, HostInfo]) -> list[CheckResult]:
         for host, addresses in sorted(known.items()):
             if common in addresses or any(owners.get(address, set()) & right for address in addresses):
                 continue
-            words = f"{name} is {addresses[0]} there, for the others it is {common}"
+            message = f"{name} is {addresses[0]} there, for the others it is {common}"
             hint = f"make {name} resolve alike on all hosts: /etc/hosts and the name servers of {label_of(infos, host)}"
-            results.append(CheckResult("names", "warn", words, hint, host=label_of(infos, host)))
+            results.append(CheckResult("names", "warn", message, hint, host=label_of(infos, host)))
     return results[:_MOST_REPORTED]
 
 

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from saferun.model import Value
-from saferun.preflight.nic_links import Column, Link, host_words, label_of, median
+from saferun.preflight.nic_links import Column, Link, hosts_text, label_of, median
 from saferun.preflight.results import CheckResult, HostInfo
 
-__all__ = ["Slowness", "again", "look_for_slowness", "without_lost"]
+__all__ = ["Slowness", "again", "find_slowness", "without_lost"]
 
 _FACTOR = 2.0
 # Less than this is a scheduler's doing, on a machine with ten times as much to run as it has processors.
@@ -61,7 +61,7 @@ class _Fault(Value):
         state: ``slow`` or ``lossy``.
         is_bad: of a link.
         is_bad_alone: of a link of hosts that are well otherwise; the second argument: in this direction only.
-        words: of some bad links and the median of a good one.
+        message: of some bad links and the median of a good one.
         pair_words: the same of the way between two hosts.
         hint: what to do about a host's interface.
     """
@@ -69,7 +69,7 @@ class _Fault(Value):
     state: str
     is_bad: Callable[[Link], bool]
     is_bad_alone: Callable[[Link, bool], bool]
-    words: Callable[[Sequence[Link]], str]
+    message: Callable[[Sequence[Link]], str]
     hint: str
 
 
@@ -93,7 +93,7 @@ def _without_lost(column: Column) -> Column:
     }
 
 
-def look_for_slowness(columns: Mapping[str, Column], infos: Mapping[int, HostInfo]) -> Slowness:
+def find_slowness(columns: Mapping[str, Column], infos: Mapping[int, HostInfo]) -> Slowness:
     """The hosts and pairs that are slow, or lose packets, over each interface.
 
     Results are of what was measured more than once; ``suspects`` and ``pairs`` are of all.
@@ -141,20 +141,20 @@ def _faults(nic: str, column: Column) -> list[_Fault]:
     def is_narrow_alone(link: Link, one_way: bool) -> bool:  # noqa: FBT001
         return is_narrow(link, _ONE_WAY_FACTOR if one_way else _PAIR_FACTOR)
 
-    def late_words(links: Sequence[Link]) -> str:
+    def late_text(links: Sequence[Link]) -> str:
         own = median([link.latency_s for link in links])
-        return f"a message there and back takes {_time_words(own)}, elsewhere {_time_words(latency_s)}"
+        return f"a message there and back takes {_time_text(own)}, elsewhere {_time_text(latency_s)}"
 
-    def narrow_words(links: Sequence[Link]) -> str:
+    def narrow_text(links: Sequence[Link]) -> str:
         own = median([link.bytes_s for link in links])
-        return f"{_speed_words(own)}, elsewhere {_speed_words(bytes_s)}"
+        return f"{_speed_text(own)}, elsewhere {_speed_text(bytes_s)}"
 
     slow_hint = f"look at the speed that {nic} has negotiated (ethtool {nic}), its errors (ip -s link), and who uses it"
     lossy_hint = f"look at the errors of {nic} (ip -s link, ethtool -S {nic}), its cable and its switch port"
     return [
-        _Fault("lossy", _is_lossy, lambda link, _: _is_lossy(link), _loss_words, lossy_hint),
-        _Fault("slow", is_late, is_late_alone, late_words, slow_hint),
-        _Fault("slow", is_narrow, is_narrow_alone, narrow_words, slow_hint),
+        _Fault("lossy", _is_lossy, lambda link, _: _is_lossy(link), _loss_text, lossy_hint),
+        _Fault("slow", is_late, is_late_alone, late_text, slow_hint),
+        _Fault("slow", is_narrow, is_narrow_alone, narrow_text, slow_hint),
     ]
 
 
@@ -178,19 +178,19 @@ def _is_lossy(link: Link) -> bool:
     return link.kind == "lost" or (link.is_ok and link.loss >= _LOSS and link.retransmits >= _FEWEST_RETRANSMITS)
 
 
-def _loss_words(links: Sequence[Link]) -> str:
+def _loss_text(links: Sequence[Link]) -> str:
     lost = sum(link.kind == "lost" for link in links)
     loss = median([link.loss for link in links if link.is_ok])
-    words = f"{loss:.0%} had to be sent again" if loss >= _LOSS else ""
+    message = f"{loss:.0%} had to be sent again" if loss >= _LOSS else ""
     through = f"{lost} of {len(links)} connections did not come through" if lost else ""
-    return ", ".join(filter(None, (words, through)))
+    return ", ".join(filter(None, (message, through)))
 
 
-def _time_words(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.1g} ms"  # noqa: PLR2004 - 10 ms
 
 
-def _speed_words(bytes_s: float) -> str:
+def _speed_text(bytes_s: float) -> str:
     return f"{bytes_s / 1e9:.1f} GB/s" if bytes_s >= 1e9 else f"{bytes_s / 1e6:.3g} MB/s"  # noqa: PLR2004 - 1 GB/s
 
 
@@ -220,9 +220,9 @@ def _blame(
         if sum(link.times >= _SEVERAL for link in mine) < _SEVERAL:
             continue
         all_peers = {link.source + link.target - host for link in touching[host]}
-        words = f"{nic} {_verb(fault.state)} with {len(peers)} of {len(all_peers)} hosts: {fault.words(mine)}"
+        message = f"{nic} {_verb(fault.state)} with {len(peers)} of {len(all_peers)} hosts: {fault.message(mine)}"
         facts = _facts(mine)
-        results.append(CheckResult("links", "warn", words, fault.hint, facts, host=label_of(infos, host)))
+        results.append(CheckResult("links", "warn", message, fault.hint, facts, host=label_of(infos, host)))
         hosts.append(host)
     sure = {pair: link for pair, link in left.items() if link.times >= _SEVERAL}
     alone = [link for (a, b), link in sure.items() if fault.is_bad_alone(link, (b, a) not in sure)]
@@ -244,16 +244,16 @@ def _pair_results(nic: str, links: Sequence[Link], fault: _Fault, infos: Mapping
     for link in links:
         pairs.setdefault(frozenset((link.source, link.target)), []).append(link)
     if len(pairs) > _MOST_REPORTED:
-        words = f"{nic} {_verb(fault.state)} between {len(pairs)} pairs of hosts: {fault.words(links)}"
-        return [CheckResult("links", "warn", words, fault.hint, _facts(links))]
+        message = f"{nic} {_verb(fault.state)} between {len(pairs)} pairs of hosts: {fault.message(links)}"
+        return [CheckResult("links", "warn", message, fault.hint, _facts(links))]
     results = []
     for pair, found in pairs.items():
         if len(found) > 1:
-            between = f"between {host_words(infos, pair)}"
+            between = f"between {hosts_text(infos, pair)}"
         else:
             between = f"from {label_of(infos, found[0].source)} to {label_of(infos, found[0].target)}"
-        words = f"{nic} {_verb(fault.state)} {between}: {fault.words(found)}"
-        results.append(CheckResult("links", "warn", words, fault.hint, _facts(found)))
+        message = f"{nic} {_verb(fault.state)} {between}: {fault.message(found)}"
+        results.append(CheckResult("links", "warn", message, fault.hint, _facts(found)))
     return results
 
 

@@ -20,7 +20,7 @@ __all__ = ["decision_words", "host_ranges", "preflight_json", "result_lines", "s
 
 _WIDTH = 120
 _MOST_REPORTED = 12
-_LONGEST_WORDS = 500
+_LONGEST_MESSAGE = 500
 _LONGEST_NAME = 80
 _HOSTS_WIDTH = 60
 _SEVERAL = 2
@@ -53,7 +53,7 @@ class _Row(Value):
 
     verdict: str
     check: str
-    words: str
+    message: str
     hint: str
     hosts: tuple[str, ...]
 
@@ -79,14 +79,14 @@ def result_lines(results: Sequence[CheckResult], *, color: bool = False, rest: s
             begin = f"{_RED}saferun:{_PLAIN} " if color else "saferun: "
         else:
             begin = f"saferun: {_YELLOW}warning:{_PLAIN} " if color else "saferun: warning: "
-        lines.append(f"{begin}{who}{item.words}")
+        lines.append(f"{begin}{who}{item.message}")
         if item.hint:
             lines.append(f"hint: {item.hint}")
     left = rows[_MOST_REPORTED:]
     if left:
         failures = sum(item.verdict == "fail" for item in left)
         counts = [*_several(failures, "more failure"), *_several(len(left) - failures, "more warning")]
-        lines.append(f"saferun: {' and '.join(counts)}{redacted_line(rest, _LONGEST_WORDS)}")
+        lines.append(f"saferun: {' and '.join(counts)}{redacted_line(rest, _LONGEST_MESSAGE)}")
     return lines
 
 
@@ -113,15 +113,15 @@ def host_ranges(hosts: Iterable[str], width: int = _HOSTS_WIDTH) -> str:
     if not spans:
         return "no host"
     tail = f" ({total} hosts)" if total > _SEVERAL else ""
-    words = ", ".join(spans)
-    if len(words) + len(tail) <= width:
-        return f"{words}{tail}"
-    words = spans[0]
+    message = ", ".join(spans)
+    if len(message) + len(tail) <= width:
+        return f"{message}{tail}"
+    message = spans[0]
     for span in spans[1:]:
-        if len(words) + len(span) + len(", , …") + len(tail) > width:
+        if len(message) + len(span) + len(", , …") + len(tail) > width:
             break
-        words = f"{words}, {span}"
-    return f"{words}{', …' if len(spans) > 1 else ''}{tail}"
+        message = f"{message}, {span}"
+    return f"{message}{', …' if len(spans) > 1 else ''}{tail}"
 
 
 def _spans(hosts: Iterable[str]) -> tuple[list[str], int]:
@@ -137,12 +137,12 @@ def _spans(hosts: Iterable[str]) -> tuple[list[str], int]:
             spans[-1].append(name)
         else:
             spans.append([name])
-    words = []
+    message = []
     for span in spans:
         ends = [span[0], span[-1]] if len(span) > 1 else [span[0]]
         joint = "-" if len(span) > _SEVERAL else ", "
-        words.append(joint.join(f"{prefix}{digits}{suffix}" for prefix, suffix, _, digits in ends))
-    return words, len(names)
+        message.append(joint.join(f"{prefix}{digits}{suffix}" for prefix, suffix, _, digits in ends))
+    return message, len(names)
 
 
 def _in_a_row(digits: str, after: str) -> bool:
@@ -155,21 +155,21 @@ def _together(results: Sequence[CheckResult]) -> list[_Row]:
     found: dict[tuple[str, str, str, str], list[CheckResult]] = {}
     for result in results:
         check = redacted_line(result.name, _LONGEST_NAME)
-        words, hint = _hostless(result.message or result.name, result.host), _hostless(result.hint, result.host)
-        found.setdefault((verdict_of(result), check, words, hint), []).append(result)
+        message, hint = _hostless(result.message or result.name, result.host), _hostless(result.hint, result.host)
+        found.setdefault((verdict_of(result), check, message, hint), []).append(result)
     alike: dict[tuple[str, str, str, str], list[tuple[str, str, str, str]]] = {}
     for key in found:
-        verdict, check, words, hint = key
-        alike.setdefault((verdict, check, _numberless(words), _numberless(hint)), []).append(key)
+        verdict, check, message, hint = key
+        alike.setdefault((verdict, check, _numberless(message), _numberless(hint)), []).append(key)
     rows = []
     for keys in alike.values():
         if len(keys) < _ALIKE or not all(result.host for key in keys for result in found[key]):
             rows += [_row_of(key, found[key]) for key in keys]
             continue
-        verdict, check, words, hint = keys[0]
+        verdict, check, message, hint = keys[0]
         first = redacted_line(found[keys[0]][0].host, _LONGEST_NAME)
         hosts = tuple(result.host for key in keys for result in found[key])
-        rows.append(_Row(verdict, check, f"{words} ({first}; the others' numbers differ)", hint, hosts))
+        rows.append(_Row(verdict, check, f"{message} ({first}; the others' numbers differ)", hint, hosts))
     return sorted(rows, key=lambda item: -SEVERITY[item.verdict])
 
 
@@ -180,19 +180,19 @@ def _row_of(key: tuple[str, str, str, str], results: Sequence[CheckResult]) -> _
     return _Row(*key[:2], _sentence(results[0].message) or key[1], _sentence(results[0].hint), hosts)
 
 
-def _hostless(words: str, host: str) -> str:
+def _hostless(message: str, host: str) -> str:
     """A message of one host as it reads for several: "the cable of node3's hsn0" is "the cable of <host>'s hsn0"."""
-    if host and host in words:
-        words = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<host>", words)
-    return _sentence(words)
+    if host and host in message:
+        message = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<host>", message)
+    return _sentence(message)
 
 
-def _numberless(words: str) -> str:
-    return _FREE_NUMBER.sub("#", words)
+def _numberless(message: str) -> str:
+    return _FREE_NUMBER.sub("#", message)
 
 
-def _sentence(words: str) -> str:
-    return redacted_line(words.strip(), _LONGEST_WORDS)
+def _sentence(message: str) -> str:
+    return redacted_line(message.strip(), _LONGEST_MESSAGE)
 
 
 def _several(number: int, what: str) -> list[str]:
@@ -213,9 +213,9 @@ def table_lines(preflight: Preflight, infos: Mapping[int, HostInfo], *, width: i
         infos: the host info of all hosts, by their numbers.
         width: columns that there are; 0: lines may be as long as they are.
     """
-    everybody = {redacted_line(info.label, _LONGEST_NAME) for info in infos.values() if info.label}
-    everybody |= {redacted_line(row.host, _LONGEST_NAME) for row in preflight.matrix if row.host}
-    lines = _check_lines(preflight.results, everybody, width)
+    all_hosts = {redacted_line(info.label, _LONGEST_NAME) for info in infos.values() if info.label}
+    all_hosts |= {redacted_line(row.host, _LONGEST_NAME) for row in preflight.matrix if row.host}
+    lines = _check_lines(preflight.results, all_hosts, width)
     matrix = _matrix_lines(preflight.matrix, width)
     if matrix:
         lines += ["", "interfaces as the other hosts reach them:", *matrix]
@@ -225,18 +225,18 @@ def table_lines(preflight: Preflight, infos: Mapping[int, HostInfo], *, width: i
     return [*lines, "", _sum_line(preflight, max(len(infos), len(preflight.matrix), 1))]
 
 
-def _check_lines(results: Sequence[CheckResult], everybody: set[str], width: int) -> list[str]:
+def _check_lines(results: Sequence[CheckResult], all_hosts: set[str], width: int) -> list[str]:
     bad = [result for result in worst_first(results) if verdict_of(result) in _BAD]
     rows = [*_together(bad), *_good(results)]
-    several = len(everybody) >= _SEVERAL
-    table = [(row.verdict, row.check, _where(row.hosts, everybody) if several else "") for row in rows]
+    several = len(all_hosts) >= _SEVERAL
+    table = [(row.verdict, row.check, _where(row.hosts, all_hosts) if several else "") for row in rows]
     columns = [max((len(cells[column]) for cells in table), default=0) for column in range(3)]
     lines = []
     for row, cells in zip(rows, table, strict=True):
         begin = "  ".join(cell.ljust(size) for cell, size in zip(cells, columns, strict=True) if size)
-        words = [*_wrapped(row.words, width, len(begin) + 2)]
+        message = [*_wrapped(row.message, width, len(begin) + 2)]
         hint = [*_wrapped(f"hint: {row.hint}", width, len(begin) + 2)] if row.hint and row.verdict in _BAD else []
-        for number, line in enumerate([*words, *hint]):
+        for number, line in enumerate([*message, *hint]):
             lines.append(f"{begin if number == 0 else ' ' * len(begin)}  {line}".rstrip())
     return lines
 
@@ -249,18 +249,18 @@ def _good(results: Sequence[CheckResult]) -> list[_Row]:
             found.setdefault((verdict_of(result), redacted_line(result.name, _LONGEST_NAME)), []).append(result)
     rows = []
     for (verdict, check), alike in found.items():
-        words = _sentence(alike[0].message)
+        message = _sentence(alike[0].message)
         if len({result.message for result in alike}) > 1 and alike[0].host:
-            words = f"{words} ({redacted_line(alike[0].host, _LONGEST_NAME)})"
-        rows.append(_Row(verdict, check, words, "", tuple(result.host for result in alike if result.host)))
+            message = f"{message} ({redacted_line(alike[0].host, _LONGEST_NAME)})"
+        rows.append(_Row(verdict, check, message, "", tuple(result.host for result in alike if result.host)))
     return rows
 
 
-def _where(hosts: Sequence[str], everybody: set[str]) -> str:
+def _where(hosts: Sequence[str], all_hosts: set[str]) -> str:
     if not hosts:
         return "the job"
-    if {redacted_line(host, _LONGEST_NAME) for host in hosts} == everybody:
-        return f"all {len(everybody)} hosts"
+    if {redacted_line(host, _LONGEST_NAME) for host in hosts} == all_hosts:
+        return f"all {len(all_hosts)} hosts"
     return host_ranges(hosts, _TABLE_HOSTS_WIDTH)
 
 

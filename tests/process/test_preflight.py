@@ -153,7 +153,7 @@ def test_a_process_that_was_forked_early_is_the_one_that_checks() -> None:
     process = CheckProcess()
     poller = Poller()
     outcomes: list[Outcome] = []
-    checks = PreflightRun(config, poller, job=ALONE, environ={}, say=print, warn=pytest.fail, process=process)
+    checks = PreflightRun(config, poller, job=ALONE, environ={}, print_message=print, warn=pytest.fail, process=process)
     checks.check(context_of(config, {}, bound=(), attempt=0, old_pids=()), outcomes.append)
     (pid,) = checks.pids
     assert process.pids == {pid}
@@ -178,7 +178,7 @@ def test_a_launch_that_is_over_before_its_checks_keeps_what_they_have_found() ->
     process = CheckProcess()
     (pid,) = process.pids
     os.kill(pid, signal.SIGSTOP)
-    checks = PreflightRun(config, poller, job=ALONE, environ={}, say=print, warn=pytest.fail, process=process)
+    checks = PreflightRun(config, poller, job=ALONE, environ={}, print_message=print, warn=pytest.fail, process=process)
     checks.check(context_of(config, {}, bound=(), attempt=0, old_pids=()), outcomes.append, beside=True)
     checks.settle()
     assert [(one.name, one.verdict) for one in outcomes[0].preflight.results] == [("others", "skipped")]

@@ -50,7 +50,7 @@ def test_a_healthy_way_gives_numbers() -> None:
         assert each.bytes_s > 1e6
         assert each.segments > 0
         assert abs(each.clock_s) < 1
-        assert each.words == ""
+        assert each.message == ""
 
 
 def test_two_listeners_have_different_secrets() -> None:
@@ -180,7 +180,7 @@ def test_what_leads_back_to_oneself_is_told_apart() -> None:
     docker = Nic("docker0", ("127.0.0.2",), ("127.0.0.2/8",))
     found = one(endpoint, [docker])
     assert found.kind == "self"
-    assert "docker0" in found.words
+    assert "docker0" in found.message
     with closing(Listener([("lo", "127.0.0.2")])) as own:
         assert one(own.endpoint._replace(token=TOKEN), [docker]).kind == "self"
         assert one(own.endpoint, [docker]).kind == "ok", "two hosts of a job may be one machine"
@@ -230,14 +230,14 @@ def test_whoever_does_not_prove_itself_is_a_stranger(answer: Callable[[socket.so
     with server(answer) as endpoint:
         found = one(endpoint, [])
     assert found.kind == "stranger"
-    assert TOKEN not in found.words
+    assert TOKEN not in found.message
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_port_that_accepts_and_says_nothing_is_told_apart() -> None:
     with socket.create_server(("127.0.0.2", 0)) as listening:
         found = one(ProbeEndpoint(listening.getsockname()[1], TOKEN, (("lo", "127.0.0.2"),)))
-    assert (found.kind, found.words) == ("silent", "the connection is accepted, but no data is received")
+    assert (found.kind, found.message) == ("silent", "the connection is accepted, but no data is received")
 
 
 def test_a_connection_that_ends_midway_is_told_apart() -> None:
@@ -266,7 +266,7 @@ def test_what_fails_is_tried_once_more_before_it_is_believed(monkeypatch: pytest
     stand_in = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=open_now)
     monkeypatch.setattr(prober, "time", stand_in)
     found = one(endpoint)
-    assert (found.kind, found.words) == ("ok", "connection refused at first")
+    assert (found.kind, found.message) == ("ok", "connection refused at first")
     opened[0].close()
 
 

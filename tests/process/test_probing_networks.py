@@ -148,11 +148,11 @@ def test_healthy_networks_are_told_nothing(pair: Pair) -> None:
         ("reject with icmpx type admin-prohibited", "no_route", "no route to host"),
     ],
 )
-def test_a_firewall_in_one_direction_is_told_with_the_direction(pair: Pair, how: str, kind: str, words: str) -> None:
+def test_a_firewall_in_one_direction_is_told_with_the_direction(pair: Pair, how: str, kind: str, message: str) -> None:
     pair.hosts[1].rule(f'iifname "eth1" tcp flags & (syn | ack) == syn {how}')
     assert pair.kinds(0) == {"eth0": "ok", "eth1": kind}
     assert pair.kinds(1) == {"eth0": "ok", "eth1": "ok"}
-    told = f"node0 does not reach node1 over eth1 ({words}); the other way round works; eth0 works"
+    told = f"node0 does not reach node1 over eth1 ({message}); the other way round works; eth0 works"
     assert pair.verdict() == [f"fail {told}"]
 
 
@@ -199,7 +199,7 @@ def test_an_own_interface_that_is_down_is_told_at_once(pair: Pair) -> None:
     found = pair.probe(0)
     assert found["eth0"].kind == "ok"
     assert found["eth1"].kind == "unreachable"
-    assert "network is unreachable" in found["eth1"].words
+    assert "network is unreachable" in found["eth1"].message
 
 
 @in_namespaces
@@ -209,7 +209,7 @@ def test_an_address_that_nobody_has_does_not_answer(pair: Pair, monkeypatch: pyt
     host = pair.hosts[0]
     endpoint = ProbeEndpoint(pair.endpoints[1].port, TOKEN, (("eth1", "10.9.1.77"),))
     (found,) = host.run(probe_all, 0, [ProbeTarget(1, "node1", endpoint)], host.nics, soon())
-    assert (found.kind, found.words) == ("timeout", "no host on the link answers for that address")
+    assert (found.kind, found.message) == ("timeout", "no host on the link answers for that address")
 
 
 @in_namespaces
@@ -222,7 +222,7 @@ def test_a_bridge_that_both_have_leads_each_to_itself(pair: Pair) -> None:
     endpoint = ProbeEndpoint(pair.endpoints[1].port, pair.endpoints[1].token, (("docker0", "172.17.0.1"),))
     (found,) = host.run(probe_all, 0, [ProbeTarget(1, "node1", endpoint)], host.nics, soon())
     assert found.kind == "self"
-    assert "docker0" in found.words
+    assert "docker0" in found.message
 
 
 def test_a_record_has_a_kind_only_where_it_is_one() -> None:

@@ -208,7 +208,7 @@ def _names(world: World, *, own: str, master: str) -> CheckResult:
     with pytest.MonkeyPatch.context() as patch:
         known = {"node1": own, "node0": master}
         patch.setattr(socket, "gethostname", lambda: "node1")
-        patch.setattr(names, "look_up", lambda wanted, *_: tuple(names.Lookup(name, (known[name],)) for name in wanted))
+        patch.setattr(names, "resolve", lambda wanted, *_: tuple(names.Lookup(name, (known[name],)) for name in wanted))
         return world.hosts[1].run(check_names, context)
 
 

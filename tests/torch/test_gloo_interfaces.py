@@ -84,13 +84,13 @@ def main(hosts: str) -> None:
     from torch._C._distributed_c10d import HashStore
 
     from saferun.linux.nics import read_nics
-    from saferun.preflight.checks.names import look_up
+    from saferun.preflight.checks.names import resolve
     from saferun.preflight.nic_choice import gloo_choice
 
     for lines, value in CASES:
         Path(hosts).write_text(f"{LOCAL}{lines}\n")
         environ = {} if value is None else {"GLOO_SOCKET_IFNAME": value}
-        choice = gloo_choice(read_nics(), environ, look_up(("me",))[0].addresses)
+        choice = gloo_choice(read_nics(), environ, resolve(("me",))[0].addresses)
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:

@@ -161,7 +161,7 @@ def test_a_stopped_member_has_timed_out_where_it_stands(shared: Host) -> None:
     stopped, other = outcomes[Member(0, 1)], outcomes[Member(0, 0)]
     assert (stopped.kind, stopped.where) == ("timeout", "in barrier")
     assert (other.kind, other.where) == ("timeout", "in barrier")
-    assert "Timed out waiting" in other.words
+    assert "Timed out waiting" in other.message
     assert shared.members() == []
 
 
@@ -191,8 +191,8 @@ def test_an_interface_that_is_not_there_is_named(shared: Host) -> None:
     outcomes = shared.outcomes()
     assert kinds(outcomes) == ["error", "error"]
     assert outcomes[Member(0, 0)].where == "in init_process_group"
-    assert outcomes[Member(0, 0)].words.endswith("Unable to find address for: nope0")
-    assert "[" not in outcomes[Member(0, 0)].words
+    assert outcomes[Member(0, 0)].message.endswith("Unable to find address for: nope0")
+    assert "[" not in outcomes[Member(0, 0)].message
 
 
 def test_a_crash_is_told_with_its_signal_and_ends_the_group(shared: Host) -> None:
@@ -200,7 +200,7 @@ def test_a_crash_is_told_with_its_signal_and_ends_the_group(shared: Host) -> Non
     shared.start(trial(group((0, 0), (0, 1))), r0="crashes")
     outcomes = shared.outcomes()
     assert outcomes[Member(0, 0)].kind == "error"
-    assert outcomes[Member(0, 0)].words.startswith("killed by SIGSEGV")
+    assert outcomes[Member(0, 0)].message.startswith("killed by SIGSEGV")
     assert outcomes[Member(0, 1)].kind != "ok"
     assert "killed by SIGSEGV" in reason(tuple(reversed(outcomes.values())), ()), "whoever was heard first"
 
@@ -210,7 +210,7 @@ def test_a_wrong_sum_is_an_error(shared: Host) -> None:
     shared.start(trial(group((0, 0), (0, 1))), r1="adds_wrongly")
     outcome = shared.outcomes()[Member(0, 0)]
     assert (outcome.kind, outcome.where) == ("error", "in all_reduce of 4 B")
-    assert outcome.words == "a wrong sum: 4 to 4 instead of 3"
+    assert outcome.message == "a wrong sum: 4 to 4 instead of 3"
 
 
 def test_a_trial_that_is_overtaken_is_given_up(shared: Host) -> None:
@@ -285,7 +285,7 @@ def test_members_die_with_their_server(store_port: int) -> None:
         os.kill(pid, signal.SIGKILL)
         outcomes = one.outcomes()
         assert kinds(outcomes) == ["error", "error"]
-        assert "the trial process ended" in outcomes[Member(0, 0)].words
+        assert "the trial process ended" in outcomes[Member(0, 0)].message
         for member in members:
             assert select.select([member], [], [], PATIENCE_S)[0], "a member has outlived its server"
             os.close(member)
@@ -315,7 +315,7 @@ def test_a_torch_that_cannot_be_imported_is_told(store_port: int, tmp_path: Path
         one.start(trial(group((0, 0))))
         outcome = one.outcomes()[Member(0, 0)]
         assert one.ready == ["torch cannot be imported: libcudart.so.12: cannot open shared object file"]
-        assert (outcome.kind, outcome.words) == ("error", one.ready[0])
+        assert (outcome.kind, outcome.message) == ("error", one.ready[0])
 
 
 def test_the_server_can_be_forked_and_goes_with_its_supervisor() -> None:

@@ -126,8 +126,11 @@ def _standard(word: str) -> str:
 # --------------------------------------------------------------------------------------------------- comments and names
 
 ROOMS = (
+    "cli",
     "console",
     "diagnosis",
+    "files",
+    "preflight",
     "report",
     "ctl",
     "inject",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from saferun.env.lint.known_names import HostFacts
-from saferun.env.profiles.words import nearest
+from saferun.env.profiles.quoting import nearest
 
 _NUMBER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,18})")
 _MAX_ITEMS = 256

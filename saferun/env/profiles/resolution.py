@@ -124,7 +124,7 @@ def _parent(profiles: ProfileSet, profile: Profile, name: str) -> Profile:
         return profiles.get(name, beyond=profile)
     names = profiles.names()
     if name not in names:
-        from saferun.env.profiles.words import advice, quoted
+        from saferun.env.profiles.quoting import advice, quoted
 
         what = f"{profile.place}: profile {profile.name} extends {quoted(name)}, which does not exist"
         raise UsageError(what, advice(name, names))
@@ -181,8 +181,8 @@ _VENDOR_WORDS = {"nvidia": "NVIDIA's GPUs", "amd": "AMD's GPUs"}
 
 
 def _check_name(option: str, name: str, value: str) -> None:
+    from saferun.env.profiles.quoting import advice, quoted
     from saferun.env.profiles.validation import OWN_NAMES, VARIABLE_NAME, check_value
-    from saferun.env.profiles.words import advice, quoted
 
     if not VARIABLE_NAME.fullmatch(name):
         hint = f"write {option} NAME=VALUE" if option == "--env" else f"write {option} NAME"

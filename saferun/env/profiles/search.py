@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from saferun.env.profiles.words import advice, quoted
+from saferun.env.profiles.quoting import advice, quoted
 from saferun.errors import UsageError
 from saferun.model import Value
 

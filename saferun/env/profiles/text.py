@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from saferun.env.profiles.model import COSTS, Profile, RankValue, Resolution, Variable, Vendor
+from saferun.env.profiles.quoting import quoted
 from saferun.env.profiles.resolution import layered, needs_run_dir, resolve
-from saferun.env.profiles.words import quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def explain_lines(profiles: ProfileSet, name: str) -> list[str]:
         ]
     if lines:
         return lines[1:]
-    from saferun.env.profiles.words import nearest
+    from saferun.env.profiles.quoting import nearest
 
     near = nearest(name, sorted(known))
     return [f"no env profile sets {quoted(name)}", *([f"did you mean {near}?"] if near else [])]

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from saferun.env.profiles import templates, versions
 from saferun.env.profiles.model import COMPONENTS, COSTS, VENDORS, Place, Profile, RankValue, Removal, Variable
-from saferun.env.profiles.words import advice, quoted
+from saferun.env.profiles.quoting import advice, quoted
 from saferun.env.profiles.yaml_nodes import Node, bad
 
 _Word = TypeVar("_Word", bound=str)
@@ -59,7 +59,9 @@ def profile_from_node(name: str, node: Node) -> Profile:
 def profiles_from_collection(node: Node) -> dict[str, Profile]:
     """The profiles of a mapping from names to profiles, as it stands below ``profiles:`` in a file of settings."""
     if node.kind != "mapping":
-        raise bad(node, f"profiles: is {node.words}, and must be a mapping", "write profiles:, then NAME: below it")
+        raise bad(
+            node, f"profiles: is {node.description}, and must be a mapping", "write profiles:, then NAME: below it"
+        )
     return {_profile_name(key): profile_from_node(key.text, value) for key, value in node.pairs}
 
 
@@ -82,7 +84,7 @@ def _place(node: Node) -> Place:
 
 def _fields(node: Node, known: tuple[str, ...], what: str) -> dict[str, Node]:
     if node.kind != "mapping":
-        raise bad(node, f"{what} is {node.words}, and must be a mapping", f"its keys are {', '.join(known)}")
+        raise bad(node, f"{what} is {node.description}, and must be a mapping", f"its keys are {', '.join(known)}")
     if node.tag:
         raise bad(node, f"the tag {node.tag} cannot stand before {what}", "it belongs before a value")
     for key, _ in node.pairs:
@@ -93,7 +95,7 @@ def _fields(node: Node, known: tuple[str, ...], what: str) -> dict[str, Node]:
 
 def _text(node: Node) -> str:
     if node.kind != "scalar" or node.is_null:
-        raise bad(node, f"{node.words} where a text is needed", "write a text; an empty one is ''")
+        raise bad(node, f"{node.description} where a text is needed", "write a text; an empty one is ''")
     if node.tag:
         raise bad(node, f"the tag {node.tag} belongs before the value of a variable", "leave it out here")
     if not node.text.isprintable():
@@ -125,7 +127,7 @@ def _profile_name(node: Node) -> str:
 def _variable_name(node: Node) -> str:
     name = node.text
     if node.kind != "scalar" or node.is_null:
-        raise bad(node, f"{node.words} where the name of a variable is needed", "write its name")
+        raise bad(node, f"{node.description} where the name of a variable is needed", "write its name")
     if not VARIABLE_NAME.fullmatch(name):
         hint = "write NAME: VALUE" if "=" in name else "use letters, digits and '_', and no digit first"
         raise bad(node, f"{quoted(name)} cannot be the name of an environment variable", hint)
@@ -140,7 +142,7 @@ def _removal(node: Node) -> Removal:
 
 def _variables(node: Node) -> tuple[Variable, ...]:
     if node.kind != "mapping":
-        raise bad(node, f"variables: is {node.words}, and must be a mapping", "write NAME: VALUE, one a line")
+        raise bad(node, f"variables: is {node.description}, and must be a mapping", "write NAME: VALUE, one a line")
     found: list[Variable] = []
     for key, value in node.pairs:
         name = _variable_name(key)
@@ -183,7 +185,7 @@ def _value(node: Node) -> str:
     if node.is_null:
         raise bad(node, "no value", "write a value; the empty text is ''")
     if node.kind != "scalar":
-        raise bad(node, f"{node.words} where a value is needed", "an environment variable holds a text: quote it")
+        raise bad(node, f"{node.description} where a value is needed", "an environment variable holds a text: quote it")
     wrong = check_value(node.text)
     if wrong is not None:
         raise bad(node, f"the value holds {wrong}", "environment variables hold short texts")
@@ -198,7 +200,7 @@ def _rank_values(node: Node | None) -> tuple[RankValue, ...]:
     if node is None:
         return ()
     if node.kind != "mapping":
-        raise bad(node, f"{node.words} where ranks and their values are needed", "write 0: VALUE, or 1-7: VALUE")
+        raise bad(node, f"{node.description} where ranks and their values are needed", "write 0: VALUE, or 1-7: VALUE")
     found: list[RankValue] = []
     for key, value in node.pairs:
         for part in key.text.split(","):
@@ -227,7 +229,7 @@ def _ranges(node: Node | None) -> tuple[tuple[str, str], ...]:
     if node is None:
         return ()
     if node.kind != "mapping":
-        raise bad(node, f"{node.words} where versions are needed", "write torch: '>=2.8,<2.11'")
+        raise bad(node, f"{node.description} where versions are needed", "write torch: '>=2.8,<2.11'")
     found: list[tuple[str, str]] = []
     for key, value in node.pairs:
         if key.text not in COMPONENTS:

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Literal
 
-from saferun.env.profiles.words import quoted
+from saferun.env.profiles.quoting import quoted
 from saferun.errors import UsageError
 from saferun.model import Value
 
@@ -28,7 +28,7 @@ Kind = Literal["scalar", "mapping", "sequence"]
 _NULLS = ("", "~", "null", "Null", "NULL")
 _PLAIN_TAGS = {"!": "", "tag:yaml.org,2002:str": "", "tag:yaml.org,2002:map": "", "tag:yaml.org,2002:seq": ""}
 _STARTS: dict[str, Kind] = {"MappingStartEvent": "mapping", "SequenceStartEvent": "sequence"}
-_KIND_WORDS = {"scalar": "a single value", "mapping": "a mapping (name: value)", "sequence": "a list"}
+_KIND_TEXTS = {"scalar": "a single value", "mapping": "a mapping (name: value)", "sequence": "a list"}
 
 
 class Node(Value):
@@ -50,9 +50,9 @@ class Node(Value):
     items: tuple[Node, ...] = ()
 
     @property
-    def words(self) -> str:
-        """What kind of thing it is, in words."""
-        return "nothing" if self.is_null else _KIND_WORDS[self.kind]
+    def description(self) -> str:
+        """What kind of thing it is, as messages put it."""
+        return "nothing" if self.is_null else _KIND_TEXTS[self.kind]
 
 
 def bad(node: Node, what: str, hint: str) -> UsageError:
@@ -205,7 +205,7 @@ def _pairs(children: list[Node]) -> tuple[tuple[Node, Node], ...]:
     first: dict[str, Node] = {}
     for key, _ in pairs:
         if key.kind != "scalar" or key.is_null:
-            raise bad(key, f"{key.words} cannot be a name", "names stand before a colon, in one piece")
+            raise bad(key, f"{key.description} cannot be a name", "names stand before a colon, in one piece")
         if key.tag:
             raise bad(key, f"the tag {key.tag} belongs before a value", f"write {key.text}: {key.tag} VALUE")
         if key.text in first:

@@ -112,13 +112,13 @@ class Bisection:
         is_complete = self._trial is None and not self._is_cut_short
         rows = tuple(self._rows)
         count, parts = len(self._hosts), sum(len(group) for group in self._hosts.values())
-        everybody = (
+        all_hosts = (
             f"all {count} hosts ({parts} {self._names.part}s)" if count > 1 else f"all {parts} {self._names.part}s"
         )
         if parts == 1:
-            everybody = f"the only {self._names.part}"
+            all_hosts = f"the only {self._names.part}"
         ways = ", ".join(filter(None, self._works))
-        good = f"{everybody} work{'s' * (parts == 1)}{' together' * (parts > 1)}{f' over {ways}' if ways else ''}"
+        good = f"{all_hosts} work{'s' * (parts == 1)}{' together' * (parts > 1)}{f' over {ways}' if ways else ''}"
         if not self._works and not self._fails:
             return Finding("unknown", "nothing was tried yet", "", (), rows, is_complete)
         if not self._fails:
@@ -126,7 +126,7 @@ class Bisection:
         sets = tuple(self._sets)
         lines = [found.line for found in sets]
         if not lines:
-            lines = [f"{everybody} fail{'s' * (parts == 1)}{over(self._fails[0])}"]
+            lines = [f"{all_hosts} fail{'s' * (parts == 1)}{over(self._fails[0])}"]
             lines += ["nothing smaller was found"] if self._trial is None else []
         lines += [good] if self._works else []
         for interface, members in self._left_works.items():
@@ -146,11 +146,11 @@ class Bisection:
             self._is_cut_short = True
 
     def _bisect(self) -> _Plan:
-        everybody = merge(list(self._hosts.values()))
-        if not everybody:
+        all_hosts = merge(list(self._hosts.values()))
+        if not all_hosts:
             return
         for interface in self._interfaces:
-            [failed] = yield from self._try(Wish("all", (everybody,)), interface)
+            [failed] = yield from self._try(Wish("all", (all_hosts,)), interface)
             (self._fails if failed else self._works).append(interface)
         if not self._fails:
             return
@@ -189,8 +189,8 @@ class Bisection:
     def _over_interface(self, interface: str, left: dict[int, Group]) -> _Plan:
         """Find the hosts that fail over one interface."""
         units = list(left.values())
-        everybody = merge(units) == merge(list(self._hosts.values()))
-        found: Explained = yield from self._search(explain(units, "hosts", known_to_fail=everybody), interface)
+        all_hosts = merge(units) == merge(list(self._hosts.values()))
+        found: Explained = yield from self._search(explain(units, "hosts", known_to_fail=all_hosts), interface)
         works_over = self._works[0] if self._works else ""
         sometimes = self._tally(merge(units), interface)
         for blame in found.blames:
@@ -258,15 +258,15 @@ def check_results(finding: Finding) -> tuple[CheckResult, ...]:
     """The finding as results of a check called ``collective``, for the tables of ``doctor``."""
     facts = (("trials", str(len(finding.rows))),)
     if finding.verdict == "unknown":
-        return (CheckResult("collective", "skipped", finding.words, facts=facts),)
+        return (CheckResult("collective", "skipped", finding.message, facts=facts),)
     if not finding.sets:
         verdict = "ok" if finding.verdict == "ok" else "fail"
-        return (CheckResult("collective", verdict, finding.words, finding.hint, facts),)
+        return (CheckResult("collective", verdict, finding.message, finding.hint, facts),)
     return tuple(
         CheckResult(
             "collective",
             "warn" if found.sometimes else "fail",
-            found.words,
+            found.message,
             found.hint,
             (
                 ("kind", found.kind),

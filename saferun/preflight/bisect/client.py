@@ -174,8 +174,8 @@ class TrialRun:
                 self._where[message["local_rank"]] = str(message.get("step", ""))
             case "outcome" if self._is_of_trial(message) and message.get("kind") in _KINDS:
                 member = Member(self._place.host, message["local_rank"])
-                words, where = (str(message.get(name, ""))[:_LONGEST_MESSAGE] for name in ("words", "where"))
-                self._outcomes[member.local_rank] = Outcome(member, message["kind"], words, where)
+                details, where = (str(message.get(name, ""))[:_LONGEST_MESSAGE] for name in ("words", "where"))
+                self._outcomes[member.local_rank] = Outcome(member, message["kind"], details, where)
             case "done" if self._trial is not None and message.get("number") == self._trial.number:
                 self.deadline = None
                 self._finish("the trial process forgot it")

@@ -29,7 +29,7 @@ _MOST_OUTCOMES = 4096
 _MOST_RANKS = 1 << 16
 _MOST_MEMBERS = 1 << 20
 _LONGEST_TRIAL_S = 86400.0
-_LONGEST_WORDS = 500
+_LONGEST_MESSAGE = 500
 _KINDS = ("ok", "timeout", "error")
 
 
@@ -41,16 +41,22 @@ class TrialShare(TrialRun):
         environ: that of the ranks.
         poller: the loop's.
         job: the hosts of the job.
-        say: takes one line for the user about what is going on.
+        print_message: takes one line for the user about what is going on.
     """
 
     def __init__(
-        self, place: TrialPlace, environ: Mapping[str, str], poller: Poller, *, job: JobPort, say: Callable[[str], None]
+        self,
+        place: TrialPlace,
+        environ: Mapping[str, str],
+        poller: Poller,
+        *,
+        job: JobPort,
+        print_message: Callable[[str], None],
     ) -> None:
         super().__init__(place, environ, poller, on_ready=self._torch_imported, on_done=self._trial_done)
         self._job = job
         self._host = place.host
-        self._say = say
+        self._print_message = print_message
         self._is_prepared = False
         self._is_over = False
 
@@ -72,7 +78,7 @@ class TrialShare(TrialRun):
         if self._is_over:
             return
         if failure:
-            self._say(f"saferun: {printable(failure)}")
+            self._print_message(f"saferun: {printable(failure)}")
         if not self._is_prepared:
             self._is_prepared = True
             self._answer(_PREPARED, ())
@@ -97,7 +103,7 @@ class TrialSearch(TrialShare):
         interfaces: to be tried one after the other; none: what the hosts use by themselves.
         timeout_s: of each trial.
         job: the hosts of the job.
-        say: takes one line for the user about what is going on.
+        print_message: takes one line for the user about what is going on.
         on_over: takes what was found.
     """
 
@@ -112,10 +118,10 @@ class TrialSearch(TrialShare):
         interfaces: Sequence[str],
         timeout_s: float,
         job: JobPort,
-        say: Callable[[str], None],
+        print_message: Callable[[str], None],
         on_over: Callable[[tuple[CheckResult, ...]], None],
     ) -> None:
-        super().__init__(place, environ, poller, job=job, say=say)
+        super().__init__(place, environ, poller, job=job, print_message=print_message)
         part = "GPU" if place.backend == "nccl" else "rank"
         self._bisection = Bisection(hosts, labels, interfaces, part=part, deadline_s=timeout_s)
         self._on_over = on_over
@@ -135,7 +141,7 @@ class TrialSearch(TrialShare):
             self._is_over = True
             self._on_over(check_results(self._bisection.finding()))
             return
-        self._say(f"saferun: trial {trial.number:d}: {printable(trial.name)}")
+        self._print_message(f"saferun: trial {trial.number:d}: {printable(trial.name)}")
         hosts = {member.host for group in trial.groups for member in group}
         timeout_s = trial.deadline_s + MARGIN_S + IMPORT_S + _COLLECT_S
         self._ask(encode_trial(trial), _name(trial), timeout_s, hosts - {self._host})
@@ -206,9 +212,9 @@ def decode_trial(raw: object) -> Trial | None:
             groups.append(tuple(Member(host, first + i) for host, first, count in counted for i in range(count)))
         return Trial(
             number(raw["number"]),  # type: ignore[index]
-            display_text(raw["name"], _LONGEST_WORDS),  # type: ignore[index]
+            display_text(raw["name"], _LONGEST_MESSAGE),  # type: ignore[index]
             tuple(groups),
-            display_text(raw["interface"], _LONGEST_WORDS),  # type: ignore[index]
+            display_text(raw["interface"], _LONGEST_MESSAGE),  # type: ignore[index]
             measure(raw["deadline_s"], 0.0, _LONGEST_TRIAL_S),  # type: ignore[index]
         )
     except MALFORMED:
@@ -217,18 +223,20 @@ def decode_trial(raw: object) -> Trial | None:
 
 def encode_outcomes(outcomes: Sequence[Outcome]) -> str:
     """How the members of a host did."""
-    return json.dumps([[one.member.local_rank, one.kind, one.words, one.where] for one in outcomes])
+    return json.dumps([[one.member.local_rank, one.kind, one.message, one.where] for one in outcomes])
 
 
 def decode_outcomes(text: str, host: int) -> list[Outcome]:
     """What a host says of its own members, whatever else it says."""
     found = []
     try:
-        for local_rank, kind, said, where in loads(text)[:_MOST_OUTCOMES]:
+        for local_rank, kind, details, where in loads(text)[:_MOST_OUTCOMES]:
             if kind in _KINDS:
                 member = Member(host, number(local_rank, 0, _MOST_RANKS))
                 found.append(
-                    Outcome(member, kind, display_text(said, _LONGEST_WORDS), display_text(where, _LONGEST_WORDS))
+                    Outcome(
+                        member, kind, display_text(details, _LONGEST_MESSAGE), display_text(where, _LONGEST_MESSAGE)
+                    )
                 )
     except MALFORMED:
         return found

@@ -71,14 +71,14 @@ def reason(outcomes: Sequence[Outcome], guilty: Sequence[Member]) -> str:
     outcome = min(
         bad,
         key=lambda outcome: (
-            *(outcome.member not in guilty, not outcome.words, outcome.kind != "error"),
-            not outcome.words.startswith("killed by "),
+            *(outcome.member not in guilty, not outcome.message, outcome.kind != "error"),
+            not outcome.message.startswith("killed by "),
         ),
     )
     kind = {"timeout": "timeout", "error": "error"}.get(outcome.kind, outcome.kind)
     place = f" {outcome.where}" if outcome.where else ""
-    said = f": {outcome.words}" if outcome.words else ""
-    return f" ({kind}{place}{said})"
+    details = f": {outcome.message}" if outcome.message else ""
+    return f" ({kind}{place}{details})"
 
 
 def _often(tally: Tally) -> str:
@@ -103,27 +103,27 @@ def describe_parts(
     seen = together_with(blame, tally)
     why = reason(seen.outcomes, members) + _often(seen)
     gpu = names.part == "GPU"
-    look = (
+    inspect = (
         "look at dmesg and nvidia-smi -q (amd-smi, rocm-smi) there" if gpu else "look at dmesg, memory and limits there"
     )
     topology = f"look at nvidia-smi topo -m on {label}; if NCCL_P2P_DISABLE=1 helps, it is the way between them"
     if everything:
-        words = f"fails alone, over loopback too{why}"
-        hint = f"{look}, and whether torch is whole there, or leave {label} out"
-        return FailingSet("host", members, LOOPBACK, words, hint, label, seen.failed, seen.of)
+        message = f"fails alone, over loopback too{why}"
+        hint = f"{inspect}, and whether torch is whole there, or leave {label} out"
+        return FailingSet("host", members, LOOPBACK, message, hint, label, seen.failed, seen.of)
     if blame.kind == "alone":
-        words, kind = f"{what} fails alone{why}", "gpu"
-        hint = f"{look}, or leave {what} of {label} out" + (" (CUDA_VISIBLE_DEVICES)" if gpu else "")
+        message, kind = f"{what} fails alone{why}", "gpu"
+        hint = f"{inspect}, or leave {what} of {label} out" + (" (CUDA_VISIBLE_DEVICES)" if gpu else "")
     elif blame.kind == "unit":
         others = names.parts([member for unit in blame.others for member in unit])
         what = names.parts([member for unit in blame.units for member in unit])
-        words, kind = f"{what} works alone and fails with {others}{why}", "gpu"
-        hint = topology if gpu else look
+        message, kind = f"{what} works alone and fails with {others}{why}", "gpu"
+        hint = topology if gpu else inspect
         members = tuple(member for unit in blame.units for member in unit)
     else:
-        words, kind = f"{what} each work alone and fail together{why}", "gpus"
-        hint = topology if gpu else look
-    return FailingSet(kind, members, LOOPBACK, words, hint, label, seen.failed, seen.of)
+        message, kind = f"{what} each work alone and fail together{why}", "gpus"
+        hint = topology if gpu else inspect
+    return FailingSet(kind, members, LOOPBACK, message, hint, label, seen.failed, seen.of)
 
 
 def together_with(blame: Blame, tally: Callable[[Group], Tally]) -> Tally:
@@ -142,10 +142,10 @@ def describe_all_alone(hosts: Sequence[Unit], names: Names, tally: Callable[[Gro
     tallies = [tally(group) for group in hosts]
     why = reason([outcome for one in tallies for outcome in one.outcomes], ())
     failed, of = sum(one.failed for one in tallies), sum(one.of for one in tallies)
-    words = f"no host works, not even alone and over loopback: {names.hosts(hosts)}{why}"
+    message = f"no host works, not even alone and over loopback: {names.hosts(hosts)}{why}"
     hint = "this is no network's doing: look at the versions of torch and its libraries, drivers and limits"
     members = tuple(sorted(member for unit in hosts for member in unit))
-    return FailingSet("nobody", members, LOOPBACK, words, hint, "", failed, of)
+    return FailingSet("nobody", members, LOOPBACK, message, hint, "", failed, of)
 
 
 def describe_hosts(
@@ -171,38 +171,38 @@ def describe_hosts(
     host = label if len({member.host for member in members}) == 1 else ""
     match blame.kind:
         case "alone" if len(blame.units) > 1:
-            kind, words = (
+            kind, message = (
                 "interface",
                 f"{label} work over loopback, and none of them alone{way or ' over its own interface'}{why}",
             )
             hint = f"check that {nic} is there on every host, up and has an address{or_nic}"
         case "alone":
-            kind, words = "interface", f"works over loopback and fails alone{way or ' over its own interface'}{why}"
+            kind, message = "interface", f"works over loopback and fails alone{way or ' over its own interface'}{why}"
             hint = f"check that {nic} of {label} is there, up and has an address{or_nic}"
         case "unit":
             partners = names.hosts(blame.others)
             works = f"work{'s' * (len(blame.others) == 1)} without it"
             with_whom = f"with {partners}, which {works}" if partners else "with all others"
-            kind, words = "network", f"works alone and fails{way} {with_whom}{why}"
+            kind, message = "network", f"works alone and fails{way} {with_whom}{why}"
             leave = f", or leave {label} out" if not works_over else ""
             hint = f"check cable, switch port, VLAN and firewall of {label}'s {nic}{or_nic}{leave}"
         case "pair":
-            kind, words = "pair", f"{label} fail together{way}, though each works by itself{why}"
+            kind, message = "pair", f"{label} fail together{way}, though each works by itself{why}"
             hint = f"look at what lies between {label}: routes, firewalls, switch ports{or_nic}"
         case "parted":
             members = tuple(sorted(member for unit in blame.units + blame.others for member in unit))
             one, other = names.hosts(blame.units), names.hosts(blame.others)
-            kind, words = "parted", f"{one} work{way}, {other} do too, and no host of one side with the other{why}"
+            kind, message = "parted", f"{one} work{way}, {other} do too, and no host of one side with the other{why}"
             hint = f"look at what joins the two sides: switch, trunk, VLAN, firewall{or_nic}"
         case "untried":
-            kind, words = "untried", f"{label} failed{way} in every set, and too few others work to try each of them"
+            kind, message = "untried", f"{label} failed{way} in every set, and too few others work to try each of them"
             hint = f"mend or leave out those that were found first, and try again{or_nic}"
         case "nobody":
-            kind, words = "nobody", f"no two of {label} work together{way}, though each works alone{why}"
+            kind, message = "nobody", f"no two of {label} work together{way}, though each works alone{why}"
             hint = f"check that this network lets hosts talk at all: firewall, the interface used{or_nic or ', --nic'}"
         case _:
-            kind, words = "together", f"{label} fail together{way}, and no smaller set that was tried does{why}"
+            kind, message = "together", f"{label} fail together{way}, and no smaller set that was tried does{why}"
             hint = f"it takes all of them: load, ports or open files may run out{or_nic}"
             if sometimes:
                 hint = f"it comes and goes: look for loss and errors on the interfaces (ip -s link){or_nic}"
-    return FailingSet(kind, members, interface, words, hint, host, seen.failed, seen.of)
+    return FailingSet(kind, members, interface, message, hint, host, seen.failed, seen.of)

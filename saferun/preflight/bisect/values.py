@@ -42,13 +42,13 @@ class Outcome(Value):
     Attributes:
         member: who.
         kind: ``ok``, ``timeout`` or ``error``.
-        words: what it said: ``Unable to find address for: ib0``; empty where there is nothing to say.
+        message: what it said: ``Unable to find address for: ib0``; empty where there is nothing to say.
         where: where it stood when it ended: ``in all_reduce of 4 MiB``.
     """
 
     member: Member
     kind: str
-    words: str = ""
+    message: str = ""
     where: str = ""
 
 
@@ -63,7 +63,7 @@ class FailingSet(Value):
             of these fails).
         members: its members.
         interface: over which it failed; ``lo`` where the network has nothing to do with it.
-        words: one sentence, without a full stop, that does not begin with the name of ``host``.
+        message: one sentence, without a full stop, that does not begin with the name of ``host``.
         hint: what to do about it.
         host: the name of the host that it is about; empty: it is about several.
         failed, of: how often it failed in how many tries.
@@ -72,7 +72,7 @@ class FailingSet(Value):
     kind: str
     members: Group
     interface: str
-    words: str
+    message: str
     hint: str
     host: str = ""
     failed: int = 1
@@ -86,7 +86,7 @@ class FailingSet(Value):
     @property
     def line(self) -> str:
         """The sentence, with the host's name before it."""
-        return f"{self.host}: {self.words}" if self.host else self.words
+        return f"{self.host}: {self.message}" if self.host else self.message
 
 
 class TrialRow(Value):
@@ -105,7 +105,7 @@ class Finding(Value):
     Attributes:
         verdict: ``ok``, ``fail``, ``sometimes`` (there are failures, and none of them came every time), or ``unknown``
             (nothing was tried yet).
-        words: one line that sums it up.
+        message: one line that sums it up.
         hint: what to do first; empty where there is nothing to do.
         sets: the smallest failing sets.
         rows: the trials, in order.
@@ -113,7 +113,7 @@ class Finding(Value):
     """
 
     verdict: str
-    words: str
+    message: str
     hint: str
     sets: tuple[FailingSet, ...]
     rows: tuple[TrialRow, ...]

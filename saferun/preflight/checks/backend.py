@@ -129,7 +129,7 @@ def _read(path: str) -> str:
     import os
 
     try:
-        # Without O_NONBLOCK, a named pipe that nobody writes to would hold its reader.
+        # Without O_NONBLOCK, a named pipe without a writer would block its reader.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):

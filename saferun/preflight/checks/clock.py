@@ -1,10 +1,11 @@
-"""The host's clock, as far as one host can judge it; whether hosts agree is seen when their infos are laid together."""
+"""The host's clock, as far as one host can judge it; whether hosts agree is checked by the leader."""
 
 from __future__ import annotations
 
 import time
 
 from saferun.linux.small_files import read_text
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.results import CheckResult
 
@@ -23,6 +24,6 @@ def check_clock(context: CheckContext) -> CheckResult:
     facts = (("time", f"{now:.3f}"), *((("clocksource", source),) if source else ()))
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now))
     if now < _EARLIEST_S:
-        words = f"the clock says {day} UTC, which cannot be"
-        return CheckResult("clock", "warn", words, "set it (chronyc makestep, timedatectl set-ntp true)", facts)
-    return CheckResult("clock", "ok", f"the clock says {day} UTC", facts=facts)
+        message = f"the clock says {day} UTC, which cannot be"
+        return warn(message, "set it (chronyc makestep, timedatectl set-ntp true)", facts)
+    return ok(f"the clock says {day} UTC", facts)

@@ -30,7 +30,7 @@ class CheckContext(Value):
         python: the interpreter that runs the ranks; empty: they are no Python.
         vendor: ``nvidia``, ``amd`` or ``none``: whose GPUs the ranks use.
         attempt: from 0.
-        old_pids: ranks of the attempt before, whose GPU memory may not have been given back yet.
+        old_pids: ranks of the previous attempt, whose GPU memory may not have been given back yet.
         root: where /proc and /sys are looked for, with a trailing slash; tests have others.
     """
 

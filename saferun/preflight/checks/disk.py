@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB, own_path
-from saferun.preflight.results import CheckResult, Pairs
+from saferun.preflight.results import CheckResult
 from saferun.text.wording import size_text
 
 # Less than this is what is left of a full disk. torch.compile's and Triton's caches take some ten megabytes, and so do
-# the logs of a few ranks; checkpoints are the script's own business, and nobody knows how large they get.
+# the logs of a few ranks; how large checkpoints get only the script knows.
 _LITTLE_BYTES = 64 * MIB
 _LITTLE_SHARE = 0.1  # of small file systems: a tmpfs in a container may have no more than that in all
 _FEW_INODES = 100
@@ -19,7 +20,7 @@ _FEW_INODES = 100
 def check_disk(context: CheckContext) -> CheckResult:
     """Whether there is room for logs and temporary files. A full disk stops no rank, so this only warns."""
     facts: list[tuple[str, str]] = []
-    troubles: list[str] = []
+    problems: list[str] = []
     devices: set[int] = set()
     temporary = context.environ.get("TMPDIR", "")
     if temporary and not os.path.isdir(own_path(context, temporary)):
@@ -40,14 +41,13 @@ def check_disk(context: CheckContext) -> CheckResult:
             continue
         devices.add(device)
         if free_bytes < min(_LITTLE_BYTES, status.f_blocks * status.f_frsize * _LITTLE_SHARE):
-            troubles.append(f"{directory} ({name}) has {size_text(free_bytes)} free")
+            problems.append(f"{directory} ({name}) has {size_text(free_bytes)} free")
         elif status.f_files and status.f_favail < _FEW_INODES:
-            troubles.append(f"{directory} ({name}) takes {status.f_favail} more files (no free inodes)")
-    pairs: Pairs = tuple(facts)
-    if not troubles:
-        return CheckResult("disk", "ok", "there is room for logs and temporary files", facts=pairs)
+            problems.append(f"{directory} ({name}) takes {status.f_favail} more files (no free inodes)")
+    if not problems:
+        return ok("there is room for logs and temporary files", facts)
     hint = "delete what is not needed there, or choose other places (--run-dir, TMPDIR)"
-    return CheckResult("disk", "warn", " and ".join(troubles), hint, pairs, class_name="disk_full")
+    return warn(" and ".join(problems), hint, facts, class_name="disk_full")
 
 
 def _existing(path: str) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from saferun.linux.nics import read_nics
 from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.nic_choice import fits, names_in
 from saferun.preflight.results import CheckResult
 
-_NAME = "fabric"
 _HCA = "NCCL_IB_HCA"
 _MOST_PORTS = 64
 _MOST_SHOWN = 4
@@ -84,8 +84,8 @@ def read_ports(root: str = "/") -> tuple[Port, ...]:
 def check_fabric(context: CheckContext) -> CheckResult:
     """Whether the ports of this host's RDMA devices are as good as each other.
 
-    One host needs none, and without GPUs nobody uses them but for TCP. A port that is down by itself is no fault: most
-    hosts have some that nobody ever connected. It is told where others of the same make are up, or where NCCL_IB_HCA
+    One host needs none, and without GPUs they only serve TCP. A port that is down by itself is no fault: most
+    hosts have some that were never connected. It is reported where others of the same make are up, or where NCCL_IB_HCA
     names it.
     """
     ports = read_ports(context.root)
@@ -93,19 +93,17 @@ def check_fabric(context: CheckContext) -> CheckResult:
     facts = tuple((port.name, f"{port.state} {port.rate_gbit_s:g} Gbit/s {_layer(port)}") for port in ports)
     facts += tuple((nic.name, "up" if nic.is_up else "down") for nic in hsn)
     if not ports and not hsn:
-        return CheckResult(_NAME, "ok", "no RDMA devices")
+        return ok("no RDMA devices")
     if context.together:
         down = [nic.name for nic in hsn if not nic.is_up]
         if down and len(down) < len(hsn):
-            words = (
-                f"{_listed_words(down)} {_is(down)} down, and {len(hsn) - len(down)} other Slingshot interfaces are up"
-            )
-            hint = f"look at the cable and the switch port of {_listed_words(down)}: `ip link show {down[0]}`"
-            return _warning(words, hint, facts)
+            message = f"{_listed(down)} {_is(down)} down, and {len(hsn) - len(down)} other Slingshot interfaces are up"
+            hint = f"look at the cable and the switch port of {_listed(down)}: `ip link show {down[0]}`"
+            return _warning(message, hint, facts)
         result = _judge(context, ports) if context.vendor != "none" else None
         if result is not None:
             return result._replace(facts=facts)
-    return CheckResult(_NAME, "ok", _summary(ports, len(hsn)), facts=facts)
+    return ok(_summary(ports, len(hsn)), facts)
 
 
 def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
@@ -113,21 +111,23 @@ def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
     if value and context.environ.get("NCCL_IB_DISABLE", "0") != "1":
         used = [port for port in ports if fits(port.device, value) and _is_port(port, value)]
         if ports and not used:
-            words = f"{_HCA}={value[:80]} fits no RDMA device of this host, so that NCCL would use TCP"
-            return _warning(words, f"it has {_listed_words(list(dict.fromkeys(port.device for port in ports)))}")
+            message = f"{_HCA}={value[:80]} fits no RDMA device of this host, so that NCCL would use TCP"
+            return _warning(message, f"it has {_listed(list(dict.fromkeys(port.device for port in ports)))}")
         ports = used
         is_named = not value.startswith("^")
     else:
         is_named = False
     for port in ports:
         if port.state in {"INIT", "ARMED"} and port.layer == "InfiniBand":
-            words = f"{port.name} is in state {port.state}: its cable is in order, and no subnet manager has set it up"
-            return _warning(words, "look at the subnet manager of the fabric: `sminfo`, `ibstat`")
+            message = (
+                f"{port.name} is in state {port.state}: its cable is in order, and no subnet manager has set it up"
+            )
+            return _warning(message, "look at the subnet manager of the fabric: `sminfo`, `ibstat`")
     return _judge_down(ports, is_named=is_named) or _judge_slow(ports)
 
 
 def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
-    """Ports that are down where their siblings are up; not those that somebody switched off."""
+    """Ports that are down where their siblings are up; not those that were switched off."""
     up = [port for port in ports if port.state == "ACTIVE"]
     makes = {(port.board, port.layer) for port in up}
     down = [
@@ -140,14 +140,12 @@ def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
     if not down or not up:
         return None
     names = [port.name for port in down]
-    words = (
-        f"{_listed_words(names)} {_is(names)} DOWN, and {_listed_words([port.name for port in up])} {_is(up)} ACTIVE"
-    )
+    message = f"{_listed(names)} {_is(names)} DOWN, and {_listed([port.name for port in up])} {_is(up)} ACTIVE"
     hint = (
         f"look at the cable and the switch port of {names[0]}; "
         f"if it is not meant to be used, set {_HCA}=^={','.join(port.device for port in down)}"
     )
-    return _warning(words, hint)
+    return _warning(message, hint)
 
 
 def _judge_slow(ports: Sequence[Port]) -> CheckResult | None:
@@ -176,8 +174,8 @@ def _is_port(port: Port, value: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-def _warning(words: str, hint: str, facts: tuple[tuple[str, str], ...] = ()) -> CheckResult:
-    return CheckResult(_NAME, "warn", words, hint, facts, class_name="fabric_degraded")
+def _warning(message: str, hint: str, facts: tuple[tuple[str, str], ...] = ()) -> CheckResult:
+    return warn(message, hint, facts, class_name="fabric_degraded")
 
 
 def _summary(ports: Sequence[Port], slingshots: int) -> str:
@@ -198,7 +196,7 @@ def _layer(port: Port) -> str:
     return {"Ethernet": "RoCE"}.get(port.layer, port.layer)
 
 
-def _listed_words(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     shown = list(names[:_MOST_SHOWN])
     if len(names) > _MOST_SHOWN:
         shown.append(f"{len(names) - _MOST_SHOWN} others")

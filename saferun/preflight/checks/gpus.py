@@ -16,13 +16,14 @@ from typing import Any
 from saferun.env.profiles.versions import numbers_of
 from saferun.linux.gpus import gpu_vendor
 from saferun.model import JsonObject, Value
+from saferun.preflight.checks.answers import ok, skipped, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import GIB, MIB
 from saferun.preflight.checks.versions import read_versions
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text, size_text
 
-# Without persistence mode the driver initialises every GPU anew for whoever asks first: a second or two for each.
+# Without persistence mode the driver initialises every GPU again for whoever asks first: a second or two for each.
 DRIVER_TIMEOUT_S = 15.0
 _SYSFS_TIMEOUT_S = 3.0
 
@@ -42,17 +43,17 @@ _MPS_SERVER = "nvidia-cuda-mps"  # it opens a GPU of exclusive mode to many proc
 
 
 class _Fault(Value):
-    words: str
+    message: str
     hint: str
     class_name: str = "gpu_hardware_error"
-    passing: bool = False
+    transient: bool = False
 
 
 def check_gpus(context: CheckContext, *, nvml: Any = None) -> CheckResult:  # noqa: ANN401 - a module
     """Whether the GPUs that the ranks will see can be used. It only warns: a script may use other GPUs, or none.
 
-    Where no GPU is free, but one that is in use may come free, or a dead rank of the attempt before still holds memory,
-    it is ``passing``, of class ``gpu_busy``.
+    Where no GPU is free, but one that is in use may come free, or a dead rank of the previous attempt still holds
+    memory, it is transient, of class ``gpu_busy``.
 
     Args:
         context: the launch.
@@ -62,10 +63,10 @@ def check_gpus(context: CheckContext, *, nvml: Any = None) -> CheckResult:  # no
     vendor = gpu_vendor(sysfs, dev_root=dev)
     # The kernel's files tell of AMD's GPUs in containers that have been granted none.
     if vendor is None or (vendor == "amd" and not os.path.exists(f"{dev}/kfd")):
-        return CheckResult("gpus", "ok", "there is no GPU that torch could use", facts=(("gpus", "0"),))
+        return ok("there is no GPU that torch could use", (("gpus", "0"),))
     content = _ask_nvidia(nvml) if vendor == "nvidia" else _ask_amd(sysfs, dev)
     if content is None:
-        return CheckResult("gpus", "skipped", "the GPUs' driver could not be asked")
+        return skipped("the GPUs' driver could not be asked")
     return _judge(context, vendor, content)
 
 
@@ -116,22 +117,20 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         ("gpus", str(len(gpus))),
         ("visible", "unknown" if visible is None else str(len(visible))),
         *((name, str(content[name])) for name in ("driver", "runtime", "failure") if content.get(name)),
-        *((f"gpu {gpu['index']}", _gpu_words(gpu)) for gpu in gpus[:64]),
+        *((f"gpu {gpu['index']}", _gpu_text(gpu)) for gpu in gpus[:64]),
     ]
     if not faults:
         names = " and ".join(sorted({str(gpu["name"]) for gpu in gpus if gpu.get("name")})[:3])
-        words = f"{count_text(len(gpus), 'GPU')}{f' ({names})' if names else ''}"
+        message = f"{count_text(len(gpus), 'GPU')}{f' ({names})' if names else ''}"
         if content.get("failure"):
-            return CheckResult("gpus", "skipped", f"the GPUs are not known: {content['failure']}", facts=tuple(facts))
-        return CheckResult("gpus", "ok", words, facts=tuple(facts))
-    return CheckResult(
-        "gpus",
-        "warn",
-        "; ".join(dict.fromkeys(fault.words for fault in faults)),
+            return skipped(f"the GPUs are not known: {content['failure']}", facts)
+        return ok(message, facts)
+    return warn(
+        "; ".join(dict.fromkeys(fault.message for fault in faults)),
         "; ".join(dict.fromkeys(fault.hint for fault in faults)),
-        tuple(facts),
+        facts,
         class_name=faults[0].class_name,
-        transient=all(fault.passing for fault in faults),
+        transient=all(fault.transient for fault in faults),
     )
 
 
@@ -182,9 +181,9 @@ def _driver_faults(context: CheckContext, content: JsonObject, cuda: str) -> Ite
     runtime = str(content.get("runtime", "")).removeprefix("CUDA ")
     served, wanted = numbers_of(runtime)[:1], numbers_of(cuda)[:1]
     if served and wanted and served < wanted and not _has_forward_compatibility(context):
-        words = f"the driver serves CUDA {runtime}, and torch is built for CUDA {cuda}: it will see no GPU"
+        message = f"the driver serves CUDA {runtime}, and torch is built for CUDA {cuda}: it will see no GPU"
         hint = f"update the driver, or install a torch that is built for CUDA {served[0]}"
-        yield _Fault(words, hint, "missing_gpu")
+        yield _Fault(message, hint, "missing_gpu")
 
 
 def _has_forward_compatibility(context: CheckContext) -> bool:
@@ -198,11 +197,11 @@ def _count_faults(context: CheckContext, visible: Sequence[int] | None, *, serve
         return
     # None at all is a decision: ranks on the processors.
     if 0 < len(visible) < context.nproc:
-        words = f"{context.nproc} ranks have {count_text(len(visible), 'GPU')} between them"
+        message = f"{context.nproc} ranks have {count_text(len(visible), 'GPU')} between them"
         hidden = [name for name in _MASKS if name in context.environ]
         also = f", or look at {' and '.join(hidden)}" if hidden else ""
         hint = f"pass --nproc-per-node {len(visible)}{also}; NCCL refuses two ranks on one GPU"
-        yield _Fault(words, hint, "missing_gpu")
+        yield _Fault(message, hint, "missing_gpu")
 
 
 def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
@@ -232,9 +231,9 @@ def _hardware_faults(gpu: JsonObject, vendor: str) -> Iterable[_Fault]:
 
 
 class _Use(Value):
-    """Somebody's use of a GPU. ``is_ours``: ranks of the attempt before have it, or its memory."""
+    """A GPU that is in use. ``is_ours``: by ranks of the previous attempt, or by memory that they held."""
 
-    words: str
+    message: str
     is_ours: bool = False
 
 
@@ -245,9 +244,9 @@ def _busy_faults(context: CheckContext, used: Sequence[JsonObject], visible: Seq
         return
     # What dead ranks hold comes free soon; with nothing free at all there is nothing to start on.
     is_waited_for = any(use.is_ours for use in uses) or all(_use_of(gpu, old_pids) is not None for gpu in visible)
-    words = "; ".join(use.words for use in uses[:4]) + (f" (and {len(uses) - 4} more)" if len(uses) > 4 else "")  # noqa: PLR2004
+    message = "; ".join(use.message for use in uses[:4]) + (f" (and {len(uses) - 4} more)" if len(uses) > 4 else "")  # noqa: PLR2004
     hint = "wait for it, or end that process, or choose other GPUs (CUDA_VISIBLE_DEVICES)"
-    yield _Fault(words, hint, "gpu_busy", passing=is_waited_for)
+    yield _Fault(message, hint, "gpu_busy", transient=is_waited_for)
 
 
 def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
@@ -268,8 +267,8 @@ def _use_of(gpu: JsonObject, old_pids: frozenset[int]) -> _Use | None:
             f"{name} is in use: {_who(largest, old_pids)} {'hold' if len(largest) > 1 else 'holds'} {size}", is_ours
         )
     if not processes and old_pids and total and in_use >= total * _UNOWNED_SHARE:
-        words = f"{size_text(in_use)} of {name}'s {size_text(total)} have not been given back yet"
-        return _Use(words, is_ours=True)
+        message = f"{size_text(in_use)} of {name}'s {size_text(total)} have not been given back yet"
+        return _Use(message, is_ours=True)
     return None
 
 
@@ -284,8 +283,8 @@ def _who(processes: Sequence[JsonObject], old_pids: frozenset[int]) -> str:
     return seen + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")
 
 
-def _gpu_words(gpu: JsonObject) -> str:
+def _gpu_text(gpu: JsonObject) -> str:
     total, in_use = gpu.get("memory_total_bytes"), gpu.get("memory_used_bytes")
     memory = f"{in_use / GIB:.1f} of {total / GIB:.1f} GiB in use" if total and in_use is not None else ""
-    words = [str(gpu[key]) for key in ("name", "pci", "uuid", "fault") if gpu.get(key)]
-    return ", ".join([*words, memory] if memory else words)
+    parts = [str(gpu[key]) for key in ("name", "pci", "uuid", "fault") if gpu.get(key)]
+    return ", ".join([*parts, memory] if memory else parts)

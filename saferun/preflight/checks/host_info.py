@@ -8,7 +8,7 @@ import time
 from saferun.linux.nics import read_nics
 from saferun.preflight.checks.backend import known_backend
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import look_up
+from saferun.preflight.checks.names import resolve
 from saferun.preflight.checks.versions import describe_host
 from saferun.preflight.nic_choice import candidates, gloo_choice, nccl_choice
 from saferun.preflight.results import HostInfo
@@ -21,7 +21,7 @@ def gather_host_info(context: CheckContext) -> HostInfo:
     nics = read_nics(context.root)
     own = socket.gethostname()  # the whole of it, as gloo has it
     names = tuple(dict.fromkeys(filter(None, (own, context.master))))
-    found = look_up(names, _NAMES_S)
+    found = resolve(names, _NAMES_S)
     own_addresses = next((lookup.addresses for lookup in found if lookup.name == own), ())
     versions, script, environ = describe_host(context)
     return HostInfo(

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from saferun.linux.nic import Nic
 from saferun.linux.nics import read_nics
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import Lookup, is_elsewhere, look_up
+from saferun.preflight.checks.names import Lookup, is_elsewhere, resolve
 from saferun.preflight.nic_choice import (
     AUTO,
     GLOO_IFNAME,
@@ -27,7 +28,6 @@ from saferun.preflight.nic_choice import (
 )
 from saferun.preflight.results import CheckResult
 
-_NAME = "interfaces"
 _CLASS = "network_interface"
 _MOST_SHOWN = 6
 
@@ -36,12 +36,12 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     """Whether the interfaces that variables and ``--nic`` name are there and up, and what gloo and NCCL would use.
 
     What a variable names breaks the job only if the ranks read the variable: sites set them for all hosts, and for jobs
-    of all kinds. Whether an interface that is there reaches the others is found out by trying; only what leads to
-    nobody by its nature is told here.
+    of all kinds. Whether an interface that is there reaches the others is found out by trying; only what leads
+    nowhere by its nature is reported here.
     """
     nics = read_nics(context.root)
     environ = with_nccl_conf(context)
-    lookups = _look_up(context, environ)
+    lookups = _resolve(context, environ)
     own, master = lookups
     gloo = gloo_choice(nics, environ, own.addresses)
     nccl = nccl_choice(nics, environ)
@@ -62,10 +62,10 @@ def check_interfaces(context: CheckContext) -> CheckResult:
     if result is not None:
         return result._replace(facts=facts)
     by = {GLOO_IFNAME: " (GLOO_SOCKET_IFNAME)", NCCL_IFNAME: " (NCCL_SOCKET_IFNAME)"}
-    words = f"gloo would use {_listed(gloo.names)}{by.get(gloo.rule, '')}"
+    message = f"gloo would use {_listed(gloo.names)}{by.get(gloo.rule, '')}"
     if context.vendor != "none":
-        words += f", NCCL {_listed(nccl.names)}{by.get(nccl.rule, '')}"
-    return CheckResult(_NAME, "ok", words, facts=facts)
+        message += f", NCCL {_listed(nccl.names)}{by.get(nccl.rule, '')}"
+    return ok(message, facts)
 
 
 def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
@@ -94,13 +94,13 @@ def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
     return {**found, **environ}
 
 
-def _look_up(context: CheckContext, environ: Mapping[str, str]) -> tuple[Lookup, Lookup]:
+def _resolve(context: CheckContext, environ: Mapping[str, str]) -> tuple[Lookup, Lookup]:
     """This host's own name and the master's, as far as they are needed."""
     if not context.together:
         return Lookup(""), Lookup("")
     own = "" if len(environ.get(GLOO_IFNAME, "")) > 1 else socket.gethostname()
     names = [name for name in (own, context.master) if name]
-    found = {lookup.name: lookup for lookup in look_up(names)}
+    found = {lookup.name: lookup for lookup in resolve(names)}
     return found.get(own, Lookup("")), found.get(context.master, Lookup(""))
 
 
@@ -144,15 +144,15 @@ def _judge_name(source: str, name: str, nics: Sequence[Nic], *, together: bool) 
         meant = f"did you mean {near}? " if near else ""
         return _warning(f"{source} names {_shown(name)}, which this host does not have", f"{meant}{_there(nics)}")
     if together and not nic.is_up:
-        words = f"{source} names {name}, which is down on this host"
+        message = f"{source} names {name}, which is down on this host"
         hint = f"look at its cable and its switch port, and at `ip link show {name}`, or use another: {_there(nics)}"
-        return _warning(words, hint)
+        return _warning(message, hint)
     if together and nic.kind != "loopback" and not address_to_reach(nic):
-        words = f"{source} names {name}, which has no address that other hosts reach"
-        return _warning(words, f"give it one, or use another: {_there(nics)}")
+        message = f"{source} names {name}, which has no address that other hosts reach"
+        return _warning(message, f"give it one, or use another: {_there(nics)}")
     if not nic.addresses:
-        words = f"{source} names {name}, which has no address"
-        return _warning(words, f"give it one, or use another: {_there(nics)}")
+        message = f"{source} names {name}, which has no address"
+        return _warning(message, f"give it one, or use another: {_there(nics)}")
     return None
 
 
@@ -166,15 +166,15 @@ def _judge_nccl(
     family = environ.get(NCCL_FAMILY, "")
     other_family = {name: value for name, value in environ.items() if name != NCCL_FAMILY}
     if family and nccl_choice(nics, other_family).names:
-        words = f"{NCCL_IFNAME}={_shown(value)} fits no interface with an address of {NCCL_FAMILY}={family}"
-        return _warning(words, f"take {NCCL_FAMILY} away, or name another interface")
+        message = f"{NCCL_IFNAME}={_shown(value)} fits no interface with an address of {NCCL_FAMILY}={family}"
+        return _warning(message, f"take {NCCL_FAMILY} away, or name another interface")
     if value.startswith("^"):
         return _warning(f"{NCCL_IFNAME}={_shown(value)} leaves no interface for NCCL", _there(nics))
     running = [nic._replace(is_up=True) for nic in nics]
     asleep = nccl_choice(running, environ).names
     if asleep:
-        words = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {_is_down(asleep)} on this host"
-        return _warning(words, f"look at cables and switch ports, or use another: {_there(nics)}")
+        message = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {_is_down(asleep)} on this host"
+        return _warning(message, f"look at cables and switch ports, or use another: {_there(nics)}")
     near = next((near for name in nccl.missing if (near := near_name(name, nics))), "")
     meant = f"did you mean {near}? " if near else ""
     return _warning(f"{NCCL_IFNAME}={_shown(value)} fits no interface of this host", f"{meant}{_there(nics)}")
@@ -188,40 +188,44 @@ def _judge_reach(context: CheckContext, gloo: Choice, nccl: Choice, nics: Sequen
     better = [name for name in candidates(nics, {}) if name not in gloo.names]
     hint = f"run with --nic {better[0]}" if better else "name the interface between the hosts with --nic"
     if gloo.rule == GLOO_IFNAME and is_loopback(gloo.addresses[0]):
-        words = f"{GLOO_IFNAME} names {gloo.names[0]}, which leads to no other host"
-        return _warning(words, hint)._replace(verdict=_verdict(context))
+        message = f"{GLOO_IFNAME} names {gloo.names[0]}, which leads to no other host"
+        return _warning(message, hint)._replace(verdict=_verdict(context))
     if is_decoy(gloo.names[0]) and not context.nics:
         why = f"{GLOO_IFNAME} names it" if gloo.rule == GLOO_IFNAME else f"its own name resolves to {gloo.addresses[0]}"
-        words = f"gloo would use {gloo.names[0]} ({why}), which belongs to containers or virtual machines of this host"
-        return _warning(words, hint)
+        message = (
+            f"gloo would use {gloo.names[0]} ({why}), which belongs to containers or virtual machines of this host"
+        )
+        return _warning(message, hint)
     if context.vendor == "none" or context.nics or not nccl.names:
         return None
     named_there = f"{NCCL_IFNAME} names it" if nccl.rule == NCCL_IFNAME else "by its own rules"
     if is_loopback(nccl.addresses[0]):
-        words = f"NCCL would use {nccl.names[0]} ({named_there}), which leads to no other host"
-        return _warning(words, hint)
+        message = f"NCCL would use {nccl.names[0]} ({named_there}), which leads to no other host"
+        return _warning(message, hint)
     # Without RDMA, NCCL sends over all that it finds; with it, it only starts over the first.
     used = nccl.names[:1] if any(nic.rdma for nic in nics) else nccl.names
     decoys = [name for name in used if is_decoy(name)]
     if decoys:
-        words = f"NCCL would use {_listed(decoys)} ({named_there}), which {_belong(decoys)} to containers of this host"
-        return _warning(words, hint)
+        message = (
+            f"NCCL would use {_listed(decoys)} ({named_there}), which {_belong(decoys)} to containers of this host"
+        )
+        return _warning(message, hint)
     return None
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
-def _warning(words: str, hint: str) -> CheckResult:
-    return CheckResult(_NAME, "warn", words, hint, class_name=_CLASS)
+def _warning(message: str, hint: str) -> CheckResult:
+    return warn(message, hint, class_name=_CLASS)
 
 
 def _there(nics: Sequence[Nic]) -> str:
     """``this host has eth0 and ib0, and ib1, which is down``."""
     up = candidates(nics, {})
     down = [nic.name for nic in nics if not nic.is_up and nic.kind in {"ethernet", "infiniband", "bond"}]
-    words = f"this host has {_listed(up)}"
-    return f"{words}; {_listed(down)} {_is_down(down)}" if down else words
+    message = f"this host has {_listed(up)}"
+    return f"{message}; {_listed(down)} {_is_down(down)}" if down else message
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import threading
 
 from saferun.linux.procfs import parse_stat
 from saferun.linux.small_files import list_directory, read_bytes, read_text
+from saferun.preflight.checks.answers import fail, ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB, is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
@@ -23,7 +24,7 @@ _FEW_FILES = 256
 _OWN_FILES, _OWN_FILES_PER_RANK = 48, 5
 # torch starts some ten threads where OMP_NUM_THREADS is 1, NCCL and CUDA about as many.
 _THREADS_PER_RANK = 32
-# Above this nobody runs into the limit, and counting the user's threads would cost more than it tells.
+# Above this no job runs into the limit, and counting the user's threads would cost more than it tells.
 _MANY_PROCESSES = 32768
 # NCCL registers buffers of 4 MiB (NCCL_BUFFSIZE) and more for each channel to each neighbour, in both directions; its
 # manual and that of the InfiniBand drivers ask for no limit at all.
@@ -35,22 +36,22 @@ _CAP_SYS_RESOURCE, _CAP_IPC_LOCK = 24, 14
 def check_open_files(context: CheckContext) -> CheckResult:
     """Whether the ranks may open as many files and connections as training needs."""
     soft, hard = _limit(context, "Max open files")
-    facts = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
+    facts = (("soft", _limit_text(soft)), ("hard", _limit_text(hard)))
     if soft is None or soft == _UNLIMITED:
-        return CheckResult("open_files", "ok", "open files are not limited", facts=facts)
-    words = f"a process may open {soft} files"
+        return ok("open files are not limited", facts)
+    message = f"a process may open {soft} files"
     own = _OWN_FILES + _OWN_FILES_PER_RANK * context.nproc
     hint = _raise_hint("-n", 65536, hard, "--ulimit nofile=65536", "LimitNOFILE=")
     if hard is not None and hard != _UNLIMITED and hard < own:
-        words += f", at most, and saferun takes up to {own} for {count_text(context.nproc, 'rank')}"
-        return CheckResult("open_files", "warn", words, hint, facts, class_name="too_many_open_files")
+        message += f", at most, and saferun takes up to {own} for {count_text(context.nproc, 'rank')}"
+        return warn(message, hint, facts, class_name="too_many_open_files")
     world_size = context.nproc * max(len(context.hosts), 1)
     # A full mesh, as gloo builds it, is a connection to every other rank.
     needed = max(_FEW_FILES, _OWN_FILES + world_size)
     if soft < needed:
-        words += f", and {count_text(world_size, 'rank')} may need more"
-        return CheckResult("open_files", "warn", words, hint, facts, class_name="too_many_open_files")
-    return CheckResult("open_files", "ok", words, facts=facts)
+        message += f", and {count_text(world_size, 'rank')} may need more"
+        return warn(message, hint, facts, class_name="too_many_open_files")
+    return ok(message, facts)
 
 
 def check_processes(context: CheckContext) -> CheckResult:
@@ -59,7 +60,7 @@ def check_processes(context: CheckContext) -> CheckResult:
 
     soft, hard = _limit(context, "Max processes")
     cgroup_room = process_room(context.root)
-    facts: Pairs = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
+    facts: Pairs = (("soft", _limit_text(soft)), ("hard", _limit_text(hard)))
     rooms: list[tuple[int, str, str]] = []
     if cgroup_room is not None:
         facts = (*facts, ("cgroup_room", str(cgroup_room)))
@@ -72,36 +73,34 @@ def check_processes(context: CheckContext) -> CheckResult:
         hint = _raise_hint("-u", _MANY_PROCESSES, hard, "--ulimit nproc=-1", "LimitNPROC=")
         rooms.append((max(soft - used, 0), "this user", hint))
     if not rooms:
-        return CheckResult("processes", "ok", "processes and threads are not limited", facts=facts)
+        return ok("processes and threads are not limited", facts)
     room, whose, hint = min(rooms)
-    words = f"{whose} may start {room} more processes and threads"
+    message = f"{whose} may start {room} more processes and threads"
     # The threads of the checks themselves are gone when the ranks start.
     if room + threading.active_count() < context.nproc:
-        words += f", and there are to be {context.nproc} ranks"
-        return CheckResult("processes", "fail", words, hint, facts)
+        message += f", and there are to be {context.nproc} ranks"
+        return fail(message, hint, facts)
     if room < _THREADS_PER_RANK * context.nproc:
-        words += f", and {count_text(context.nproc, 'rank')} may need {_THREADS_PER_RANK * context.nproc}"
-        return CheckResult("processes", "warn", words, hint, facts)
-    return CheckResult("processes", "ok", words, facts=facts)
+        message += f", and {count_text(context.nproc, 'rank')} may need {_THREADS_PER_RANK * context.nproc}"
+        return warn(message, hint, facts)
+    return ok(message, facts)
 
 
 def check_locked_memory(context: CheckContext) -> CheckResult:
     """Whether RDMA can lock the memory it needs. Matters between hosts, where there are RDMA devices and GPUs."""
     soft, hard = _limit(context, "Max locked memory")
-    facts = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
-    words = "locked memory is not limited"
+    facts = (("soft", _limit_text(soft)), ("hard", _limit_text(hard)))
+    message = "locked memory is not limited"
     if soft is not None and soft != _UNLIMITED:
-        words = f"a process may lock {size_text(soft)} of memory"
+        message = f"a process may lock {size_text(soft)} of memory"
     if soft is None or soft == _UNLIMITED or soft >= _LITTLE_LOCKED_BYTES:
-        return CheckResult("locked_memory", "ok", words, facts=facts)
+        return ok(message, facts)
     devices = list_directory(context.path("sys/class/infiniband"))
     matters = devices and context.together and context.vendor != "none"
     if not matters or is_switched_on(context.environ, "NCCL_IB_DISABLE") or _has_capability(context, _CAP_IPC_LOCK):
-        return CheckResult("locked_memory", "ok", words, facts=facts)
-    return CheckResult(
-        "locked_memory",
-        "warn",
-        f"{words}, and RDMA over {devices[0]} needs more",
+        return ok(message, facts)
+    return warn(
+        f"{message}, and RDMA over {devices[0]} needs more",
         _raise_hint("-l", "unlimited", hard, "--ulimit memlock=-1", "LimitMEMLOCK=infinity"),
         (*facts, ("devices", ",".join(devices))),
     )
@@ -112,10 +111,10 @@ def check_cores(context: CheckContext) -> CheckResult:
     from saferun.linux.core_limits import why_no_cores
 
     soft, hard = _limit(context, "Max core file size")
-    facts = (("soft", _number_words(soft)), ("hard", _number_words(hard)))
+    facts = (("soft", _limit_text(soft)), ("hard", _limit_text(hard)))
     against = why_no_cores(os.getcwd(), context.nproc)
-    words = f"the limit on cores stays as it is: {against}" if against else "a rank that crashes leaves a core"
-    return CheckResult("cores", "ok", words, facts=facts)
+    message = f"the limit on cores stays as it is: {against}" if against else "a rank that crashes leaves a core"
+    return ok(message, facts)
 
 
 def _limit(context: CheckContext, name: str) -> tuple[int | None, int | None]:
@@ -133,7 +132,7 @@ def _limit_value(word: str) -> int | None:
     return int(word) if word.isdigit() else None
 
 
-def _number_words(limit: int | None) -> str:
+def _limit_text(limit: int | None) -> str:
     return "unknown" if limit is None else "unlimited" if limit == _UNLIMITED else str(limit)
 
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterable
 
 from saferun.linux.nics import Route, read_nics, route_to
+from saferun.preflight.checks.answers import ok, skipped, warn
 from saferun.preflight.checks.context import CheckContext
-from saferun.preflight.checks.names import look_up
+from saferun.preflight.checks.names import resolve
 from saferun.preflight.results import CheckResult
 
 ANSWER_TIMEOUT_S = 1.0
 """How long the master's port has to answer."""
 
-_NAME = "master"
 _MOST_TRIES = 16  # addresses times ports
 
 # What came of a connection, the best first.
@@ -27,7 +27,7 @@ _KINDS = {
     errno.ECONNREFUSED: _REFUSED,
     errno.ECONNRESET: _REFUSED,
     errno.ETIMEDOUT: _SILENT,
-    # A firewall's ICMP message comes at once; the kernel's own finding, that nobody has the address, takes seconds.
+    # A firewall's ICMP message comes at once; the kernel's own finding, that no host has the address, takes seconds.
     errno.EHOSTUNREACH: _PROHIBITED,
     errno.EACCES: _PROHIBITED,
     errno.EPERM: _PROHIBITED,
@@ -37,48 +37,46 @@ _KINDS = {
 
 
 def check_master(context: CheckContext) -> CheckResult:
-    """Whether this host can reach the master, as far as can be told before the hosts have met.
+    """Whether this host can reach the master, as far as is known before the hosts have met.
 
     A master that refuses or does not answer may not be there yet, and the hosts wait for each other: that is no failure
     here, nor is one that a firewall forbids or that no network leads to: both may come up with the hosts.
     """
     if not context.together:
-        return CheckResult(_NAME, "ok", "one host has no way to go")
+        return ok("one host has no way to go")
     if context.serves:
-        return CheckResult(_NAME, "ok", "this host serves the store")
+        return ok("this host serves the store")
     if not context.master:
-        return CheckResult(_NAME, "ok", "no host serves the store")
-    found = look_up((context.master,))[0]
+        return ok("no host serves the store")
+    found = resolve((context.master,))[0]
     if not found.addresses:
-        return CheckResult(_NAME, "skipped", f"the name {context.master} does not resolve")
+        return skipped(f"the name {context.master} does not resolve")
     routes = {address: _route(address) for address in found.addresses}
     ports = [port for port in context.ports if port]
     if all(route.error for route in routes.values()):
         return _no_way(context, found.addresses[0], routes[found.addresses[0]])
     tries = [(address, port) for port in ports for address, route in routes.items() if not route.error][:_MOST_TRIES]
-    results = knock(tries, ANSWER_TIMEOUT_S)
+    results = try_ports(tries, ANSWER_TIMEOUT_S)
     if not results:
         address = next(address for address, route in routes.items() if not route.error)
-        return CheckResult(_NAME, "ok", _way_words(address, routes[address]), facts=_facts(routes[address], address))
+        return ok(_route_text(address, routes[address]), _facts(routes[address], address))
     address, port = min(results, key=lambda one: _BEST_FIRST.index(results[one]))
     kind, route = results[address, port], routes[address]
     facts = (("answer", kind), *_facts(route, address))
     where = _where(context.master, address, port)
     if kind == _CONNECTED:
-        return CheckResult(_NAME, "ok", f"{where} answers; {_way_words(address, route)}", facts=facts)
+        return ok(f"{where} answers; {_route_text(address, route)}", facts)
     if kind in {_REFUSED, _SILENT}:
-        says = "refuses connections" if kind == _REFUSED else "does not answer"
-        return CheckResult(
-            _NAME, "skipped", f"{where} {says}: not there yet; {_way_words(address, route)}", facts=facts
-        )
+        answer = "refuses connections" if kind == _REFUSED else "does not answer"
+        return skipped(f"{where} {answer}: not there yet; {_route_text(address, route)}", facts)
     if kind == _NO_ROUTE:
         return _no_way(context, address, route)
-    words = f"a firewall rejects connections to {where}, over {route.nic}"
+    message = f"a firewall rejects connections to {where}, over {route.nic}"
     hint = f"let TCP port {port} through here, on the way and there, or choose another with --master-port"
-    return CheckResult(_NAME, "warn", words, hint, facts, class_name="master_unreachable", transient=True)
+    return warn(message, hint, facts, class_name="master_unreachable", transient=True)
 
 
-def knock(tries: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], str]:
+def try_ports(tries: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], str]:
     """What comes of plain TCP connections, all tried at the same time; over when one is connected.
 
     Args:
@@ -134,9 +132,7 @@ def _no_way(context: CheckContext, address: str, route: Route) -> CheckResult:
     if down:
         hint += f"; {', '.join(down[:4])} {'is' if len(down) == 1 else 'are'} down"
     facts = (("answer", _NO_ROUTE), ("address", address))
-    return CheckResult(
-        _NAME, "warn", f"{why} to the master {target}", hint, facts, class_name="master_unreachable", transient=True
-    )
+    return warn(f"{why} to the master {target}", hint, facts, class_name="master_unreachable", transient=True)
 
 
 def _where(name: str, address: str, port: int) -> str:
@@ -144,7 +140,7 @@ def _where(name: str, address: str, port: int) -> str:
     return f"{shown}:{port}" if name == address else f"{name}:{port} ({address})"
 
 
-def _way_words(address: str, route: Route) -> str:
+def _route_text(address: str, route: Route) -> str:
     if not route.nic:
         return f"the way to {address} is not known"
     gateway = f" through {route.gateway}" if route.gateway else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from saferun.linux.small_files import read_text
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB
 from saferun.preflight.results import CheckResult, Pairs
@@ -14,7 +15,7 @@ _RANK_BYTES = 225 * MIB
 
 
 def check_memory(context: CheckContext) -> CheckResult:
-    """Whether there is memory enough for the ranks to start at all. What they load then nobody can know."""
+    """Whether there is memory enough for the ranks to start at all. What they load then is not known."""
     from saferun.linux.cgroups import memory_room_bytes
 
     counts = _meminfo(context)
@@ -33,14 +34,14 @@ def check_memory(context: CheckContext) -> CheckResult:
             (cgroup_room, "the control group's limit leaves", "ask for more memory (srun --mem, docker --memory)")
         )
     if not rooms:
-        return CheckResult("memory", "ok", "free memory is not known", facts=facts)
+        return ok("free memory is not known", facts)
     room, whose, hint = min(rooms)
-    words = f"{whose} {size_text(room)} of memory"
+    message = f"{whose} {size_text(room)} of memory"
     needed = _RANK_BYTES * context.nproc
     if context.python and room < needed:
-        words += f", and {count_text(context.nproc, 'rank')} that import torch need {size_text(needed)}"
-        return CheckResult("memory", "warn", words, hint, facts, class_name="host_out_of_memory")
-    return CheckResult("memory", "ok", words, facts=facts)
+        message += f", and {count_text(context.nproc, 'rank')} that import torch need {size_text(needed)}"
+        return warn(message, hint, facts, class_name="host_out_of_memory")
+    return ok(message, facts)
 
 
 def _meminfo(context: CheckContext) -> dict[str, int]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from saferun.linux.nic import Nic
 from saferun.model import Value
+from saferun.preflight.checks.answers import fail, ok, warn
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.nic_choice import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
@@ -16,7 +17,6 @@ from saferun.preflight.results import CheckResult
 DEADLINE_S = 2.0
 """How long a name may take to resolve."""
 
-_NAME = "names"
 _SEVERAL = 2
 _MASTER_HINT = "look at --master-addr (or --rdzv-endpoint), and at /etc/hosts and the name servers of this host"
 
@@ -35,7 +35,7 @@ class Lookup(Value):
     error: str = ""
 
 
-def look_up(names: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Lookup, ...]:
+def resolve(names: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Lookup, ...]:
     """What names resolve to, all looked up at the same time; an answer that comes too late is left alone.
 
     Args:
@@ -77,11 +77,11 @@ def check_names(context: CheckContext) -> CheckResult:
     loopback, where other hosts never find it; NCCL does not care.
     """
     if not context.together:
-        return CheckResult(_NAME, "ok", "one host needs no names")
+        return ok("one host needs no names")
     from saferun.linux.nics import read_nics
 
     own = socket.gethostname()
-    lookups = look_up((own, context.master) if context.master else (own,))
+    lookups = resolve((own, context.master) if context.master else (own,))
     nics = read_nics(context.root)
     master = lookups[1] if context.master else Lookup("")
     facts = tuple((f"name {lookup.name}", " ".join(lookup.addresses)) for lookup in dict.fromkeys(lookups))
@@ -89,7 +89,7 @@ def check_names(context: CheckContext) -> CheckResult:
         if result is not None:
             return result._replace(facts=facts)
     shown = ", ".join(f"{one.name} is {one.addresses[0]}" for one in dict.fromkeys(lookups) if one.addresses)
-    return CheckResult(_NAME, "ok", shown or "no name is needed", facts=facts)
+    return ok(shown or "no name is needed", facts)
 
 
 def is_loopback_name(name: str) -> bool:
@@ -121,21 +121,21 @@ def is_elsewhere(context: CheckContext, master: Lookup, nics: Sequence[Nic]) -> 
 def _judge_master(context: CheckContext, master: Lookup, nics: Sequence[Nic]) -> CheckResult | None:
     """What is wrong with the master's name; None: nothing."""
     if master.error:
-        words = {
+        message = {
             "unknown": f"the master's name {master.name} is unknown on this host",
             "unanswered": f"the master's name {master.name} cannot be resolved on this host: no name server answers",
             "late": f"the master's name {master.name} takes longer than {DEADLINE_S:g} s to resolve on this host",
         }[master.error]
         # A name may be there when its host is, as a pod's or a container's, and the hosts wait for each other.
-        return CheckResult(_NAME, "warn", words, _MASTER_HINT, class_name="name_resolution", transient=True)
+        return warn(message, _MASTER_HINT, class_name="name_resolution", transient=True)
     is_here = master.addresses and all(is_loopback(address) for address in master.addresses)
     if is_here and not context.serves and is_elsewhere(context, master, nics):
-        words = (
+        message = (
             f"the master's name {master.name} resolves to {master.addresses[0]} on this host, which is this host itself"
         )
         hint = f"give {master.name} its address in /etc/hosts of this host, or pass --master-addr"
-        verdict = "fail" if known_backend(context) else "warn"
-        return CheckResult(_NAME, verdict, words, hint, class_name="name_resolution")
+        answer = fail if known_backend(context) else warn
+        return answer(message, hint, class_name="name_resolution")
     return None
 
 
@@ -145,20 +145,20 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
     if choice.rule == GLOO_IFNAME or context.nics or not is_loopback(choice.addresses[0]):
         return None
     if own.error == "late":
-        words = f"its own name {own.name} takes longer than {DEADLINE_S:g} s to resolve"
+        message = f"its own name {own.name} takes longer than {DEADLINE_S:g} s to resolve"
         hint = "look at /etc/hosts and the name servers of this host"
-        return CheckResult(_NAME, "warn", words, hint, class_name="name_resolution", transient=True)
+        return warn(message, hint, class_name="name_resolution", transient=True)
     if own.error:
-        words = f"its own name {own.name} cannot be resolved"
+        message = f"its own name {own.name} cannot be resolved"
     elif is_loopback(own.addresses[0]):
-        words = f"its own name {own.name} resolves to {own.addresses[0]}"
+        message = f"its own name {own.name} resolves to {own.addresses[0]}"
     else:
-        words = f"its own name {own.name} resolves to {own.addresses[0]}, which none of its interfaces has"
+        message = f"its own name {own.name} resolves to {own.addresses[0]}, which none of its interfaces has"
     if not is_elsewhere(context, master, nics):
-        return CheckResult(_NAME, "ok", f"{words}, which does no harm on one machine")
+        return ok(f"{message}, which does no harm on one machine")
     # MPI, NCCL and what other accelerators bring do not ask for the host's name.
-    verdict = "fail" if known_backend(context) == GLOO else "warn"
-    words += ", so that gloo would listen on loopback, where no other host reaches it"
+    answer = fail if known_backend(context) == GLOO else warn
+    message += ", so that gloo would listen on loopback, where no other host reaches it"
     tried = candidates(nics, context.environ) or ("the interface between the hosts",)
-    hint = own_name_hint(tried[0])
-    return CheckResult(_NAME, verdict, words, hint, class_name="network_interface", transient=own.error == "unanswered")
+    is_transient = own.error == "unanswered"
+    return answer(message, own_name_hint(tried[0]), class_name="network_interface", transient=is_transient)

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 
 from saferun.linux.small_files import read_text
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text
@@ -27,15 +28,13 @@ _CPUINFO_BYTES = 4096  # the first processor is enough
 def check_platform(context: CheckContext) -> CheckResult:
     """IOMMU and ACS of a host with several GPUs.
 
-    Only what AMD says may hang is worth a warning. On NVIDIA's, NVLink makes most of it meaningless, so it is told as a
+    Only what AMD says may hang is worth a warning. On NVIDIA's, NVLink makes most of it meaningless, so it is a
     hint behind a good result.
     """
     addresses = _gpu_addresses(context)
     facts: list[tuple[str, str]] = [("gpus", str(len(addresses)))]
     if len(addresses) < 2:  # noqa: PLR2004 - several
-        return CheckResult(
-            "platform", "ok", "there are no several GPUs that would talk to each other", facts=tuple(facts)
-        )
+        return ok("there are no several GPUs that would talk to each other", facts)
     is_virtual = "hypervisor" in read_text(context.path("proc/cpuinfo"), _CPUINFO_BYTES).split()
     balancing = read_text(context.path("proc/sys/kernel/numa_balancing")).strip()
     translated = [address for address in addresses if _iommu_type(context, address).startswith("DMA")]
@@ -46,22 +45,21 @@ def check_platform(context: CheckContext) -> CheckResult:
         ("acs_redirect", ",".join(redirecting[:16])),
         *((("numa_balancing", balancing),) if balancing else ()),
     ]
-    pairs = tuple(facts)
     gpus = count_text(len(addresses), "GPU")
     # A virtual machine needs both, and its host has seen to them.
     if is_virtual or not (translated or redirecting):
         hint = "AMD recommends `sysctl kernel.numa_balancing=0`" if context.vendor == "amd" and balancing == "1" else ""
-        return CheckResult("platform", "ok", f"nothing stands between the {gpus}", hint, pairs)
+        return ok(f"nothing stands between the {gpus}", facts, hint=hint)
     if translated and context.vendor == "amd":
-        words = f"the IOMMU translates the addresses of {len(translated)} of {gpus}, and RCCL is known to hang then"
-        return CheckResult("platform", "warn", words, "boot with iommu=pt on the kernel's command line", pairs)
+        message = f"the IOMMU translates the addresses of {len(translated)} of {gpus}, and RCCL is known to hang then"
+        return warn(message, "boot with iommu=pt on the kernel's command line", facts)
     what = [
         *(["the IOMMU translates addresses"] if translated else []),
         *(["ACS redirects PCI"] if redirecting else []),
     ]
-    words = f"{' and '.join(what)} between the {gpus}, which matters to those without NVLink"
+    message = f"{' and '.join(what)} between the {gpus}, which matters to those without NVLink"
     hint = "boot with iommu=pt, and disable ACS on PCI bridges, if traffic between GPUs over PCI is slow or hangs"
-    return CheckResult("platform", "ok", words, hint, pairs)
+    return ok(message, facts, hint=hint)
 
 
 def _gpu_addresses(context: CheckContext) -> list[str]:

@@ -6,13 +6,13 @@ import errno
 import socket
 
 from saferun.linux.small_files import read_text
+from saferun.preflight.checks.answers import fail, ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import is_loopback_name
 from saferun.preflight.checks.reading import list_of_numbers
 from saferun.preflight.results import CheckResult
 
-_NAME = "ports"
-_DEFAULTS = frozenset({29400, 29500})  # torchrun's; nobody chose them
+_DEFAULTS = frozenset({29400, 29500})  # torchrun's, not the user's choice
 _FREE = "free"
 _FIRST_FOR_USERS = 1024
 
@@ -20,21 +20,21 @@ _FIRST_FOR_USERS = 1024
 def check_ports(context: CheckContext) -> CheckResult:
     """Whether the store's port is free, may be used, and is not one that the kernel gives to outgoing connections.
 
-    Only the host that serves the store is asked. A port that saferun holds already is looked at no further: nobody else
+    Only the host that serves the store is asked. A port that saferun holds already is not checked: no other process
     can have it.
     """
     if not context.serves:
-        return CheckResult(_NAME, "ok", "the store is on another host")
+        return ok("the store is on another host")
     ports = [port for port in context.ports if port]
     if not ports:
-        return CheckResult(_NAME, "ok", "the kernel chooses the store's port")
+        return ok("the kernel chooses the store's port")
     held = [port for port in ports if port in context.bound]
     states = {} if held else {port: _state(port) for port in ports}
     port = next(iter(held or [port for port, state in states.items() if state == _FREE]), 0)
     if not port:
         return _none_free(ports, states)
-    return _in_range(context, port) or CheckResult(
-        _NAME, "ok", f"port {port} is {'held for the store' if held else _FREE}", facts=(("port", str(port)),)
+    return _in_range(context, port) or ok(
+        f"port {port} is {'held for the store' if held else _FREE}", (("port", str(port)),)
     )
 
 
@@ -61,18 +61,18 @@ def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
     port = ports[0]
     facts = tuple((f"port {port}", state) for port, state in states.items())
     if states[port] == "forbidden":
-        words = f"port {port} may not be used by this user"
-        return CheckResult(_NAME, "fail", words, "pass a --master-port above 1023", facts, class_name="port_forbidden")
+        message = f"port {port} may not be used by this user"
+        return fail(message, "pass a --master-port above 1023", facts, class_name="port_forbidden")
     if states[port] != "in use":
-        words = f"port {port} cannot be listened on: {states[port]}"
-        return CheckResult(_NAME, "fail", words, "pass another --master-port", facts)
+        message = f"port {port} cannot be listened on: {states[port]}"
+        return fail(message, "pass another --master-port", facts)
     from saferun.linux.net import port_holder
 
-    words = f"port {port} is in use by {port_holder(port)}"
+    message = f"port {port} is in use by {port_holder(port)}"
     if len(ports) > 1:
-        words = f"none of the {len(ports)} ports that the job may use is free: {words}"
+        message = f"none of the {len(ports)} ports that the job may use is free: {message}"
     hint = "stop that process, or pass another --master-port (without one, a free port is chosen)"
-    return CheckResult(_NAME, "fail", words, hint, facts, class_name="port_in_use", transient=True)
+    return fail(message, hint, facts, class_name="port_in_use", transient=True)
 
 
 def _in_range(context: CheckContext, port: int) -> CheckResult | None:
@@ -86,7 +86,7 @@ def _in_range(context: CheckContext, port: int) -> CheckResult | None:
         return None
     if port in list_of_numbers(read_text(f"{sysctl}/ip_local_reserved_ports")):
         return None
-    words = f"port {port} may be taken by any outgoing connection of this host, which get {bounds[0]} to {bounds[1]}"
+    message = f"port {port} may be taken by any outgoing connection of this host, which get {bounds[0]} to {bounds[1]}"
     reserve = "reserve it with the sysctl net.ipv4.ip_local_reserved_ports"
     hint = f"pass a --master-port below {bounds[0]}, or {reserve}" if bounds[0] > _FIRST_FOR_USERS else reserve
-    return CheckResult(_NAME, "warn", words, hint, (("port", str(port)),))
+    return warn(message, hint, (("port", str(port)),))

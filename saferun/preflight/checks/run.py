@@ -10,8 +10,8 @@ from saferun.preflight.checks.context import Check, CheckContext
 from saferun.preflight.results import CheckResult
 
 PATIENCE_S = 30.0
-"""How long a retry waits for GPUs: the driver may still be giving back the memory of the attempt before."""
-_LOOK_AGAIN_S = 0.5
+"""How long a retry waits for GPUs: the driver may still be giving back the memory of the previous attempt."""
+_AGAIN_S = 0.5
 _WAITED_FOR = "gpu_busy"
 
 
@@ -28,7 +28,7 @@ def run_checks(
         checks: what to run.
         context: what they are given.
         report: takes each result as it comes, never two at once.
-        patience_s: how long GPUs that are busy are looked at again, at a retry.
+        patience_s: how long GPUs that are busy are checked again, at a retry.
     """
     lock = threading.Lock()
     pending = {check.name: check for check in checks}
@@ -42,7 +42,7 @@ def run_checks(
             with lock:
                 # Its deadline is for one look; it has looked.
                 deadlines[check.name] = patient_until + check.deadline_s
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_AGAIN_S)
             result = _checked(check, context)
         with changed:
             if pending.pop(check.name, None) is not None:
@@ -57,8 +57,8 @@ def run_checks(
             now = time.monotonic()
             for name in [name for name in pending if deadlines[name] <= now]:
                 late = pending.pop(name)
-                words = f"it took longer than {late.deadline_s:g} s"
-                report(CheckResult(name, "skipped", words, duration_s=now - began_at))
+                message = f"it took longer than {late.deadline_s:g} s"
+                report(CheckResult(name, "skipped", message, duration_s=now - began_at))
             if pending:
                 changed.wait(max(min(deadlines[name] for name in pending) - now, 0.001))
 
@@ -68,6 +68,6 @@ def _checked(check: Check, context: CheckContext) -> CheckResult:
     try:
         result = check.check(context)
     except Exception as error:
-        words = f"{type(error).__name__}: {error}"
-        return CheckResult(check.name, "skipped", words[:300], duration_s=time.monotonic() - began_at)
+        message = f"{type(error).__name__}: {error}"
+        return CheckResult(check.name, "skipped", message[:300], duration_s=time.monotonic() - began_at)
     return result._replace(name=check.name, duration_s=time.monotonic() - began_at)

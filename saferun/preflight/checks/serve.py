@@ -28,7 +28,7 @@ _INFO_S = 3.0
 
 
 def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) -> None:
-    """Check this host, say what was found, and try other hosts when told to, until the other end is closed.
+    """Check this host, send what was found, and probe other hosts on request, until the other end is closed.
 
     Args:
         connection: to the supervisor.
@@ -37,7 +37,7 @@ def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) 
     """
     lock = threading.Lock()
 
-    def say(message: JsonObject) -> None:
+    def send(message: JsonObject) -> None:
         data = json.dumps(message).encode() + b"\n"
         with lock:
             connection.sendall(data)
@@ -46,30 +46,30 @@ def serve(connection: socket.socket, context: CheckContext, *, is_probed: bool) 
 
     def report(result: CheckResult) -> None:
         found.append(result)
-        say({"op": "result", "result": list(result)})
+        send({"op": "result", "result": list(result)})
 
     host = _HostSide(context)
     if is_probed:
         host.begin()
     run_checks(CHECKS, context, report)
     info, endpoint = host.finish(found) if is_probed else ("", "")
-    say({"op": "ready", "info": info, "endpoint": endpoint})
+    send({"op": "ready", "info": info, "endpoint": endpoint})
     with connection.makefile("rb") as lines:
         while line := lines.readline(_LONGEST_LINE_BYTES):
             order = json.loads(line)
             if order.get("op") == "probe":
-                say({"op": "probes", "round": order["round"], "text": host.probe(order)})
+                send({"op": "probes", "round": order["round"], "text": host.probe(order)})
     host.close()
 
 
 def answer(connection: socket.socket) -> None:
-    """Wait to be told what is to be checked, and ``serve``."""
+    """Wait for the request, and ``serve``."""
     with connection.makefile("rb", buffering=0) as lines:
         line = lines.readline(_LONGEST_LINE_BYTES)
     if line:
         order = json.loads(line)
-        told: dict[str, Any] = order["context"]
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
+        given: dict[str, Any] = order["context"]
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
         serve(connection, _completed(CheckContext(**fields)), is_probed=order["is_probed"])
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 
 from saferun.linux.small_files import read_text
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB
-from saferun.preflight.results import CheckResult, Pairs
+from saferun.preflight.results import CheckResult
 from saferun.text.wording import size_text
 
 # One connection of NCCL by way of shared memory takes about 9 MiB (its error message: "Error while creating shared
@@ -22,50 +23,44 @@ _FULL_SHARE = 0.25  # what was made small on purpose is full when most of it is 
 # Memory Flag), https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (Docker).
 _DOCKER_DEFAULT_BYTES = 64 * MIB
 _FEW_INODES = 16
-_SHM = "/dev/shm"  # noqa: S108 - what is looked at
+_SHM = "/dev/shm"  # noqa: S108 - it is only read
 _LARGER = "docker: --shm-size=8g or --ipc=host; Kubernetes: an emptyDir with medium: Memory on /dev/shm"
 
 
 def check_shared_memory(context: CheckContext) -> CheckResult:
     """Whether shared memory can be had."""
     path = context.path("dev/shm")
-    name = "shared_memory"
     if not os.path.isdir(path):
-        words = "there is no /dev/shm, and Python's semaphores, data loaders and NCCL need one"
-        return CheckResult(
-            name, "warn", words, f"mount a tmpfs on /dev/shm ({_LARGER})", class_name="shared_memory_exhausted"
-        )
+        message = "there is no /dev/shm, and Python's semaphores, data loaders and NCCL need one"
+        return warn(message, f"mount a tmpfs on /dev/shm ({_LARGER})", class_name="shared_memory_exhausted")
     status = os.statvfs(path)
     size_bytes, free_bytes = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     kind = _mount_kind(context)
-    facts: Pairs = (
+    facts = (
         ("size_bytes", str(size_bytes)),
         ("free_bytes", str(free_bytes)),
         ("mount", kind or "none"),
         *((("free_inodes", str(status.f_favail)),) if status.f_files else ()),
     )
     if not os.access(path, os.W_OK | os.X_OK):
-        words = f"{_SHM} may not be written to by this user"
-        return CheckResult(name, "warn", words, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")
-    words = f"{_SHM} has {size_text(size_bytes)}, {size_text(free_bytes)} of it free"
+        message = f"{_SHM} may not be written to by this user"
+        return warn(message, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")
+    message = f"{_SHM} has {size_text(size_bytes)}, {size_text(free_bytes)} of it free"
     # A ramfs, and whatever tells no sizes, says 0 of everything.
     is_full = free_bytes < min(_FULL_BYTES, size_bytes * _FULL_SHARE)
     if size_bytes and (is_full or (status.f_files and status.f_favail < _FEW_INODES)):
+        hint = f"give it more ({_LARGER})"
         if size_bytes >= 2 * _FULL_BYTES:
-            hint = (
-                f"look at `ls -lS /dev/shm` and delete what dead jobs left{_largest(path)}, or give it more ({_LARGER})"
-            )
-        else:
-            hint = f"give it more ({_LARGER})"
+            hint = f"look at `ls -lS /dev/shm` and delete what dead jobs left{_largest(path)}, or {hint}"
         full = f"{_SHM} is full: " if is_full else f"{_SHM} takes no more files: "
-        words = f"{full}{size_text(free_bytes)} of {size_text(size_bytes)} free"
-        return CheckResult(name, "warn", words, hint, facts, class_name="shared_memory_exhausted")
+        message = f"{full}{size_text(free_bytes)} of {size_text(size_bytes)} free"
+        return warn(message, hint, facts, class_name="shared_memory_exhausted")
     if size_bytes and size_bytes <= _DOCKER_DEFAULT_BYTES and context.nproc > 1 and context.vendor != "none":
-        words = f"{_SHM} has only {size_text(size_bytes)}, and NCCL and data loaders of {context.nproc} ranks need more"
-        return CheckResult(
-            name, "warn", words, f"give it more ({_LARGER})", facts, class_name="shared_memory_exhausted"
+        message = (
+            f"{_SHM} has only {size_text(size_bytes)}, and NCCL and data loaders of {context.nproc} ranks need more"
         )
-    return CheckResult(name, "ok", words if kind else f"{words} (no file system of its own)", facts=facts)
+        return warn(message, f"give it more ({_LARGER})", facts, class_name="shared_memory_exhausted")
+    return ok(message if kind else f"{message} (no file system of its own)", facts)
 
 
 def _mount_kind(context: CheckContext) -> str:

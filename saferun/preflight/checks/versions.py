@@ -14,6 +14,7 @@ from saferun import __version__
 from saferun.env.profiles.versions import numbers_of
 from saferun.linux.small_files import read_text
 from saferun.model import Value
+from saferun.preflight.checks.answers import ok, warn
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
@@ -127,7 +128,7 @@ def script_hash(path: str) -> str:
         return ""
     digest = blake2b(digest_size=16)
     try:
-        # Without O_NONBLOCK, a named pipe that nobody writes to would hold its reader.
+        # Without O_NONBLOCK, a named pipe without a writer would block its reader.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
@@ -198,7 +199,7 @@ class _KnownHang(Value):
     """
 
     applies: Callable[[_Host], bool]
-    words: str
+    message: str
     hint: str
     source: str
     is_certain: bool = True
@@ -259,18 +260,19 @@ def check_versions(context: CheckContext) -> CheckResult:
     """What is installed, and whether it is known to hang together. Matters to NVIDIA's GPUs."""
     versions = read_versions(context)
     facts: list[tuple[str, str]] = list(versions.items())
-    words = ", ".join(f"{name} {version}" for name, version in versions.items())
+    message = ", ".join(f"{name} {version}" for name, version in versions.items())
     if context.vendor != "nvidia" or "nccl" not in versions:
-        return CheckResult("versions", "ok", words, facts=tuple(facts))
+        return ok(message, facts)
     numbers = {name: numbers_of(version) for name, version in versions.items()}
     host = _Host(context, numbers["nccl"], numbers.get("torch", ()), os.uname().machine)
     found = [known for known in _KNOWN if known.applies(host)]
     facts += [
-        ("known_hang", f"{known.words.format(nccl=versions['nccl'])} ({known.source}): {known.hint}") for known in found
+        ("known_hang", f"{known.message.format(nccl=versions['nccl'])} ({known.source}): {known.hint}")
+        for known in found
     ]
     alone = context.nproc == 1 and not context.together
     certain = [known for known in found if known.is_certain]
     if not certain or alone:
-        return CheckResult("versions", "ok", words, facts=tuple(facts))
-    sentence = "; ".join(known.words.format(nccl=versions["nccl"]) for known in certain)
-    return CheckResult("versions", "warn", sentence, "; ".join(known.hint for known in certain), tuple(facts))
+        return ok(message, facts)
+    sentence = "; ".join(known.message.format(nccl=versions["nccl"]) for known in certain)
+    return warn(sentence, "; ".join(known.hint for known in certain), facts)

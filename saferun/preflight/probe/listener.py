@@ -40,7 +40,7 @@ _ACCEPTED_AT_ONCE = 64
 # A visitor says hello as soon as it is connected; its host may be busy, and its first packets may get lost.
 _HELLO_TIMEOUT_S = 5.0
 _STAY_S = 20.0
-_LOOK_AGAIN_S = 0.5
+_AGAIN_S = 0.5
 _CHUNK_BYTES = 256 << 10
 _CHUNKS_AT_ONCE = 8
 _PORT_TRIES = 32
@@ -118,7 +118,7 @@ class Listener:
             self._poll.close()
 
     def _turn(self) -> None:
-        events = self._poll.poll(_LOOK_AGAIN_S if self._visitors or not self._hears else None)
+        events = self._poll.poll(_AGAIN_S if self._visitors or not self._hears else None)
         now = time.monotonic()
         for fd, _ in events:
             visitor = self._visitors.get(fd)
@@ -155,7 +155,7 @@ class Listener:
             except OSError as error:
                 # It has gone meanwhile; or there are no descriptors, which may pass.
                 if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}:
-                    self._rest(now + _LOOK_AGAIN_S)
+                    self._rest(now + _AGAIN_S)
                 continue
             connection.setblocking(False)
             with suppress(OSError):
@@ -201,7 +201,7 @@ class Listener:
                 return False
             visitor.left_bytes -= size
             if not visitor.left_bytes:
-                return _say(visitor, record(RECEIVED))
+                return _send(visitor, record(RECEIVED))
         return True
 
     def _hear_record(self, visitor: _Visitor, now: float) -> bool:
@@ -219,10 +219,10 @@ class Listener:
                 return False
             visitor.is_known = True
             visitor.give_up_at = now + _STAY_S
-            return _say(visitor, welcome(self._token, nonce, time.time()))
+            return _send(visitor, welcome(self._token, nonce, time.time()))
         if kind == SMALL and visitor.small < MOST_SMALL:
             visitor.small += 1
-            return _say(visitor, record(SMALL, time.time()))
+            return _send(visitor, record(SMALL, time.time()))
         if kind == LARGE and visitor.large < MOST_LARGE:
             visitor.large += 1
             visitor.left_bytes = LARGE_BYTES
@@ -230,10 +230,10 @@ class Listener:
         return False
 
 
-def _say(visitor: _Visitor, said: bytes) -> bool:
+def _send(visitor: _Visitor, answer: bytes) -> bool:
     """Whether it went out whole; who does not read what it asked for is none of ours."""
     try:
-        return visitor.socket.send(said, socket.MSG_NOSIGNAL) == len(said)
+        return visitor.socket.send(answer, socket.MSG_NOSIGNAL) == len(answer)
     except BlockingIOError:
         return False
 

@@ -87,10 +87,10 @@ class _Route(Value):
 class _Failed(Exception):  # noqa: N818 - it is an outcome
     """Why a route does not work, as a kind and in words."""
 
-    def __init__(self, kind: str, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
         self.kind = kind
-        self.words = words
+        self.message = message
 
 
 def probe_all(source: int, targets: Sequence[ProbeTarget], nics: Sequence[Nic], deadline: float) -> list[Probe]:
@@ -150,15 +150,15 @@ class _Prober:
                     conversation = _Conversation(connection, route.target.endpoint.token, self._deadline)
                     result = conversation.run(result, self._large)
             except _Failed as failed:
-                result = result._replace(kind=failed.kind, words=failed.words)
+                result = result._replace(kind=failed.kind, message=failed.message)
             except OSError as error:
-                result = result._replace(kind="broken", words=_strerror(error))
+                result = result._replace(kind="broken", message=_strerror(error))
             result = self._recognised(result)
             if result.kind == "ok":
-                words = f"{first} at first" if first and not result.words else result.words
-                self.found[route] = result._replace(words=words)
+                message = f"{first} at first" if first and not result.message else result.message
+                self.found[route] = result._replace(message=message)
                 return
-            first = first or result.words
+            first = first or result.message
             now = time.monotonic()
             if now >= self._deadline and _is_impatient(result, now - asked_at):
                 # It was given less time than it may take.
@@ -174,7 +174,7 @@ class _Prober:
         if result.kind in {"refused", "stranger"}:
             own = holders_of(result.address, self._nics)
             if own:
-                return result._replace(kind="self", words=f"this host has that address itself, on {own[0]}")
+                return result._replace(kind="self", message=f"this host has that address itself, on {own[0]}")
         return result
 
 
@@ -227,10 +227,10 @@ def _dial(route: _Route, own: str, from_nic: str, deadline: float) -> socket.soc
 def _why(error: OSError, address: str, took_s: float) -> _Failed:
     if isinstance(error, TimeoutError):
         return _Failed("timeout", f"no answer within {took_s:.1f} s")
-    kind, words = _KINDS.get(error.errno or 0, ("broken", _strerror(error)))
+    kind, message = _KINDS.get(error.errno or 0, ("broken", _strerror(error)))
     if kind == "no_route" and error.errno == errno.EHOSTUNREACH and is_unanswered(address, took_s):
         return _Failed("timeout", "no host on the link answers for that address")
-    return _Failed(kind, words)
+    return _Failed(kind, message)
 
 
 def _strerror(error: OSError) -> str:
@@ -268,7 +268,7 @@ class _Conversation:
             result = result._replace(bytes_s=max(result.bytes_s, size_bytes / max(took_s - latency_s, took_s / 8)))
             if size_bytes < LARGE_BYTES:
                 part = f"{size_bytes / LARGE_BYTES:.0%} of {LARGE_BYTES >> 20} MiB came through in {took_s:.1f} s"
-                result = result._replace(words=part)
+                result = result._replace(message=part)
             if not _SLOW_S < took_s < _VERY_SLOW_S:
                 break
         retransmits, segments = self._counts()
@@ -290,12 +290,12 @@ class _Conversation:
         took_s = time.monotonic() - began_at
         theirs = read_welcome(answer, self._token, nonce)
         if theirs is None:
-            words = (
+            message = (
                 "another machine or program answers"
                 if answer
                 else "the connection is accepted and closed without an answer"
             )
-            raise _Failed("stranger", words)
+            raise _Failed("stranger", message)
         return took_s, theirs - (clock + took_s / 2)
 
     def _exchange(self) -> tuple[float, float]:

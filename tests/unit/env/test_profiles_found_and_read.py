@@ -12,7 +12,7 @@ import pytest
 
 from saferun.env.apply import read_versions
 from saferun.env.profiles import default_search_path, load_profiles
-from saferun.env.profiles.words import nearest
+from saferun.env.profiles.quoting import nearest
 from saferun.errors import UsageError
 from tests.unit.env.profile_steps import profiles_of, rendered, resolved, usage_error
 

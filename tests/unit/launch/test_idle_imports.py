@@ -34,7 +34,7 @@ BEFORE_THE_RANKS = {
     "saferun.env.profiles.builtin": "env profiles",
     "saferun.env.profiles.found": "env profiles and settings that nobody named",
     "saferun.env.profiles.validation": "env profiles",
-    "saferun.env.profiles.words": "env profiles",
+    "saferun.env.profiles.quoting": "env profiles",
     "saferun.env.profiles.yaml_nodes": "env profiles",
     "saferun.preflight.bisect.client": "saferunctl doctor --collective",
     "saferun.preflight.bisect.driver": "saferunctl doctor --collective",

@@ -91,7 +91,7 @@ def test_it_is_done_when_all_work() -> None:
     """A healthy cluster costs one trial."""
     finding, trials = run(lambda _group, _over: False, 4)
     assert len(trials) == 1
-    assert (finding.verdict, finding.words, finding.hint) == ("ok", "all 4 hosts (8 GPUs) work together", "")
+    assert (finding.verdict, finding.message, finding.hint) == ("ok", "all 4 hosts (8 GPUs) work together", "")
     assert [result.verdict for result in check_results(finding)] == ["ok"]
 
 
@@ -99,13 +99,13 @@ def test_every_named_interface_is_tried_with_all() -> None:
     """``--nic a,b`` asks for both."""
     finding, trials = run(lambda _group, _over: False, 4, ["a", "b"])
     assert [trial.interface for trial in trials] == ["a", "b"]
-    assert finding.words == "all 4 hosts (8 GPUs) work together over a, b"
+    assert finding.message == "all 4 hosts (8 GPUs) work together over a, b"
 
 
 def test_one_member_alone_is_enough_for_a_trial() -> None:
     """A laptop has one host and one rank."""
     finding, trials = run(lambda _group, _over: False, 1, gpus=1)
-    assert finding.words == "the only GPU works"
+    assert finding.message == "the only GPU works"
     assert len(trials) == 1
 
 
@@ -128,7 +128,7 @@ def test_any_single_bad_host_is_found(case: tuple[int, int]) -> None:
     assert (found.kind, hosts_of(found.members), found.host) == ("network", {bad}, f"node{bad}")
     assert not found.sometimes
     assert len(trials) <= 2 * (7 + 2 * count.bit_length())
-    assert "without the bad ones" in finding.words or count == 2
+    assert "without the bad ones" in finding.message or count == 2
 
 
 @given(
@@ -164,7 +164,7 @@ def test_two_hosts_that_fail_together_are_a_pair() -> None:
     finding, _ = run(bad_host(1), 2)
     found = only(finding)
     assert (found.kind, found.host) == ("pair", "")
-    assert found.words == "node0 and node1 fail together, though each works by itself (timeout in barrier)"
+    assert found.message == "node0 and node1 fail together, though each works by itself (timeout in barrier)"
 
 
 @given(st.integers(4, 40).flatmap(lambda count: st.tuples(st.just(count), st.integers(2, count - 2))))
@@ -176,7 +176,7 @@ def test_two_sides_that_do_not_reach_each_other_are_told(case: tuple[int, int]) 
     if count <= 6 or cut == count // 2:
         found = only(finding)
         assert found.kind == "parted"
-        assert f"node{cut}" in found.words
+        assert f"node{cut}" in found.message
     assert all(found.kind in {"parted", "pair", "network"} for found in finding.sets)
 
 
@@ -207,9 +207,9 @@ def test_any_mixture_ends_within_the_bound(data: st.DataObject) -> None:
         lambda _group, _over: random.random() < chance, count, data.draw(st.sampled_from([(), ("a", "b")]))
     )
     assert finding.verdict in {"ok", "fail", "sometimes"}
-    assert finding.words
+    assert finding.message
     if finding.verdict != "ok":
-        assert finding.sets or not finding.is_complete or "nothing smaller" in finding.words
+        assert finding.sets or not finding.is_complete or "nothing smaller" in finding.message
 
 
 @given(st.data())
@@ -237,7 +237,7 @@ def test_any_single_bad_gpu_is_found(count: int, gpus: int, data: st.DataObject)
     assert found.members == (bad,)
     assert (found.kind, found.interface, found.host) == ("gpu" if gpus > 1 else "host", LOOPBACK, f"node{bad.host}")
     if gpus > 1:
-        assert f"GPU {bad.local_rank} fails alone" in found.words
+        assert f"GPU {bad.local_rank} fails alone" in found.message
 
 
 @given(st.integers(1, 3), st.integers(2, 8), st.data())
@@ -266,7 +266,7 @@ def test_a_bad_gpu_does_not_hide_a_bad_network() -> None:
 
     finding, _ = run(fails, 5)
     assert [(found.kind, found.host) for found in finding.sets] == [("gpu", "node1"), ("network", "node3")]
-    assert "node0, node1, node2 and node4 work" in finding.words
+    assert "node0, node1, node2 and node4 work" in finding.message
 
 
 def test_a_host_none_of_whose_gpus_works_is_named_as_a_whole() -> None:
@@ -274,7 +274,7 @@ def test_a_host_none_of_whose_gpus_works_is_named_as_a_whole() -> None:
     finding, _ = run(lambda group, _over: 2 in hosts_of(group), 3, gpus=8)
     found = only(finding)
     assert (found.kind, found.host) == ("host", "node2")
-    assert found.words == "fails alone, over loopback too (timeout in barrier)"
+    assert found.message == "fails alone, over loopback too (timeout in barrier)"
 
 
 def test_when_no_host_works_even_alone_it_is_said_once() -> None:
@@ -306,7 +306,7 @@ def test_an_interface_that_a_host_does_not_have_is_found(count: int, data: st.Da
     finding, _ = run(lambda group, over: over == "ib0" and bad in hosts_of(group), count, ["ib0"])
     found = only(finding)
     assert (found.kind, found.host, found.interface) == ("interface", f"node{bad}", "ib0")
-    assert "works over loopback and fails alone over ib0" in found.words
+    assert "works over loopback and fails alone over ib0" in found.message
 
 
 def test_an_interface_that_no_host_has_is_said_once() -> None:
@@ -314,7 +314,7 @@ def test_an_interface_that_no_host_has_is_said_once() -> None:
     finding, trials = run(lambda _group, over: over == "eht0", 20, ["eht0"])
     found = only(finding)
     assert (found.kind, found.host) == ("interface", "")
-    assert "none of them alone over eht0" in found.words
+    assert "none of them alone over eht0" in found.message
     assert len(trials) <= 6
 
 
@@ -344,7 +344,7 @@ def test_what_works_at_the_second_try_fails_sometimes() -> None:
     finding, _ = run(fails, 4)
     found = only(finding)
     assert (finding.verdict, found.host, found.sometimes) == ("sometimes", "node1", True)
-    assert "3 of 6 times" in found.words
+    assert "3 of 6 times" in found.message
     assert [result.verdict for result in check_results(finding)] == ["warn"]
 
 

@@ -19,7 +19,7 @@ from saferun.preflight.nic_choice import (
     gloo_choice,
     is_decoy,
     loopback_between,
-    mpirun_words,
+    mpirun_options,
     nccl_choice,
     near_name,
     nic_environ,
@@ -248,7 +248,7 @@ def test_the_option_wins_over_variables_and_a_suggestion_does_not() -> None:
 
 
 def test_mpirun_is_given_the_same_interfaces() -> None:
-    words = mpirun_words(("hsn0", "hsn1"))
+    words = mpirun_options(("hsn0", "hsn1"))
     assert "--mca btl_tcp_if_include hsn0,hsn1" in words
     assert "-iface hsn0" in words
 
@@ -276,7 +276,7 @@ def check(
 ) -> CheckResult:
     monkeypatch.setattr(interfaces, "known_backend", lambda _context: backend)
     monkeypatch.setattr(interfaces, "read_nics", lambda _root: there)
-    monkeypatch.setattr(interfaces, "look_up", lambda names: tuple(Lookup(name, own) for name in names))
+    monkeypatch.setattr(interfaces, "resolve", lambda names: tuple(Lookup(name, own) for name in names))
     monkeypatch.setattr(interfaces, "is_elsewhere", lambda *_: elsewhere)
     values = {"together": True, "environ": environ or {}, "root": "/nowhere/", **context}
     return check_interfaces(CheckContext(**values))

@@ -19,8 +19,8 @@ from saferun.preflight.checks import fabric, master, names
 from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.fabric import check_fabric, read_ports
-from saferun.preflight.checks.master import check_master, knock
-from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, look_up
+from saferun.preflight.checks.master import check_master, try_ports
+from saferun.preflight.checks.names import Lookup, check_names, is_elsewhere, resolve
 from saferun.preflight.checks.ports import check_ports
 from saferun.preflight.results import CheckResult
 from tests.ports import own_port
@@ -194,14 +194,14 @@ def test_a_name_service_that_hangs_is_waited_for_no_longer_than_said(monkeypatch
         return [(2, 1, 6, "", ("10.0.0.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    assert look_up(("slow", "fast"), 0.05) == (Lookup("slow", error="late"), Lookup("fast", ("10.0.0.1",)))
+    assert resolve(("slow", "fast"), 0.05) == (Lookup("slow", error="late"), Lookup("fast", ("10.0.0.1",)))
     assert not never.is_set(), "nobody has waited for the answer"
     never.set()
 
 
 def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     late = (Lookup("node3", ("10.1.0.3",)), Lookup("node0", error="late"))
-    monkeypatch.setattr(names, "look_up", lambda _names: late)
+    monkeypatch.setattr(names, "resolve", lambda _names: late)
     monkeypatch.setattr("saferun.linux.nics.read_nics", lambda _root: (LO, ETH0))
     result = check_names(CheckContext(together=True, serves=False, master="node0"))
     assert (result.verdict, result.transient) == ("warn", True)
@@ -209,11 +209,11 @@ def test_a_slow_name_service_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_name_of_any_kind_is_looked_up_without_breaking() -> None:
-    assert look_up(("127.0.0.1",)) == (Lookup("127.0.0.1", ("127.0.0.1",)),)
-    assert look_up(("a\0b",))[0].error == "unknown"
-    assert look_up(("x" * 300,))[0].error in {"unknown", "unanswered"}
-    assert look_up(("\udc80",))[0].error == "unknown"
-    assert look_up(()) == ()
+    assert resolve(("127.0.0.1",)) == (Lookup("127.0.0.1", ("127.0.0.1",)),)
+    assert resolve(("a\0b",))[0].error == "unknown"
+    assert resolve(("x" * 300,))[0].error in {"unknown", "unanswered"}
+    assert resolve(("\udc80",))[0].error == "unknown"
+    assert resolve(()) == ()
 
 
 # --------------------------------------------------------------------------------------------------------------- ports
@@ -314,9 +314,9 @@ def test_a_port_that_outgoing_connections_may_take_is_a_warning(
 def test_a_port_that_listens_a_port_that_refuses_and_none() -> None:
     port = own_port()
     with socket.create_server(("127.0.0.1", port)):
-        assert knock([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "connected"}
-    assert knock([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "refused"}
-    assert knock([], 5) == {}
+        assert try_ports([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "connected"}
+    assert try_ports([("127.0.0.1", port)], 5) == {("127.0.0.1", port): "refused"}
+    assert try_ports([], 5) == {}
 
 
 def test_the_first_answer_is_enough() -> None:
@@ -327,15 +327,15 @@ def test_the_first_answer_is_enough() -> None:
         full.listen(0)
         silent, port = full.getsockname()[1], listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", silent), timeout=5):
-            found = knock([("127.0.0.1", silent), ("127.0.0.1", port)], 600)
+            found = try_ports([("127.0.0.1", silent), ("127.0.0.1", port)], 600)
             assert found == {("127.0.0.1", silent): "silent", ("127.0.0.1", port): "connected"}
-            assert knock([("127.0.0.1", silent)], 0.05) == {("127.0.0.1", silent): "silent"}
+            assert try_ports([("127.0.0.1", silent)], 0.05) == {("127.0.0.1", silent): "silent"}
 
 
 def master_check(monkeypatch: pytest.MonkeyPatch, answer: str, route: Route | None = None, **more: Any) -> CheckResult:
-    monkeypatch.setattr(master, "look_up", lambda _names: (Lookup("node0", ("10.1.0.1",)),))
+    monkeypatch.setattr(master, "resolve", lambda _names: (Lookup("node0", ("10.1.0.1",)),))
     monkeypatch.setattr(master, "route_to", lambda _address: route or Route("eth0", "10.1.0.3", "10.1.0.254", 1500))
-    monkeypatch.setattr(master, "knock", lambda tries, _timeout_s: dict.fromkeys(tries, answer))
+    monkeypatch.setattr(master, "try_ports", lambda tries, _timeout_s: dict.fromkeys(tries, answer))
     monkeypatch.setattr(master, "read_nics", lambda _root: (LO, ETH0, Nic("hsn0", (), is_up=False)))
     context = CheckContext(together=True, serves=False, master="node0", ports=(29500,))
     return check_master(context._replace(**more))
@@ -381,7 +381,7 @@ def test_without_a_port_the_way_alone_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_name_that_does_not_resolve_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the check of names."""
-    monkeypatch.setattr(master, "look_up", lambda _names: (Lookup("node0", error="unknown"),))
+    monkeypatch.setattr(master, "resolve", lambda _names: (Lookup("node0", error="unknown"),))
     result = check_master(CheckContext(together=True, serves=False, master="node0", ports=(29500,)))
     assert result.verdict == "skipped"
 
