@@ -52,15 +52,8 @@ def preflight_part(preflight: Preflight, page: Page) -> JsonObject:
 
 def decision(row: DecisionRow, page: Page) -> JsonObject:
     """A decision as report.json has it."""
-    return {
-        "attempt": count(row.attempt),
-        "time": number(row.time),
-        "next_step": row.next_step if row.next_step in _NEXT_STEPS else "finish",
-        "message": page.text(row.message),
-        "wait_s": number(row.wait_s),
-        "class": page.text(row.class_name),
-        "host": page.text(row.host),
-    }
+    next_step = row.next_step if row.next_step in _NEXT_STEPS else "finish"
+    return page.record("decisions", row, {"class_name": "class", "clock": ""}) | {"next_step": next_step}
 
 
 def verdict_of(result: CheckResult) -> str:
@@ -86,15 +79,8 @@ def _found(page: Page, preflight: Preflight) -> JsonObject:
 
 
 def _result(page: Page, result: CheckResult) -> JsonObject:
-    return {
-        "check": page.text(result.name),
+    return page.record("results", result, {"name": "check", "class_name": "class", "facts": ""}) | {
         "verdict": verdict_of(result),
-        "host": page.text(result.host),
-        "message": page.text(result.message),
-        "hint": page.text(result.hint),
-        "class": page.text(result.class_name),
-        "transient": bool(result.transient),
-        "duration_s": number(result.duration_s),
         "facts": _pairs(page, "facts", result.facts),
     }
 
@@ -112,11 +98,7 @@ def _row(page: Page, row: MatrixRow) -> JsonObject:
 
 
 def _cell(page: Page, cell: Cell) -> JsonObject:
-    return {
-        "nic": page.text(cell.nic),
-        "state": page.text(cell.state),
-        "ok": count(cell.ok),
-        "total": count(cell.total),
+    return page.record("matrix", cell, {"bytes_s": "bytes_per_s"}) | {
         "latency_s": _known(cell.latency_s),
         "bytes_per_s": _known(cell.bytes_s),
     }

@@ -7,24 +7,23 @@ there. Secrets are redacted, and the size is bounded, whatever the ranks wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from saferun import __version__
 from saferun.evidence import (
     AbortReason,
-    Cause,
+    Capture,
+    CaptureNote,
     CoreDump,
     DecisionRow,
     Diagnosis,
     Evidence,
     GroupProgress,
-    HangVerdict,
     HostView,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
     RankOutput,
-    StuckLink,
 )
 from saferun.model import JsonObject, RankEnd, Value, signal_name
 from saferun.preflight.json_report import decision, preflight_part
@@ -171,8 +170,6 @@ def first_and_last(incidents: Sequence[_T]) -> list[_T]:
 
 def _incident(incident: Incident, page: Page) -> JsonObject:
     evidence, diagnosis = incident.evidence, incident.diagnosis
-    capture = evidence.capture
-    cause = diagnosis.cause
     outcome = outcome_of(incident)
     content: JsonObject = {
         "kind": incident.kind,
@@ -183,10 +180,35 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
         "capture_dir": page.text(incident.directory),
         "headline": page.text(diagnosis.headline),
         "hint": page.text(diagnosis.hint),
-        "verdict": _verdict(page, evidence.hang) if evidence.hang is not None else None,
-        "cause": _cause(page, cause) if cause is not None else None,
-        "first_failure": _end(page, diagnosis.first_failure) if diagnosis.first_failure is not None else None,
-        "output": _output(page, diagnosis.output) if diagnosis.output is not None else None,
+        **_why(page, evidence, diagnosis),
+        **_which_ranks(page, evidence, diagnosis),
+        "cores": page.objects("cores", cores_of(incident), lambda core: _core(page, core)),
+        "oom": _oom(page, evidence.oom),
+        "kernel_log": page.lines("kernel_log", evidence.kernel_lines),
+        **_captured(page, evidence.capture),
+        "outcome": outcome,
+        "recovered_after_s": number(incident.recovered_after_s) if outcome == "recovered" else None,
+    }
+    content["truncated"] = sorted(page.cut)
+    return content
+
+
+def _why(page: Page, evidence: Evidence, diagnosis: Diagnosis) -> JsonObject:
+    """The verdict, the cause and the first failure, each null where there is none."""
+    verdict, cause, first, output = evidence.hang, diagnosis.cause, diagnosis.first_failure, diagnosis.output
+    names = {"quiet_s": "stalled_s", "busy": "busy_ranks"}
+    return {
+        "verdict": page.record("verdict", verdict, names) if verdict is not None else None,
+        "cause": page.record("cause", cause, {"class_name": "class"}) if cause is not None else None,
+        "first_failure": _end(page, first) if first is not None else None,
+        "output": _output(page, output) if output is not None else None,
+    }
+
+
+def _which_ranks(page: Page, evidence: Evidence, diagnosis: Diagnosis) -> JsonObject:
+    """What became of the other ranks and hosts, and what all of them were doing."""
+    culprits = diagnosis.cause.ranks if diagnosis.cause is not None else ()
+    return {
         "also_failed": page.objects("also_failed", diagnosis.also_failed, lambda end: _end(page, end)),
         "victims": page.ranks("victims", diagnosis.victims),
         "stopped": page.ranks("stopped", diagnosis.stopped),
@@ -195,57 +217,26 @@ def _incident(incident: Incident, page: Page) -> JsonObject:
         "abort_reason": _abort_reason(page, evidence.abort_reason) if evidence.abort_reason is not None else None,
         # Where there is not room for all, the silent ones come first.
         "hosts": page.objects("hosts", sorted(evidence.hosts, key=_is_heard), lambda host: _host(page, host)),
-        "wait_groups": page.objects(
-            "wait_groups",
-            diagnosis.groups,
-            lambda group: {
-                "kind": page.text(group.kind),
-                "detail": page.text(group.detail),
-                "ranks": page.ranks("wait_groups", group.ranks),
-                "location": page.text(group.location),
-            },
-        ),
-        "tree": _tree(page, branches_of(diagnosis.tree, cause.ranks if cause is not None else ())),
-        "tracebacks": page.objects(
-            "tracebacks",
-            diagnosis.tracebacks,
-            lambda traceback: {
-                "ranks": page.ranks("tracebacks", traceback.ranks),
-                "lines": page.lines("tracebacks", traceback.lines),
-            },
-        ),
+        "wait_groups": page.records("wait_groups", diagnosis.groups),
+        # The place of a branch's parent is always before its own: a list that is cut is still a tree.
+        "tree": page.objects("tree", branches_of(diagnosis.tree, culprits), lambda branch: _branch(page, branch)),
+        "tracebacks": page.records("tracebacks", diagnosis.tracebacks),
         "findings": page.first("findings", diagnosis.findings, page.text),
-        "cores": page.objects(
-            "cores",
-            cores_of(incident),
-            lambda core: _core(page, core),
-        ),
-        "oom": _oom(page, evidence.oom) if evidence.oom is not None else None,
-        "kernel_log": page.lines("kernel_log", evidence.kernel_lines),
+    }
+
+
+def _captured(page: Page, capture: Capture) -> JsonObject:
+    """What was captured of the ranks, and how that went."""
+    link_names = {"unsent_bytes": "send_queue_bytes", "retries": "retransmits"}
+    return {
         "host_status": page.lines("host_status", capture.host_lines),
-        "stuck_connections": page.objects("stuck_connections", capture.links, lambda link: _link(page, link)),
+        "stuck_connections": page.records("stuck_connections", capture.links, link_names),
         "processes": page.objects("processes", capture.processes, lambda process: _process(page, process)),
         "collectives": page.objects("collectives", capture.collectives, lambda rank: _collectives(page, rank)),
-        "captures": page.objects(
-            "captures",
-            capture.notes,
-            lambda note: {
-                "capture": page.text(note.capture),
-                "rank": count(note.rank) if note.rank >= 0 else None,
-                "pid": count(note.pid) if note.pid > 0 else None,
-                "file": page.text(note.path),
-                "elapsed_s": number(note.elapsed_s),
-                "failure": page.text(note.failure),
-                "host": page.text(note.host),
-            },
-        ),
+        "captures": page.objects("captures", capture.notes, lambda note: _note(page, note)),
         "capture_elapsed_s": number(capture.elapsed_s),
         "timed_out": page.lines("timed_out", capture.timed_out),
-        "outcome": outcome,
-        "recovered_after_s": number(incident.recovered_after_s) if outcome == "recovered" else None,
     }
-    content["truncated"] = sorted(page.cut)
-    return content
 
 
 def outcome_of(incident: Incident) -> str:
@@ -259,27 +250,6 @@ def cores_of(incident: Incident) -> list[CoreDump]:
     core = incident.diagnosis.core
     others = [other for other in incident.evidence.cores if other != core]
     return [core, *others] if core is not None else others
-
-
-def _verdict(page: Page, verdict: HangVerdict) -> JsonObject:
-    return {
-        "kind": page.text(verdict.kind),
-        "ranks": page.ranks("verdict", verdict.ranks),
-        "stalled_s": number(verdict.quiet_s),
-        "certain": bool(verdict.certain),
-        "busy_ranks": page.ranks("verdict", verdict.busy),
-    }
-
-
-def _cause(page: Page, cause: Cause) -> JsonObject:
-    return {
-        "class": page.text(cause.class_name),
-        "message": page.text(cause.message),
-        "ranks": page.ranks("cause", cause.ranks),
-        "proof": page.text(cause.proof),
-        "advice": page.text(cause.advice),
-        "location": page.text(cause.location),
-    }
 
 
 def _end(page: Page, end: RankEnd) -> JsonObject:
@@ -297,19 +267,7 @@ def _end(page: Page, end: RankEnd) -> JsonObject:
 
 
 def _output(page: Page, output: RankOutput) -> JsonObject:
-    return {
-        "local_rank": count(output.local_rank),
-        "stderr_path": page.text(output.stderr_path),
-        "last_lines": page.lines("output", output.last_lines),
-        "last_stdout_lines": page.lines("output", output.last_stdout_lines),
-        "error_message": page.text(output.error_message),
-        "rank": count(output.rank) if output.rank >= 0 else None,
-    }
-
-
-def _tree(page: Page, branches: Sequence[Branch]) -> list[Any]:
-    # The place of a branch's parent is always before its own: a list that is cut is still a tree.
-    return page.objects("tree", branches, lambda branch: _branch(page, branch))
+    return page.record("output", output, {"error_time": ""}) | {"rank": _known(output.rank, 0)}
 
 
 def _branch(page: Page, branch: Branch) -> JsonObject:
@@ -324,42 +282,23 @@ def _branch(page: Page, branch: Branch) -> JsonObject:
 
 def _core(page: Page, core: CoreDump) -> JsonObject:
     frames, left_out = page.frames("cores", core.threads[0].frames[::-1] if core.threads else ())
-    return {
-        "rank": count(core.rank),
-        "pid": count(core.pid),
+    return page.record("cores", core, {"signum": "signal", "threads": ""}) | {
         "signal": page.text(signal_name(core.signum)),
-        "path": page.text(core.path),
-        "size_bytes": count(core.size_bytes),
-        "kept": bool(core.kept),
-        "tool": page.text(core.tool),
         "crashing_thread": frames[::-1],
         "frames_omitted": left_out,
-        "sender_pid": count(core.sender_pid) if core.sender_pid > 0 else None,
-        "address": page.text(core.address),
-        "failure": page.text(core.failure),
+        "sender_pid": _known(core.sender_pid),
     }
 
 
-def _oom(page: Page, oom: OomKill) -> JsonObject:
-    return {
-        "scope": page.text(oom.scope),
-        "limit_bytes": count(oom.limit_bytes) if oom.limit_bytes > 0 else None,
-        "rss_bytes": count(oom.rss_bytes) if oom.rss_bytes > 0 else None,
-        "pids": page.ranks("oom", oom.pids),
-        "kills": count(oom.kills),
-        "source": page.text(oom.source),
-        "host": page.text(oom.host),
-    }
+def _oom(page: Page, oom: OomKill | None) -> JsonObject | None:
+    if oom is None:
+        return None
+    return page.record("oom", oom) | {"limit_bytes": _known(oom.limit_bytes), "rss_bytes": _known(oom.rss_bytes)}
 
 
 def _abort_reason(page: Page, reason: AbortReason) -> JsonObject:
-    return {
-        "reason": page.text(reason.reason),
-        "host": page.text(reason.label),
-        "message": page.text(reason.message),
-        "rank": count(reason.rank) if reason.rank is not None and reason.rank >= 0 else None,
-        "lost_reason": page.text(reason.lost_reason),
-    }
+    rank = _known(reason.rank, 0) if reason.rank is not None else None
+    return page.record("abort_reason", reason, {"label": "host"}) | {"rank": rank}
 
 
 def _is_heard(host: HostView) -> bool:
@@ -375,39 +314,24 @@ def _host(page: Page, host: HostView) -> JsonObject:
         "lost_reason": page.text(host.lost_reason),
         "lost_message": page.text(host.lost_message),
         "abandoned_ranks": page.ranks("hosts", host.abandoned_ranks),
-        "oom": _oom(page, host.oom) if host.oom is not None else None,
-    }
-
-
-def _link(page: Page, link: StuckLink) -> JsonObject:
-    return {
-        "rank": count(link.rank),
-        "local": page.text(link.local),
-        "remote": page.text(link.remote),
-        "state": page.text(link.state),
-        "send_queue_bytes": count(link.unsent_bytes),
-        "retransmits": count(link.retries),
+        "oom": _oom(page, host.oom),
     }
 
 
 def _process(page: Page, process: ProcessSnapshot) -> JsonObject:
-    return {
-        "rank": count(process.rank),
-        "pid": count(process.pid),
-        "ppid": count(process.ppid),
-        "is_rank": bool(process.is_rank),
-        "name": page.text(process.name),
+    return page.record("processes", process, {"command": ""}) | {
         "command": page.command(process.command),
-        "state": page.text(process.state),
-        "wchan": page.text(process.wchan),
-        "syscall": page.text(process.syscall),
-        "waits_on": page.text(process.waits_on),
-        "threads": count(process.threads),
-        "tracer_pid": count(process.tracer_pid) if process.tracer_pid > 0 else None,
-        "core_dumping": bool(process.core_dumping),
-        "rss_bytes": count(process.rss_bytes),
-        "cpu_s": number(process.cpu_s),
+        "tracer_pid": _known(process.tracer_pid),
     }
+
+
+def _note(page: Page, note: CaptureNote) -> JsonObject:
+    return page.record("captures", note, {"path": "file"}) | {"rank": _known(note.rank, 0), "pid": _known(note.pid)}
+
+
+def _known(value: int, least: int = 1) -> int | None:
+    """A number; None for what stands for an unknown one."""
+    return count(value) if value >= least else None
 
 
 def _collectives(page: Page, rank: RankCollectives) -> JsonObject:

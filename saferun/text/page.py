@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from saferun.model import JsonObject
@@ -75,6 +76,32 @@ class Page:
             return convert(value)
 
         return self.first(name, values, counted)
+
+    def record(self, name: str, value: Any, names: Mapping[str, str] = MappingProxyType({})) -> JsonObject:  # noqa: ANN401 - a named tuple
+        """The fields of a value as an object: each is converted by its type.
+
+        Args:
+            name: of the list that is cut where there is no room.
+            value: a named tuple whose fields are texts, numbers, truth values, ranks, lines, or further such values.
+            names: what fields are called where it is not by their own names; empty: they are left out.
+        """
+        fields = ((names.get(field, field), item) for field, item in value._asdict().items())
+        return {field: self._converted(name, item) for field, item in fields if field}
+
+    def records(self, name: str, values: Sequence[Any], names: Mapping[str, str] = MappingProxyType({})) -> list[Any]:
+        """The first values, each as such an object."""
+        return self.objects(name, values, lambda value: self.record(name, value, names))
+
+    def _converted(self, name: str, value: Any) -> Any:  # noqa: ANN401 - JSON
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, tuple):
+            if hasattr(value, "_fields"):
+                return self.record(name, value)
+            return self.ranks(name, value) if all(type(item) is int for item in value) else self.lines(name, value)
+        if value is None or isinstance(value, bool):
+            return value
+        return count(value) if isinstance(value, int) else number(value)
 
     def lines(self, name: str, values: Sequence[str]) -> list[Any]:
         """The last lines."""
