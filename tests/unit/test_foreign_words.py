@@ -23,7 +23,7 @@ from saferun.text.page import shown
 
 PACKAGE = Path(__file__).resolve().parents[2] / "saferun"
 # Calls of these names put lines on a terminal, sooner or later.
-SAYING = {"say", "_say", "tell", "print", "print_error", "print_message"}
+SAYING = {"say", "_say", "_print_message", "tell", "print", "print_error", "print_message"}
 # What these are told is one line, which they clean themselves; see the tests below.
 CLEANERS = {"warn", "_warn"}
 # These are messages between processes of saferun's, or something else altogether.

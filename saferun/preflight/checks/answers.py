@@ -19,11 +19,15 @@ def skipped(message: str, facts: Facts = ()) -> CheckResult:
     return CheckResult("", "skipped", message, facts=tuple(facts))
 
 
-def warn(message: str, hint: str, facts: Facts = (), *, class_name: str = "", transient: bool = False) -> CheckResult:
+def warning(
+    message: str, hint: str, facts: Facts = (), *, class_name: str = "", transient: bool = False
+) -> CheckResult:
     """Something is wrong that may do harm. The arguments are the fields of ``CheckResult``."""
     return CheckResult("", "warn", message, hint, tuple(facts), class_name=class_name, transient=transient)
 
 
-def fail(message: str, hint: str, facts: Facts = (), *, class_name: str = "", transient: bool = False) -> CheckResult:
+def failure(
+    message: str, hint: str, facts: Facts = (), *, class_name: str = "", transient: bool = False
+) -> CheckResult:
     """Something is wrong with which the launch cannot work."""
-    return warn(message, hint, facts, class_name=class_name, transient=transient)._replace(verdict="fail")
+    return warning(message, hint, facts, class_name=class_name, transient=transient)._replace(verdict="fail")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from saferun.linux.small_files import read_text
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.results import CheckResult
 
@@ -25,5 +25,5 @@ def check_clock(context: CheckContext) -> CheckResult:
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(now))
     if now < _EARLIEST_S:
         message = f"the clock says {day} UTC, which cannot be"
-        return warn(message, "set it (chronyc makestep, timedatectl set-ntp true)", facts)
+        return warning(message, "set it (chronyc makestep, timedatectl set-ntp true)", facts)
     return ok(f"the clock says {day} UTC", facts)

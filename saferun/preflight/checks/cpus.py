@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.linux.small_files import read_text
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import list_of_numbers
 from saferun.preflight.results import CheckResult
@@ -42,12 +42,12 @@ def check_cpus(context: CheckContext) -> CheckResult:
         hint = (
             f"ask for more: srun --cpus-per-task={context.nproc} (or more), mpirun --bind-to none, docker --cpuset-cpus"
         )
-        return warn(message, hint, facts)
+        return warning(message, hint, facts)
     if few_by_quota:
         message = (
             f"the control group gives {context.nproc} ranks the time of {quota:g} of this host's {online} processors"
         )
-        return warn(message, "raise the quota (docker --cpus, Kubernetes limits.cpu)", facts)
+        return warning(message, "raise the quota (docker --cpus, Kubernetes limits.cpu)", facts)
     if quota is not None:
         message += f", and of their time that of {quota:g}"
     return ok(message, facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB, own_path
 from saferun.preflight.results import CheckResult
@@ -47,7 +47,7 @@ def check_disk(context: CheckContext) -> CheckResult:
     if not problems:
         return ok("there is room for logs and temporary files", facts)
     hint = "delete what is not needed there, or choose other places (--run-dir, TMPDIR)"
-    return warn(" and ".join(problems), hint, facts, class_name="disk_full")
+    return warning(" and ".join(problems), hint, facts, class_name="disk_full")
 
 
 def _existing(path: str) -> str:

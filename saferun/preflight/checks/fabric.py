@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from saferun.linux.nics import read_nics
 from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.nic_choice import fits, names_in
 from saferun.preflight.results import CheckResult
@@ -175,7 +175,7 @@ def _is_port(port: Port, value: str) -> bool:
 
 
 def _warning(message: str, hint: str, facts: tuple[tuple[str, str], ...] = ()) -> CheckResult:
-    return warn(message, hint, facts, class_name="fabric_degraded")
+    return warning(message, hint, facts, class_name="fabric_degraded")
 
 
 def _summary(ports: Sequence[Port], slingshots: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from saferun.env.profiles.versions import numbers_of
 from saferun.linux.gpus import gpu_vendor
 from saferun.model import JsonObject, Value
-from saferun.preflight.checks.answers import ok, skipped, warn
+from saferun.preflight.checks.answers import ok, skipped, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import GIB, MIB
 from saferun.preflight.checks.versions import read_versions
@@ -125,7 +125,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         if content.get("failure"):
             return skipped(f"the GPUs are not known: {content['failure']}", facts)
         return ok(message, facts)
-    return warn(
+    return warning(
         "; ".join(dict.fromkeys(fault.message for fault in faults)),
         "; ".join(dict.fromkeys(fault.hint for fault in faults)),
         facts,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.linux.nic import Nic
 from saferun.linux.nics import read_nics
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import Lookup, is_elsewhere, resolve
@@ -217,7 +217,7 @@ def _judge_reach(context: CheckContext, gloo: Choice, nccl: Choice, nics: Sequen
 
 
 def _warning(message: str, hint: str) -> CheckResult:
-    return warn(message, hint, class_name=_CLASS)
+    return warning(message, hint, class_name=_CLASS)
 
 
 def _there(nics: Sequence[Nic]) -> str:

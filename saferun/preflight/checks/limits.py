@@ -10,7 +10,7 @@ import threading
 
 from saferun.linux.procfs import parse_stat
 from saferun.linux.small_files import list_directory, read_bytes, read_text
-from saferun.preflight.checks.answers import fail, ok, warn
+from saferun.preflight.checks.answers import failure, ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB, is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
@@ -44,13 +44,13 @@ def check_open_files(context: CheckContext) -> CheckResult:
     hint = _raise_hint("-n", 65536, hard, "--ulimit nofile=65536", "LimitNOFILE=")
     if hard is not None and hard != _UNLIMITED and hard < own:
         message += f", at most, and saferun takes up to {own} for {count_text(context.nproc, 'rank')}"
-        return warn(message, hint, facts, class_name="too_many_open_files")
+        return warning(message, hint, facts, class_name="too_many_open_files")
     world_size = context.nproc * max(len(context.hosts), 1)
     # A full mesh, as gloo builds it, is a connection to every other rank.
     needed = max(_FEW_FILES, _OWN_FILES + world_size)
     if soft < needed:
         message += f", and {count_text(world_size, 'rank')} may need more"
-        return warn(message, hint, facts, class_name="too_many_open_files")
+        return warning(message, hint, facts, class_name="too_many_open_files")
     return ok(message, facts)
 
 
@@ -79,10 +79,10 @@ def check_processes(context: CheckContext) -> CheckResult:
     # The threads of the checks themselves are gone when the ranks start.
     if room + threading.active_count() < context.nproc:
         message += f", and there are to be {context.nproc} ranks"
-        return fail(message, hint, facts)
+        return failure(message, hint, facts)
     if room < _THREADS_PER_RANK * context.nproc:
         message += f", and {count_text(context.nproc, 'rank')} may need {_THREADS_PER_RANK * context.nproc}"
-        return warn(message, hint, facts)
+        return warning(message, hint, facts)
     return ok(message, facts)
 
 
@@ -99,7 +99,7 @@ def check_locked_memory(context: CheckContext) -> CheckResult:
     matters = devices and context.together and context.vendor != "none"
     if not matters or is_switched_on(context.environ, "NCCL_IB_DISABLE") or _has_capability(context, _CAP_IPC_LOCK):
         return ok(message, facts)
-    return warn(
+    return warning(
         f"{message}, and RDMA over {devices[0]} needs more",
         _raise_hint("-l", "unlimited", hard, "--ulimit memlock=-1", "LimitMEMLOCK=infinity"),
         (*facts, ("devices", ",".join(devices))),

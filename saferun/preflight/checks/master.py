@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from saferun.linux.nics import Route, read_nics, route_to
-from saferun.preflight.checks.answers import ok, skipped, warn
+from saferun.preflight.checks.answers import ok, skipped, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import resolve
 from saferun.preflight.results import CheckResult
@@ -73,7 +73,7 @@ def check_master(context: CheckContext) -> CheckResult:
         return _no_way(context, address, route)
     message = f"a firewall rejects connections to {where}, over {route.nic}"
     hint = f"let TCP port {port} through here, on the way and there, or choose another with --master-port"
-    return warn(message, hint, facts, class_name="master_unreachable", transient=True)
+    return warning(message, hint, facts, class_name="master_unreachable", transient=True)
 
 
 def try_ports(tries: Iterable[tuple[str, int]], timeout_s: float) -> dict[tuple[str, int], str]:
@@ -132,7 +132,7 @@ def _no_way(context: CheckContext, address: str, route: Route) -> CheckResult:
     if down:
         hint += f"; {', '.join(down[:4])} {'is' if len(down) == 1 else 'are'} down"
     facts = (("answer", _NO_ROUTE), ("address", address))
-    return warn(f"{why} to the master {target}", hint, facts, class_name="master_unreachable", transient=True)
+    return warning(f"{why} to the master {target}", hint, facts, class_name="master_unreachable", transient=True)
 
 
 def _where(name: str, address: str, port: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from saferun.linux.small_files import read_text
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB
 from saferun.preflight.results import CheckResult, Pairs
@@ -40,7 +40,7 @@ def check_memory(context: CheckContext) -> CheckResult:
     needed = _RANK_BYTES * context.nproc
     if context.python and room < needed:
         message += f", and {count_text(context.nproc, 'rank')} that import torch need {size_text(needed)}"
-        return warn(message, hint, facts, class_name="host_out_of_memory")
+        return warning(message, hint, facts, class_name="host_out_of_memory")
     return ok(message, facts)
 
 

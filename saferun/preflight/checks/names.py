@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from saferun.linux.nic import Nic
 from saferun.model import Value
-from saferun.preflight.checks.answers import fail, ok, warn
+from saferun.preflight.checks.answers import failure, ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.nic_choice import GLOO_IFNAME, candidates, gloo_choice, is_loopback, own_name_hint
@@ -127,14 +127,14 @@ def _judge_master(context: CheckContext, master: Lookup, nics: Sequence[Nic]) ->
             "late": f"the master's name {master.name} takes longer than {DEADLINE_S:g} s to resolve on this host",
         }[master.error]
         # A name may be there when its host is, as a pod's or a container's, and the hosts wait for each other.
-        return warn(message, _MASTER_HINT, class_name="name_resolution", transient=True)
+        return warning(message, _MASTER_HINT, class_name="name_resolution", transient=True)
     is_here = master.addresses and all(is_loopback(address) for address in master.addresses)
     if is_here and not context.serves and is_elsewhere(context, master, nics):
         message = (
             f"the master's name {master.name} resolves to {master.addresses[0]} on this host, which is this host itself"
         )
         hint = f"give {master.name} its address in /etc/hosts of this host, or pass --master-addr"
-        answer = fail if known_backend(context) else warn
+        answer = failure if known_backend(context) else warning
         return answer(message, hint, class_name="name_resolution")
     return None
 
@@ -147,7 +147,7 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
     if own.error == "late":
         message = f"its own name {own.name} takes longer than {DEADLINE_S:g} s to resolve"
         hint = "look at /etc/hosts and the name servers of this host"
-        return warn(message, hint, class_name="name_resolution", transient=True)
+        return warning(message, hint, class_name="name_resolution", transient=True)
     if own.error:
         message = f"its own name {own.name} cannot be resolved"
     elif is_loopback(own.addresses[0]):
@@ -157,7 +157,7 @@ def _judge_own(context: CheckContext, own: Lookup, master: Lookup, nics: Sequenc
     if not is_elsewhere(context, master, nics):
         return ok(f"{message}, which does no harm on one machine")
     # MPI, NCCL and what other accelerators bring do not ask for the host's name.
-    answer = fail if known_backend(context) == GLOO else warn
+    answer = failure if known_backend(context) == GLOO else warning
     message += ", so that gloo would listen on loopback, where no other host reaches it"
     tried = candidates(nics, context.environ) or ("the interface between the hosts",)
     is_transient = own.error == "unanswered"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 
 from saferun.linux.small_files import read_text
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.results import CheckResult
 from saferun.text.wording import count_text
@@ -52,7 +52,7 @@ def check_platform(context: CheckContext) -> CheckResult:
         return ok(f"nothing stands between the {gpus}", facts, hint=hint)
     if translated and context.vendor == "amd":
         message = f"the IOMMU translates the addresses of {len(translated)} of {gpus}, and RCCL is known to hang then"
-        return warn(message, "boot with iommu=pt on the kernel's command line", facts)
+        return warning(message, "boot with iommu=pt on the kernel's command line", facts)
     what = [
         *(["the IOMMU translates addresses"] if translated else []),
         *(["ACS redirects PCI"] if redirecting else []),

@@ -6,7 +6,7 @@ import errno
 import socket
 
 from saferun.linux.small_files import read_text
-from saferun.preflight.checks.answers import fail, ok, warn
+from saferun.preflight.checks.answers import failure, ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import is_loopback_name
 from saferun.preflight.checks.reading import list_of_numbers
@@ -62,17 +62,17 @@ def _none_free(ports: list[int], states: dict[int, str]) -> CheckResult:
     facts = tuple((f"port {port}", state) for port, state in states.items())
     if states[port] == "forbidden":
         message = f"port {port} may not be used by this user"
-        return fail(message, "pass a --master-port above 1023", facts, class_name="port_forbidden")
+        return failure(message, "pass a --master-port above 1023", facts, class_name="port_forbidden")
     if states[port] != "in use":
         message = f"port {port} cannot be listened on: {states[port]}"
-        return fail(message, "pass another --master-port", facts)
+        return failure(message, "pass another --master-port", facts)
     from saferun.linux.net import port_holder
 
     message = f"port {port} is in use by {port_holder(port)}"
     if len(ports) > 1:
         message = f"none of the {len(ports)} ports that the job may use is free: {message}"
     hint = "stop that process, or pass another --master-port (without one, a free port is chosen)"
-    return fail(message, hint, facts, class_name="port_in_use", transient=True)
+    return failure(message, hint, facts, class_name="port_in_use", transient=True)
 
 
 def _in_range(context: CheckContext, port: int) -> CheckResult | None:
@@ -89,4 +89,4 @@ def _in_range(context: CheckContext, port: int) -> CheckResult | None:
     message = f"port {port} may be taken by any outgoing connection of this host, which get {bounds[0]} to {bounds[1]}"
     reserve = "reserve it with the sysctl net.ipv4.ip_local_reserved_ports"
     hint = f"pass a --master-port below {bounds[0]}, or {reserve}" if bounds[0] > _FIRST_FOR_USERS else reserve
-    return warn(message, hint, (("port", str(port)),))
+    return warning(message, hint, (("port", str(port)),))

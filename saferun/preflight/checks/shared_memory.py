@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from saferun.linux.small_files import read_text
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB
 from saferun.preflight.results import CheckResult
@@ -32,7 +32,7 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
     path = context.path("dev/shm")
     if not os.path.isdir(path):
         message = "there is no /dev/shm, and Python's semaphores, data loaders and NCCL need one"
-        return warn(message, f"mount a tmpfs on /dev/shm ({_LARGER})", class_name="shared_memory_exhausted")
+        return warning(message, f"mount a tmpfs on /dev/shm ({_LARGER})", class_name="shared_memory_exhausted")
     status = os.statvfs(path)
     size_bytes, free_bytes = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
     kind = _mount_kind(context)
@@ -44,7 +44,7 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
     )
     if not os.access(path, os.W_OK | os.X_OK):
         message = f"{_SHM} may not be written to by this user"
-        return warn(message, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")
+        return warning(message, "mount it with mode 1777", facts, class_name="shared_memory_exhausted")
     message = f"{_SHM} has {size_text(size_bytes)}, {size_text(free_bytes)} of it free"
     # A ramfs, and whatever tells no sizes, says 0 of everything.
     is_full = free_bytes < min(_FULL_BYTES, size_bytes * _FULL_SHARE)
@@ -54,12 +54,12 @@ def check_shared_memory(context: CheckContext) -> CheckResult:
             hint = f"look at `ls -lS /dev/shm` and delete what dead jobs left{_largest(path)}, or {hint}"
         full = f"{_SHM} is full: " if is_full else f"{_SHM} takes no more files: "
         message = f"{full}{size_text(free_bytes)} of {size_text(size_bytes)} free"
-        return warn(message, hint, facts, class_name="shared_memory_exhausted")
+        return warning(message, hint, facts, class_name="shared_memory_exhausted")
     if size_bytes and size_bytes <= _DOCKER_DEFAULT_BYTES and context.nproc > 1 and context.vendor != "none":
         message = (
             f"{_SHM} has only {size_text(size_bytes)}, and NCCL and data loaders of {context.nproc} ranks need more"
         )
-        return warn(message, f"give it more ({_LARGER})", facts, class_name="shared_memory_exhausted")
+        return warning(message, f"give it more ({_LARGER})", facts, class_name="shared_memory_exhausted")
     return ok(message if kind else f"{message} (no file system of its own)", facts)
 
 

@@ -14,7 +14,7 @@ from saferun import __version__
 from saferun.env.profiles.versions import numbers_of
 from saferun.linux.small_files import read_text
 from saferun.model import Value
-from saferun.preflight.checks.answers import ok, warn
+from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import is_switched_on
 from saferun.preflight.results import CheckResult, Pairs
@@ -275,4 +275,4 @@ def check_versions(context: CheckContext) -> CheckResult:
     if not certain or alone:
         return ok(message, facts)
     sentence = "; ".join(known.message.format(nccl=versions["nccl"]) for known in certain)
-    return warn(sentence, "; ".join(known.hint for known in certain), facts)
+    return warning(sentence, "; ".join(known.hint for known in certain), facts)

@@ -191,7 +191,7 @@ def test_the_table_of_the_checks_page_is_printed_today(tmp_path: Path, monkeypat
     """``…`` stands for lines that the page leaves out."""
     then = SimpleNamespace(time=lambda: 1795266219.0, strftime=time.strftime, gmtime=time.gmtime)
     monkeypatch.setattr(clock, "time", then)
-    shown = clock.check_clock(Root(tmp_path).context())
+    shown = clock.check_clock(Root(tmp_path).context())._replace(name="clock")
     printed = joined(table_lines(preflight_examples.found(shown), preflight_examples.infos(), width=120))
     beginning, end = without_command(blocks_of("docs/checks.md")[1]).split("\n…\n")
     assert printed.startswith(f"{beginning}\n")
