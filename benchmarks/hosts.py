@@ -147,13 +147,13 @@ def hang(hosts: list[Host]) -> None:
     while len(seen) < len(hosts):
         seen.update(hosts[0].expect("states")["changed"])
     message = {"kind": "hang", "attempt": 0, "host": 0, "task": 0, "label": "node0", "verdict": {}, "n": 1}
-    hosts[0].send("tell", attempt=0, message=message)
+    hosts[0].send("append", attempt=0, message=message)
     for host in hosts:
-        host.expect("told")
+        host.expect("entry")
     for host in hosts[1:]:
-        host.send("part", attempt=0, name="hang-1", text=json.dumps({"evidence": "x" * PART_BYTES}))
+        host.send("chunk", attempt=0, name="hang-1", text=json.dumps({"evidence": "x" * PART_BYTES}))
     for _ in hosts[1:]:
-        hosts[0].expect("parts", timeout_s=120.0)
+        hosts[0].expect("chunk", timeout_s=120.0)
 
 
 def measure_cost(quick: bool) -> None:  # noqa: FBT001 - one caller

@@ -24,7 +24,7 @@ from measure import BenchmarkError, Options, parse_options, progress, quartiles,
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from saferun.coordinator.places import partners
+from saferun.coordinator.assignments import partners
 from saferun.linux.nic import Nic
 from saferun.preflight.host_messages import (
     decode_endpoint,

@@ -18,13 +18,13 @@ from saferun.linux.nics import route_to
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 
-_LONGEST_WORDS = 300
+_LONGEST_MESSAGE = 300
 _SHOWN = 4
 # What several hosts report at once is one line.
 _TOGETHER_S = 1.0
 # Of the host timeout, how often a host that was asked says that its ranks move.
 _REPORT_SHARE = 0.125
-# Of the host timeout, for how long ranks are watched where somebody was in doubt and nothing came of it.
+# Of the host timeout, for how long ranks are watched after a doubt that nothing came of.
 _DOUBT = 2.0
 
 
@@ -34,22 +34,22 @@ class Control:
     Args:
         poller: the loop's.
         host_timeout_s: for how long a host may be silent.
-        hang_timeout_s: for how long nothing may move; 0: nobody looks.
+        hang_timeout_s: for how long nothing may move; 0: that is not checked.
         label: this host's name.
         leader: the leader's name.
         addresses: of other hosts, in numbers.
         leads: whether this host decides.
-        speaks: whether this process tells the user; others of the host do not.
-        ranks: tells the ranks of this host that run.
-        say: takes a line for the user.
-        on_lost: told a host that is lost: its number, why, and in which words.
-        on_notice: takes what the leader is to tell its user of this one's way to it.
-        on_unheard: told, in words, that the leader is not heard of and the job goes on; empty: it is again.
+        speaks: whether this process prints messages; others of the host do not.
+        ranks: returns the ranks of this host that run.
+        print_line: takes a line for the user.
+        on_lost: takes a host that is lost: its number, why, and a message.
+        on_notice: takes a line about the route to the leader, which the leader prints.
+        on_unheard: takes a message that the leader sends no heartbeats and the job goes on; empty: it does again.
         ask_others: on the leader: asks some other hosts to report progress; returns whether there are any
             whose ranks run.
         on_progress: takes what this host was asked to report: how often its ranks were seen to move, and to be active.
         has_ended: whether all ranks of this host have ended well.
-        is_done: whether another host has said that all of its ranks have.
+        is_done: whether another host has reported that all of its ranks have.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Control:
         leads: bool,
         speaks: bool,
         ranks: Callable[[], Sequence[WatchedRank]],
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         on_lost: Callable[[int, str, str], None],
         on_notice: Callable[[str], None],
         on_unheard: Callable[[str], None],
@@ -76,7 +76,7 @@ class Control:
         self._host_timeout_s = host_timeout_s
         self._hang_timeout_s = hang_timeout_s
         self._ranks = ranks
-        self._say = say
+        self._print_line = print_line
         self._on_lost = on_lost
         self._on_notice = on_notice
         self._on_unheard = on_unheard
@@ -91,10 +91,10 @@ class Control:
         self._speaks = speaks
         self._unheard: dict[int, Unheard] = {}
         self._notices: dict[str, str] = {}  # by host
-        self._unsaid: list[str] = []  # hosts with notices
+        self._unwritten: list[str] = []  # hosts with notices
         self._flush_at: float | None = None
         self._watch_until = 0.0
-        self._own_told = ""
+        self._reported_fault = ""
         # Of ranks elsewhere: since when they are watched, and when one of them moved, or was active, last.
         self._others_at: tuple[float, float, float] | None = None
         self._reports = (0, 0)
@@ -131,7 +131,7 @@ class Control:
         """Hosts of which nothing is heard, whatever that is going to mean."""
         return set(self._unheard)
 
-    def missing_words(self) -> str:
+    def missing_text(self) -> str:
         """The same in words."""
         labels = [unheard.label for unheard in self._unheard.values() if unheard.goes_on]
         return f"nothing has been heard of {_names(labels)}"
@@ -147,12 +147,12 @@ class Control:
             case "unheard":
                 host = int(message["host"])
                 known = self._unheard.get(host)
-                words, why = _text(message.get("words")), str(message.get("why"))
+                text, why = _text(message.get("text")), str(message.get("why"))
                 self._unheard[host] = Unheard(
                     host,
                     _text(message.get("label")),
                     why,
-                    words,
+                    text,
                     known.since if known is not None else now,
                     goes_on=known is not None and known.goes_on,
                 )
@@ -162,7 +162,7 @@ class Control:
                 self._hear_again(int(message["host"]), now)
                 was, to = str(message.get("was") or ""), str(message.get("now") or "")
                 if was != to and self._speaks:
-                    self._on_notice(self._moved_words(printable(was), to))
+                    self._on_notice(self._moved_message(printable(was), to))
 
     def _begin_watch(self, now: float) -> None:
         self._watch.begin(now)
@@ -201,7 +201,7 @@ class Control:
     def _verdict(self, unheard: Unheard, own: Progress, now: float) -> str:
         """By the ranks of this host; where these do not show that the job goes on, by those of others as well."""
         if self._is_done(unheard.host):
-            return GO_ON  # nobody waits for it, whatever has become of it
+            return GO_ON  # no host waits for it, whatever has become of it
         ended = self._has_ended()
         if self._others_at is not None:
             verdict = judge(unheard, own, self._host_timeout_s, self._hang_timeout_s)
@@ -220,15 +220,15 @@ class Control:
         unheard = self._unheard.pop(host, None)
         if unheard is None or not unheard.goes_on:
             return
-        self._tell(f"{unheard.label} is heard again after {now - unheard.since:.0f} s")
+        self._print(f"{unheard.label} is heard again after {now - unheard.since:.0f} s")
         if not self._leads:
             self._on_unheard("")
 
-    def note(self, label: str, words: str) -> None:
+    def note(self, label: str, text: str) -> None:
         """Another host reports what became of its way to this one."""
-        if words and self._notices.get(label) != words:
-            self._notices[label] = _text(words)
-            self._unsaid.append(label)
+        if text and self._notices.get(label) != text:
+            self._notices[label] = _text(text)
+            self._unwritten.append(label)
             self._flush_at = self._flush_at or time.monotonic() + _TOGETHER_S
 
     # ---------------------------------------------------------------------------------------------------- what it means
@@ -240,8 +240,8 @@ class Control:
             verdict = self._verdict(unheard, progress, now)
             if verdict == LOST:
                 del self._unheard[unheard.host]
-                own = "" if self._leads else self._own_words()
-                self._on_lost(unheard.host, "nic" if own else unheard.why, own or unheard.words)
+                own = "" if self._leads else self._own_fault()
+                self._on_lost(unheard.host, "nic" if own else unheard.why, own or unheard.message)
             elif verdict == GO_ON and not unheard.goes_on:
                 self._unheard[unheard.host] = unheard._replace(goes_on=True)
                 going_on.append(unheard)
@@ -256,9 +256,9 @@ class Control:
             self._others_at = self._report_at = None
 
     def _go_on(self, hosts: Sequence[Unheard]) -> None:
-        own = self._own_words()
+        own = self._own_fault()
         cause = f"{own}; " if own else ""
-        why = "" if own else f" ({hosts[0].words})"
+        why = "" if own else f" ({hosts[0].message})"
         names = _names([host.label for host in hosts])
         what = f"no heartbeat received from {names}" if self._leads else f"{names} cannot be reached"
         where = f"{self._label}: " if own or not self._leads else ""
@@ -268,39 +268,41 @@ class Control:
             sequel = "; its ranks have ended well, so the job goes on"
         elif self._has_ended() and self._others_at is None:
             sequel = ""
-        self._tell(f"warning: {where}{cause}{what}{why}{sequel}")
+        self._print(f"warning: {where}{cause}{what}{why}{sequel}")
         if not self._leads:
             self._on_unheard(what)
 
-    def _own_words(self) -> str:
+    def _own_fault(self) -> str:
         """What is amiss with the interfaces that led to other hosts when the hosts met."""
         amiss = [(name, nic_state(name)) for name in self._nics]
         return ", ".join(f"{name} {state}" for name, state in amiss if state)
 
-    def _moved_words(self, was: str, now: str) -> str:
+    def _moved_message(self, was: str, now: str) -> str:
         nic = _nic_to(now)
         to = f"over {nic} ({now})" if nic else f"to {now}"
-        cause = self._own_words() or f"{was} does not answer any more"
+        cause = self._own_fault() or f"{was} does not answer any more"
         return f"{cause}; messages to {self._leader} go {to} now"
 
     def _flush(self) -> None:
         """Tell what other hosts report, those with the same words together."""
         self._flush_at = None
-        unsaid, self._unsaid = list(dict.fromkeys(self._unsaid)), []
-        own = self._own_words()
+        unsaid, self._unwritten = list(dict.fromkeys(self._unwritten)), []
+        own = self._own_fault()
         if own:
             # They lost their way because of this host's own.
-            if own != self._own_told:
-                self._own_told = own
-                self._tell(f"warning: {self._label}: {own}; other hosts reach it over another network; the job goes on")
+            if own != self._reported_fault:
+                self._reported_fault = own
+                self._print(
+                    f"warning: {self._label}: {own}; other hosts reach it over another network; the job goes on"
+                )
             return
-        for words in dict.fromkeys(self._notices[label] for label in unsaid):
-            labels = [label for label in unsaid if self._notices[label] == words]
-            self._tell(f"warning: {_names(labels)}: {words}; the job goes on")
+        for text in dict.fromkeys(self._notices[label] for label in unsaid):
+            labels = [label for label in unsaid if self._notices[label] == text]
+            self._print(f"warning: {_names(labels)}: {text}; the job goes on")
 
-    def _tell(self, words: str) -> None:
+    def _print(self, text: str) -> None:
         if self._speaks:
-            self._say(f"saferun: {printable(words)}")
+            self._print_line(f"saferun: {printable(text)}")
 
 
 def _names(labels: Iterable[str]) -> str:
@@ -318,5 +320,5 @@ def _nic_to(address: str) -> str:
 
 
 def _text(value: object) -> str:
-    """What somebody else wrote, fit for a terminal."""
-    return printable(str(value or "")[:_LONGEST_WORDS])
+    """A text of another host, fit for a terminal."""
+    return printable(str(value or "")[:_LONGEST_MESSAGE])

@@ -35,9 +35,9 @@ class CoordinatorClient:
         poller: the loop's.
         callbacks: of the job.
         on_message: takes each message but the answers to ``prepare``.
-        on_lost: told that the coordinator is gone, and gets a hint.
+        on_lost: takes why the coordinator is gone, and a hint.
         whole_torch: whether all of torch is needed from the start for another reason than the options.
-        name: what the user is told of as lost.
+        name: what an error message calls it.
         open_link: starts the process.
     """
 
@@ -133,7 +133,7 @@ class CoordinatorClient:
             self._unsent.append(message)
 
     def prepare(self, preparation: JsonObject) -> None:
-        """Ask what only torch can tell of an attempt; ``on_prepared`` or StartFailed follows."""
+        """Ask what only torch knows of an attempt; ``on_prepared`` or StartFailed follows."""
         self.is_preparing = True
         self.send({"op": "prepare", "handler": self._handler, "file_timer": self.serves_timers, **preparation})
 
@@ -152,7 +152,7 @@ class CoordinatorClient:
         link = self._link
         if link is None or pid != link.child.pid:
             return False
-        # What it said last may decide what follows.
+        # Its last messages may decide what follows.
         while messages := link.receive():
             self._take(messages)
         while self._read_stderr(link):
@@ -163,7 +163,7 @@ class CoordinatorClient:
         reason = link.last_line()
         link.close()
         if self.unanswered is not None and not link.whole_torch and self._links_opened == 1:
-            # Perhaps only the short cut to the store is to blame, or a passing lack of memory.
+            # Perhaps only the import of the store alone is to blame, or a transient lack of memory.
             self._whole_torch = True
             self._unsent.append(self.unanswered)
             self.start(self._listeners)

@@ -1,4 +1,4 @@
-"""The supervisor's end of the line to a coordinator: JSON lines over a socket."""
+"""The supervisor's end of the connection to a coordinator: JSON lines over a socket."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from saferun.linux.task_sockets import peer_of
 from saferun.model import JsonObject
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "__main__.py")
-_LAST_WORDS_BYTES = 8 << 10
+_LAST_STDERR_BYTES = 8 << 10
 
 
 def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None:
-    """The line to a coordinator that another process of this user owns; None: there is nobody yet.
+    """The connection to a coordinator that another process of this user owns; None: there is none yet.
 
     Args:
         path: its Unix socket.
@@ -88,7 +88,7 @@ class CoordinatorLink:
         os.set_blocking(error_read, False)
         self.whole_torch = whole_torch
         self.stderr_fd = error_read
-        self.last_words = b""
+        self.last_stderr = b""
         self.lines = JsonLines(ours, poller)
 
     @property
@@ -114,12 +114,12 @@ class CoordinatorLink:
             return None
         if not chunk:
             return None
-        self.last_words = (self.last_words + chunk)[-_LAST_WORDS_BYTES:]
+        self.last_stderr = (self.last_stderr + chunk)[-_LAST_STDERR_BYTES:]
         return chunk
 
     def last_line(self) -> str:
         """The last line it wrote to stderr: with Python, the exception."""
-        lines = [line for line in self.last_words.decode(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self.last_stderr.decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""
 
     def close(self) -> None:

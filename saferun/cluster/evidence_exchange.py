@@ -85,5 +85,5 @@ class EvidenceExchange:
         ]
         lost = [LostHost(*host) for host in job.lost.values()]
         return merge_parts(
-            parts, lost, world_size=own.world_size, peers=peers, leader=job.host, trouble=abort_reason_of(job)
+            parts, lost, world_size=own.world_size, peers=peers, leader=job.host, abort_reason=abort_reason_of(job)
         )

@@ -11,7 +11,7 @@ from saferun.cluster.job_attempt import SILENT_SHARE, JobAttempt, JobContext
 from saferun.cluster.job_channel import JobChannel
 from saferun.cluster.job_sender import JobSender
 from saferun.cluster.job_values import AbortReason, EvidenceChunk, JobCallbacks, LostPeer, Peer
-from saferun.cluster.messages import LONGEST_WORDS, Ignored
+from saferun.cluster.messages import LONGEST_MESSAGE, Ignored
 from saferun.cluster.rendezvous_messages import assignment_from, chunk_limit, hosts_text, join_message
 from saferun.cluster.roster import Roster
 from saferun.config import LaunchConfig
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
-# How to do without what a scheduler said.
+# How to do without what a scheduler provides.
 _OFF = "--scheduler none: as under torchrun"
 # After the loss of a store, how long hosts that think the start not to be over wait for those that may think otherwise.
 _AGAIN_S = 60.0
@@ -47,7 +47,7 @@ class Job(JobSender):
         poller: the loop's.
         callbacks: what it calls.
         run_dir: says where this launch's files are going to be.
-        secret: signs what the hosts tell each other; None: nothing does.
+        secret: signs the messages between hosts; None: nothing does.
         open_channel: makes the channel to the coordinator.
     """
 
@@ -65,7 +65,7 @@ class Job(JobSender):
         self._config = config
         self._run_dir = run_dir
         self._callbacks = callbacks
-        self._post, self._say = callbacks.post, callbacks.say
+        self._post, self._print_line = callbacks.post, callbacks.print_line
         self._secret = secret
         channel = open_channel(
             config,
@@ -158,7 +158,7 @@ class Job(JobSender):
         self._channel.close()
 
     # ----------------------------------------------------------------------------------------------------------------
-    # Meeting
+    # RendezvousRound
 
     def bind(self) -> None:
         """Bind every port, before anything else starts, and have the coordinator import torch meanwhile.
@@ -251,12 +251,12 @@ class Job(JobSender):
         detected = self._config.hosts.detected
         if self.leads and detected and assignment.number == 0:
             met = f"{hosts_text(self.peers.values(), placement.world_size)}, from {detected}"
-            self._say(f"saferun: {printable(met)} ({_OFF})")
+            self._print_line(f"saferun: {printable(met)} ({_OFF})")
         self._callbacks.on_assigned(assignment)
 
     def _note_signed(self, message: JsonObject) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""
-        by, why = (display_text(message.get(name) or "", LONGEST_WORDS) for name in ("signed", "unsigned_why"))
+        by, why = (display_text(message.get(name) or "", LONGEST_MESSAGE) for name in ("signed", "unsigned_why"))
         at = {"time": time.time(), "at": time.monotonic(), "attempt": self.current.number}
         self._run_dir.write_event({"event": "MessagesSigned", **at, "by": by, "why_not": why})
         if self.leads and not by and message.get("offered") == "munge":
@@ -301,12 +301,12 @@ class Job(JobSender):
     # Hearing
 
     def _on_message(self, message: JsonObject) -> None:
-        """What another host has said, and what fails because of it, ends nothing: it is ignored, and counted."""
+        """A message of another host, and what fails because of it, ends nothing: it is ignored, and counted."""
         joins = self._joining and message.get("op") == "joined"
         try:
             self._take(message)
         except SaferunError:
-            raise  # not because of what was said, and the user can do something about it
+            raise  # not because of the message, and the user can do something about it
         except Exception as error:
             if joins:
                 what = f"the hosts' agreement cannot be read: {type(error).__name__}: {error}"
@@ -323,7 +323,7 @@ class Job(JobSender):
                 self._joining = False
                 self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
             case "waiting":
-                self._say(f"saferun: {display_text(message['words'], LONGEST_WORDS)}")
+                self._print_line(f"saferun: {display_text(message['words'], LONGEST_MESSAGE)}")
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
                 which = number(message["device"]), number(message["inode"])
@@ -335,13 +335,13 @@ class Job(JobSender):
 
     def _warn(self, what: object) -> None:
         if self.is_head:
-            self._say(f"saferun: warning: {display_text(str(what), LONGEST_WORDS)}")
+            self._print_line(f"saferun: warning: {display_text(str(what), LONGEST_MESSAGE)}")
 
     def _fail(self, what: str, hint: str, exit_code: int = 1) -> None:
         hosts = self._config.hosts
         if hosts.detected:
             here = "of unknown node rank" if hosts.node_rank is None else f"node rank {hosts.node_rank}"
-            self._say(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
+            self._print_line(f"saferun: {printable(f'this is {short_host_name()}, {here}, from {hosts.detected}')}")
         self._post(StartFailed(time.monotonic(), self._attempt(), what, hint, exit_code))
 
     def _on_channel_lost(self, what: str, hint: str, class_name: str = "") -> None:

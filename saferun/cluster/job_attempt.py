@@ -11,7 +11,7 @@ from saferun.cluster.evidence_collection import EvidenceCollection
 from saferun.cluster.job_sender import JobSender, StateReport
 from saferun.cluster.job_values import AbortReason, JobCallbacks, LostPeer
 from saferun.cluster.messages import (
-    LONGEST_WORDS,
+    LONGEST_MESSAGE,
     MOST_HOSTS,
     MOST_LINES,
     MOST_TASKS,
@@ -74,20 +74,20 @@ class JobContext:
 
 
 class _LinesOfOthers:
-    """What has been printed in the name of others: no host fills the console of another one."""
+    """The lines that were printed for other hosts: no host fills the console of another one."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._last: dict[str, str] = {}
 
-    def may_print(self, who: str, about: str = "", said: str = "") -> bool:
-        """Whether there may be another line in somebody's name; what was said last is not said again."""
-        if about and self._last.get(about) == said[:LONGEST_WORDS]:
+    def may_print(self, who: str, about: str = "", text: str = "") -> bool:
+        """Whether there may be another line of a saferun's; the last line is not repeated."""
+        if about and self._last.get(about) == text[:LONGEST_MESSAGE]:
             return False
         self._counts[who] = self._counts.get(who, 0) + 1
         if self._counts[who] > MOST_LINES:
             return False
-        self._last[about] = said[:LONGEST_WORDS]
+        self._last[about] = text[:LONGEST_MESSAGE]
         return True
 
 
@@ -102,7 +102,7 @@ class JobAttempt:
         leads: whether this process is the leader.
         addresses: of other hosts, to look up the interfaces that lead there.
         local_ranks: the local rank of each rank of this process.
-        speaks: whether this process tells the user; others of the host do not.
+        speaks: whether this process prints messages; others of the host do not.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class JobAttempt:
             leads=roster.host == 0 and number >= 0,
             speaks=speaks,
             ranks=context.calls.ranks,
-            say=context.calls.say,
+            print_line=context.calls.print_line,
             on_lost=self._on_silent,
             on_notice=self.report.set_route,
             on_unheard=self._on_unheard,
@@ -167,7 +167,7 @@ class JobAttempt:
         if self.control.deadline is not None and self.control.deadline <= now:
             self._guarded(self.control.tick, now)
             if self.leads:
-                self._look_for_missing()
+                self._check_missing()
         self.chunks.tick(now)
 
     def take(self, message: JsonObject) -> None:
@@ -214,7 +214,7 @@ class JobAttempt:
             self._is_ending = True
             self.control.end()
             rank = heard.ranks[0] if heard.ranks else None
-            self.abort_reason = AbortReason(heard.reason, heard.about, heard.words, rank, "")
+            self.abort_reason = AbortReason(heard.reason, heard.about, heard.message, rank, "")
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
                 self._sender.request_start_stage()
@@ -223,7 +223,7 @@ class JobAttempt:
                 time.monotonic(),
                 attempt,
                 heard.reason,
-                heard.words,
+                heard.message,
                 heard.label,
                 ours=(heard.host, heard.task) == (self._roster.host, self._roster.task),
                 signum=heard.signum,
@@ -241,7 +241,7 @@ class JobAttempt:
                 found.exit_code,
                 found.wait_s,
                 found.restarts,
-                found.words,
+                found.messages,
                 excluded=found.excluded,
             )
         )
@@ -259,9 +259,9 @@ class JobAttempt:
             self._context.calls.on_preflight(entry)
 
     def _on_notice(self, attempt: int, entry: JsonObject) -> None:
-        # The leader cannot say it itself, and one of the others is enough.
+        # The leader cannot print it itself, and one of the others is enough.
         if attempt == self.number and self._roster.host == 1 and self._lines.may_print("notice"):
-            self._context.warn(entry["words"])
+            self._context.warn(entry["text"])
 
     def _on_progress_wanted(self, attempt: int, entry: JsonObject) -> None:
         if attempt == self._context.calls.attempt() and self._roster.host in entry["hosts"]:
@@ -286,31 +286,31 @@ class JobAttempt:
                 self.control.hear_progress(moved=moved)
             if isinstance(route := state.get("route"), str) and self._lines.may_print(key, f"{key} route", route):
                 self.control.note(peer.label, route)
-            if state.get("s") == "leftovers" and host != self._roster.host and isinstance(state.get("words"), str):
+            if state.get("s") == "leftovers" and host != self._roster.host and isinstance(state.get("text"), str):
                 # Another host waits for what its ranks left behind, and so does the job.
-                said = display_text(state["words"], _LONGEST_LEFTOVERS)
-                if self._lines.may_print(key, f"{key} leftovers", said):
-                    self._context.calls.say(f"saferun: {printable(peer.label)}: {printable(said)}")
+                text = display_text(state["text"], _LONGEST_LEFTOVERS)
+                if self._lines.may_print(key, f"{key} leftovers", text):
+                    self._context.calls.print_line(f"saferun: {printable(peer.label)}: {printable(text)}")
             if state.get("s") == "gone":
                 self._lost_tasks.add((host, task))
         self.chunks.review()
-        # Whether the job hangs is for those to say that can be heard.
+        # Whether the job hangs is judged by the hosts that can be heard.
         self._context.on_states(self.states.of_heard(self.control.missing))
-        self._look_for_end()
+        self._check_end()
 
-    def _look_for_end(self) -> None:
-        """Whether every rank of the job has ended well, or every one that is heard of."""
+    def _check_end(self) -> None:
+        """Whether every rank of the job has ended well, or every one that can be heard."""
         if self.states.are_all_done():
             self._context.calls.post(HostsDone(time.monotonic(), self._context.calls.attempt()))
         else:
-            self._look_for_missing()
+            self._check_missing()
 
-    def _look_for_missing(self) -> None:
+    def _check_missing(self) -> None:
         living = self.states.living()
         waits = bool(living) and living <= self.control.missing
         if waits != self._waits_for_unheard:
             self._waits_for_unheard = waits
-            self._on_unheard(self.control.missing_words() if waits else "")
+            self._on_unheard(self.control.missing_text() if waits else "")
 
     # ----------------------------------------------------------------------------------------------------------------
     # Hosts that are silent, or lost
@@ -330,19 +330,19 @@ class JobAttempt:
         if not self._is_ending:
             self._guarded(self.control.hear, message)
             if self.leads:
-                self._look_for_end()
+                self._check_end()
 
-    def _on_silent(self, host: int, why: str, said: str) -> None:
+    def _on_silent(self, host: int, why: str, text: str) -> None:
         """A silent host is given up: the ranks stand still, or it is certain that it is gone."""
         if self.leads:
-            self._on_lost({"host": host, "why": why, "words": said})
+            self._on_lost({"host": host, "why": why, "text": text})
         elif not self._is_ending:
-            self._lose_store(said, why)
+            self._lose_store(text, why)
 
-    def _on_unheard(self, said: str) -> None:
+    def _on_unheard(self, text: str) -> None:
         """The leader is not heard of, and the job goes on; empty: it is heard again."""
         now, attempt = time.monotonic(), self._context.calls.attempt()
-        self._context.calls.post(HostsUnreachable(now, attempt, said) if said else HostsReachable(now, attempt))
+        self._context.calls.post(HostsUnreachable(now, attempt, text) if text else HostsReachable(now, attempt))
 
     def _on_lost(self, message: JsonObject) -> None:
         if message.get("op") == "probed" and message.get("why") not in _GONE:
@@ -351,28 +351,28 @@ class JobAttempt:
         peer = self._roster.peers.get(host)
         if peer is None or host in self.lost or host in self._left or host == self._roster.host:
             return
-        said = display_text(message.get("words") or "it does not answer", LONGEST_WORDS)
+        text = display_text(message.get("text") or "it does not answer", LONGEST_MESSAGE)
         if self.states.is_done(host) and not self._is_ending:
             # It is not needed any more. Were another rendezvous to wait for it, that would find out.
             self._left.add(host)
-            self._context.warn(f"{said}; the ranks of {peer.label} have ended well, so the job goes on")
+            self._context.warn(f"{text}; the ranks of {peer.label} have ended well, so the job goes on")
         else:
             ranks = tuple(range(peer.base_rank, peer.base_rank + min(peer.ranks, _MOST_RANKS)))
-            self.lost[host] = LostPeer(host, peer.label, _why(message), said, ranks)
+            self.lost[host] = LostPeer(host, peer.label, _why(message), text, ranks)
             if not self._is_ending:
-                self._sender.abort_attempt("lost", f"{peer.label}: {said}")
+                self._sender.abort_attempt("lost", f"{peer.label}: {text}")
         self.chunks.review()
 
     def _on_store_lost(self, message: JsonObject) -> None:
-        # Where somebody there holds the port, it is its saferun, which can serve another store.
+        # If a process there holds the port, it is its saferun, which can serve another store.
         may_come_again = message.get("again") is True
         self._lose_store(
-            display_text(message["words"], LONGEST_WORDS), _why(message), "store_lost" if may_come_again else ""
+            display_text(message["text"], LONGEST_MESSAGE), _why(message), "store_lost" if may_come_again else ""
         )
 
-    def _lose_store(self, said: str, why: str, class_name: str = "") -> None:
-        self.abort_reason = AbortReason("store_lost", self.leader, said, None, why)
-        self._context.on_channel_lost(said, _HINT, class_name)
+    def _lose_store(self, text: str, why: str, class_name: str = "") -> None:
+        self.abort_reason = AbortReason("store_lost", self.leader, text, None, why)
+        self._context.on_channel_lost(text, _HINT, class_name)
 
     def _on_task_lost(self, message: JsonObject) -> None:
         task = number(message["task"], 0, MOST_TASKS)
@@ -382,8 +382,8 @@ class JobAttempt:
 
     def _on_membership(self, message: JsonObject) -> None:
         if not self._is_ending:
-            said = display_text(message.get("words") or "a host wants to join", LONGEST_WORDS)
-            self._sender.abort_attempt("membership", said)
+            text = display_text(message.get("text") or "a host wants to join", LONGEST_MESSAGE)
+            self._sender.abort_attempt("membership", text)
 
     def _on_malformed(self, message: JsonObject) -> None:
         raise ValueError(f"an entry of the job's log: {message.get('words') or 'it cannot be read'}")
@@ -395,14 +395,14 @@ class JobAttempt:
         self.chunks.add(message)
 
     def _on_warning(self, message: JsonObject) -> None:
-        self._context.warn(message["words"])
+        self._context.warn(message["text"])
 
     # Each with whether it is for the leader alone, and whether it is ignored in another attempt. ``store_lost`` of the
     # previous attempt would end the next one: the hosts never end theirs at the same moment.
     _BY_OP: ClassVar[dict[str, tuple[Callable[[JobAttempt, JsonObject], None], bool, bool]]] = {
-        "told": (_on_entry, False, False),
+        "entry": (_on_entry, False, False),
         "states": (_on_states, True, False),
-        "parts": (_on_chunk, True, True),
+        "chunk": (_on_chunk, True, True),
         "probed": (_on_lost, True, True),
         "lost": (_on_lost, True, True),
         "store_lost": (_on_store_lost, False, True),
@@ -416,7 +416,7 @@ class JobAttempt:
         "warn": (_on_warning, False, True),
     }
     _BY_KIND: ClassVar[dict[str, Callable[[JobAttempt, int, JsonObject], None]]] = {
-        "trouble": _on_abort,
+        "abort": _on_abort,
         "decision": _on_decision,
         "hang": _on_hang,
         "preflight": _on_preflight,

@@ -41,7 +41,7 @@ class JobChannel:
         poller: the loop's.
         callbacks: of the job.
         on_message: takes each message.
-        on_lost: told, once, that the channel is gone, and why.
+        on_lost: takes, once, why the channel is gone.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class JobChannel:
         self._listeners["control"] = self._hold_control_port(rendezvous.control)
         if self._task_sockets is not None:
             self._listeners["tasks"], self._task_path = self._task_sockets.listen()
-            for words in self._task_sockets.squatted:
-                self._on_stderr(f"saferun: {printable(words)}\n".encode(errors="backslashreplace"))
+            for line in self._task_sockets.squatted:
+                self._on_stderr(f"saferun: {printable(line)}\n".encode(errors="backslashreplace"))
         if "store" in self._listeners:
             self.port = self._listeners["store"].getsockname()[1]
         self.control_port = self._listeners["control"].getsockname()[1]
@@ -171,7 +171,7 @@ class JobChannel:
                 self.open()
 
     def _bind_endpoint(self) -> None:
-        """Serve torch's rendezvous store where the endpoint is this host, and nobody else of the job does so here."""
+        """Serve torch's rendezvous store if the endpoint is this host, and no other process of the job does so here."""
         rendezvous = self._config.rendezvous
         if rendezvous.backend != "c10d" or not self.is_endpoint_here:
             return
@@ -236,7 +236,7 @@ class JobChannel:
         elif self._repeat_at is not None and self._repeat_at <= now:
             self._repeat_at = now + _REPEAT_S
             seconds = f" ({now - self._name.began_at:.0f} s)" if self._name.is_unknown else ""
-            self._on_message({"op": "waiting", "words": f"{self._name.reason}{seconds}"})
+            self._on_message({"op": "waiting", "text": f"{self._name.reason}{seconds}"})
 
     @property
     def pids(self) -> set[int]:

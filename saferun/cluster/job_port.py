@@ -39,7 +39,7 @@ class LoopPart(Protocol):
 
 
 class JobPort(LoopPart, Protocol):
-    """The rendezvous, the ranks' store, and what the hosts tell each other.
+    """The rendezvous, the ranks' store, and the messages between hosts.
 
     Attributes:
         client: of the coordinator: takes torchrun's events for torch's handlers.
@@ -140,11 +140,11 @@ class JobPort(LoopPart, Protocol):
     # What is broadcast to all hosts, this one included.
 
     def abort_attempt(
-        self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+        self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
     ) -> None:
         """This attempt is to end on all hosts."""
 
-    def broadcast_decision(self, action: BroadcastDecision, words: Sequence[str]) -> None:
+    def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt."""
 
     def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from saferun.cluster.job_channel import JobChannel
-from saferun.cluster.messages import LONGEST_WORDS, MOST_LINES
+from saferun.cluster.messages import LONGEST_MESSAGE, MOST_LINES
 from saferun.cluster.roster import Roster
 from saferun.model import JsonObject
 from saferun.supervisor.actions import BroadcastDecision
@@ -22,7 +22,7 @@ class JobSender:
 
     Args:
         channel: to the coordinator.
-        attempt: tells the attempt that is current.
+        attempt: returns the attempt that is current.
         roster: this host's place among the others.
     """
 
@@ -32,20 +32,20 @@ class JobSender:
         self.roster = roster
 
     def abort_attempt(
-        self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+        self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
     ) -> None:
         """This attempt is to end on all hosts."""
         self._broadcast(
-            "trouble",
+            "abort",
             reason=reason,
-            words=_for_others(words),
+            text=_for_others(text),
             ranks=list(ranks)[:MOST_LINES],
             signum=signum,
             lost_task=lost_task,
             time=time.time(),
         )
 
-    def broadcast_decision(self, action: BroadcastDecision, words: Sequence[str]) -> None:
+    def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
         """What follows a failed attempt, on all hosts."""
         self._broadcast(
             "decision",
@@ -53,7 +53,7 @@ class JobSender:
             exit_code=action.exit_code,
             wait_s=action.wait_s,
             restarts=action.restarts,
-            words=[_for_others(line) for line in list(words)[:MOST_LINES]],
+            text=[_for_others(line) for line in list(texts)[:MOST_LINES]],
             excluded=action.excluded,
         )
 
@@ -74,7 +74,7 @@ class JobSender:
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Hand a chunk of evidence to the leader."""
         chunk = {"t": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
-        self._send("part", name=name, text=json.dumps(chunk))
+        self._send("chunk", name=name, text=json.dumps(chunk))
 
     def send_state(self, state: JsonObject) -> None:
         """How the ranks of this process do, for the leader."""
@@ -94,7 +94,7 @@ class JobSender:
 
     def _broadcast(self, kind: str, **fields: object) -> None:
         who = {"host": self.roster.host, "task": self.roster.task, "label": self.roster.label}
-        self._send("tell", message={"kind": kind, **fields, "attempt": self._attempt(), **who})
+        self._send("append", message={"kind": kind, **fields, "attempt": self._attempt(), **who})
 
     def _send(self, op: str, **fields: object) -> None:
         self._channel.send({"op": op, "attempt": self._attempt(), **fields})
@@ -123,9 +123,9 @@ class StateReport:
             self._state = state
             self._send()
 
-    def set_route(self, words: str) -> None:
+    def set_route(self, text: str) -> None:
         """What became of this host's route to the leader, whose user is to know."""
-        self._more["route"] = words
+        self._more["route"] = text
         self._send()
 
     def set_progress(self, moved: int, active: int) -> None:
@@ -137,10 +137,10 @@ class StateReport:
         self._sender.send_state({**self._state, **self._more})
 
 
-def _for_others(said: str) -> str:
-    """Words as they leave this host: without secrets, for whoever reaches the store can read them."""
+def _for_others(text: str) -> str:
+    """A text as it leaves this host: without secrets, since whoever reaches the store can read it."""
     try:
         from saferun.text.redaction import redacted_text
     except ImportError:  # from a file system that does not answer: what follows from the message matters more
         return ""
-    return redacted_text(said[: 4 * LONGEST_WORDS])[:LONGEST_WORDS]
+    return redacted_text(text[: 4 * LONGEST_MESSAGE])[:LONGEST_MESSAGE]

@@ -40,7 +40,7 @@ class LostPeer(Value):
     host: int
     label: str
     why: str
-    words: str
+    message: str
     ranks: tuple[int, ...]
 
 
@@ -73,7 +73,7 @@ class AbortReason(Value):
 
     reason: str
     label: str
-    words: str
+    message: str
     rank: int | None
     why: str
 
@@ -83,14 +83,14 @@ class JobCallbacks(Value):
 
     Attributes:
         post: takes events.
-        attempt: tells the attempt that is current.
+        attempt: returns the attempt that is current.
         on_assigned: takes this process's ranks when the hosts have met.
-        on_prepared: takes what only torch can tell of an attempt, when all is ready for its ranks.
-        on_preflight: takes what the leader says of the preflight checks.
+        on_prepared: takes what only torch knows of an attempt, when all is ready for its ranks.
+        on_preflight: takes the leader's messages about the preflight checks.
         on_torch: takes torch's version, where this host is alone.
         on_stderr: takes whole lines that torch's event handlers write to stderr.
-        say: takes a line for the user.
-        ranks: tells the ranks of this process that run.
+        print_line: takes a line for the user.
+        ranks: returns the ranks of this process that run.
     """
 
     post: Callable[[Event], None]
@@ -100,5 +100,5 @@ class JobCallbacks(Value):
     on_preflight: Callable[[JsonObject], None]
     on_torch: Callable[[str], None]
     on_stderr: Callable[[bytes], None]
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     ranks: Callable[[], Sequence[WatchedRank]]

@@ -1,7 +1,7 @@
-"""What the hosts of a job tell each other, decoded: every field typed and bounded, or the message is ignored. Pure.
+"""The messages between the hosts of a job, decoded: every field typed and bounded, or the message is ignored. Pure.
 
 A host speaks for itself, and the one that leads decides: the coordinator marks each entry of the job's log with the
-host that wrote it, and what is the leader's to say is taken from host 0 only.
+host that wrote it, and what only the leader may send is taken from host 0 only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from saferun.model import Value
 from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
 
 __all__ = [
-    "LONGEST_WORDS",
+    "LONGEST_MESSAGE",
     "ChunkText",
     "Decision",
     "Heard",
@@ -27,7 +27,7 @@ __all__ = [
     "task_of",
 ]
 
-LONGEST_WORDS = 1000
+LONGEST_MESSAGE = 1000
 MOST_LINES = 20
 MOST_TASKS = 4096
 MOST_HOSTS = 1 << 20
@@ -37,7 +37,7 @@ _MOST_SIGNALS = 64
 _HIGHEST_EXIT_CODE = 255
 _MOST_RESTARTS = 1 << 40
 _LONGEST_WAIT_S = 30 * 86400.0
-# A piece is an object of a few values, one of which is a long text.
+# A chunk is an object of a few values, one of which is a long text.
 _DEEPEST_PIECE = 4
 _MOST_OF_A_PIECE = 64
 _LONGEST_PIECE = 16 << 20
@@ -46,10 +46,10 @@ _LEADERS = frozenset({"decision", "hang", "notice", "preflight", "watch"})
 
 
 class Heard(Value):
-    """That an attempt ends on all hosts, as one of them has told. ``ranks``: that it blames."""
+    """That an attempt ends on all hosts, as one of them reports. ``ranks``: that it blames."""
 
     reason: str
-    words: str
+    message: str
     label: str
     about: str
     host: int
@@ -66,12 +66,12 @@ class Decision(Value):
     exit_code: int
     wait_s: float
     restarts: int
-    words: tuple[str, ...]
+    messages: tuple[str, ...]
     excluded: int
 
 
 class ChunkText(Value):
-    """A piece of evidence as it was handed in. ``time``: when, by that host's clock."""
+    """A chunk of evidence as it was sent. ``time``: when, by that host's clock."""
 
     time: float
     moved: bool
@@ -80,7 +80,7 @@ class ChunkText(Value):
 
 
 def is_leaders(kind: object) -> bool:
-    """Whether messages of this kind are for host 0 to tell, and for nobody else."""
+    """Whether messages of this kind may come from host 0 only."""
     return kind in _LEADERS if isinstance(kind, str) else False
 
 
@@ -92,12 +92,12 @@ def abort_from(message: Mapping[str, Any]) -> Heard:
     """
     ranks = message.get("ranks") or ()
     lost = message.get("lost_task")
-    label = display_text(message["label"], LONGEST_WORDS)
+    label = display_text(message["label"], LONGEST_MESSAGE)
     return Heard(
         display_text(message["reason"], _LONGEST_REASON),
-        display_text(message["words"], LONGEST_WORDS),
+        display_text(message["text"], LONGEST_MESSAGE),
         label,
-        display_text(message.get("about") or label, LONGEST_WORDS),
+        display_text(message.get("about") or label, LONGEST_MESSAGE),
         number(message["host"], 0, MOST_HOSTS),
         number(message["task"], 0, MOST_TASKS),
         number(message.get("signum") or 0, 0, _MOST_SIGNALS),
@@ -114,7 +114,7 @@ def decision_from(message: Mapping[str, Any]) -> Decision:
     """
     if message["host"] != 0:
         raise ValueError("another host than the one that leads has decided")
-    lines = message.get("words") or []
+    lines = message.get("text") or []
     if not isinstance(lines, list):
         raise TypeError("a list is wanted")
     return Decision(
@@ -122,13 +122,13 @@ def decision_from(message: Mapping[str, Any]) -> Decision:
         number(message["exit_code"], 0, _HIGHEST_EXIT_CODE),
         measure(message["wait_s"], 0.0, _LONGEST_WAIT_S),
         number(message["restarts"], 0, _MOST_RESTARTS),
-        tuple(display_text(line, LONGEST_WORDS) for line in lines[:MOST_LINES]),
+        tuple(display_text(line, LONGEST_MESSAGE) for line in lines[:MOST_LINES]),
         number(message.get("excluded", -1), -1, MOST_HOSTS),
     )
 
 
 def chunk_from(content: object) -> ChunkText:
-    """A piece of evidence.
+    """A chunk of evidence.
 
     Raises:
         One of ``MALFORMED``: it is none.
@@ -160,7 +160,7 @@ def is_sound(message: Mapping[str, Any]) -> bool:
     """Whether a message of the job's log can be read, where there may be one of its kind only."""
     try:
         match message.get("kind"):
-            case "trouble":
+            case "abort":
                 abort_from(message)
             case "decision":
                 decision_from(message)
@@ -191,7 +191,7 @@ class Ignored:
         if not self._is_due(1):
             return
         so_far = "a message that makes no sense" if self.count == 1 else f"{self.count} such messages so far"
-        why = printable(f"{what}: {type(error).__name__}: {error}"[:LONGEST_WORDS])
+        why = printable(f"{what}: {type(error).__name__}: {error}"[:LONGEST_MESSAGE])
         self._warn(f"ignored {so_far} ({why})")
 
     def add_unsigned(self, key: str, count: int) -> None:
@@ -206,7 +206,7 @@ class Ignored:
             self._warn(f"ignored messages that are not signed with the job secret ({so_far}, the last in {key})")
 
     def _is_due(self, more: int) -> bool:
-        """Count, and say whether that is to be told."""
+        """Count, and return whether that is to be reported."""
         self.count += more
         if self.count < self._warn_at:
             return False

@@ -49,7 +49,7 @@ class WatchedRank(Protocol):
 
 
 class ProgressWatch:
-    """Samples of the ranks, for as long as somebody wants to know.
+    """Samples of the ranks, for as long as they are needed.
 
     Args:
         span_s: the time in which some rank is expected to move.
@@ -79,7 +79,7 @@ class ProgressWatch:
             self.deadline = now
 
     def end(self) -> None:
-        """Nobody wants to know any more."""
+        """Stop: no verdict needs them any more."""
         self.deadline = None
         for query in self._queries.values():
             query.give_up()

@@ -1,11 +1,11 @@
-"""What a host and its coordinator say to each other when the hosts of a job meet."""
+"""The messages between a supervisor and its coordinator at a rendezvous."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from saferun.cluster.job_values import Assignment, Peer
-from saferun.cluster.messages import LONGEST_WORDS
+from saferun.cluster.messages import LONGEST_MESSAGE
 from saferun.config import LaunchConfig
 from saferun.linux.net import short_host_name
 from saferun.model import JsonObject, Placement, RankAssignment
@@ -77,8 +77,8 @@ def assignment_from(config: LaunchConfig, message: JsonObject) -> Assignment:
         master_port=number(message["master_port"]),
         run_id=config.rendezvous.run_id,
         local_world_size=number(message.get("local_world_size", nproc)),
-        host=display_text(message["label"], LONGEST_WORDS),
-        leader=display_text(message["leader_name"], LONGEST_WORDS),
+        host=display_text(message["label"], LONGEST_MESSAGE),
+        leader=display_text(message["leader_name"], LONGEST_MESSAGE),
         restarts=number(message["restarts"]),
     )
     return Assignment(
@@ -89,7 +89,7 @@ def assignment_from(config: LaunchConfig, message: JsonObject) -> Assignment:
         files=text(message.get("files") or "", _LONGEST_PATH),
         checked=bool(message.get("checked")),
         probe_endpoints=tuple(
-            (number(host), display_text(label, LONGEST_WORDS), str(endpoint))
+            (number(host), display_text(label, LONGEST_MESSAGE), str(endpoint))
             for host, label, endpoint in message.get("probe_endpoints") or ()
         ),
         host_infos=tuple((str(info), str(endpoint)) for info, endpoint in message.get("host_infos") or ()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from saferun.cluster.job_values import Peer
-from saferun.cluster.messages import LONGEST_WORDS, MOST_HOSTS, MOST_TASKS
+from saferun.cluster.messages import LONGEST_MESSAGE, MOST_HOSTS, MOST_TASKS
 from saferun.linux.net import short_host_name
 from saferun.text.decoding import MALFORMED, display_text, number
 
@@ -63,7 +63,7 @@ def _peer(value: object) -> Peer | None:
         host, label, _name, _pid, addresses, base_rank, nproc = value  # type: ignore[misc]
         return Peer(
             number(host, 0, MOST_HOSTS),  # type: ignore[has-type]
-            display_text(label, LONGEST_WORDS),  # type: ignore[has-type]
+            display_text(label, LONGEST_MESSAGE),  # type: ignore[has-type]
             tuple(display_text(address, _LONGEST_NAME) for address in addresses),  # type: ignore[has-type]
             number(base_rank),  # type: ignore[has-type]
             number(nproc),  # type: ignore[has-type]

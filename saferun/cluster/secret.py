@@ -1,6 +1,6 @@
 """The job secret: where it comes from, and the keys that follow from it.
 
-All hosts of a job have the same one. What they tell each other is signed and sealed with keys that are derived from it
+All hosts of a job have the same one. Their messages are signed and sealed with keys that are derived from it
 and from what tells this job from all others (``cluster/signed.py``); the secret itself never leaves a host.
 """
 
@@ -18,7 +18,7 @@ _SALT = b"saferun job secret 1"
 
 
 class JobSecret:
-    """What all hosts of a job have and nobody else.
+    """What all hosts of a job have and no one else.
 
     Args:
         raw: the secret itself. It is in no text that this object makes of itself.

@@ -6,7 +6,7 @@ The leader makes the secret and an *offer*, a short text that may be read by any
 * the name of a file, 0600 in a directory of its own, 0700, in the directory where each host keeps its run directories.
 
 Who takes the offer believes it only where the operating system says that the same user (or root) has made it: the
-daemon of MUNGE tells who made the credential, the file system who owns the file. So nobody else can put a secret of
+daemon of MUNGE tells who made the credential, the file system who owns the file. So no other user can put a secret of
 theirs into its place. And the secret is bound to the job: what was offered to another job is refused.
 
 What is done here may wait for a file system or a daemon, and happens in a process of its own (``serve``).
@@ -241,7 +241,7 @@ def serve(connection: socket.socket, munge: Munge | Callable[[], Munge | None] |
                 lines.write(json.dumps(answer).encode() + b"\n")
                 lines.flush()
     except OSError:
-        pass  # nobody listens any more
+        pass  # the other side is gone
     finally:
         for base, name in made:
             withdraw(base, name)

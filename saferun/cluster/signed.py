@@ -1,6 +1,6 @@
-"""What hosts tell each other, signed and sealed with the job secret.
+"""Messages between hosts, signed and sealed with the job secret.
 
-Everything that hosts tell each other are values in a store, each under a key that says what it is about: the attempt,
+All messages between hosts are values in a store, each under a key that says what it is about: the attempt,
 the number of an entry, the host. So a signature over the key and the value cannot be used for anything else, neither in
 another attempt nor, as the key for it is derived from what is unique to a job, in another one. A value that is written
 again under its key carries a counter, and an older one is not taken for a newer one.
@@ -30,8 +30,8 @@ _NONCE_BYTES = 12
 _HEAD_BYTES = len(MAGIC) + 1 + _COUNTER_BYTES + _SIGNATURE_BYTES
 OVERHEAD_BYTES = _HEAD_BYTES + _NONCE_BYTES + 16
 _SHORT_BYTES = 128
-# The second part of a key says what it is: cards and doors, places, states, the log, evidence, and words about them.
-_CONFIDENTIAL = frozenset({"host", "place", "state", "log", "part", "fail", "missing"})
+# The second part of a key names its kind: records and assignments, states, the log, evidence, failures.
+_CONFIDENTIAL = frozenset({"host", "assignment", "state", "log", "chunk", "fail", "missing"})
 
 
 class Cipher(Protocol):
@@ -91,12 +91,12 @@ def unverified(stored: bytes) -> bytes:
 
 
 class Signer:
-    """Signs and seals what this host says, and opens what others say.
+    """Signs and seals the messages of this host, and opens those of others.
 
     Args:
         secret: the job secret.
         job: what tells this job from all others.
-        on_ignored: told the key of each value that has no valid signature.
+        on_ignored: takes the key of each value that has no valid signature.
         seals: whether to encrypt as well. Where not, nothing that is encrypted is opened either.
     """
 
@@ -151,7 +151,7 @@ class Signer:
         """The same of a value that is written again; None as well where a newer one has been seen."""
         same = self._same.get(key)
         if same is not None and same[0] == stored:
-            return same[1]  # mostly: all beats are read each second, and few of them are new
+            return same[1]  # mostly: all heartbeats are read each second, and few of them are new
         opened = self._opened(key, stored, LONGEST_BYTES)
         if opened is None or opened.counter < self._newest.get(key, 0):
             self._on_ignored(key)
@@ -174,7 +174,7 @@ class Signer:
         if not hmac.compare_digest(signature, self._signature(key, kind, counter, body)):
             return None
         if kind == _PLAIN:
-            # What is to be encrypted and is not was signed by nobody of this job.
+            # What is to be encrypted and is not was not signed by a host of this job.
             return None if self._cipher is not None and is_confidential(key) else Opened(body, counter)
         if self._cipher is None:
             return None

@@ -1,4 +1,4 @@
-"""What follows where nothing is heard of another host: is it lost, or only the way to it? Pure.
+"""What follows when no heartbeats come from another host: is it lost, or only the route to it? Pure.
 
 A host whose control path is cut trains on over its other network, and so does the job; so does one whose saferun was
 stopped (SIGSTOP). A host that is dead stops it: whoever waits for its ranks stands still. So the ranks that can be seen
@@ -33,7 +33,7 @@ class Unheard(Value):
     host: int
     label: str
     why: str
-    words: str
+    message: str
     since: float
     goes_on: bool = False
 
@@ -63,7 +63,7 @@ def judge(unheard: Unheard, progress: Progress, host_timeout_s: float, hang_time
         unheard: what is known of it.
         progress: of the ranks of this host.
         host_timeout_s: for how long a host may be silent.
-        hang_timeout_s: for how long nothing may move; 0: nobody looks.
+        hang_timeout_s: for how long nothing may move; 0: that is not checked.
     """
     if unheard.goes_on:
         if not progress.runs or progress.quiet_s < host_timeout_s:

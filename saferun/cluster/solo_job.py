@@ -1,4 +1,4 @@
-"""A job of one host: there is nobody to meet, and the coordinator serves the ranks' store and what needs torch."""
+"""A job of one host: there is no rendezvous, and the coordinator serves the ranks' store and what needs torch."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class SoloJob:
         self._callbacks.on_assigned(Assignment(placement, action.attempt, leads=True, may_leave=False, files=""))
 
     def set_state(self, state: JsonObject) -> None:
-        """Nobody else wants to know."""
+        """There is no leader to report to."""
 
     def subscribe(
         self, on_states: Callable[[Mapping[str, JsonObject]], None], on_hang: Callable[[HangVerdict, int], None]
@@ -250,12 +250,12 @@ class SoloJob:
         self._on_hang = on_hang
 
     def abort_attempt(
-        self, reason: str, words: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
+        self, reason: str, text: str, *, ranks: Sequence[int] = (), signum: int = 0, lost_task: int | None = None
     ) -> None:
-        """Nobody else runs ranks."""
+        """There are no ranks on other hosts."""
 
-    def broadcast_decision(self, action: BroadcastDecision, words: Sequence[str]) -> None:
-        """Nobody else waits for it."""
+    def broadcast_decision(self, action: BroadcastDecision, texts: Sequence[str]) -> None:
+        """There is no other host to wait for it."""
 
     def broadcast_hang(self, verdict: HangVerdict, number: int) -> None:
         """This host is to capture."""
@@ -266,7 +266,7 @@ class SoloJob:
         self._callbacks.on_preflight(message)
 
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
-        """Nobody else puts evidence together."""
+        """There is no evidence to merge."""
 
     def collect(
         self,
@@ -276,6 +276,6 @@ class SoloJob:
         *,
         hosts: Collection[int] | None = None,
     ) -> None:
-        """There is nobody to wait for."""
+        """There is no other host to wait for."""
         del name, timeout_s, hosts
         on_done([])

@@ -28,7 +28,7 @@ def main() -> None:
     # messages. Where the service is broken, glibc's own patience would cost ten seconds and more a connection.
     os.environ["RES_OPTIONS"] = f"{os.environ.get('RES_OPTIONS', '')} timeout:1 attempts:2".strip()
     if fds:
-        # A job of several hosts: what torch's own code has to say about connections is told in saferun's words.
+        # A job of several hosts: saferun has messages of its own for what torch's code logs about connections.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # Torch's elastic rendezvous would have hosts that join a running job wait for an address without end.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -34,7 +34,7 @@ class Arrivals:
                 self._number = self._client.add(f"{self._prefix}hosts", 1) - 1
             self._client.set(f"{self._prefix}here/{self._number}", self._name)
         except StoreBrokenError:
-            # The rendezvous itself will say so.
+            # The rendezvous itself will report it.
             pass
 
     def depart(self) -> None:
@@ -59,8 +59,8 @@ class Arrivals:
         return [name[:_LONGEST_NAME] for name in dict.fromkeys(names)]
 
 
-def waiting_words(names: Sequence[str], least: int, most: int, expected: Sequence[str]) -> str:
-    """Who is missing, by name where the scheduler has told it, else who is there. Pure.
+def waiting_text(names: Sequence[str], least: int, most: int, expected: Sequence[str]) -> str:
+    """Who is missing, by name where the scheduler provides it, else who is there. Pure.
 
     Args:
         names: of those who wait.

@@ -1,4 +1,4 @@
-"""One attempt, from the places of the hosts to the next meeting: the log, the beats, the parts, and who is lost."""
+"""One attempt, from the assignments to the next rendezvous: the log, heartbeats, chunks, and lost hosts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, hand_in, is_chunk_name
-from saferun.coordinator.heartbeats import Beats, Monitor
+from saferun.coordinator.assignments import HostRecord
+from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key, is_chunk_name, write_chunk
+from saferun.coordinator.heartbeats import HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.liveness import Liveness, OwnSupervisor
 from saferun.coordinator.liveness_probe import CUT, REACHED, Finding
-from saferun.coordinator.meeting import Meeting, Met
-from saferun.coordinator.places import HostRecord
+from saferun.coordinator.rendezvous_round import RendezvousResult, RendezvousRound
 from saferun.coordinator.shared_store import SharedStore
 from saferun.coordinator.static import JOB_KEY
 from saferun.coordinator.store_channel import StoreChannel
@@ -29,8 +29,8 @@ class Attempt:
     """An attempt that this host takes part in.
 
     Args:
-        met: what the meeting came to.
-        meeting: how this host joined it.
+        result: what the rendezvous came to.
+        rendezvous: how this host joined it.
         own: this host's record.
         tasks: the connections to its tasks.
         on_moved: takes a connection to the control store at another address, where it cannot be reached any more at
@@ -39,33 +39,33 @@ class Attempt:
 
     def __init__(
         self,
-        met: Met,
-        meeting: Meeting,
+        result: RendezvousResult,
+        rdzv: RendezvousRound,
         own: HostRecord,
         tasks: Tasks,
         on_moved: Callable[[StoreClient], None] = lambda _: None,
     ) -> None:
-        self.place = met.place
-        self.number = met.place.attempt
-        self.is_leader = met.place.host == 0
-        self.prefix = met.prefix
-        self.client = met.client
+        self.assignment = result.assignment
+        self.number = result.assignment.attempt
+        self.is_leader = result.assignment.host == 0
+        self.prefix = result.prefix
+        self.client = result.client
         self._own = own
-        self._records = met.records
+        self._records = result.records
         self._tasks = tasks
-        self._host_timeout_s = meeting.host_timeout_s
+        self._host_timeout_s = rdzv.host_timeout_s
         self._acked: set[int] = set()
         self._gone: set[int] = set()
         self._closed = False
-        self._labels = [str(peer[1]) for peer in met.peers] if self.is_leader else []
-        place = met.place
+        self._labels = [str(peer[1]) for peer in result.peers] if self.is_leader else []
+        assignment = result.assignment
         self._channel = StoreChannel(
-            met.client,
-            met.job,
+            result.client,
+            result.job,
             JOB_KEY,
-            place.leader_name,
-            [a for a in place.leader_addresses if a not in own.addresses] or place.leader_addresses,
-            meeting.host_timeout_s,
+            assignment.leader_name,
+            [a for a in assignment.leader_addresses if a not in own.addresses] or assignment.leader_addresses,
+            rdzv.host_timeout_s,
             start=self._start_channel,
             on_lost=self._on_channel_lost,
             on_doubt=self._on_doubt,
@@ -73,33 +73,33 @@ class Attempt:
             on_moved=self._on_channel_moved,
         )
         self._on_moved = on_moved
-        self.log = JobLog(self._channel, self.prefix, place.host, self._on_told)
+        self.log = JobLog(self._channel, self.prefix, assignment.host, self._on_entry)
         pids = {task: record.pid for task, record in enumerate(own.tasks) if record.pid > 0}
-        interval_s = meeting.host_timeout_s / _BEATS_PER_TIMEOUT
-        self._beats = Beats(self._channel, self.prefix, place.host, interval_s, pids)
-        self._monitor: Monitor | None = None
+        interval_s = rdzv.host_timeout_s / _BEATS_PER_TIMEOUT
+        self._heartbeats = Heartbeats(self._channel, self.prefix, assignment.host, interval_s, pids)
+        self._monitor: HeartbeatMonitor | None = None
         self._reader: ChunkReader | None = None
-        self._own_supervisor = OwnSupervisor(place.leader_name, pids, interval_s, self._host_timeout_s)
+        self._own_supervisor = OwnSupervisor(assignment.leader_name, pids, interval_s, self._host_timeout_s)
         self._liveness: Liveness | None = None
         if self.is_leader:
             self._liveness = Liveness(
-                met.records,
+                result.records,
                 self._labels,
                 own.addresses,
                 interval_s,
-                has_one_port=issubclass(met.client.store_class, SharedStore),
+                has_one_port=issubclass(result.client.store_class, SharedStore),
                 report=self._report,
             )
 
     def announce(self) -> None:
-        """Tell the leader of its own host's tasks, before any of them says something itself."""
+        """Report the leader's own tasks to it, before any of them sends something itself."""
         if self.is_leader:
             self._send_head("states", changed={f"0/{task}": {"s": "run"} for task in range(len(self._own.tasks))})
 
     def open(self) -> None:
-        """Begin to watch, to beat and, on the leader, to look at the others."""
+        """Start to watch, to send heartbeats and, on the leader, to monitor the others."""
         if self.is_leader:
-            # Before anything can be told: the goodbye that follows a decision looks for the monitor.
+            # Before anything can be sent: the goodbye that follows a decision needs the monitor.
             self._open_leader()
         self._channel.open()
 
@@ -109,11 +109,11 @@ class Attempt:
             self._reader = ChunkReader(
                 self.client.another(),
                 self.prefix,
-                self.place.chunk_limit_bytes,
+                self.assignment.chunk_limit_bytes,
                 self._deliver_chunk,
                 self._is_head_busy,
             )
-            self._monitor = Monitor(
+            self._monitor = HeartbeatMonitor(
                 self.client.another(),
                 self.prefix,
                 [len(record.tasks) for record in self._records],
@@ -137,13 +137,13 @@ class Attempt:
     def _start_channel(self) -> None:
         self.log.start()
         if not self.is_leader:
-            self._beats.start()
+            self._heartbeats.start()
 
     # ------------------------------------------------------------------------------------------------------- from tasks
 
-    def tell(self, message: object) -> None:
-        """A task has something for the job's log."""
-        self.log.tell(message)
+    def append(self, message: object) -> None:
+        """A task appends something to the job's log."""
+        self.log.append(message)
 
     def set_state(self, task: int, state: object) -> None:
         """A task's state has changed."""
@@ -152,54 +152,54 @@ class Attempt:
         if self.is_leader:
             self._send_head("states", changed={f"0/{task}": state})
         else:
-            self._beats.set_state(task, state)
+            self._heartbeats.set_state(task, state)
 
     def add_chunk(self, task: int, name: object, text: object) -> None:
-        """A task hands in a part."""
-        if not is_chunk_name(name) or not isinstance(text, str) or len(text) > self.place.chunk_limit_bytes:
+        """A task sends a chunk of evidence."""
+        if not is_chunk_name(name) or not isinstance(text, str) or len(text) > self.assignment.chunk_limit_bytes:
             return
         named = str(name)
         if self.is_leader:
             self._deliver_chunk(0, task, named, text)
         else:
-            key = chunk_key(self.prefix, self.place.host, task, named)
-            hand_in(self._channel, key, text, lambda: self._beats.add_chunk(task, named))
+            key = chunk_key(self.prefix, self.assignment.host, task, named)
+            write_chunk(self._channel, key, text, lambda: self._heartbeats.add_chunk(task, named))
 
     def ack(self, task: int) -> None:
         """A task has taken in the decision."""
         self._acked.add(task)
-        self._look_at_acks()
+        self._check_acks()
 
     def lose_task(self, task: int) -> None:
         """A task has gone; nothing is expected of it any more."""
         self._gone.add(task)
-        self._look_at_acks()
+        self._check_acks()
 
-    def _look_at_acks(self) -> None:
+    def _check_acks(self) -> None:
         if not self.is_leader and self._all_acked():
-            self._beats.set_acked()
+            self._heartbeats.set_acked()
 
     def _all_acked(self) -> bool:
         return set(range(len(self._own.tasks))) <= self._acked | self._gone
 
     def probe(self, hosts: list[int], *, patient: bool = False) -> None:
-        """Probe hosts, and tell the head what was found; see ``Liveness.probe``."""
+        """Probe hosts, and report to the head what was found; see ``Liveness.probe``."""
         if self._liveness is not None:
             self._liveness.probe(hosts, patient=patient)
 
     # ------------------------------------------------------------------------------------------------------ from others
 
-    def _on_told(self, k: int, message: dict[str, Any]) -> None:
+    def _on_entry(self, k: int, message: dict[str, Any]) -> None:
         if self._closed:
             return
         if message["kind"] == "malformed":
-            self._send_head("malformed", k=k, words=message["words"])
+            self._send_head("malformed", k=k, text=message["text"])
             return
-        told = {"op": "told", "attempt": self.number, "k": k, "received": time.time(), "message": message}
-        self._tasks.send_all(told)
+        fields = {"op": "entry", "attempt": self.number, "k": k, "received": time.time(), "message": message}
+        self._tasks.send_all(fields)
 
     def _deliver_chunk(self, host: int, task: int, name: str, text: str) -> None:
-        self._send_head("parts", name=name, host=host, task=task, text=text)
+        self._send_head("chunk", name=name, host=host, task=task, text=text)
 
     def _send_head(self, op: str, **fields: Any) -> None:  # noqa: ANN401
         if not self._closed:
@@ -214,13 +214,13 @@ class Attempt:
         return self._tasks.head.unsent_bytes > _MOST_UNREAD_BYTES and not self._closed
 
     def _on_doubt(self) -> None:
-        """Somebody has been silent for a while: how the ranks do from now on may decide what is made of that."""
+        """A host has been silent for a while: how the ranks do from now on may decide what is made of that."""
         self._tasks.send_all({"op": "doubt", "attempt": self.number})
 
     def _on_searching(self, finding: Finding) -> None:
         if not self._closed and not self.log.has("decision"):
-            told = {"host": 0, "label": self.place.leader_name, "why": finding.why, "words": finding.words}
-            self._tasks.send_all({"op": "unheard", "attempt": self.number, **told})
+            fields = {"host": 0, "label": self.assignment.leader_name, "why": finding.why, "text": finding.message}
+            self._tasks.send_all({"op": "unheard", "attempt": self.number, **fields})
 
     def _on_channel_moved(self, was: str, now: str) -> None:
         self._tasks.send_all({"op": "heard", "attempt": self.number, "host": 0, "was": was, "now": now})
@@ -230,8 +230,8 @@ class Attempt:
     def _on_channel_lost(self, finding: Finding, may_come_again: bool) -> None:  # noqa: FBT001 - by the channel
         if not self._closed and not self.log.has("decision"):
             why = CUT if finding.why == REACHED else finding.why
-            told = {"why": why, "words": finding.words, "again": may_come_again}
-            self._tasks.send_all({"op": "store_lost", "attempt": self.number, **told})
+            fields = {"why": why, "text": finding.message, "again": may_come_again}
+            self._tasks.send_all({"op": "store_lost", "attempt": self.number, **fields})
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
@@ -242,14 +242,14 @@ class Attempt:
             return
         stalled = self._own_supervisor.tick(seconds)
         if stalled:
-            # It cannot say so; one of the others does, and all wait for it where a decision is due, within bounds.
-            self.log.tell({"kind": "notice", "words": stalled})
+            # It cannot report that; one of the others does, and all wait for it where a decision is due, within bounds.
+            self.log.append({"kind": "notice", "text": stalled})
 
     def wait_acked(self) -> None:
-        """Where a decision has been told: wait until it has been taken in, here and, on the leader, everywhere."""
+        """After a decision: wait until it has been acknowledged, here and, on the leader, everywhere."""
         give_up_at = time.monotonic() + _ACKS_S
         # The goodbye may have come right after the decision.
-        self.log.wait_said(_ACKS_S)
+        self.log.wait_written(_ACKS_S)
         if not self.log.has("decision"):
             return
         while not self._all_acked() and time.monotonic() < give_up_at:
@@ -258,10 +258,10 @@ class Attempt:
         if self._monitor is not None:
             self._monitor.wait_acked(remaining_s)
         elif not self.is_leader:
-            self._beats.wait_written(min(remaining_s, 2.0))
+            self._heartbeats.wait_written(min(remaining_s, 2.0))
 
     def close(self) -> None:
-        """The attempt is over for this host: nothing of it is told any more."""
+        """The attempt is over for this host: nothing of it is sent any more."""
         if self._closed:
             return
         self._closed = True
@@ -280,8 +280,8 @@ class Attempt:
             client = self.client.another()
             for k in range(self.log.count + 1):
                 client.delete(f"{self.prefix}log/{k}")
-            for host in range(self.place.hosts):
-                client.delete(f"{self.prefix}beat/{host}")
+            for host in range(self.assignment.hosts):
+                client.delete(f"{self.prefix}heartbeat/{host}")
                 client.delete(f"{self.prefix}state/{host}")
         except StoreBrokenError:
             pass

@@ -1,4 +1,4 @@
-"""Plain TCP connections to other hosts, with words for a person where they fail."""
+"""Plain TCP connections to other hosts, with messages for people where they fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 _CONNECT_TIMEOUT_S = 5.0
 
-# A name server that has said nothing for so long does not answer; a failure that comes sooner is no silence.
+# A name server that is silent for so long does not answer; a failure that comes sooner is no silence.
 NAME_S = 3.0
 _SILENCE_S = 0.5
 
@@ -42,7 +42,7 @@ def plain(host: str) -> str:
 
 
 def kind_of(error: OSError) -> str:
-    """What an error of ``connect`` says about the way: one of the constants above, or the error's own words."""
+    """What an error of ``connect`` says about the way: one of the constants above, or the error's own message."""
     if isinstance(error, TimeoutError):
         return SILENT
     if isinstance(error, socket.gaierror):
@@ -50,8 +50,8 @@ def kind_of(error: OSError) -> str:
     return _KINDS.get(error.errno or 0, error.strerror or type(error).__name__)
 
 
-def unanswered_words(host: str, seconds: float) -> str:
-    """What is said of a name server that does not answer."""
+def unanswered_text(host: str, seconds: float) -> str:
+    """The message about a name server that does not answer."""
     return f"the name server does not answer for {host} ({seconds:.0f} s)"
 
 
@@ -64,11 +64,11 @@ def dial(
         host: name or address.
         port: the port.
         timeout_s: for each address. The name service has its own time.
-        on_resolved: called when the name service has answered, whatever it said.
+        on_resolved: called when the name service has answered, whatever the answer is.
 
     Returns:
-        The connected socket or None; the kind of what happened; and that in words, without the port's own name where
-        the words have a subject of their own: ``node1:29500 refuses connections``.
+        The connected socket or None; the kind of what happened; and a message, without the port's own name where
+        the message has a subject of its own: ``node1:29500 refuses connections``.
     """
     where = shown(host, port)
     began_at = time.monotonic()
@@ -79,10 +79,10 @@ def dial(
         on_resolved()
         seconds = time.monotonic() - began_at
         if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN and seconds > _SILENCE_S:
-            return None, UNKNOWN_NAME, unanswered_words(host, seconds)
+            return None, UNKNOWN_NAME, unanswered_text(host, seconds)
         return None, UNKNOWN_NAME, f"the name {host} cannot be resolved on this host"
     on_resolved()
-    kind, words = UNREACHABLE, f"{where} has no address"
+    kind, message = UNREACHABLE, f"{where} has no address"
     for family, type_, proto, _, address in infos:
         numeric = str(address[0])
         subject = where if numeric == host else f"{where} ({numeric})"
@@ -93,13 +93,13 @@ def dial(
         except OSError as error:
             connection.close()
             kind = kind_of(error)
-            words = _in_words(kind, error, subject)
+            message = _message_of(kind, error, subject)
             continue
         return connection, CONNECTED, f"{subject} accepts connections"
-    return None, kind, words
+    return None, kind, message
 
 
-def _in_words(kind: str, error: OSError, subject: str) -> str:
+def _message_of(kind: str, error: OSError, subject: str) -> str:
     if kind == REFUSED:
         return f"{subject} refuses connections"
     if kind == SILENT:

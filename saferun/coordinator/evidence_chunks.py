@@ -1,6 +1,6 @@
-"""Pieces of evidence on their way to the leader, through the control store, where they stay as short as may be.
+"""Chunks of evidence on their way to the leader, through the control store, where they stay as short as may be.
 
-A part is the key ``part/<host>/<task>/<name>`` below the attempt's prefix. That it is there is said by the host's
+A chunk is the key ``chunk/<host>/<task>/<name>`` below the attempt's prefix. That it is there is in the host's
 state; the leader reads it and deletes it. It is written by a connection of its own, so that it holds up nothing else.
 """
 
@@ -25,17 +25,17 @@ _PAUSE_S = 0.05
 
 
 def is_chunk_name(name: object) -> bool:
-    """Whether a part may be called so."""
+    """Whether a chunk may have this name."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def chunk_key(prefix: str, host: int, task: int, name: str) -> str:
-    """Where a part lies."""
-    return f"{prefix}part/{host}/{task}/{name}"
+    """The key of a chunk."""
+    return f"{prefix}chunk/{host}/{task}/{name}"
 
 
-def hand_in(channel: StoreChannel, key: str, text: str, on_done: Callable[[], None]) -> None:
-    """Write a part to the store in the background; ``on_done`` is called when it is there."""
+def write_chunk(channel: StoreChannel, key: str, text: str, on_done: Callable[[], None]) -> None:
+    """Write a chunk to the store in the background; ``on_done`` is called when it is there."""
 
     def write() -> None:
         give_up_at = time.monotonic() + _TRY_FOR_S
@@ -56,7 +56,7 @@ def hand_in(channel: StoreChannel, key: str, text: str, on_done: Callable[[], No
 
 
 class ChunkReader:
-    """The leader's reading of parts, in a thread of its own.
+    """The leader's reading of chunks, in a thread of its own.
 
     Args:
         client: to the control store, of its own.
@@ -87,7 +87,7 @@ class ChunkReader:
         threading.Thread(target=self._run, daemon=True).start()
 
     def announce(self, host: int, task: int, name: str) -> None:
-        """A part lies in the store. Each is read once, and of each task so many at most."""
+        """A chunk is in the store. Each is read once, and of each task so many at most."""
         names = self._names.setdefault((host, task), set())
         if 0 <= task < _MOST_TASKS and is_chunk_name(name) and name not in names and len(names) < _MOST_NAMES:
             names.add(name)
@@ -107,14 +107,14 @@ class ChunkReader:
                 self._deliver(*part, text.decode(errors="replace"))
 
     def _read(self, key: str) -> bytes | None:
-        """What lies there. Nothing is waited for: a part is there before it is announced, or it will never be."""
+        """What lies there. Nothing is waited for: a chunk is there before it is announced, or it will never be."""
         for _ in range(2):
             try:
                 text = self._client.find(key, longest=self._limit_bytes)
                 if text is not None:
                     self._client.delete(key)
             except StoreBrokenError:
-                # Something held the connection up; or somebody deleted the key, which torch's store waits for.
+                # Something held the connection up; or another process deleted the key, which torch's store waits for.
                 with suppress(StoreBrokenError):
                     self._client = self._client.another()
                 continue

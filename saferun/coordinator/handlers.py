@@ -1,7 +1,7 @@
 """The rendezvous that torch has handlers for: c10d, etcd, and whatever else is registered, elastic ones included.
 
 The handler says which hosts take part and in what order. The first of them then serves a control store and a ranks'
-store of its own and says where, in the store that the handler gives; from there on all is as in a static job.
+store of its own and publishes where, in the store that the handler gives; from there on all is as in a static job.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.signed import unverified
-from saferun.coordinator.arrivals import Arrivals, waiting_words
+from saferun.coordinator.arrivals import Arrivals, waiting_text
+from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.dial import dial, shown
-from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place, tell_failure
-from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
-from saferun.coordinator.pact import Pact
-from saferun.coordinator.places import HostRecord
+from saferun.coordinator.record_collection import (
+    MovedError,
+    OnePortError,
+    RecordCollection,
+    attempt_prefix,
+    await_assignment,
+    publish_failure,
+)
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import (
     MISMATCH_HINT,
     NONE_THERE,
@@ -30,8 +36,9 @@ from saferun.coordinator.secrecy import (
     Mismatch,
     decode_note,
     encode_note,
-    mismatch_words,
+    mismatch_message,
 )
+from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
 from saferun.coordinator.store import loopback_address, open_store
@@ -49,7 +56,7 @@ _LEADER_KEY = "saferun/leader"
 _ASK_KEY = "saferun/one_port"
 _ASK_AFTER_S = 5.0
 _POLL_S = 1.0
-_LOOK_AGAIN_S = 0.5
+_RECHECK_S = 0.5
 _DIAL_S = 3.5
 # When the handler has decided who takes part, all of them are there: they need not long for the rest.
 _EXCHANGE_S = 60.0
@@ -73,7 +80,7 @@ class Leader(Value):
 
 
 class HandlerRendezvous:
-    """All meetings of this host through one of torch's handlers. All calls of the handler are made by one thread.
+    """All rendezvous of this host through one of torch's handlers. All calls of the handler are made by one thread.
 
     Args:
         stores: what this host serves when it comes first.
@@ -91,44 +98,44 @@ class HandlerRendezvous:
         self._on_waiting: Callable[[str], None] | None = None
         threading.Thread(target=self._call, daemon=True).start()
 
-    def meet(self, meeting: Meeting) -> Met:
+    def meet(self, rdzv: RendezvousRound) -> RendezvousResult:
         """Meet the other hosts.
 
         Raises:
             JoinFailedError: it cannot be.
-            CancelledError: nobody waits any more.
+            CancelledError: no task waits for it any more.
         """
-        own = meeting.wait_for_tasks()
+        own = rdzv.wait_for_tasks()
         if self._handler is None:
-            self._handler = self._open(meeting)
+            self._handler = self._open(rdzv)
         if self._arrivals is not None:
             self._arrivals.arrive()
         try:
-            info = self._next_rendezvous(meeting)
+            info = self._next_rendezvous(rdzv)
         finally:
             if self._arrivals is not None:
                 self._arrivals.depart()
         store, host, hosts = (info.store, info.rank, info.world_size) if hasattr(info, "store") else info
-        # The control store of the attempt before may end at any moment now.
-        meeting.on_all_here()
-        meeting.allow(_EXCHANGE_S)
+        # The control store of the previous attempt may end at any moment now.
+        rdzv.on_all_here()
+        rdzv.allow(_EXCHANGE_S)
         try:
             if host == 0:
-                return self._lead(meeting, own, store, hosts, getattr(info, "bootstrap_store_info", None))
-            return self._follow(meeting, own, store, host)
+                return self._lead(rdzv, own, store, hosts, getattr(info, "bootstrap_store_info", None))
+            return self._follow(rdzv, own, store, host)
         except StoreBrokenError as error:
             raise JoinFailedError(
                 f"a store broke while the hosts of the job met: {error}", "see what saferun says on the other hosts"
             ) from error
 
     def move(self, client: StoreClient) -> None:
-        """Each meeting has a control store of its own."""
+        """Each rendezvous has a control store of its own."""
 
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
-        """Tell, once, of hosts that wait to join; None: stop watching."""
+        """Report, once, the hosts that wait to join; None: stop watching."""
         self._on_waiting = on_waiting
         if on_waiting is not None:
-            # The thread waits for calls without end where nobody is watched for.
+            # The thread waits for calls without end where membership is not watched.
             self._ask(lambda: None)
 
     def leave(self) -> None:
@@ -153,24 +160,24 @@ class HandlerRendezvous:
 
     # ------------------------------------------------------------------------------------------------------ the handler
 
-    def _open(self, meeting: Meeting) -> Any:  # noqa: ANN401
+    def _open(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
         from torch.distributed.elastic.rendezvous import RendezvousParameters
 
         # Etcd's first handler has one time for all, by another name.
-        late_s = max(1, int(meeting.timeout_s))
-        conf = {"join_timeout": late_s, **({"timeout": late_s} if meeting.backend == "etcd" else {}), **meeting.conf}
+        late_s = max(1, int(rdzv.timeout_s))
+        conf = {"join_timeout": late_s, **({"timeout": late_s} if rdzv.backend == "etcd" else {}), **rdzv.conf}
         try:
             parameters = RendezvousParameters(
-                meeting.backend,
-                meeting.endpoint,
-                meeting.run_id,
-                meeting.least,
-                meeting.most,
-                meeting.local_addr,
+                rdzv.backend,
+                rdzv.endpoint,
+                rdzv.run_id,
+                rdzv.least,
+                rdzv.most,
+                rdzv.local_addr,
                 **conf,
             )
-            if meeting.backend == "c10d":
-                return self._open_c10d(meeting, parameters)
+            if rdzv.backend == "c10d":
+                return self._open_c10d(rdzv, parameters)
             from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
             return get_rendezvous_handler(parameters)
@@ -178,12 +185,12 @@ class HandlerRendezvous:
             raise
         except Exception as error:
             raise JoinFailedError(
-                f"the rendezvous {meeting.backend!r} at {meeting.endpoint or 'no endpoint'} cannot be opened:"
-                f" {_in_words(error)}",
+                f"the rendezvous {rdzv.backend!r} at {rdzv.endpoint or 'no endpoint'} cannot be opened:"
+                f" {_message_of(error)}",
                 "look at --rdzv-backend, --rdzv-endpoint and --rdzv-conf",
             ) from error
 
-    def _open_c10d(self, meeting: Meeting, parameters: Any) -> Any:  # noqa: ANN401
+    def _open_c10d(self, rdzv: RendezvousRound, parameters: Any) -> Any:  # noqa: ANN401
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
         from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
@@ -191,56 +198,56 @@ class HandlerRendezvous:
             self._endpoint_store = open_store(self._stores.store_class, self._endpoint_fd)
             client = StoreClient(self._endpoint_store, loopback_address(self._endpoint_fd))
         else:
-            client = self._find(meeting, *meeting.endpoint_address)
-        self._arrivals = Arrivals(client.another(), meeting.run_id, meeting.name)
-        backend = C10dRendezvousBackend(client.store, meeting.run_id)
+            client = self._find(rdzv, *rdzv.endpoint_address)
+        self._arrivals = Arrivals(client.another(), rdzv.run_id, rdzv.name)
+        backend = C10dRendezvousBackend(client.store, rdzv.run_id)
         return create_handler(client.store, backend, parameters)
 
-    def _find(self, meeting: Meeting, host: str, port: int) -> StoreClient:
+    def _find(self, rdzv: RendezvousRound, host: str, port: int) -> StoreClient:
         search = Search(self._stores.store_class, host, [port], lambda _: None)
         try:
-            while (client := search.wait(_LOOK_AGAIN_S)) is None:
-                meeting.check()
-                words = search.words()
-                meeting.say(words, is_amiss=search.leads_nowhere)
-                if meeting.connect_remaining_s <= 0:
+            while (client := search.wait(_RECHECK_S)) is None:
+                rdzv.check()
+                message = search.message()
+                rdzv.set_status(message, is_fault=search.leads_nowhere)
+                if rdzv.connect_remaining_s <= 0:
                     option = "--rdzv-endpoint"
                     hint = name_hint(option) if search.knows_no_name else way_hint(host, option)
-                    raise JoinFailedError(f"{words}, for {meeting.connect_s:.0f} s", hint)
+                    raise JoinFailedError(f"{message}, for {rdzv.connect_s:.0f} s", hint)
         finally:
             search.end()
         # From here on the hosts are waited for, as long as if the store had been there at once.
-        meeting.allow(meeting.timeout_s)
+        rdzv.allow(rdzv.timeout_s)
         return client
 
-    def _next_rendezvous(self, meeting: Meeting) -> Any:  # noqa: ANN401
+    def _next_rendezvous(self, rdzv: RendezvousRound) -> Any:  # noqa: ANN401
         handler = self._handler
-        meeting.is_torchs = meeting.backend in {"c10d", "etcd-v2"}
+        rdzv.is_torchs = rdzv.backend in {"c10d", "etcd-v2"}
         answer = self._ask(handler.next_rendezvous)
-        look_at = 0.0
+        ask_at = 0.0
         names: list[str] = []
-        words = ""
-        while not answer.wait(_LOOK_AGAIN_S):
-            meeting.check()
-            # Names cost as many questions as there are hosts, so they are asked for when they are about to be told; and
+        message = ""
+        while not answer.wait(_RECHECK_S):
+            rdzv.check()
+            # Names cost as many requests as there are hosts, so they are read when they are about to be shown, and
             # before the end, when the first to give up take theirs back, or the store goes with its host.
-            if self._arrivals is not None and time.monotonic() > look_at:
+            if self._arrivals is not None and time.monotonic() > ask_at:
                 names = self._arrivals.names() or names
-                words = waiting_words(names, meeting.least, meeting.most, meeting.expected)
-                next_s = min(meeting.tell_every_s / 2, meeting.timeout_s / 4, meeting.remaining_s - _BEFORE_THE_END_S)
-                look_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
-            meeting.say(f"waiting for {words or 'other hosts'}")
-        meeting.is_torchs = False
+                message = waiting_text(names, rdzv.least, rdzv.most, rdzv.expected)
+                next_s = min(rdzv.report_every_s / 2, rdzv.timeout_s / 4, rdzv.remaining_s - _BEFORE_THE_END_S)
+                ask_at = time.monotonic() + (next_s if next_s > 0 else math.inf)
+            rdzv.set_status(f"waiting for {message or 'other hosts'}")
+        rdzv.is_torchs = False
         if answer.error is None:
             return answer.value
-        raise self._explain(meeting, answer.error, names)
+        raise self._explain(rdzv, answer.error, names)
 
-    def _explain(self, meeting: Meeting, error: Exception, names: Sequence[str]) -> JoinFailedError:
-        where = f"the rendezvous {meeting.run_id!r}" + (f" at {meeting.endpoint}" if meeting.endpoint else "")
+    def _explain(self, rdzv: RendezvousRound, error: Exception, names: Sequence[str]) -> JoinFailedError:
+        where = f"the rendezvous {rdzv.run_id!r}" + (f" at {rdzv.endpoint}" if rdzv.endpoint else "")
         kind = type(error).__name__
-        here = list(dict.fromkeys([*names, meeting.name]))
+        here = list(dict.fromkeys([*names, rdzv.name]))
         # Whoever gives up first closes the rendezvous for all, and may take its store along.
-        is_given_up = 1 < len(here) < meeting.least
+        is_given_up = 1 < len(here) < rdzv.least
         if kind in {"RendezvousClosedError", "EtcdRendezvousClosedError"} and not is_given_up:
             return JoinFailedError(
                 f"{where} is closed: its job has ended, or has all the hosts that it takes",
@@ -248,17 +255,17 @@ class HandlerRendezvous:
             )
         if kind == "RendezvousGracefulExitError":
             return JoinFailedError(f"{where} has all the hosts that it takes", "raise --nnodes, or start fewer hosts")
-        if "Timeout" in kind or is_given_up or meeting.remaining_s < _BEFORE_THE_END_S:
+        if "Timeout" in kind or is_given_up or rdzv.remaining_s < _BEFORE_THE_END_S:
             missing = ""
             if self._arrivals is not None:
-                missing = f"; missing: {waiting_words(here, meeting.least, meeting.most, meeting.expected)}"
+                missing = f"; missing: {waiting_text(here, rdzv.least, rdzv.most, rdzv.expected)}"
             return JoinFailedError(
-                f"the hosts of the job did not come to {where} within {meeting.timeout_s:.0f} s{missing}",
+                f"the hosts of the job did not come to {where} within {rdzv.timeout_s:.0f} s{missing}",
                 "see whether saferun was started on all of them, and what it says; --start-timeout is how long they are"
                 " waited for",
             )
         return JoinFailedError(
-            f"{where} does not work: {_in_words(error)}",
+            f"{where} does not work: {_message_of(error)}",
             "see whether the host of --rdzv-endpoint can be reached from here",
         )
 
@@ -288,7 +295,7 @@ class HandlerRendezvous:
         try:
             waiting = int(handler.num_nodes_waiting())
         except Exception:
-            # The job can do without its rendezvous, as long as nobody comes or goes.
+            # The job can do without its rendezvous, as long as no host comes or goes.
             return
         if waiting > 0 and on_waiting is self._on_waiting:
             self._on_waiting = None
@@ -298,42 +305,42 @@ class HandlerRendezvous:
 
     # ----------------------------------------------------------------------------------------------------- who is first
 
-    def _lead(self, meeting: Meeting, own: HostRecord, store: Any, hosts: int, bootstrap: Any) -> Met:  # noqa: ANN401
+    def _lead(self, rdzv: RendezvousRound, own: HostRecord, store: Any, hosts: int, bootstrap: Any) -> RendezvousResult:  # noqa: ANN401
         found, port = StoreClient(store, ("", 0)), self._stores.ranks_port
         ranks = self._stores.serve_ranks() if port else None
         job = os.urandom(8).hex()
-        named = getattr(bootstrap, "master_addr", None) or meeting.local_addr or socket.getfqdn()
+        named = getattr(bootstrap, "master_addr", None) or rdzv.local_addr or socket.getfqdn()
         way = master_addr(str(named), own.addresses)
         ranks_port = port or (int(bootstrap.master_port) if bootstrap is not None else 0)
 
-        named = meeting.secrecy.signer(meeting.run_id, job)
-        pact = meeting.make_pact(job) if named is None and hosts > 1 else None
+        named = rdzv.secrecy.signer(rdzv.run_id, job)
+        agreement = rdzv.make_agreement(job) if named is None and hosts > 1 else None
 
         def serve(*, one_port: bool) -> StoreClient:
-            """Serve the control store, by itself or as a part of the ranks' store, and say where it is."""
+            """Serve the control store, by itself or as a part of the ranks' store, and publish where it is."""
             if one_port and ranks is not None:
                 client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address)
             else:
                 client = self._stores.serve_control()
-            client.signer = named or pact
+            client.signer = named or agreement
             client.set(JOB_KEY, job)
-            if isinstance(client.signer, Pact):
+            if isinstance(client.signer, SecretAgreement):
                 client.signer.offer(client)
             client.check(JOB_KEY)
             control_port = port if one_port else self._stores.control_port
             leader = Leader(job, control_port, ranks_port, way, own.addresses, one_port)
-            found.set(_LEADER_KEY, meeting.secrecy.greet(_LEADER_KEY, json.dumps(leader._asdict())))
+            found.set(_LEADER_KEY, rdzv.secrecy.greet(_LEADER_KEY, json.dumps(leader._asdict())))
             return client
 
         def mismatch() -> Mismatch | None:
             """What a host has left that has another job secret."""
-            is_signed = meeting.secrecy.greeting is not None
-            return decode_note(found.find(NOTE_KEY), meeting.name, job) if is_signed else None
+            is_signed = rdzv.secrecy.greeting is not None
+            return decode_note(found.find(NOTE_KEY), rdzv.name, job) if is_signed else None
 
-        one_port = ranks is not None and (meeting.one_port or self._one_port)
+        one_port = ranks is not None and (rdzv.one_port or self._one_port)
         client = serve(one_port=one_port)
         may_move = ranks is not None and not one_port
-        gathering = Gathering(
+        collection = RecordCollection(
             client,
             "r0/",
             hosts,
@@ -342,61 +349,63 @@ class HandlerRendezvous:
             mismatch=mismatch,
         )
         try:
-            records = gathering.gather(meeting, own)
+            records = collection.collect(rdzv, own)
         except OnePortError:
             # From now on, and after a restart as well: the way there will be no other.
             self._one_port = True
             client = serve(one_port=True)
-            gathering.move()
-            gathering = Gathering(client, "r0/", hosts, can_probe=False, mismatch=mismatch)
-            records = gathering.gather(meeting, own)
-        place = gathering.hand_out(records)
-        return Met(place, client, job, attempt_prefix(place.attempt), records, way, ranks_port)
+            collection.move()
+            collection = RecordCollection(client, "r0/", hosts, can_probe=False, mismatch=mismatch)
+            records = collection.collect(rdzv, own)
+        assignment = collection.publish_assignments(records)
+        return RendezvousResult(assignment, client, job, attempt_prefix(assignment.attempt), records, way, ranks_port)
 
-    def _follow(self, meeting: Meeting, own: HostRecord, store: Any, host: int) -> Met:  # noqa: ANN401
+    def _follow(self, rdzv: RendezvousRound, own: HostRecord, store: Any, host: int) -> RendezvousResult:  # noqa: ANN401
         self._stores.drop_control()
         self._stores.drop_ranks()
         found, moved = StoreClient(store, ("", 0)), False
         while True:
-            client, leader, way = self._find_leader(meeting, own, found, host, moved=moved)
+            client, leader, way = self._find_leader(rdzv, own, found, host, moved=moved)
             try:
-                place = take_place(client, "r0/", host, meeting, own)
+                assignment = await_assignment(client, "r0/", host, rdzv, own)
             except MovedError:
                 moved = True
                 continue
-            return Met(place, client, leader.job, attempt_prefix(place.attempt), [], way, leader.ranks_port)
+            return RendezvousResult(
+                assignment, client, leader.job, attempt_prefix(assignment.attempt), [], way, leader.ranks_port
+            )
 
     def _find_leader(
-        self, meeting: Meeting, own: HostRecord, store: StoreClient, host: int, *, moved: bool
+        self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, *, moved: bool
     ) -> tuple[StoreClient, Leader, str]:
         """A connection to the first host's control store, who that is, and the address under which ranks find it.
 
         Where the control store cannot be reached, it is asked for as a part of the ranks' store. ``moved``: it is one.
         """
-        words = "the first host has not said where it is"
-        pact: Pact | None = None
+        message = "the first host has not refusal where it is"
+        agreement: SecretAgreement | None = None
         failing_since: float | None = None
         while True:
-            meeting.check()
-            meeting.say(words)
-            if meeting.remaining_s <= 0:
+            rdzv.check()
+            rdzv.set_status(message)
+            if rdzv.remaining_s <= 0:
                 raise JoinFailedError(
-                    words, "see what saferun says on the other hosts, and whether they can be reached"
+                    message, "see what saferun says on the other hosts, and whether they can be reached"
                 )
-            stored = store.find_stored(_LEADER_KEY, _LOOK_AGAIN_S)
+            stored = store.find_stored(_LEADER_KEY, _RECHECK_S)
             leader = read_leader(unverified(stored)) if stored is not None else None
             if leader is None or stored is None or (moved and not leader.one_port):
                 continue
-            if kind := meeting.secrecy.mismatch(_LEADER_KEY, stored):
-                words = "the first host has another job secret, or none"
+            if kind := rdzv.secrecy.mismatch(_LEADER_KEY, stored):
+                message = "the first host has another job secret, or none"
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > _ASK_AFTER_S:
-                    raise self._mismatched(meeting, own, store, host, kind, leader)
-                time.sleep(_LOOK_AGAIN_S)
+                    raise self._mismatched(rdzv, own, store, host, kind, leader)
+                time.sleep(_RECHECK_S)
                 continue
-            if pact is None or pact.job != leader.job:
-                pact = meeting.make_pact(leader.job)
-            client, way, words = self._connect(leader, own, meeting.secrecy.signer(meeting.run_id, leader.job) or pact)
+            if agreement is None or agreement.job != leader.job:
+                agreement = rdzv.make_agreement(leader.job)
+            client, way, message = self._connect(leader, own, rdzv.secrecy.signer(rdzv.run_id, leader.job) or agreement)
             if client is not None:
                 return client, leader, way
             failing_since = failing_since or time.monotonic()
@@ -404,39 +413,39 @@ class HandlerRendezvous:
                 store.set(_ASK_KEY, "")
 
     def _mismatched(
-        self, meeting: Meeting, own: HostRecord, store: StoreClient, host: int, kind: str, leader: Leader
+        self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, kind: str, leader: Leader
     ) -> JoinFailedError:
-        """What to say, here and on the first host, of a job secret that is not the same on both."""
+        """The error, here and on the first host, for a job secret that is not the same on both."""
         where = leader.master_addr
-        first = meeting.expected[0] if meeting.expected else f"the first host ({where})"
-        error = JoinFailedError(mismatch_words(kind, first, meeting.name), MISMATCH_HINT, is_usage=True)
+        first = rdzv.expected[0] if rdzv.expected else f"the first host ({where})"
+        error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, is_usage=True)
         if kind == NONE_THERE:
             client, _, _ = self._connect(leader, own, None)
             if client is not None:
-                tell_failure(client, "r0/", error)
+                publish_failure(client, "r0/", error)
                 client.add("r0/read", 1)
             return error
-        store.set(NOTE_KEY, encode_note(kind, host, meeting.name, leader.job))
+        store.set(NOTE_KEY, encode_note(kind, host, rdzv.name, leader.job))
         store.check(NOTE_KEY)
         return error
 
     def _connect(self, leader: Leader, own: HostRecord, signer: Signer | None) -> tuple[StoreClient | None, str, str]:
         """A connection to the control store and the address that it was found at, or why there is none."""
-        store_class, words = self._stores.store_class, ""
+        store_class, message = self._stores.store_class, ""
         others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
         for address in dict.fromkeys([leader.master_addr, *others]):
-            connection, _, said = dial(address, leader.control_port, _DIAL_S)
+            connection, _, refusal = dial(address, leader.control_port, _DIAL_S)
             if connection is None:
-                words = said
+                message = refusal
                 continue
             connection.close()
             kind = shared_class(store_class) if leader.one_port else store_class
             client = StoreClient.connect(kind, (address, leader.control_port), dialled=True, signer=signer)
-            if client.get(JOB_KEY, _LOOK_AGAIN_S, forged=FORGED) == leader.job.encode():
+            if client.get(JOB_KEY, _RECHECK_S, forged=FORGED) == leader.job.encode():
                 return client, address, ""
-            # Where the handler's store keeps keys, this may have been said before the last attempt.
-            words = f"{shown(address, leader.control_port)} is not this job's store"
-        return None, "", words
+            # Where the handler's store keeps keys, this may have been published before the last attempt.
+            message = f"{shown(address, leader.control_port)} is not this job's store"
+        return None, "", message
 
 
 class _Answer:
@@ -456,9 +465,9 @@ class _Answer:
 
 
 def master_addr(named: str, addresses: tuple[str, ...]) -> str:
-    """The address that ranks are told: torch's choice where that leads anywhere, else one of this host's own.
+    """The MASTER_ADDR of the ranks: torch's choice where that leads anywhere, else one of this host's own.
 
-    A name service that is not in order gives names that nobody can resolve, or that lead every host to itself.
+    A name service that is not in order gives names that no host can resolve, or that lead every host to itself.
     """
     away = [address for address in addresses if not is_loopback(address)]
     try:
@@ -491,7 +500,7 @@ def read_leader(content: bytes) -> Leader | None:
         return None
 
 
-def _in_words(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """The innermost reason of an error, on one line."""
     while error.__cause__ is not None:
         error = error.__cause__

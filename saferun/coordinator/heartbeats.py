@@ -1,12 +1,12 @@
-"""That hosts live, and what their tasks do: the hosts' side and the leader's.
+"""Heartbeats of the hosts and states of their tasks: the hosts' side and the leader's.
 
-Below the attempt's prefix: ``beat/<host>`` is a number. A beat adds 1 to it, and the sum comes back, which is also how
-a host notices a store that has fallen silent. When a state has changed, it is written to ``state/<host>`` first, and
-the beat adds 2**32 as well; then ``wake`` is set, for which the leader waits. So a host at rest asks one small question
-an interval, and writes its state once a minute, whatever somebody else has made of it.
+Below the attempt's prefix: ``heartbeat/<host>`` is a number. A heartbeat adds 1 to it, and the answer is the sum, by
+which a host also notices a store that does not answer. When a state has changed, it is written to ``state/<host>``
+first, and the heartbeat adds 2**32 as well; then ``wake`` is set, for which the leader waits. So a host at rest sends
+one small request an interval, and writes its state once a minute, in case it was overwritten.
 
-With a job secret a beat is a signed number, which its host writes and which has to rise; a state is numbered likewise.
-So neither can be made up, and an old one that somebody writes again is none.
+With a job secret a heartbeat is a signed number, which its host writes and which has to rise; a state is numbered
+likewise. So neither can be forged or replayed.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from typing import Any
 
 from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
-from saferun.coordinator.waiting_place import waiting_place
+from saferun.coordinator.wait_location import wait_location
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
 _LONGEST_TASK_STATE_BYTES = 4 << 10
-_LONGEST_PLACE = 200
-# Stands for the place where a supervisor waits that somebody has stopped.
+_LONGEST_LOCATION = 200
+# Stands for the location where a supervisor waits that was stopped.
 STOPPED = "SIGSTOP"
-_MOST_PARTS = 1000
+_MOST_CHUNKS = 1000
 _MOST_TASKS = 4096
-_LOOK_EVERY_S = 1.0
+_READ_EVERY_S = 1.0
 _LONGEST_TICK_S = 2.0
-# When all hosts have something to say at once, this many times as long as a look took is waited before the next one.
+# When all hosts report at once, this many times as long as a read took is waited before the next one.
 _PAUSE_PER_READ = 4.0
 _LEAST_PAUSE_S = 0.005
 _REWRITE_EVERY_S = 60.0
 
 
-class Beats:
-    """A host's own beats.
+class Heartbeats:
+    """A host's own heartbeats.
 
     Args:
         channel: to the control store.
         prefix: the attempt's.
         host: this host's number.
-        interval_s: between beats at rest.
+        interval_s: between heartbeats at rest.
         supervisors: the pids of this host's tasks, by task.
     """
 
@@ -64,18 +64,18 @@ class Beats:
         self._written = 0
         self._wanted = 0
         self._tasks: dict[str, Any] = {str(task): {"s": "run"} for task in supervisors}
-        self._parts: list[tuple[int, str]] = []
+        self._chunks: list[tuple[int, str]] = []
         self._stuck: dict[str, str] = {}
-        self._places: dict[str, str] = {}  # where those in state D wait
+        self._locations: dict[str, str] = {}  # where those in state D wait
         self._seen_in_d: set[int] = set()
         self._acked = False
-        self._sum = 0  # what the beats have come to
+        self._sum = 0  # what the heartbeats have come to
         self._stored = b""  # the last one, with a job secret
         self._rewrite_at = 0.0
 
     def start(self) -> None:
         """Beat, with the channel's connection of now."""
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def set_state(self, task: int, state: object) -> None:
         """A task's state."""
@@ -83,8 +83,8 @@ class Beats:
             self._change(lambda: self._tasks.update({str(task): state}))
 
     def add_chunk(self, task: int, name: str) -> None:
-        """A part has been written to the store."""
-        self._change(lambda: self._parts.append((task, name)))
+        """A chunk has been written to the store."""
+        self._change(lambda: self._chunks.append((task, name)))
 
     def set_acked(self) -> None:
         """All tasks of this host have taken in the decision."""
@@ -103,25 +103,25 @@ class Beats:
             wanted = self._wanted
             self._changed.wait_for(lambda: self._written >= wanted, timeout_s)
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         client = self._channel.client
         with self._changed:
             self._is_dirty = True
-        looked_at = 0.0
+        checked_at = 0.0
         is_first = True
         while self._channel.is_current(client):
             now = time.monotonic()
-            if now - looked_at >= self._interval_s:
-                looked_at = now
-                self._look_at_supervisors()
+            if now - checked_at >= self._interval_s:
+                checked_at = now
+                self._check_supervisors()
             with self._changed:
                 is_news, is_old = self._is_dirty, now >= self._rewrite_at
                 wanted, text = self._wanted, self._text() if is_news or is_old else None
                 self._is_dirty = False
             try:
                 if is_first and self._sum and client.signer is None:
-                    # Whatever somebody else has made of it; what is no number would break the connection again.
-                    client.set(f"{self._prefix}beat/{self._host}", str(self._sum))
+                    # In case it was overwritten; what is no number would break the connection again.
+                    client.set(f"{self._prefix}heartbeat/{self._host}", str(self._sum))
                 is_first = False
                 if text is None:
                     self._add(client, 1)
@@ -141,7 +141,7 @@ class Beats:
                 self._changed.wait_for(lambda: self._is_dirty, self._interval_s)
 
     def _add(self, client: StoreClient, amount: int) -> None:
-        key = f"{self._prefix}beat/{self._host}"
+        key = f"{self._prefix}heartbeat/{self._host}"
         if client.signer is None:
             self._sum = client.add(key, amount)
             return
@@ -149,20 +149,20 @@ class Beats:
         self._stored = client.put(key, self._stored, str(self._sum), self._sum)
 
     def _text(self) -> str:
-        state = {"t": self._tasks, "p": self._parts[-_MOST_PARTS:], "x": self._stuck, "a": self._acked}
-        return json.dumps({**state, "w": self._places})
+        state = {"t": self._tasks, "p": self._chunks[-_MOST_CHUNKS:], "x": self._stuck, "a": self._acked}
+        return json.dumps({**state, "w": self._locations})
 
-    def _look_at_supervisors(self) -> None:
+    def _check_supervisors(self) -> None:
         stuck = stuck_processes(self._supervisors, self._seen_in_d)
         if stuck != self._stuck:
-            places = waiting_places(stuck, self._supervisors)
+            locations = wait_locations(stuck, self._supervisors)
             with self._changed:
-                self._stuck, self._places = stuck, places
+                self._stuck, self._locations = stuck, locations
                 self._is_dirty = True
 
 
 def stuck_processes(pids: dict[int, int], seen_in_d: set[int]) -> dict[str, str]:
-    """Which processes are stopped (T), or sleep uninterruptibly (D) now and at the last look, by task."""
+    """Which processes are stopped (T), or sleep uninterruptibly (D) now and in the previous sample, by task."""
     stuck = {}
     for task, pid in pids.items():
         state = _state_of(pid)
@@ -175,19 +175,19 @@ def stuck_processes(pids: dict[int, int], seen_in_d: set[int]) -> dict[str, str]
     return stuck
 
 
-def waiting_places(stuck: dict[str, str], pids: dict[int, int]) -> dict[str, str]:
+def wait_locations(stuck: dict[str, str], pids: dict[int, int]) -> dict[str, str]:
     """The file systems that processes in state D wait for, by task, where they can be found; or that one is stopped."""
-    found = {task: STOPPED if letter == "T" else waiting_place(pids[int(task)]) for task, letter in stuck.items()}
-    return {task: place[:_LONGEST_PLACE] for task, place in found.items() if place}
+    found = {task: STOPPED if letter == "T" else wait_location(pids[int(task)]) for task, letter in stuck.items()}
+    return {task: location[:_LONGEST_LOCATION] for task, location in found.items() if location}
 
 
-def stall_words(label: str, pid: int, place: str) -> str:
-    """What is said of a supervisor in state D, or in state T, which ``place`` is then."""
-    if place == STOPPED:
+def stall_message(label: str, pid: int, location: str) -> str:
+    """The message about a supervisor in state D, or in state T, which ``location`` is then."""
+    if location == STOPPED:
         return (
             f"saferun on {label} (pid {pid}) is stopped (SIGSTOP); the job goes on; kill -CONT {pid} lets saferun go on"
         )
-    where = f" on {place}" if place else ""
+    where = f" on {location}" if location else ""
     return f"saferun on {label} (pid {pid}) waits for I/O{where} (state D); the job goes on"
 
 
@@ -208,10 +208,10 @@ class HostState(Value):
     """What a host says of itself."""
 
     tasks: dict[str, Any]
-    parts: list[tuple[int, str]]
+    chunks: list[tuple[int, str]]
     stuck: dict[str, str]
     acked: bool
-    places: dict[str, str]
+    locations: dict[str, str]
 
 
 def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
@@ -225,11 +225,14 @@ def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
         found = loads(content, longest=_LONGEST_STATE_BYTES)
         state = HostState(
             tasks={_task(key, tasks): value for key, value in found["t"].items()},
-            parts=[(number(task, 0, tasks - 1), text(name, _LONGEST_PLACE)) for task, name in found["p"][:_MOST_PARTS]],
+            chunks=[
+                (number(task, 0, tasks - 1), text(name, _LONGEST_LOCATION)) for task, name in found["p"][:_MOST_CHUNKS]
+            ],
             stuck={_task(key, tasks): display_text(letter, 1) for key, letter in found["x"].items()},
             acked=found["a"] is True,
-            places={
-                _task(key, tasks): display_text(place, _LONGEST_PLACE) for key, place in found.get("w", {}).items()
+            locations={
+                _task(key, tasks): display_text(location, _LONGEST_LOCATION)
+                for key, location in found.get("w", {}).items()
             },
         )
     except MALFORMED:
@@ -243,23 +246,23 @@ def _task(key: str, tasks: int) -> str:
     return key
 
 
-class Seen:
+class PeerStatus:
     """What the leader knows of one host."""
 
     def __init__(self) -> None:
-        self.beat = b"0"
+        self.heartbeat = b"0"
         self.changes = 0
         self.silent_s = 0.0
         self.waiting_s = 0.0
-        self.is_told_waiting = False
-        self.state = HostState({}, [], {}, acked=False, places={})
+        self.is_reported_waiting = False
+        self.state = HostState({}, [], {}, acked=False, locations={})
         self.is_lost = False
         self.is_asked = False  # it is being probed right now
         self.is_doubted = False  # it has been silent for half of the time
         self.is_unheard = False  # it has been reported that no heartbeat is received from it
 
 
-class Monitor:
+class HeartbeatMonitor:
     """The leader's view of the other hosts.
 
     Args:
@@ -268,13 +271,13 @@ class Monitor:
         tasks: how many saferuns each host has, the leader included.
         host_timeout_s: for how long a host may be silent.
         on_states: gets the changed states of tasks: {"host/task": state}.
-        on_chunk: told host, task and name of a part that lies in the store.
-        on_silent: told a host that has not been heard of for too long. Called once; ``reset`` makes it count again,
+        on_chunk: takes host, task and name of a chunk that is in the store.
+        on_silent: takes a host that has sent no heartbeat for too long. Called once; ``reset`` makes it count again,
             ``lose`` ends it.
         on_doubt: called when a host has been silent for half of that time.
-        on_heard: told a host that was ``missed`` and beats again.
-        on_waiting: told, once each time, a host whose supervisor sleeps uninterruptibly or is stopped, the task, and
-            where it waits (:func:`stall_words`). That is no reason to give a host up: its coordinator beats.
+        on_heard: takes a host that was ``missed`` and sends heartbeats again.
+        on_waiting: takes, once each time, a host whose supervisor sleeps uninterruptibly or is stopped, the task, and
+            where it waits (:func:`stall_message`). The host is not given up: its coordinator sends heartbeats.
     """
 
     def __init__(
@@ -301,16 +304,16 @@ class Monitor:
         self._on_heard = on_heard
         self._on_waiting = on_waiting
         self._tasks = tasks
-        self._seen = {host: Seen() for host in range(1, len(tasks))}
+        self._seen = {host: PeerStatus() for host in range(1, len(tasks))}
         self._changed = threading.Condition()
         self._closed = False
 
     def start(self) -> None:
-        """Look, until ``close``."""
+        """Read, until ``close``."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop reading."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -321,12 +324,12 @@ class Monitor:
             self._seen[host].is_lost = True
             self._changed.notify_all()
 
-    def beats_of(self, host: int) -> bytes:
-        """The number of its last beat."""
-        return self._seen[host].beat
+    def heartbeat_of(self, host: int) -> bytes:
+        """The number of its last heartbeat."""
+        return self._seen[host].heartbeat
 
     def silent_s(self, host: int) -> float:
-        """For how long it has not been heard of."""
+        """For how long it has sent no heartbeat."""
         return self._seen[host].silent_s
 
     def reset(self, host: int) -> None:
@@ -336,7 +339,7 @@ class Monitor:
         seen.is_asked = False
 
     def miss(self, host: int) -> bool:
-        """Nothing is heard of it for now, and it is not given up: count again. Whether that is news."""
+        """It sends no heartbeats for now, and is not given up: count again. Whether that is news."""
         seen = self._seen[host]
         is_news, seen.is_unheard = not seen.is_unheard, True
         self.reset(host)
@@ -356,48 +359,48 @@ class Monitor:
             self._changed.wait_for(lambda: self._closed or all_acked(), timeout_s)
 
     def _run(self) -> None:
-        looked_at = time.monotonic()
-        look_every_s = min(_LOOK_EVERY_S, self._host_timeout_s / 6)
+        checked_at = time.monotonic()
+        read_every_s = min(_READ_EVERY_S, self._host_timeout_s / 6)
         while not self._closed:
             try:
-                if self._client.wait([f"{self._prefix}wake"], look_every_s):
-                    # Deleted before the beats are read: who wakes now is seen by this look or by the next one.
+                if self._client.wait([f"{self._prefix}wake"], read_every_s):
+                    # Deleted before the heartbeats are read: who wakes now is seen by this read or by the next one.
                     self._client.delete(f"{self._prefix}wake")
                 began_at = time.monotonic()
-                self._look(min(began_at - looked_at, _LONGEST_TICK_S))
-                looked_at = began_at
+                self._read(min(began_at - checked_at, _LONGEST_TICK_S))
+                checked_at = began_at
             except StoreBrokenError:
                 # The store is this process's own: it is being closed, or something held the connection up.
                 with contextlib.suppress(StoreBrokenError):
                     self._client = self._client.another()
                     self._restore_keys()
-                began_at = time.monotonic() - _LOOK_EVERY_S
-            pause_s = max(_LEAST_PAUSE_S, min(_LOOK_EVERY_S, _PAUSE_PER_READ * (time.monotonic() - began_at)))
+                began_at = time.monotonic() - _READ_EVERY_S
+            pause_s = max(_LEAST_PAUSE_S, min(_READ_EVERY_S, _PAUSE_PER_READ * (time.monotonic() - began_at)))
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause_s)
 
     def _restore_keys(self) -> None:
-        """All are read in one go, which waits for those that somebody has deleted."""
+        """All are read in one go, which waits for those that were deleted."""
         for host, seen in self._seen.items():
             if not seen.is_lost:
-                self._client.compare_set(f"{self._prefix}beat/{host}", "", "0")
+                self._client.compare_set(f"{self._prefix}heartbeat/{host}", "", "0")
                 self._client.compare_set(f"{self._prefix}state/{host}", "", "")
 
-    def _look(self, elapsed_s: float) -> None:
+    def _read(self, elapsed_s: float) -> None:
         hosts = [host for host, seen in self._seen.items() if not seen.is_lost]
-        keys = [f"{self._prefix}beat/{host}" for host in hosts]
-        beats = self._client.read_all(keys, newest=True) if hosts else []
+        keys = [f"{self._prefix}heartbeat/{host}" for host in hosts]
+        heartbeats = self._client.read_all(keys, newest=True) if hosts else []
         changed: dict[int, int] = {}
-        for host, beat in zip(hosts, beats, strict=True):
+        for host, heartbeat in zip(hosts, heartbeats, strict=True):
             seen = self._seen[host]
-            if beat is not None and beat != seen.beat:
-                seen.beat = beat
+            if heartbeat is not None and heartbeat != seen.heartbeat:
+                seen.heartbeat = heartbeat
                 seen.silent_s = 0.0
                 seen.is_doubted = False
                 if seen.is_unheard:
                     seen.is_unheard = False
                     self._on_heard(host)
-                changes = int(beat) // CHANGE if beat.isdigit() and len(beat) < 20 else seen.changes  # noqa: PLR2004
+                changes = int(heartbeat) // CHANGE if heartbeat.isdigit() and len(heartbeat) < 20 else seen.changes  # noqa: PLR2004
                 if changes != seen.changes:
                     changed[host] = changes
             else:
@@ -411,13 +414,13 @@ class Monitor:
             self._judge(host, self._seen[host])
 
     def _read_states(self, hosts: list[int]) -> list[int]:
-        """Take in the states of hosts. Returns those that have one: another one is read again at the next beat."""
+        """Take in the states of hosts. Returns those that have one: another one is read again at the next heartbeat."""
         texts = self._client.read_all([f"{self._prefix}state/{host}" for host in hosts], newest=True)
         changed: dict[str, Any] = {}
-        parts, read = [], []
+        chunks, read = [], []
         for host, content in zip(hosts, texts, strict=True):
             if content is None:
-                continue  # somebody has written over it
+                continue  # it was overwritten
             read.append(host)
             state = read_state(content, self._tasks[host])
             if state is None:
@@ -426,17 +429,17 @@ class Monitor:
             for task, value in state.tasks.items():
                 if before.tasks.get(task) != value:
                     changed[f"{host}/{task}"] = value
-            parts += [(host, task, name) for task, name in state.parts if (task, name) not in before.parts]
+            chunks += [(host, task, name) for task, name in state.chunks if (task, name) not in before.chunks]
             with self._changed:
                 self._seen[host].state = state
                 self._changed.notify_all()
         if changed:
             self._on_states(changed)
-        for part in parts:
+        for part in chunks:
             self._on_chunk(*part)
         return read
 
-    def _judge(self, host: int, seen: Seen) -> None:
+    def _judge(self, host: int, seen: PeerStatus) -> None:
         if seen.is_asked or seen.is_lost:
             return
         if not seen.is_doubted and seen.silent_s >= self._host_timeout_s / 2:
@@ -449,8 +452,8 @@ class Monitor:
             except RuntimeError:
                 seen.is_asked = False  # no thread can be started now
         elif seen.waiting_s < self._host_timeout_s / 2:
-            seen.is_told_waiting = seen.is_told_waiting and seen.waiting_s > 0
-        elif not seen.is_told_waiting:
-            seen.is_told_waiting = True
+            seen.is_reported_waiting = seen.is_reported_waiting and seen.waiting_s > 0
+        elif not seen.is_reported_waiting:
+            seen.is_reported_waiting = True
             task = next(map(int, seen.state.stuck), 0)
-            self._on_waiting(host, task, seen.state.places.get(str(task), ""))
+            self._on_waiting(host, task, seen.state.locations.get(str(task), ""))

@@ -1,9 +1,9 @@
 """This host's part in a job of several hosts: what its tasks ask for, and what comes of it.
 
-The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``tell``, ``state``, ``part``,
+The messages are JSON objects, one a line; ``op`` names them. From a task: ``join``, ``append``, ``state``, ``chunk``,
 ``ack``, ``probe``, ``start_stage``, ``leave``, ``close``, ``counts``, ``goodbye``. To a task: ``waiting``, ``joined``,
-``join_failed``, ``told``, ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``start_stage``, and to the
-leader ``states``, ``parts``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and
+``join_failed``, ``entry``, ``task_lost``, ``store_lost``, ``doubt``, ``unheard``, ``heard``, ``start_stage``, and to
+the leader ``states``, ``chunk``, ``warn``, ``probed``, ``membership``, ``lost``, and to the head ``malformed`` and
 ``unsigned``.
 """
 
@@ -17,9 +17,9 @@ from typing import Protocol
 
 from saferun.cluster.signed import CannotSealError, Signer
 from saferun.coordinator.attempt import Attempt
-from saferun.coordinator.meeting import CancelledError, JoinFailedError, Meeting, Met
-from saferun.coordinator.pact import Pact
+from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import NO_SECRET, Secrecy
+from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.sharing import Sharing
 from saferun.coordinator.store_client import TRAFFIC, StoreClient
 from saferun.coordinator.stores import Stores
@@ -32,14 +32,14 @@ _CLOSE_S = 5.0
 class Rendezvous(Protocol):
     """How hosts meet, over all attempts."""
 
-    def meet(self, meeting: Meeting) -> Met:
+    def meet(self, rdzv: RendezvousRound) -> RendezvousResult:
         """Meet the others."""
 
     def move(self, client: StoreClient) -> None:
         """The control store is reached by this connection from now on."""
 
     def watch_membership(self, on_waiting: Callable[[str], None] | None) -> None:
-        """Tell, once, of hosts that wait to join; None: stop watching."""
+        """Report, once, the hosts that wait to join; None: stop watching."""
 
     def leave(self) -> None:
         """This host will not join again."""
@@ -68,7 +68,7 @@ class Host:
         self._endpoint_fd = endpoint_fd
         self._torch_version = torch_version
         self._lock = threading.RLock()
-        self._meeting: Meeting | None = None
+        self._rdzv: RendezvousRound | None = None
         self._attempt: Attempt | None = None
         self._last: Attempt | None = None
         self._rendezvous: Rendezvous | None = None
@@ -92,8 +92,8 @@ class Host:
                 self._closing = self._in_background(self._close)
             case "counts":
                 connection.send({"op": "counts", "operations": TRAFFIC.operations, "size_bytes": TRAFFIC.size_bytes})
-            case "tell" | "state" | "part" | "ack" | "probe" | "start_stage":
-                with self._lock:  # a task that has just been told of its attempt may be quicker than who tells it
+            case "append" | "state" | "chunk" | "ack" | "probe" | "start_stage":
+                with self._lock:  # a task may answer its new attempt before this thread has left the lock
                     attempt = self._attempt
                 # What is meant for an attempt that is over, or that this host does not take part in, is moot.
                 if attempt is not None and message.get("attempt") == attempt.number and connection.task is not None:
@@ -104,24 +104,24 @@ class Host:
 
     def _in_attempt(self, attempt: Attempt, task: int, message: Message) -> None:
         match message["op"]:
-            case "tell":
-                attempt.tell(message["message"])
+            case "append":
+                attempt.append(message["message"])
             case "state":
                 attempt.set_state(task, message["state"])
-            case "part":
+            case "chunk":
                 attempt.add_chunk(task, message["name"], message["text"])
             case "ack":
                 attempt.ack(task)
             case "probe" if attempt.is_leader:
                 attempt.probe([int(host) for host in message["hosts"]], patient=message.get("patient") is True)
             case "start_stage":
-                self._in_background(lambda: self._tell_start_stage(attempt, task))
+                self._in_background(lambda: self._send_start_stage(attempt, task))
 
-    def _tell_start_stage(self, attempt: Attempt, task: int) -> None:
+    def _send_start_stage(self, attempt: Attempt, task: int) -> None:
         """How far the ranks have come, as their store shows it; an empty stage where that is on another host."""
         from saferun.coordinator.store_stage import Stage, start_stage
 
-        world_size = attempt.place.world_size
+        world_size = attempt.assignment.world_size
         ranks, connection = self._stores.ranks, self._tasks.of_task(task)
         found = Stage("", -1, world_size)
         if ranks is not None and attempt is self._attempt:
@@ -145,64 +145,64 @@ class Host:
                     return
             if connection.task is None:
                 connection.task = task
-            meeting = self._meeting
-            if meeting is None or meeting.is_over or not meeting.add(task, message):
-                others = {} if meeting is None or meeting.is_over else meeting.joins
-                if meeting is not None:
-                    meeting.is_over = True
-                meeting = self._meeting = Meeting(message)
-                meeting.on_all_here = self._close_attempt
+            rdzv = self._rdzv
+            if rdzv is None or rdzv.is_over or not rdzv.add(task, message):
+                others = {} if rdzv is None or rdzv.is_over else rdzv.joins
+                if rdzv is not None:
+                    rdzv.is_over = True
+                rdzv = self._rdzv = RendezvousRound(message)
+                rdzv.on_all_here = self._close_attempt
                 if self._secrecy is None and self._sharing is not None:
                     self._secrecy = Secrecy()  # counts what is not signed with a secret that is shared
-                meeting.secrecy = self._secrecy or NO_SECRET
-                meeting.make_pact = self._pact_maker(meeting, message.get("sharing"))
+                rdzv.secrecy = self._secrecy or NO_SECRET
+                rdzv.make_agreement = self._agreement_maker(rdzv, message.get("sharing"))
                 for other, join in {**others, task: message}.items():
-                    meeting.add(other, join)
+                    rdzv.add(other, join)
                 try:
-                    threading.Thread(target=self._meet, args=(meeting,), daemon=True).start()
+                    threading.Thread(target=self._meet, args=(rdzv,), daemon=True).start()
                 except RuntimeError as error:
                     what = f"the coordinator of this host cannot work: {error}"
-                    self._fail(meeting, JoinFailedError(what, "look at the limits of processes and threads: ulimit -u"))
+                    self._fail(rdzv, JoinFailedError(what, "look at the limits of processes and threads: ulimit -u"))
 
-    def _pact_maker(self, meeting: Meeting, said: object) -> Callable[[str], Pact | None]:
+    def _agreement_maker(self, rdzv: RendezvousRound, settings: object) -> Callable[[str], SecretAgreement | None]:
         """What makes that with which a job is signed where no secret was named."""
         sharing = self._sharing
-        if sharing is None or not isinstance(said, dict):
+        if sharing is None or not isinstance(settings, dict):
             return lambda _: None
-        base, is_required = str(said.get("base") or ""), said.get("required") is True
+        base, is_required = str(settings.get("base") or ""), settings.get("required") is True
 
-        def tell(made: list[object]) -> None:
+        def send_made(made: list[object]) -> None:
             self._tasks.head.send({"op": "made", "path": made[0], "device": made[1], "inode": made[2]})
 
-        return lambda job: Pact(
+        return lambda job: SecretAgreement(
             sharing,
-            meeting.run_id,
+            rdzv.run_id,
             job,
-            name=meeting.name,
+            name=rdzv.name,
             base=base,
             is_required=is_required,
-            secrecy=meeting.secrecy,
-            on_made=tell,
+            secrecy=rdzv.secrecy,
+            on_made=send_made,
         )
 
-    def _meet(self, meeting: Meeting) -> None:
+    def _meet(self, rdzv: RendezvousRound) -> None:
         try:
-            rendezvous = self._rendezvous_of(meeting)
+            rendezvous = self._rendezvous_of(rdzv)
             rendezvous.watch_membership(None)
-            met = rendezvous.meet(meeting)
-            self._begin(meeting, met, rendezvous)
+            result = rendezvous.meet(rdzv)
+            self._begin(rdzv, result, rendezvous)
         except JoinFailedError as error:
-            self._fail(meeting, error)
+            self._fail(rdzv, error)
         except CancelledError:
             pass
         except Exception as error:
             what = f"the hosts cannot meet: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-            self._fail(meeting, JoinFailedError(what, "see whether torch works on this host, and what the others say"))
+            self._fail(rdzv, JoinFailedError(what, "see whether torch works on this host, and what the others say"))
 
-    def _rendezvous_of(self, meeting: Meeting) -> Rendezvous:
-        # One for the whole job: it remembers the store, and which meeting was the last.
+    def _rendezvous_of(self, rdzv: RendezvousRound) -> Rendezvous:
+        # One for the whole job: it remembers the store, and which rendezvous was the last.
         if self._rendezvous is None:
-            if meeting.backend == "static":
+            if rdzv.backend == "static":
                 from saferun.coordinator.static import StaticRendezvous
 
                 self._rendezvous = StaticRendezvous(self._stores)
@@ -212,74 +212,74 @@ class Host:
                 self._rendezvous = HandlerRendezvous(self._stores, self._endpoint_fd)
         return self._rendezvous
 
-    def _begin(self, meeting: Meeting, met: Met, rendezvous: Rendezvous) -> None:
-        own = meeting.wait_for_tasks()
-        attempt = Attempt(met, meeting, own, self._tasks, rendezvous.move)
+    def _begin(self, rdzv: RendezvousRound, result: RendezvousResult, rendezvous: Rendezvous) -> None:
+        own = rdzv.wait_for_tasks()
+        attempt = Attempt(result, rdzv, own, self._tasks, rendezvous.move)
         self._close_attempt()
         with self._lock:
-            if meeting.is_over:
+            if rdzv.is_over:
                 return
-            meeting.is_over = True
+            rdzv.is_over = True
             before, oldest = self._attempt, self._last
             self._attempt, self._last = attempt, before
-            place = met.place
-            for task, share in enumerate(place.tasks[: meeting.task_count]):
+            assignment = result.assignment
+            for task, share in enumerate(assignment.tasks[: rdzv.task_count]):
                 connection = self._tasks.of_task(task)
                 if connection is None:
                     continue
-                is_leader = place.host == 0 and task == 0
+                is_leader = assignment.host == 0 and task == 0
                 joined = {
                     "op": "joined",
-                    "attempt": place.attempt,
-                    "restarts": place.restarts,
-                    "host": place.host,
-                    "hosts": place.hosts,
+                    "attempt": assignment.attempt,
+                    "restarts": assignment.restarts,
+                    "host": assignment.host,
+                    "hosts": assignment.hosts,
                     "base_rank": share.base_rank,
-                    "world_size": place.world_size,
+                    "world_size": assignment.world_size,
                     "role_base": share.role_base,
                     "role_world_size": share.role_world_size,
                     "local_base": share.local_base,
-                    "local_world_size": place.local_world_size,
-                    "master_addr": met.master_addr,
-                    "master_port": met.master_port,
+                    "local_world_size": assignment.local_world_size,
+                    "master_addr": result.master_addr,
+                    "master_port": result.master_port,
                     "leader": is_leader,
-                    "leader_name": place.leader_name,
-                    "leader_addresses": place.leader_addresses,
-                    "label": place.label,
-                    "files": place.files,
-                    "chunk_limit_bytes": place.chunk_limit_bytes,
+                    "leader_name": assignment.leader_name,
+                    "leader_addresses": assignment.leader_addresses,
+                    "label": assignment.label,
+                    "files": assignment.files,
+                    "chunk_limit_bytes": assignment.chunk_limit_bytes,
                     "torch": self._torch_version,
-                    "checked": place.checked,
-                    **_signed_words(met.client.signer),
+                    "checked": assignment.checked,
+                    **_signed_fields(result.client.signer),
                 }
                 if task == 0:
-                    joined["probe_endpoints"] = place.probe_endpoints
+                    joined["probe_endpoints"] = assignment.probe_endpoints
                 if is_leader:
-                    joined |= {"peers": met.peers, "host_infos": met.host_infos}
+                    joined |= {"peers": result.peers, "host_infos": result.host_infos}
                 connection.send(joined)
             attempt.announce()
         attempt.open()
         if attempt.is_leader:
-            if meeting.elastic:
-                rendezvous.watch_membership(lambda words: self._on_membership(attempt, words))
+            if rdzv.elastic:
+                rendezvous.watch_membership(lambda text: self._on_membership(attempt, text))
             if oldest is not None and oldest.is_leader:
                 self._in_background(oldest.forget)
 
-    def _on_membership(self, attempt: Attempt, words: str) -> None:
+    def _on_membership(self, attempt: Attempt, text: str) -> None:
         if attempt is self._attempt:
-            self._tasks.head.send({"op": "membership", "attempt": attempt.number, "words": words})
+            self._tasks.head.send({"op": "membership", "attempt": attempt.number, "text": text})
 
     def _close_attempt(self) -> None:
         attempt = self._attempt
         if attempt is not None:
             attempt.close()
 
-    def _fail(self, meeting: Meeting, error: JoinFailedError) -> None:
+    def _fail(self, rdzv: RendezvousRound, error: JoinFailedError) -> None:
         with self._lock:
-            if meeting.is_over:
+            if rdzv.is_over:
                 return
-            meeting.is_over = True
-        for task in meeting.joins:
+            rdzv.is_over = True
+        for task in rdzv.joins:
             connection = self._tasks.of_task(task)
             if connection is not None:
                 usage = {"usage": True} if error.is_usage else {}
@@ -289,17 +289,17 @@ class Host:
 
     def tick(self, seconds: float) -> None:
         """Time has passed."""
-        meeting, attempt = self._meeting, self._attempt
-        if meeting is not None:
-            words = meeting.words_due()
-            if words is not None:
-                for task in meeting.joins:
+        rdzv, attempt = self._rdzv, self._attempt
+        if rdzv is not None:
+            text = rdzv.due_message()
+            if text is not None:
+                for task in rdzv.joins:
                     connection = self._tasks.of_task(task)
                     if connection is not None:
-                        connection.send({"op": "waiting", "words": words})
-            overdue = meeting.overdue()
+                        connection.send({"op": "waiting", "text": text})
+            overdue = rdzv.overdue()
             if overdue is not None:
-                self._fail(meeting, overdue)
+                self._fail(rdzv, overdue)
         if attempt is not None:
             attempt.tick(seconds)
         if self._secrecy is not None:
@@ -314,7 +314,7 @@ class Host:
             return
         if self._attempt is not None:
             self._attempt.lose_task(task)
-        if not connection.said_goodbye:
+        if not connection.is_leaving:
             self._tasks.send_all({"op": "task_lost", "task": task})
 
     def farewell(self, done: Callable[[], None]) -> None:
@@ -336,12 +336,12 @@ class Host:
 
     def _leave(self) -> None:
         with self._lock:
-            meeting, self._meeting = self._meeting, None
-            under_way = meeting is not None and not meeting.is_over
-            if meeting is not None:
-                meeting.is_over = True
-        if meeting is not None and under_way and meeting.on_leave is not None:
-            _bounded(meeting.on_leave, _LEAVE_S)
+            rdzv, self._rdzv = self._rdzv, None
+            under_way = rdzv is not None and not rdzv.is_over
+            if rdzv is not None:
+                rdzv.is_over = True
+        if rdzv is not None and under_way and rdzv.on_leave is not None:
+            _bounded(rdzv.on_leave, _LEAVE_S)
         if self._rendezvous is not None:
             _bounded(self._rendezvous.leave, _LEAVE_S)
 
@@ -366,9 +366,9 @@ def _secrecy(secret: str) -> Secrecy:
     return Secrecy(JobSecret(bytes.fromhex(secret)))
 
 
-def _signed_words(signer: Signer | None) -> dict[str, object]:
+def _signed_fields(signer: Signer | None) -> dict[str, object]:
     """By which secret the messages are signed, or why by none."""
-    if not isinstance(signer, Pact):
+    if not isinstance(signer, SecretAgreement):
         return {"signed": "secret file" if signer is not None else ""}
     if signer.is_agreed:
         return {"signed": signer.way}

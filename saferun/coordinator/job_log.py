@@ -1,11 +1,11 @@
 """The job's log: what every host must learn, in the same order on all of them.
 
-Entry ``k`` is the key ``log/<k>`` below the attempt's prefix. Whoever has something to say tries to be the first to set
-the next one; who is not reads what the winner said, and tries the one after it, unless that has made its own message
-moot. So when all hosts see the same failure at once, each asks the store once and learns the first one's words by that.
+Entry ``k`` is the key ``log/<k>`` below the attempt's prefix. Whoever has a message tries to be the first to set
+the next one; who is not reads the message of the winner, and tries the one after it, unless that has made its own
+message moot. So when all hosts see the same failure at once, each asks the store once and gets the first message.
 
 An entry is JSON: ``h`` the host that wrote it, ``n`` a number unique to that host, ``m`` the message; or ``{"end":
-true}``, after which nothing more comes. What is the leader's to say counts only as an entry of host 0.
+true}``, after which nothing more comes. What only the leader may send counts only as an entry of host 0.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from saferun.text.decoding import MALFORMED, loads, number
 LONGEST_MESSAGE_BYTES = 64 << 10
 _LONGEST_ENTRY_BYTES = LONGEST_MESSAGE_BYTES + 256
 # Of these, the first of an attempt says it all.
-_ONCE = frozenset({"trouble", "decision"})
-# What is between the hosts may forget connections on which nothing is said for minutes.
+_ONCE = frozenset({"abort", "decision"})
+# Firewalls between the hosts may drop connections that are idle for minutes.
 _WAIT_S = 120.0
 # The end of the log is the end of waiting where the attempt is over for this host as well, which shows in a moment.
 _WAIT_AFTER_END_S = 5.0
-_LOOK_AGAIN_S = 0.1
-_LONGEST_WORDS = 200
-_MOST_UNSAID = 1000
+_RECHECK_S = 0.1
+_LONGEST_MESSAGE = 200
+_MOST_UNWRITTEN = 1000
 _END = '{"end": true}'
 
 
@@ -43,30 +43,30 @@ class JobLog:
         channel: to the control store.
         prefix: the attempt's.
         host: this host's number.
-        on_told: gets each message with its number, in order, never two at once.
+        on_entry: gets each message with its number, in order, never two at once.
     """
 
     def __init__(
-        self, channel: StoreChannel, prefix: str, host: int, on_told: Callable[[int, dict[str, Any]], None]
+        self, channel: StoreChannel, prefix: str, host: int, on_entry: Callable[[int, dict[str, Any]], None]
     ) -> None:
         self._channel = channel
         self._prefix = prefix
         self._host = host
-        self._on_told = on_told
+        self._on_entry = on_entry
         self._lock = threading.Lock()
         self._count = 0  # entries known
         self._kinds: set[str] = set()
         self._is_ending = False  # this host ends it
         self._ended = False
-        self._said = threading.Condition()
-        self._unsaid: deque[tuple[str, str]] = deque()  # the kind and the entry
+        self._written = threading.Condition()
+        self._unwritten: deque[tuple[str, str]] = deque()  # the kind and the entry
         self._own: set[bytes] = set()  # of the leader's entries, those that have not been seen in the log yet
         self._number = 0
 
     def start(self) -> None:
-        """Watch and say, with the channel's connections of now."""
+        """Read and append, with the channel's connections of now."""
         threading.Thread(target=self._watch, daemon=True).start()
-        threading.Thread(target=self._say, daemon=True).start()
+        threading.Thread(target=self._write, daemon=True).start()
 
     @property
     def count(self) -> int:
@@ -74,27 +74,27 @@ class JobLog:
         return self._count
 
     def has(self, kind: str) -> bool:
-        """Whether a message of this kind has been told."""
+        """Whether there has been a message of this kind."""
         with self._lock:
             return kind in self._kinds
 
-    def tell(self, message: object) -> None:
-        """Say something; it comes back like everybody else's messages, unless it is moot."""
+    def append(self, message: object) -> None:
+        """Append a message; it comes back like those of other hosts, unless it is moot."""
         if not isinstance(message, dict):
             return
         self._number += 1
         entry = json.dumps({"h": self._host, "n": self._number, "m": message})
         if len(entry) > _LONGEST_ENTRY_BYTES:
-            # What follows from it matters more than its words.
-            entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "words": message["words"][:0]}})
+            # What follows from it matters more than its text.
+            entry = json.dumps({"h": self._host, "n": self._number, "m": {**message, "text": message["text"][:0]}})
             if len(entry) > _LONGEST_ENTRY_BYTES:
                 return
-        with self._said:
-            if len(self._unsaid) < _MOST_UNSAID:
+        with self._written:
+            if len(self._unwritten) < _MOST_UNWRITTEN:
                 if is_leaders(message.get("kind")):
                     self._own.add(entry.encode())
-                self._unsaid.append((str(message.get("kind")), entry))
-                self._said.notify_all()
+                self._unwritten.append((str(message.get("kind")), entry))
+                self._written.notify_all()
 
     @property
     def _is_over(self) -> bool:
@@ -102,18 +102,18 @@ class JobLog:
         return self._ended and self._is_ending
 
     def end(self) -> None:
-        """Let those who wait for the next entry go home."""
-        with self._said:
+        """End the wait of all hosts for the next entry."""
+        with self._written:
             self._is_ending = True
-            self._unsaid.append(("", _END))
-            self._said.notify_all()
+            self._unwritten.append(("", _END))
+            self._written.notify_all()
 
-    def wait_said(self, timeout_s: float) -> None:
-        """Wait until everything that was to be said has reached the store, or cannot any more."""
+    def wait_written(self, timeout_s: float) -> None:
+        """Wait until all entries have reached the store, or cannot any more."""
         give_up_at = time.monotonic() + timeout_s
-        with self._said:
-            while self._unsaid and not self._ended and not self._channel.is_closed and time.monotonic() < give_up_at:
-                self._said.wait(_LOOK_AGAIN_S)
+        with self._written:
+            while self._unwritten and not self._ended and not self._channel.is_closed and time.monotonic() < give_up_at:
+                self._written.wait(_RECHECK_S)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -130,25 +130,25 @@ class JobLog:
             if value is not None:
                 self._take(k, value)
 
-    def _say(self) -> None:
+    def _write(self) -> None:
         client = self._channel.client
         while self._channel.is_current(client) and not self._is_over:
-            with self._said:
-                # The time-out is for a channel that has been made again meanwhile.
-                if not self._said.wait_for(lambda: self._unsaid, 60.0):
+            with self._written:
+                # The timeout is for a channel that has been made again meanwhile.
+                if not self._written.wait_for(lambda: self._unwritten, 60.0):
                     continue
-                kind, entry = self._unsaid[0]
+                kind, entry = self._unwritten[0]
             if not self._channel.is_current(client):
                 return
             try:
                 self._place(client, kind, entry)
             except StoreBrokenError:
-                # It stays the first to be said, in case there will be another connection.
+                # It stays the first to be written, in case there will be another connection.
                 self._channel.repair(client)
                 return
-            with self._said:
-                self._unsaid.popleft()
-                self._said.notify_all()
+            with self._written:
+                self._unwritten.popleft()
+                self._written.notify_all()
 
     def _place(self, client: Any, kind: str, entry: str) -> None:  # noqa: ANN401
         while not (self._is_over or (kind in _ONCE and self.has(kind))):
@@ -167,7 +167,7 @@ class JobLog:
                 return
             self._count += 1
             if value == FORGED:
-                return  # counted where signatures are looked at; the next entry may be a true one
+                return  # counted where signatures are checked; the next entry may be a true one
             message = self._message_of(value)
             if message is None:
                 return
@@ -175,7 +175,7 @@ class JobLog:
                 message = _malformed("another one was sent before")  # whose writer should have read it
             elif message["kind"] in _ONCE:
                 self._kinds.add(message["kind"])
-            self._on_told(k, message)
+            self._on_entry(k, message)
 
     def _message_of(self, value: bytes) -> dict[str, Any] | None:
         """The message of an entry, marked with the host that wrote it; ``malformed`` for what cannot be read.
@@ -193,7 +193,7 @@ class JobLog:
             message: dict[str, Any] = {**entry["m"], "host": host}
             kind = message["kind"]
             if is_leaders(kind) and host == self._host and value not in self._own:
-                # It would take a decision for its own, and tell no other one.
+                # It would take a decision for its own, and send no other one.
                 raise ValueError("another process writes in this host's name")
             self._own.discard(value)
             if not isinstance(kind, str) or (host != 0 and is_leaders(kind)) or not is_sound(message):
@@ -204,5 +204,5 @@ class JobLog:
         return message
 
 
-def _malformed(words: str) -> dict[str, Any]:
-    return {"kind": "malformed", "words": words[:_LONGEST_WORDS]}
+def _malformed(text: str) -> dict[str, Any]:
+    return {"kind": "malformed", "text": text[:_LONGEST_MESSAGE]}

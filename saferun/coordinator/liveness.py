@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from saferun.coordinator.heartbeats import Monitor, stall_words, stuck_processes, waiting_places
+from saferun.coordinator.assignments import HostRecord
+from saferun.coordinator.heartbeats import HeartbeatMonitor, stall_message, stuck_processes, wait_locations
 from saferun.coordinator.liveness_probe import CUT, GONE, MAY_WORK, REACHED, UNKNOWN, UNREACHABLE, Finding, probe_host
-from saferun.coordinator.places import HostRecord
 
 # For how long a host that answers is given to send another heartbeat.
 _HEARTBEAT_AGAIN_S = 3.0
-# For how many intervals the next heartbeat of a host is waited for that is said to be gone.
+# For how many intervals the next heartbeat of a host is waited for that seems to be gone.
 _INTERVALS_TO_WAIT = 1.5
 _PAUSE_S = 0.02
 
@@ -25,7 +25,7 @@ class Liveness:
         labels: their names in the job.
         own_addresses: of this host, at which no other one is probed if it has any else.
         interval_s: between heartbeats.
-        has_one_port: whether all but one port may be closed, so that a refusal says nothing.
+        has_one_port: whether all but one port may be closed, so that a refusal means nothing.
         report: takes what was found: ``probed``, ``unheard``, ``lost`` or ``warn``, with the fields of that message.
         probe: asks one host whether it is there.
     """
@@ -41,7 +41,7 @@ class Liveness:
         report: Callable[[str, dict[str, object]], None],
         probe: Callable[..., Finding] = probe_host,
     ) -> None:
-        self.monitor: Monitor | None = None  # of the heartbeats, once there are any
+        self.monitor: HeartbeatMonitor | None = None  # of the heartbeats, once there are any
         self._records = records
         self._labels = labels
         self._own_addresses = own_addresses
@@ -65,11 +65,11 @@ class Liveness:
         """Find out about a host whose heartbeats have stopped."""
         threading.Thread(target=self._find_out, args=(host,), daemon=True).start()
 
-    def on_waiting(self, host: int, task: int, place: str) -> None:
+    def on_waiting(self, host: int, task: int, location: str) -> None:
         """A supervisor waits for a file system, or is stopped, while its host is there."""
         tasks = self._records[host].tasks
         pid = tasks[task].pid if task < len(tasks) else tasks[0].pid
-        self._report("warn", {"words": stall_words(self._labels[host], pid, place)})
+        self._report("warn", {"text": stall_message(self._labels[host], pid, location)})
 
     def _ask(self, host: int) -> Finding:
         record = self._records[host]
@@ -78,7 +78,7 @@ class Liveness:
 
     def _probe(self, host: int, patient: bool) -> None:  # noqa: FBT001 - a thread's argument
         monitor = self.monitor
-        before = monitor.beats_of(host) if monitor is not None else b""
+        before = monitor.heartbeat_of(host) if monitor is not None else b""
         finding = self._ask(host)
         if monitor is None:
             is_there = finding.why == CUT  # it is too early for heartbeats
@@ -94,13 +94,13 @@ class Liveness:
         elif finding.why in {GONE, UNREACHABLE} and monitor is not None:
             # Its answer to the decision is not waited for either.
             monitor.lose(host)
-        self._report("probed", {"host": host, "why": finding.why, "words": finding.words})
+        self._report("probed", {"host": host, "why": finding.why, "text": finding.message})
 
     def _find_out(self, host: int) -> None:
         monitor = self.monitor
         if monitor is None:
             return
-        before = monitor.beats_of(host)
+        before = monitor.heartbeat_of(host)
         finding = self._ask(host)
         # One that answers may have been held up, and its next heartbeat is on its way then.
         wait_s = min(_HEARTBEAT_AGAIN_S, 2 * self._interval_s) if finding.why == CUT else 0.0
@@ -109,32 +109,32 @@ class Liveness:
             return
         if finding.why == GONE and self._has_one_port:
             # Something before that host may refuse every port but one.
-            finding = Finding(UNKNOWN, finding.words)
+            finding = Finding(UNKNOWN, finding.message)
         if finding.why in MAY_WORK or monitor.is_missed(host):
-            # Whether the job goes on is for those to say who see its ranks.
+            # Whether the job goes on is judged by those who see its ranks.
             monitor.miss(host)
             op = "unheard"
         else:
             monitor.lose(host)
             op = "lost"
-        self._report(op, {"host": host, "label": self._labels[host], "why": finding.why, "words": finding.words})
+        self._report(op, {"host": host, "label": self._labels[host], "why": finding.why, "text": finding.message})
 
 
-def _has_another(monitor: Monitor, host: int, before: bytes, wait_s: float) -> bool:
+def _has_another(monitor: HeartbeatMonitor, host: int, before: bytes, wait_s: float) -> bool:
     """Whether a host has sent another heartbeat since, or does so in time."""
     give_up_at = time.monotonic() + wait_s
-    while monitor.beats_of(host) == before and time.monotonic() < give_up_at:
+    while monitor.heartbeat_of(host) == before and time.monotonic() < give_up_at:
         time.sleep(_PAUSE_S)
-    return monitor.beats_of(host) != before
+    return monitor.heartbeat_of(host) != before
 
 
 class OwnSupervisor:
-    """The leader's own supervisor, whose heartbeats nobody reads: its coordinator sees when it does not run.
+    """The leader's own supervisor, whose heartbeats no monitor reads: its coordinator sees when it does not run.
 
     Args:
         label: the host's name in the job.
         pids: of the supervisors of this host, by task.
-        interval_s: how often it is looked at.
+        interval_s: how often it is checked.
         host_timeout_s: half of which it may stand still.
     """
 
@@ -145,17 +145,17 @@ class OwnSupervisor:
         self._host_timeout_s = host_timeout_s
         self._seen_in_d: set[int] = set()
         self._waiting_s = 0.0
-        self._since_look_s = 0.0
+        self._unchecked_s = 0.0
 
     def tick(self, seconds: float) -> str:
-        """Time has passed. Returns what is to be said of it now; empty: nothing."""
-        self._since_look_s += seconds
-        if self._since_look_s < self._interval_s:
+        """Time has passed. Returns what is to be reported now; empty: nothing."""
+        self._unchecked_s += seconds
+        if self._unchecked_s < self._interval_s:
             return ""
         stuck = stuck_processes(self._pids, self._seen_in_d)
         before_s, limit_s = self._waiting_s, self._host_timeout_s / 2
-        self._waiting_s = before_s + self._since_look_s if stuck else 0.0
-        self._since_look_s = 0.0
+        self._waiting_s = before_s + self._unchecked_s if stuck else 0.0
+        self._unchecked_s = 0.0
         if not before_s < limit_s <= self._waiting_s:
             return ""
-        return stall_words(self._label, self._pids[0], waiting_places(stuck, self._pids).get("0", ""))
+        return stall_message(self._label, self._pids[0], wait_locations(stuck, self._pids).get("0", ""))

@@ -1,4 +1,4 @@
-"""Why another host is silent: gone, unreachable, cut off, or frozen. Told by TCP connections to all its addresses.
+"""Why another host is silent: gone, unreachable, cut off, or frozen. Found out by TCP connections to all its addresses.
 
 A coordinator that serves no control store answers whoever connects to its control port with ``ANSWER``. The leader's
 port leads to its store, which answers as stores do.
@@ -31,30 +31,30 @@ UNKNOWN = "unknown"
 MAY_WORK = frozenset({CUT, UNREACHABLE, UNKNOWN, FROZEN})
 
 
-class Sight(Value):
-    """What one address said: the kind of ``dial``, that in words, and whether saferun answered there."""
+class Observation(Value):
+    """What came of one address: the kind of ``dial``, its message, and whether saferun answered there."""
 
     address: str
     kind: str
-    words: str
+    message: str
     answered: bool
 
 
 class Finding(Value):
-    """Why a host is silent, as one word and in words for people; ``address``: where it answers, if anywhere."""
+    """Why a host is silent, as one word and as a message for people; ``address``: where it answers, if anywhere."""
 
     why: str
-    words: str
+    message: str
     address: str = ""
 
 
 def probe_host(
     name: str, addresses: Sequence[str], port: int, *, way: str | None, answers: Callable[[str], bool] | None = None
 ) -> Finding:
-    """Try all addresses of a host at once, and say what that means. Takes seconds.
+    """Try all addresses of a host at once, and return what that means. Takes seconds.
 
     Args:
-        name: the host's, for the words.
+        name: the host's, for messages.
         addresses: names or numeric addresses.
         port: the host's control port; 0: unknown.
         way: the address that messages go to, where they go from here to there.
@@ -66,40 +66,40 @@ def probe_host(
     tried = list(dict.fromkeys(([way] if way else []) + list(addresses)))[:_MOST_ADDRESSES]
     if not port or not tried:
         return Finding(UNKNOWN, f"no address is known for {name}")
-    sights: dict[str, Sight] = {}
+    observations: dict[str, Observation] = {}
     seen_one = threading.Condition()
 
-    def look(address: str) -> None:
-        sight = _look(address, port, answers)
+    def ask(address: str) -> None:
+        observation = _ask(address, port, answers)
         with seen_one:
-            sights[address] = sight
+            observations[address] = observation
             seen_one.notify_all()
 
     def is_complete() -> bool:
-        return len(sights) == len(tried)
+        return len(observations) == len(tried)
 
     def is_refused() -> bool:
-        return any(sight.kind == REFUSED and not sight.answered for sight in sights.values())
+        return any(observation.kind == REFUSED and not observation.answered for observation in observations.values())
 
     for address in tried:
         try:
-            threading.Thread(target=look, args=(address,), daemon=True).start()
+            threading.Thread(target=ask, args=(address,), daemon=True).start()
         except RuntimeError:
-            look(address)  # no thread can be started now
+            ask(address)  # no thread can be started now
     answer_s = _ANSWER_TIMEOUT_S if answers is None else _STORE_ANSWER_TIMEOUT_S
     with seen_one:
         seen_one.wait_for(lambda: is_complete() or is_refused(), 2 * _CONNECT_TIMEOUT_S + answer_s + 0.5)
         if is_refused():
             # The host is up. Where saferun runs there, another address says so at once.
             seen_one.wait_for(is_complete, _AFTER_REFUSAL_S)
-        seen = [sights.get(a) or Sight(a, SILENT, f"{a} does not answer", answered=False) for a in tried]
+        seen = [observations.get(a) or Observation(a, SILENT, f"{a} does not answer", answered=False) for a in tried]
     return judge(name, seen, way)
 
 
-def _look(address: str, port: int, answers: Callable[[str], bool] | None) -> Sight:
-    connection, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
+def _ask(address: str, port: int, answers: Callable[[str], bool] | None) -> Observation:
+    connection, kind, message = dial(address, port, _CONNECT_TIMEOUT_S)
     if connection is None:
-        return Sight(address, kind, words, answered=False)
+        return Observation(address, kind, message, answered=False)
     with connection:
         if answers is None:
             connection.settimeout(_ANSWER_TIMEOUT_S)
@@ -111,40 +111,45 @@ def _look(address: str, port: int, answers: Callable[[str], bool] | None) -> Sig
             answered = _within(_STORE_ANSWER_TIMEOUT_S, lambda: answers(address))
     if not answered:
         # Whoever accepted it may have been about to end.
-        again, kind, words = dial(address, port, _CONNECT_TIMEOUT_S)
+        again, kind, message = dial(address, port, _CONNECT_TIMEOUT_S)
         if again is not None:
             again.close()
-    return Sight(address, kind, words, answered)
+    return Observation(address, kind, message, answered)
 
 
-def judge(name: str, sights: Sequence[Sight], way: str | None) -> Finding:
-    """What the sights of a host's addresses mean. Pure.
+def judge(name: str, observations: Sequence[Observation], way: str | None) -> Finding:
+    """What the observations of a host's addresses mean. Pure.
 
     Args:
         name: the host's.
-        sights: one for each address.
+        observations: one for each address.
         way: the address that messages go to.
     """
-    answering = [sight for sight in sights if sight.answered]
+    answering = [observation for observation in observations if observation.answered]
     if answering:
         if way is None:
-            words = f"{name} answers at {answering[0].address}, but its messages do not arrive"
-            return Finding(CUT, words, answering[0].address)
-        if any(sight.address == way for sight in answering):
+            message = f"{name} answers at {answering[0].address}, but its messages do not arrive"
+            return Finding(CUT, message, answering[0].address)
+        if any(observation.address == way for observation in answering):
             return Finding(REACHED, f"{name} answers", way)
-        blocked = next((sight.words for sight in sights if sight.address == way), f"{way} does not answer")
-        words = f"{name} answers at {answering[0].address}, but not where its messages go: {blocked}"
-        return Finding(CUT, words, answering[0].address)
-    accepting = [sight for sight in sights if sight.kind == CONNECTED]
+        blocked = next(
+            (observation.message for observation in observations if observation.address == way),
+            f"{way} does not answer",
+        )
+        message = f"{name} answers at {answering[0].address}, but not where its messages go: {blocked}"
+        return Finding(CUT, message, answering[0].address)
+    accepting = [observation for observation in observations if observation.kind == CONNECTED]
     if accepting:
         return Finding(FROZEN, f"{name} accepts connections, but saferun does not respond there")
-    refusing = [sight for sight in sights if sight.kind == REFUSED]
+    refusing = [observation for observation in observations if observation.kind == REFUSED]
     if refusing:
-        return Finding(GONE, f"{name} is up, but saferun is not running there any more ({refusing[0].words})")
-    if all(sight.kind == UNKNOWN_NAME for sight in sights):
-        return Finding(UNKNOWN, sights[0].words)
-    shown = [sight for sight in sights if sight.kind != UNKNOWN_NAME]
-    return Finding(UNREACHABLE, f"no address of {name} answers: {'; '.join(sight.words for sight in shown[:3])}")
+        return Finding(GONE, f"{name} is up, but saferun is not running there any more ({refusing[0].message})")
+    if all(observation.kind == UNKNOWN_NAME for observation in observations):
+        return Finding(UNKNOWN, observations[0].message)
+    shown = [observation for observation in observations if observation.kind != UNKNOWN_NAME]
+    return Finding(
+        UNREACHABLE, f"no address of {name} answers: {'; '.join(observation.message for observation in shown[:3])}"
+    )
 
 
 def _within(timeout_s: float, question: Callable[[], bool]) -> bool:

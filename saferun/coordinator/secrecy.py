@@ -1,8 +1,8 @@
-"""Whether what this host tells others is signed, from the first key that it reads or writes; and who does otherwise.
+"""Whether the messages of this host are signed, from the first key that it reads or writes; and who does otherwise.
 
-Where the control store is, is said in another store (``saferun/control``, ``saferun/leader``): signed with a key that
-follows from the secret alone, but legible for everybody, so that a host with another secret, or none, can say what is
-wrong. It holds a number that is unique to the job. All else is signed with a key that follows from that number.
+The address of the control store is published in another store (``saferun/control``, ``saferun/leader``): signed with a
+key that follows from the secret alone, but legible for every host, so that one with another secret, or none, can report
+what is wrong. It holds a number that is unique to the job. All else is signed with a key that follows from that number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_HOSTS = 1 << 20
 
 
 class Mismatch(Value):
-    """A host that has another job secret than the first one, or none, in words."""
+    """A host that has another job secret than the first one, or none, for people."""
 
     host: int
     what: str
@@ -67,11 +67,11 @@ class Secrecy:
         return Signer(self._secret, json.dumps([run_id, job]), on_ignored=self.ignore)
 
     def greet(self, key: str, content: str) -> str | bytes:
-        """What the first host says of itself, to be stored under a key that everybody reads."""
+        """The description of the first host, to be stored under a key that every host reads."""
         return content if self.greeting is None else self.greeting.protect(key, content)
 
     def mismatch(self, key: str, stored: bytes) -> str:
-        """How the secret of the host that said this differs from this host's; empty: it does not."""
+        """How the secret of the host that wrote this differs from this host's; empty: it does not."""
         if self.greeting is None:
             return NONE_HERE if is_signed(stored) else ""
         if not is_signed(stored):
@@ -81,7 +81,7 @@ class Secrecy:
     def ignore(self, key: str) -> None:
         """Count a value that has no valid signature."""
         if key == _MARK:
-            return  # the store of another job, or of the attempt before, says so by this
+            return  # the store of another job, or of the previous attempt, shows itself by this
         with self._lock:
             self._ignored += 1
             self._last = key
@@ -98,7 +98,7 @@ class Secrecy:
 NO_SECRET = Secrecy()
 
 
-def mismatch_words(kind: str, first: str, name: str) -> str:
+def mismatch_message(kind: str, first: str, name: str) -> str:
     """What differs between the first host and the one with this name."""
     if kind == OTHER:
         return f"{name} and {first} have different job secrets"
@@ -107,7 +107,7 @@ def mismatch_words(kind: str, first: str, name: str) -> str:
 
 
 def encode_note(kind: str, host: int, name: str, job: str) -> str:
-    """What a host with another secret leaves for the first one. Nobody signs it: it can be told, not believed."""
+    """What a host with another secret leaves for the first one. It is not signed, and is only printed."""
     return json.dumps([kind, host, name[:_LONGEST_NAME], job])
 
 
@@ -126,6 +126,6 @@ def decode_note(content: bytes | None, first: str, job: str) -> Mismatch | None:
         if about != job or kind not in {NONE_HERE, OTHER}:
             return None
         named = display_text(text(name, _LONGEST_NAME), _LONGEST_NAME) or "?"
-        return Mismatch(number(host, 0, _MOST_HOSTS), mismatch_words(kind, first, named))
+        return Mismatch(number(host, 0, _MOST_HOSTS), mismatch_message(kind, first, named))
     except MALFORMED:
         return None

@@ -3,7 +3,7 @@
 The supervisor sends JSON lines, each with ``op``:
 
 * ``serve {attempt}``: serve the store of this attempt; answered by ``serving {attempt, torch}``.
-* ``drop``: end the store of the attempt before, with all its keys and connections; answered by ``dropped``.
+* ``drop``: end the store of the previous attempt, with all its keys and connections; answered by ``dropped``.
 * ``prepare {numa, nproc, logs, environs, handler, file_timer, run_id}``: numactl commands, log destinations, a timer;
   answered by ``prepared`` or ``failed``.
 * ``start_stage {attempt, world_size}``: how far the ranks have come, as their store shows it; answered by
@@ -118,7 +118,7 @@ def _serve_several(
 
     def on_message(connection: TaskConnection, message: Message) -> None:
         if message.get("op") == "goodbye":
-            connection.said_goodbye = True
+            connection.is_leaving = True
             if connection.is_head:
                 host.farewell(end)
         elif not host.handle(connection, message) and connection.is_head:
@@ -159,7 +159,7 @@ class _Service:
         """Do what a message asks for and return the answer, if it has one."""
         match message.get("op"):
             case "serve":
-                self._store = None  # the server of the attempt before ends before the next one begins
+                self._store = None  # the server of the previous attempt ends before the next one begins
                 self._store = open_store(self._store_class, self._listen_fd)
                 self._attempt = int(message["attempt"])
                 return {"op": "serving", "attempt": message["attempt"], "torch": self.torch_version}

@@ -1,4 +1,4 @@
-"""A part of somebody else's TCPStore that looks like a store of its own: every key lies behind one prefix.
+"""A part of another TCPStore that looks like a store of its own: every key lies behind one prefix.
 
 It is what a job has for its own messages where the hosts can reach no other port than that of the ranks' store.
 """

@@ -1,7 +1,7 @@
 """The process that shares a job secret with other hosts (``cluster/secret_sharing.py``), as the coordinator sees it.
 
 It is forked before torch is imported, while the coordinator is small and has no threads, and imports what it needs
-beside that: so the meeting of the hosts waits for nothing but the call of munge. Whatever becomes of it, there is no
+beside that: so the rendezvous of the hosts waits for nothing but the call of munge. Whatever becomes of it, there is no
 secret then, and the job goes on.
 """
 

@@ -1,8 +1,8 @@
 """The static rendezvous: node ranks are known beforehand, and node rank 0 serves both stores.
 
 The ranks' store is where the others come first: its key ``saferun/control`` says where the control store is: its port,
-at any address of that host. There, ``saferun/job`` is unique to the job, and ``round`` counts its meetings, each with a
-prefix of its own.
+at any address of that host. There, ``saferun/job`` is unique to the job, and ``round`` counts its rendezvous rounds,
+each with a prefix of its own.
 
 Where hosts reach the port of the ranks' store only (a NAT, a Kubernetes service, a firewall), the control store is a
 part of that one: from the start if the user says so, else as soon as one host asks for it. It then ends with each
@@ -21,9 +21,14 @@ from typing import TYPE_CHECKING
 
 from saferun.cluster.signed import unverified
 from saferun.coordinator.dial import shown
-from saferun.coordinator.gathering import Gathering, MovedError, OnePortError, attempt_prefix, take_place
-from saferun.coordinator.meeting import JoinFailedError, Meeting, Met
-from saferun.coordinator.pact import Pact
+from saferun.coordinator.record_collection import (
+    MovedError,
+    OnePortError,
+    RecordCollection,
+    attempt_prefix,
+    await_assignment,
+)
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
 from saferun.coordinator.secrecy import (
     MISMATCH_HINT,
     NONE_THERE,
@@ -31,8 +36,9 @@ from saferun.coordinator.secrecy import (
     Mismatch,
     decode_note,
     encode_note,
-    mismatch_words,
+    mismatch_message,
 )
+from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import Search
@@ -48,7 +54,7 @@ JOB_KEY = "saferun/job"
 _NO_CONTROL_S = 10.0
 # A job before this one may take a moment to give its port back.
 _FOREIGN_GRACE_S = 5.0
-_LOOK_AGAIN_S = 0.5
+_RECHECK_S = 0.5
 _HIGHEST_PORT = 65535
 _MOST_ADDRESSES = 16
 _LONGEST_NAME = 1024
@@ -62,7 +68,7 @@ _CONTROL_HINT = "saferun's own messages go there: open that port (--control-port
 
 
 class StaticRendezvous:
-    """All meetings of this host.
+    """All rendezvous of this host.
 
     Args:
         stores: what this host serves if it is node rank 0.
@@ -73,41 +79,41 @@ class StaticRendezvous:
         self._job = os.urandom(8).hex()
         self._client: StoreClient | None = None  # to the control store
         self._port = 0  # of the ranks' store
-        self._round = -1  # of the last meeting that this host took part in
+        self._round = -1  # of the last rendezvous that this host took part in
         self._one_port = False  # on the first host: whether the ranks' store holds the control store as well
         self._moves = 0  # how often the control store has become another one
-        self._pact: Pact | None = None  # signs the messages where no secret was named
+        self._agreement: SecretAgreement | None = None  # signs the messages where no secret was named
 
-    def meet(self, meeting: Meeting) -> Met:
+    def meet(self, rdzv: RendezvousRound) -> RendezvousResult:
         """Meet the other hosts.
 
         Raises:
             JoinFailedError: it cannot be.
-            CancelledError: nobody waits any more.
+            CancelledError: no task waits for it any more.
         """
-        if meeting.node_rank is None:
+        if rdzv.node_rank is None:
             raise JoinFailedError("this host's node rank is unknown", "pass --node-rank (0 to the number of hosts - 1)")
-        if meeting.node_rank >= meeting.most:
+        if rdzv.node_rank >= rdzv.most:
             raise JoinFailedError(
-                f"{meeting.name} has node rank {meeting.node_rank}, but was started for {meeting.most} hosts",
+                f"{rdzv.name} has node rank {rdzv.node_rank}, but was started for {rdzv.most} hosts",
                 "node ranks begin at 0: pass another --node-rank or --nnodes",
             )
-        if meeting.node_rank == 0:
+        if rdzv.node_rank == 0:
             try:
-                return self._lead(meeting)
+                return self._lead(rdzv)
             except StoreBrokenError as error:
                 raise JoinFailedError(f"the store of this host is gone: {error}", "start the job again") from error
         while True:
             try:
-                return self._follow(meeting, meeting.node_rank)
+                return self._follow(rdzv, rdzv.node_rank)
             except StoreBrokenError:
                 # The first host has gone, perhaps to come again.
                 self._client = None
                 self._round = -1
-                meeting.check()
-                if meeting.remaining_s <= 0:
-                    where = shown(meeting.master_addr, self._port)
-                    raise JoinFailedError(*_unreachable(f"{where} closed the connection", meeting)) from None
+                rdzv.check()
+                if rdzv.remaining_s <= 0:
+                    where = shown(rdzv.master_addr, self._port)
+                    raise JoinFailedError(*_unreachable(f"{where} closed the connection", rdzv)) from None
 
     def move(self, client: StoreClient) -> None:
         """The control store is reached by this connection from now on."""
@@ -118,256 +124,258 @@ class StaticRendezvous:
         """A static job has no hosts that come later."""
 
     def leave(self) -> None:
-        """Nothing is kept alive between meetings."""
+        """Nothing is kept alive between rendezvous."""
 
     def close(self) -> None:
         """The stores end with the process."""
 
     # ------------------------------------------------------------------------------------------------------ node rank 0
 
-    def _lead(self, meeting: Meeting) -> Met:
+    def _lead(self, rdzv: RendezvousRound) -> RendezvousResult:
         again = self._client is not None
         if self._client is None:
-            self._one_port = meeting.one_port
+            self._one_port = rdzv.one_port
             # Before anybody is waited for: whoever comes finds both stores.
             if not self._one_port:
                 self._client = self._stores.serve_control()
-                self._client.signer = self._signer(meeting, self._job)
+                self._client.signer = self._signer(rdzv, self._job)
                 self._client.set(JOB_KEY, self._job)
-            self._serve_ranks(meeting)
-        own = meeting.wait_for_tasks()
+            self._serve_ranks(rdzv)
+        own = rdzv.wait_for_tasks()
         self._round += 1
-        gathering = self._open_round(meeting)
+        collection = self._open_round(rdzv)
         try:
-            records = gathering.gather(meeting, own)
+            records = collection.collect(rdzv, own)
         except OnePortError:
             self._one_port = True
-            self._share(meeting)
-            self._publish(meeting)
+            self._share(rdzv)
+            self._publish(rdzv)
             # Those who have come to the control store, which is served on for those who have yet to.
-            gathering.move()
-            gathering = self._open_round(meeting)
-            records = gathering.gather(meeting, own)
-        meeting.on_all_here()
+            collection.move()
+            collection = self._open_round(rdzv)
+            records = collection.collect(rdzv, own)
+        rdzv.on_all_here()
         if again:
             # All hosts have stopped their ranks. Nothing of theirs may be found by those that come.
             if self._one_port:
-                gathering.move()
-                gathering.wait_until_left(_LEFT_S)
-            self._serve_ranks(meeting)
-            gathering = self._open_round(meeting) if self._one_port else gathering
+                collection.move()
+                collection.wait_until_left(_LEFT_S)
+            self._serve_ranks(rdzv)
+            collection = self._open_round(rdzv) if self._one_port else collection
         client, prefix = self._control, f"r{self._round}/"
         client.set(f"{prefix}done", "")
-        place = gathering.hand_out(records)
-        prefix = attempt_prefix(place.attempt)
-        return Met(place, client, self._job, prefix, records, meeting.master_addr, self._stores.ranks_port)
+        assignment = collection.publish_assignments(records)
+        prefix = attempt_prefix(assignment.attempt)
+        return RendezvousResult(
+            assignment, client, self._job, prefix, records, rdzv.master_addr, self._stores.ranks_port
+        )
 
     @property
     def _control(self) -> StoreClient:
         assert self._client is not None  # noqa: S101 - it is made first of all
         return self._client
 
-    def _signer(self, meeting: Meeting, job: str) -> Signer | None:
+    def _signer(self, rdzv: RendezvousRound, job: str) -> Signer | None:
         """What signs the messages of the job with this number."""
-        named = meeting.secrecy.signer(meeting.run_id, job)
+        named = rdzv.secrecy.signer(rdzv.run_id, job)
         if named is not None:
             return named
-        if self._pact is None or self._pact.job != job:
-            self._pact = meeting.make_pact(job)
-        return self._pact
+        if self._agreement is None or self._agreement.job != job:
+            self._agreement = rdzv.make_agreement(job)
+        return self._agreement
 
-    def _open_round(self, meeting: Meeting) -> Gathering:
+    def _open_round(self, rdzv: RendezvousRound) -> RecordCollection:
         client, prefix = self._control, f"r{self._round}/"
-        if isinstance(client.signer, Pact):
+        if isinstance(client.signer, SecretAgreement):
             client.signer.offer(client)
         client.set("round", str(self._round))
         client.set(f"{prefix}open", "")
         ranks = self._stores.ranks
         may_move = not self._one_port and self._round == 0 and ranks is not None
-        return Gathering(
+        return RecordCollection(
             client,
             prefix,
-            meeting.most,
+            rdzv.most,
             can_probe=not self._one_port,
             is_asked_for=lambda: may_move and ranks is not None and ranks.check(_ASK_KEY),
-            mismatch=lambda: self._mismatch(meeting),
+            mismatch=lambda: self._mismatch(rdzv),
         )
 
-    def _mismatch(self, meeting: Meeting) -> Mismatch | None:
+    def _mismatch(self, rdzv: RendezvousRound) -> Mismatch | None:
         """What a host has left that has another job secret."""
         ranks = self._stores.ranks
-        if meeting.secrecy.greeting is None or ranks is None:
+        if rdzv.secrecy.greeting is None or ranks is None:
             return None
-        return decode_note(ranks.find(NOTE_KEY), meeting.name, self._job)
+        return decode_note(ranks.find(NOTE_KEY), rdzv.name, self._job)
 
-    def _serve_ranks(self, meeting: Meeting) -> None:
+    def _serve_ranks(self, rdzv: RendezvousRound) -> None:
         """Serve a new ranks' store, with the job's own messages in it where there is no other port for them."""
         self._stores.serve_ranks()
         if self._one_port:
-            self._share(meeting)
-        self._publish(meeting)
+            self._share(rdzv)
+        self._publish(rdzv)
 
-    def _share(self, meeting: Meeting) -> None:
+    def _share(self, rdzv: RendezvousRound) -> None:
         ranks = self._stores.ranks
         assert ranks is not None  # noqa: S101 - it is served
-        signer = self._signer(meeting, self._job)
+        signer = self._signer(rdzv, self._job)
         self._client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
         self._client.set(JOB_KEY, self._job)
         self._moves += 1
 
-    def _publish(self, meeting: Meeting) -> None:
+    def _publish(self, rdzv: RendezvousRound) -> None:
         ranks = self._stores.ranks
         assert ranks is not None  # noqa: S101 - it is served
-        control = {"port": self._stores.control_port, "run_id": meeting.run_id, "most": meeting.most, "job": self._job}
-        control |= {"addresses": meeting.addresses, "one_port": self._one_port, "moves": self._moves}
-        ranks.set(_CONTROL_KEY, meeting.secrecy.greet(_CONTROL_KEY, json.dumps(control)))
+        control = {"port": self._stores.control_port, "run_id": rdzv.run_id, "most": rdzv.most, "job": self._job}
+        control |= {"addresses": rdzv.addresses, "one_port": self._one_port, "moves": self._moves}
+        ranks.set(_CONTROL_KEY, rdzv.secrecy.greet(_CONTROL_KEY, json.dumps(control)))
         ranks.check(_CONTROL_KEY)
 
     # ------------------------------------------------------------------------------------------------------- the others
 
-    def _follow(self, meeting: Meeting, host: int) -> Met:
+    def _follow(self, rdzv: RendezvousRound, host: int) -> RendezvousResult:
         if self._client is None:
-            self._client = self._find_control(meeting)
-        own = meeting.wait_for_tasks()
-        number = self._wait_for_round(self._client, meeting)
+            self._client = self._find_control(rdzv)
+        own = rdzv.wait_for_tasks()
+        number = self._wait_for_round(self._client, rdzv)
         self._round = number
-        place = None
-        while place is None:
+        assignment = None
+        while assignment is None:
             try:
-                place = take_place(self._control, f"r{number}/", host, meeting, own)
+                assignment = await_assignment(self._control, f"r{number}/", host, rdzv, own)
             except MovedError:
-                # All are here, and the store before may end at any moment; or this is the first meeting.
-                meeting.on_all_here()
-                self._client = self._find_control(meeting, moved=True)
-        prefix = attempt_prefix(place.attempt)
-        return Met(place, self._control, self._job, prefix, [], meeting.master_addr, self._port)
+                # All are here, and the previous store may end at any moment; or this is the first rendezvous.
+                rdzv.on_all_here()
+                self._client = self._find_control(rdzv, moved=True)
+        prefix = attempt_prefix(assignment.attempt)
+        return RendezvousResult(assignment, self._control, self._job, prefix, [], rdzv.master_addr, self._port)
 
-    def _wait_for_round(self, client: StoreClient, meeting: Meeting) -> int:
-        """The number of the meeting that this host can take part in."""
+    def _wait_for_round(self, client: StoreClient, rdzv: RendezvousRound) -> int:
+        """The number of the rendezvous that this host can take part in."""
         wanted = self._round + 1
         if wanted == 0:
-            found = client.get("round", max(1.0, meeting.remaining_s))
+            found = client.get("round", max(1.0, rdzv.remaining_s))
             wanted = int(found) if found is not None and found.isdigit() and len(found) <= 9 else 0  # noqa: PLR2004
             if client.exists(f"r{wanted}/done"):
                 wanted += 1
-        while not client.await_key(f"r{wanted}/open", max(0.1, min(meeting.tell_every_s / 2, meeting.remaining_s))):
-            meeting.check()
-            first = meeting.expected[0] if meeting.expected else "the first host"
-            meeting.say(f"waiting for {first} to begin the next attempt")
-            if meeting.remaining_s <= 0:
+        while not client.await_key(f"r{wanted}/open", max(0.1, min(rdzv.report_every_s / 2, rdzv.remaining_s))):
+            rdzv.check()
+            first = rdzv.expected[0] if rdzv.expected else "the first host"
+            rdzv.set_status(f"waiting for {first} to begin the next attempt")
+            if rdzv.remaining_s <= 0:
                 raise JoinFailedError(
-                    f"{first} did not begin another attempt within {meeting.timeout_s:.0f} s",
+                    f"{first} did not begin another attempt within {rdzv.timeout_s:.0f} s",
                     f"see what saferun says on {first}",
                 )
         return wanted
 
-    def _find_control(self, meeting: Meeting, *, moved: bool = False) -> StoreClient:
+    def _find_control(self, rdzv: RendezvousRound, *, moved: bool = False) -> StoreClient:
         """A connection to the control store; ``moved``: not to where it was before."""
         control: dict[int, _Control] = {}
         mismatches: list[_SecretMismatch] = []
 
-        def look(client: StoreClient) -> str | None:
+        def accept(client: StoreClient) -> str | None:
             stored = client.find_stored(_CONTROL_KEY, _NO_CONTROL_S)
             found = _read_control(stored)
             if found is None or stored is None:
                 return "serves a store that is not saferun's"
-            if found.run_id != meeting.run_id:
-                return f"belongs to another job: its run id is {found.run_id!r}, this one's {meeting.run_id!r}"
-            if kind := meeting.secrecy.mismatch(_CONTROL_KEY, stored):
+            if found.run_id != rdzv.run_id:
+                return f"belongs to another job: its run id is {found.run_id!r}, this one's {rdzv.run_id!r}"
+            if kind := rdzv.secrecy.mismatch(_CONTROL_KEY, stored):
                 mismatches.append(_SecretMismatch(kind, client, found))
                 return "belongs to a job with another job secret, or without one"
             self._check_moved(found, moved=moved)
             control[client.address[1]] = found
             return None
 
-        search = Search(self._stores.store_class, meeting.master_addr, meeting.ports, look)
+        search = Search(self._stores.store_class, rdzv.master_addr, rdzv.ports, accept)
         try:
-            while (client := search.wait(_LOOK_AGAIN_S)) is None:
-                meeting.check()
-                words = search.words()
-                meeting.say(words, is_amiss=search.leads_nowhere)
-                if meeting.remaining_s <= 0:
+            while (client := search.wait(_RECHECK_S)) is None:
+                rdzv.check()
+                message = search.message()
+                rdzv.set_status(message, is_fault=search.leads_nowhere)
+                if rdzv.remaining_s <= 0:
                     hint = name_hint("--master-addr") if search.knows_no_name else ""
-                    raise JoinFailedError(*_unreachable(words, meeting, hint))
+                    raise JoinFailedError(*_unreachable(message, rdzv, hint))
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
                     hint = "give all hosts of a job the same --rdzv-id and --master-port, and other jobs other ports"
-                    raise self._mismatched(meeting, mismatches[-1]) if mismatches else JoinFailedError(words, hint)
+                    raise self._mismatched(rdzv, mismatches[-1]) if mismatches else JoinFailedError(message, hint)
         finally:
             search.end()
         self._port = client.address[1]
-        return self._connect_found(meeting, client, control[self._port], moved=moved)
+        return self._connect_found(rdzv, client, control[self._port], moved=moved)
 
-    def _connect_found(self, meeting: Meeting, ranks: StoreClient, found: _Control, *, moved: bool) -> StoreClient:
+    def _connect_found(self, rdzv: RendezvousRound, ranks: StoreClient, found: _Control, *, moved: bool) -> StoreClient:
         """A connection to the control store of a job that is the right one."""
         if moved and found.job != self._job:
             raise StoreBrokenError("the first host has gone, and come again")
         self._job, self._moves = found.job, found.moves
-        signer = self._signer(meeting, found.job)
-        if found.most != meeting.most:
-            first = meeting.expected[0] if meeting.expected else "the first host"
-            words = f"{meeting.name} was started for {meeting.most} hosts, {first} for {found.most}"
-            error = JoinFailedError(words, "give all hosts the same --nnodes")
-            self._spoil(meeting, ranks, found, error, signer=signer)
+        signer = self._signer(rdzv, found.job)
+        if found.most != rdzv.most:
+            first = rdzv.expected[0] if rdzv.expected else "the first host"
+            message = f"{rdzv.name} was started for {rdzv.most} hosts, {first} for {found.most}"
+            error = JoinFailedError(message, "give all hosts the same --nnodes")
+            self._spoil(rdzv, ranks, found, error, signer=signer)
             raise error
-        return self._connect_control(meeting, ranks, found, signer)
+        return self._connect_control(rdzv, ranks, found, signer)
 
     def _check_moved(self, found: _Control, *, moved: bool) -> None:
         if moved and found.job == self._job and found.moves <= self._moves:
             raise StoreBrokenError("the store of the previous attempt is still there")
 
-    def _mismatched(self, meeting: Meeting, mismatch: _SecretMismatch) -> JoinFailedError:
-        """What to say, here and on the first host, of a job secret that is not the same on both."""
+    def _mismatched(self, rdzv: RendezvousRound, mismatch: _SecretMismatch) -> JoinFailedError:
+        """The error, here and on the first host, for a job secret that is not the same on both."""
         kind, ranks, found = mismatch
-        where = meeting.master_addr
-        first = meeting.expected[0] if meeting.expected else f"the first host ({where})"
-        error = JoinFailedError(mismatch_words(kind, first, meeting.name), MISMATCH_HINT, is_usage=True)
+        where = rdzv.master_addr
+        first = rdzv.expected[0] if rdzv.expected else f"the first host ({where})"
+        error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, is_usage=True)
         if kind == NONE_THERE:
-            self._spoil(meeting, ranks, found, error, signer=None)
+            self._spoil(rdzv, ranks, found, error, signer=None)
             return error
         with suppress(StoreBrokenError):
-            ranks.set(NOTE_KEY, encode_note(kind, meeting.node_rank or 0, meeting.name, found.job))
+            ranks.set(NOTE_KEY, encode_note(kind, rdzv.node_rank or 0, rdzv.name, found.job))
             ranks.check(NOTE_KEY)
         return error
 
     def _connect_control(
-        self, meeting: Meeting, ranks: StoreClient, found: _Control, signer: Signer | None
+        self, rdzv: RendezvousRound, ranks: StoreClient, found: _Control, signer: Signer | None
     ) -> StoreClient:
         """A connection to the control store: at its own port, at whichever address; else at the ranks' store's port."""
         if found.one_port:
             return self._connect_shared(ranks, found, signer)
 
-        def look(client: StoreClient) -> str | None:
+        def accept(client: StoreClient) -> str | None:
             job = client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED)
             return None if job is not None and job.decode(errors="replace") == found.job else "is not this job's store"
 
-        ways = dict.fromkeys([meeting.master_addr, *(a for a in found.addresses if a not in meeting.addresses)])
-        searches = [Search(self._stores.store_class, way, [found.port], look, signer) for way in ways]
-        ask_at = time.monotonic() + min(_ASK_AFTER_S, meeting.remaining_s / 3)
+        ways = dict.fromkeys([rdzv.master_addr, *(a for a in found.addresses if a not in rdzv.addresses)])
+        searches = [Search(self._stores.store_class, way, [found.port], accept, signer) for way in ways]
+        ask_at = time.monotonic() + min(_ASK_AFTER_S, rdzv.remaining_s / 3)
         try:
             while True:
                 for search in searches:
-                    client = search.wait(_LOOK_AGAIN_S / len(searches))
+                    client = search.wait(_RECHECK_S / len(searches))
                     if client is not None:
                         return client
-                meeting.check()
-                words = searches[0].words()
-                meeting.say(words)
-                if meeting.remaining_s <= 0:
-                    raise JoinFailedError(f"{words} ({meeting.timeout_s:.0f} s)", _CONTROL_HINT)
-                if time.monotonic() >= ask_at and self._has_moved(meeting, ranks):
+                rdzv.check()
+                message = searches[0].message()
+                rdzv.set_status(message)
+                if rdzv.remaining_s <= 0:
+                    raise JoinFailedError(f"{message} ({rdzv.timeout_s:.0f} s)", _CONTROL_HINT)
+                if time.monotonic() >= ask_at and self._has_moved(rdzv, ranks):
                     return self._connect_shared(ranks, found, signer)
         finally:
             for search in searches:
                 search.end()
 
-    def _has_moved(self, meeting: Meeting, ranks: StoreClient) -> bool:
+    def _has_moved(self, rdzv: RendezvousRound, ranks: StoreClient) -> bool:
         """Whether the control store is a part of the ranks' store by now; asks for it."""
         ranks.set(_ASK_KEY, "")
         stored = ranks.find_stored(_CONTROL_KEY, _NO_CONTROL_S)
         found = _read_control(stored)
         if found is None or stored is None or found.job != self._job or not found.one_port:
             return False
-        if meeting.secrecy.mismatch(_CONTROL_KEY, stored):
+        if rdzv.secrecy.mismatch(_CONTROL_KEY, stored):
             return False
         self._moves = found.moves
         return True
@@ -380,23 +388,29 @@ class StaticRendezvous:
         return client
 
     def _spoil(
-        self, meeting: Meeting, ranks: StoreClient, found: _Control, error: JoinFailedError, *, signer: Signer | None
+        self,
+        rdzv: RendezvousRound,
+        ranks: StoreClient,
+        found: _Control,
+        error: JoinFailedError,
+        *,
+        signer: Signer | None,
     ) -> None:
-        """Let the meeting that is under way fail for all."""
-        from saferun.coordinator.gathering import tell_failure
+        """Let the rendezvous that is under way fail for all."""
+        from saferun.coordinator.record_collection import publish_failure
 
         try:
-            client = self._connect_control(meeting, ranks, found, signer)
+            client = self._connect_control(rdzv, ranks, found, signer)
             number = client.get("round", 1.0)
             if number is not None and number.isdigit() and not client.exists(f"r{int(number)}/done"):
-                tell_failure(client, f"r{int(number)}/", error)
+                publish_failure(client, f"r{int(number)}/", error)
         except StoreBrokenError:
             pass
 
 
-def _unreachable(words: str, meeting: Meeting, hint: str = "") -> tuple[str, str]:
-    hint = hint or way_hint(meeting.master_addr, "--master-port")
-    return f"{words}, for {meeting.timeout_s:.0f} s", hint
+def _unreachable(message: str, rdzv: RendezvousRound, hint: str = "") -> tuple[str, str]:
+    hint = hint or way_hint(rdzv.master_addr, "--master-port")
+    return f"{message}, for {rdzv.timeout_s:.0f} s", hint
 
 
 def way_hint(host: str, option: str) -> str:
@@ -433,7 +447,7 @@ class _SecretMismatch(Value):
 
 
 def _read_control(stored: bytes | None) -> _Control | None:
-    """What the first host says of itself, or somebody in its place: the signature is another matter."""
+    """Where the control store is, as the first host has published it; its signature is checked elsewhere."""
     if stored is None or len(stored) > _LONGEST_CONTROL_BYTES:
         return None
     try:

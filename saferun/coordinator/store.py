@@ -1,4 +1,4 @@
-"""torch's TCPStore on a socket that somebody else listens on."""
+"""torch's TCPStore on a socket that the supervisor listens on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A host's channel to the control store during an attempt: its connections, whether they live, and why they broke.
 
-A channel has two connections: one on which somebody waits all the time, one for everything else. When one breaks, or
+A channel has two connections: one on which a thread waits all the time, one for everything else. When one breaks, or
 the store answers nothing for too long, the leader is probed, at every address that it has published. Where its store
 answers at any of them, both connections are made again there. Where saferun is not running there any more, or does not
 answer although connections are accepted, the channel is lost. Where nothing answers at all, it is not known here
@@ -34,15 +34,15 @@ class StoreChannel:
         client: a connection to it.
         job: what its key ``job_key`` says.
         job_key: that key.
-        leader: the leader's name, for words.
+        leader: the leader's name, for messages.
         addresses: all addresses of the leader, as far as they are known.
         host_timeout_s: for how long the store may answer nothing.
         start: starts whoever uses the channel, each time that it is made (again); they end when ``is_current`` says so.
-        on_lost: told once why there is no channel any more, and whether its other end may come again: the connection
-            was closed, and yet somebody holds the port.
+        on_lost: takes once why there is no channel any more, and whether its other end may come again: the connection
+            was closed, and yet a process holds the port.
         on_doubt: called when the store has not answered for a while.
-        on_searching: told, each time that it changes, why there is no channel for the time being.
-        on_moved: told the address that the channel led to and the one that it leads to now; equal: it is there again.
+        on_searching: takes, each time that it changes, why there is no channel for the time being.
+        on_moved: takes the address that the channel led to and the one that it leads to now; equal: it is there again.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class StoreChannel:
         self._lock = threading.Lock()
         self._woken = threading.Condition()
         self._repairing = False
-        self._broken: StoreClient | None = None  # broke while somebody was already looking after the channel
+        self._broken: StoreClient | None = None  # broke while another thread was already repairing the channel
         self._made_at = -_LEAST_PAUSE_S  # when it was made again last
         self._early = False  # the store was looked after since it answered last
         self._closed = False
@@ -105,12 +105,12 @@ class StoreChannel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the channel is lost, or nobody wants it any more."""
+        """Whether the channel is lost, or was closed."""
         with self._lock:
             return self._closed
 
     def close(self) -> None:
-        """Whatever happens to the store from now on is nobody's business any more."""
+        """Whatever happens to the store from now on is ignored."""
         with self._lock:
             self._closed = True
         with self._woken:
@@ -156,12 +156,12 @@ class StoreChannel:
             if self._closed or broken not in {self.client, self.watching}:
                 return
             if self._repairing:
-                # Whoever is at it may be there only to look; the one that used this connection has ended.
+                # That thread may only be checking; the one that used this connection has ended.
                 self._broken = self._broken if is_silent else broken
                 return
             self._repairing = True
         try:
-            self._look_after(broken, is_silent=is_silent, is_early=is_early)
+            self._mend(broken, is_silent=is_silent, is_early=is_early)
         finally:
             with self._lock:
                 self._repairing = False
@@ -169,7 +169,7 @@ class StoreChannel:
         if another is not None:
             self.repair(another)
 
-    def _look_after(self, broken: StoreClient, *, is_silent: bool, is_early: bool) -> None:
+    def _mend(self, broken: StoreClient, *, is_silent: bool, is_early: bool) -> None:
         with self._woken:
             pause_s = self._made_at + _LEAST_PAUSE_S - time.monotonic()
             if pause_s > 0 and self._woken.wait_for(lambda: self.is_closed, pause_s):
@@ -180,7 +180,7 @@ class StoreChannel:
         if self._is_made(finding, broken.address[0]) or is_early:
             return
         if finding.why == GONE or (finding.why == FROZEN and not is_silent):
-            # What held the store has ended; where somebody holds its port still, there may be another one.
+            # What held the store has ended; where a process holds its port still, there may be another one.
             self._lose(finding, may_come_again=finding.why == FROZEN)
         else:
             self._search(finding, broken)
@@ -207,14 +207,14 @@ class StoreChannel:
             self._on_lost(finding, may_come_again)
 
     def _search(self, finding: Finding, broken: StoreClient) -> None:
-        """Try all addresses again and again, until there is a channel or nobody wants one."""
+        """Try all addresses again and again, until there is a channel or it is closed."""
         way = broken.address[0]
         pause_s = max(_LEAST_SEARCH_S, self._host_timeout_s * _SEARCH_SHARE)
-        told = ""
+        reported = ""
         while True:
-            if finding.why != told:
-                told = finding.why
-                if told == REACHED:
+            if finding.why != reported:
+                reported = finding.why
+                if reported == REACHED:
                     finding = Finding(UNKNOWN, f"the control store on {self._leader} breaks connections")
                 self._on_searching(finding)
             with self._woken:

@@ -23,7 +23,7 @@ _LENGTH = 8
 _NUMBER = 8
 # Enough for a name service that does not answer, see ``__main__.py``.
 _CONNECT_TIMEOUT_S = 15.0
-# How soon it is looked again for the true value where there is a forged one.
+# How soon the true value is read again where there is a forged one.
 _FORGED_PAUSE_S = 0.1
 FORGED = b"\0forged"
 """Stands for a value that is not signed, where it is not waited for a true one. No host signs this."""
@@ -87,7 +87,7 @@ class StoreClient:
         dialled: bool = False,
         signer: Signer | None = None,
     ) -> StoreClient:
-        """Connect; blocks for as long as somebody accepts the connection and does not answer as a store.
+        """Connect; blocks for as long as a process accepts the connection and does not answer as a store.
 
         Args:
             store_class: torch's TCPStore.
@@ -100,10 +100,10 @@ class StoreClient:
         """
         host, port = address
         if not dialled:
-            # torch's own client would go on trying for the whole of its time-out where connections are refused.
-            connection, _, words = dial(host, port)
+            # torch's own client would go on trying for the whole of its timeout where connections are refused.
+            connection, _, message = dial(host, port)
             if connection is None:
-                raise StoreBrokenError(words)
+                raise StoreBrokenError(message)
             connection.close()
         try:
             # By position: the first arguments are the same in all releases.
@@ -137,7 +137,7 @@ class StoreClient:
         self._set(key, self._protected(key, value, counter))
 
     def put(self, key: str, before: bytes, value: str, counter: int) -> bytes:
-        """The same of a key that only this host writes, and the server answers. In one question where nobody else has.
+        """The same of a key that only this host writes, and the server answers. One request if no other process writes.
 
         Args:
             key: the key.
@@ -191,7 +191,7 @@ class StoreClient:
         try:
             self._ask(_KIND + _LENGTH + sum(map(_sized, keys)) + _KIND, "wait", keys, asked)
         except StoreBrokenError:
-            # A time-out and a broken connection come as the same kind of error in some releases.
+            # A timeout and a broken connection come as the same kind of error in some releases.
             if time.monotonic() < give_up_at - 0.002:
                 raise
             return False

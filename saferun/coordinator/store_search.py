@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saferun.coordinator.dial import NAME_S, UNKNOWN_NAME, UNREACHABLE, dial, shown, unanswered_words
+from saferun.coordinator.dial import NAME_S, UNKNOWN_NAME, UNREACHABLE, dial, shown, unanswered_text
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Search:
         store_class: torch's TCPStore.
         host: name or address.
         ports: the candidates.
-        accept: looks at a store that answers, and returns None for the right one, else words why it is not (a subject
+        accept: checks a store that answers, and returns None for the right one, else why it is not (a subject
             is put before them). Called in several threads.
         signer: goes with the connection.
     """
@@ -45,7 +45,7 @@ class Search:
         self._accept = accept
         self._signer = signer
         self._changed = threading.Condition()
-        self._words: dict[int, str] = {}
+        self._messages: dict[int, str] = {}
         self._kind = ""  # of what happened last
         self._foreign_since: dict[int, float] = {}
         self._asked_at: dict[int, float] = {}  # since when a name server has been asked
@@ -61,13 +61,13 @@ class Search:
             self._changed.wait_for(lambda: self._found is not None, timeout_s)
             return self._found
 
-    def words(self) -> str:
+    def message(self) -> str:
         """Why it has not been found so far."""
         with self._changed:
             asked_s = self._asked_for_s()
             if asked_s > NAME_S:
-                return unanswered_words(self._host, asked_s)
-            return "; ".join(self._words[port] for port in self._ports if port in self._words) or (
+                return unanswered_text(self._host, asked_s)
+            return "; ".join(self._messages[port] for port in self._ports if port in self._messages) or (
                 f"{shown(self._host, self._ports[0])} has not been reached yet"
             )
 
@@ -102,12 +102,12 @@ class Search:
     def _try_port(self, port: int) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
-            words, client, foreign = self._look(port)
+            message, client, foreign = self._try_store(port)
             with self._changed:
                 if client is not None and self._found is None:
                     self._found = client
-                if words is not None:
-                    self._words[port] = words
+                if message is not None:
+                    self._messages[port] = message
                 if foreign:
                     self._foreign_since.setdefault(port, time.monotonic())
                 else:
@@ -118,7 +118,7 @@ class Search:
                     return
             pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
 
-    def _look(self, port: int) -> tuple[str | None, StoreClient | None, bool]:
+    def _try_store(self, port: int) -> tuple[str | None, StoreClient | None, bool]:
         """Words why not, or the store; and whether the port is known to be someone else's."""
         with self._changed:
             self._asked_at[port] = time.monotonic()
@@ -127,16 +127,16 @@ class Search:
             with self._changed:
                 self._asked_at.pop(port, None)
 
-        connection, kind, words = dial(self._host, port, on_resolved=on_resolved)
+        connection, kind, message = dial(self._host, port, on_resolved=on_resolved)
         with self._changed:
             self._kind = kind
         if connection is None:
-            return words, None, False
+            return message, None, False
         connection.close()
         where = shown(self._host, port)
         with self._changed:
-            # True while the next call blocks, and told if that takes long.
-            self._words[port] = f"something listens on {where} and does not answer as a store"
+            # True while the next call blocks, and reported if that takes long.
+            self._messages[port] = f"something listens on {where} and does not answer as a store"
         try:
             client = StoreClient.connect(self._store_class, (self._host, port), dialled=True, signer=self._signer)
             objection = self._accept(client)

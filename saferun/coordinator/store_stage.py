@@ -33,7 +33,7 @@ class Stage(Value):
 
     Attributes:
         stage: ``before`` (none has come to the store), ``inside`` (some have, or not all have left what the others
-            need), ``through`` (all have; the last steps cannot be seen here); empty: it cannot be told.
+            need), ``through`` (all have; the last steps cannot be seen here); empty: it is not known.
         arrived: how many have connected; -1: unknown.
         world_size: how many are expected.
     """

@@ -41,7 +41,7 @@ class Stores:
         return self._ranks
 
     def serve_ranks(self) -> StoreClient:
-        """Serve a ranks' store without any keys, instead of the one before, and return a connection to it."""
+        """Serve a ranks' store without any keys, instead of the previous one, and return a connection to it."""
         self.drop_ranks()
         self._ranks = _served(self.store_class, self._ranks_fd)
         return self._ranks
@@ -53,7 +53,7 @@ class Stores:
         self._ranks = None
 
     def serve_control(self) -> StoreClient:
-        """Serve an empty control store, instead of the one before, and return a connection to it."""
+        """Serve an empty control store, instead of the previous one, and return a connection to it."""
         if self._control is not None:
             self._control.end()
         self._answer_probes(False)
@@ -69,5 +69,5 @@ class Stores:
 
 
 def _served(store_class: Any, listen_fd: int) -> StoreClient:  # noqa: ANN401
-    # The server's object is a client of its own store as well; the store ends when nobody refers to the object.
+    # The server's object is a client of its own store as well; the store ends with the last reference to it.
     return StoreClient(open_store(store_class, listen_fd), loopback_address(listen_fd))

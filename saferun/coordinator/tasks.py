@@ -37,7 +37,7 @@ class TaskConnection:
         connection.setblocking(False)
         self.task: int | None = 0 if is_head else None
         self.is_head = is_head
-        self.said_goodbye = False
+        self.is_leaving = False
         self.is_closed = False
         self._socket = connection
         self._wake = wake
@@ -109,27 +109,27 @@ class Tasks:
     Args:
         head: the connected socket to the head.
         listener: where the other tasks of this host connect, if anywhere.
-        knocked: the listening socket that other hosts probe, if there is one.
+        probed: the listening socket that other hosts probe, if there is one.
     """
 
     def __init__(
-        self, head: socket.socket, listener: socket.socket | None = None, knocked: socket.socket | None = None
+        self, head: socket.socket, listener: socket.socket | None = None, probed: socket.socket | None = None
     ) -> None:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self.head = TaskConnection(head, is_head=True, wake=self.wake)
         self._listener = listener
-        self._knocked = knocked
-        self._answers_probes = knocked is not None
+        self._knocked = probed
+        self._answers_probes = probed is not None
         self._probes_changed = threading.Event()
         self._connections = {self.head.fd: self.head}
-        for sock in (listener, knocked):
+        for sock in (listener, probed):
             if sock is not None:
                 sock.setblocking(False)
 
     def wake(self) -> None:
-        """Have the loop look at what has changed."""
+        """Have the loop notice what has changed."""
         with suppress(OSError):
             os.write(self._wake_write, b"w")
 
@@ -169,7 +169,7 @@ class Tasks:
 
         Args:
             on_message: gets each message.
-            on_closed: told of each task, the head apart, that has gone.
+            on_closed: takes each task, the head apart, that has gone.
             on_tick: called about twice a second with the seconds since the last call.
         """
         ticked_at = time.monotonic()

@@ -55,7 +55,7 @@ def start_file_timer(run_id: str) -> str:
 
 
 def stop_file_timer() -> None:
-    """End the timer of the attempt before."""
+    """End the timer of the previous attempt."""
     while _TIMERS:
         _TIMERS.pop().stop()
 

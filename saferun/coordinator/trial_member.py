@@ -1,8 +1,8 @@
 """One member of a trial group: joins, runs a barrier and some all_reduces, and says where it stands.
 
 It runs in a process forked for it. Its report is JSON lines: ``{"step": …}`` before each step, and ``{"kind": "ok"}``
-or ``{"kind": …, "words": …}`` at the end. Then it ends; so the connections of peers break where it has failed, and they
-need not wait.
+or ``{"kind": …, "message": …}`` at the end. Then it ends; so the connections of peers break where it has failed, and
+they need not wait.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from saferun.errors import printable
 from saferun.linux.descriptors import close_all_but
 from saferun.model import Value
+from saferun.text.wording import size_text
 
 # Bound before any fork: looking a symbol up in the child would take the loader's lock.
 _prctl = ctypes.CDLL(None).prctl
@@ -32,13 +33,13 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 _FLOAT_BYTES = 4
-_WORDS_AT_MOST = 400
-# Torch gives up before the server does, since it can say why.
+_LONGEST_MESSAGE = 400
+# Torch gives up before the server does, since it knows why.
 _TORCH_SHARE = 0.8
 # How long a member that is done waits for the others' word that they are.
 _GOODBYE_S = 5.0
 # "[/build/gloo/transport/tcp/device.cc:84] " and "[enforce fail at /build/device.cc:84] ": of no use to anybody here.
-_SOURCE_PLACE = re.compile(
+_SOURCE_LOCATION = re.compile(
     r"\[[^\]\s]*?(?:enforce fail at )?[^\]\s]*\.(?:cc|cpp|cu|h|hpp):\d+\]\s*|\[enforce fail at [^\]]*\]\s*"
 )
 _TIMED_OUT = re.compile(r"tim(?:ed?[ -]?|e )out", re.IGNORECASE)
@@ -51,7 +52,7 @@ class MemberOrder(Value):
         local_rank: on its host: its GPU.
         rank, world_size: in its group.
         backend: ``gloo`` or ``nccl``.
-        interface: that the backend is told to use; empty: its own choice.
+        interface: that the backend has to use; empty: its own choice.
         store_address, store_port: where the store is.
         prefix: of all keys of this group.
         sizes_bytes: of the all_reduces.
@@ -87,8 +88,8 @@ def run(order: MemberOrder, parent_pid: int, report_fd: int, output_fd: int) -> 
         _detach(f"sr-trial-{order.local_rank}", parent_pid, report_fd, output_fd)
         _take_part(order, report_fd)
     except BaseException as error:
-        words = _words_of(error)
-        _say(report_fd, kind="timeout" if _TIMED_OUT.search(words) else "error", words=words)
+        message = _message_of(error)
+        _report(report_fd, kind="timeout" if _TIMED_OUT.search(message) else "error", message=message)
     finally:
         os._exit(0)
 
@@ -135,14 +136,14 @@ def _detach(name: str, parent_pid: int, keep_fd: int, output_fd: int) -> None:
     close_all_but(keep_fd)
 
 
-def _say(report_fd: int, **fields: str) -> None:
+def _report(report_fd: int, **fields: str) -> None:
     # A pipe takes a line this short in one piece, or the server is gone.
     os.write(report_fd, json.dumps(fields).encode() + b"\n")
 
 
 def _take_part(order: MemberOrder, report_fd: int) -> None:
-    def step(words: str) -> None:
-        _say(report_fd, step=words)
+    def step(name: str) -> None:
+        _report(report_fd, step=name)
 
     patience = timedelta(seconds=max(1.0, (order.give_up_at - time.monotonic()) * _TORCH_SHARE))
     on_gpu = order.backend == "nccl"
@@ -178,11 +179,11 @@ def _take_part(order: MemberOrder, report_fd: int) -> None:
     else:
         dist.barrier()
     for size_bytes in order.sizes_bytes:
-        step(f"in all_reduce of {size_words(size_bytes)}")
+        step(f"in all_reduce of {size_text(size_bytes)}")
         _all_reduce(order, size_bytes, on_gpu=on_gpu)
     step("waiting for the others to be done")
     _wait_for_all(order, store)
-    _say(report_fd, kind="ok")
+    _report(report_fd, kind="ok")
 
 
 def _connect(order: MemberOrder, patience: timedelta) -> Any:  # noqa: ANN401 - torch's stores have no types
@@ -217,20 +218,12 @@ def _wait_for_all(order: MemberOrder, store: Any) -> None:  # noqa: ANN401 - as 
         sys.stderr.write(f"{printable(str(error))}\n")
 
 
-def size_words(size_bytes: int) -> str:
-    """``4 B``, ``64 KiB``, ``4 MiB``."""
-    for unit, words in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:g} {words}"
-    return f"{size_bytes} B"
-
-
-def _words_of(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """An exception in one line, without the places in torch's sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = lines[0] if lines else type(error).__name__
+    message = lines[0] if lines else type(error).__name__
     # NCCL's reason stands on the line after its heading.
     for heading, line in pairwise(lines):
         if heading.startswith("Last error"):
-            words = f"{words} {line}"
-    return _SOURCE_PLACE.sub("", words)[:_WORDS_AT_MOST]
+            message = f"{message} {line}"
+    return _SOURCE_LOCATION.sub("", message)[:_LONGEST_MESSAGE]

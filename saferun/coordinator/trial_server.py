@@ -4,7 +4,7 @@ Started by the supervisor for ``saferunctl doctor --collective``. It imports tor
 member of this host in a trial. The supervisor sends JSON lines, each with ``op``:
 
 * ``trial {number, backend, deadline_s, interface, store: [address, port], sizes_bytes, pretend: {local rank:
-  what}, groups: [{prefix, world_size, is_local, members: [[local rank, rank], …]}]}``: run it, and end the one before.
+  what}, groups: [{prefix, world_size, is_local, members: [[local rank, rank], …]}]}``: run it; the previous one ends.
   A group that is ``is_local`` has all its members here, and its store as well, on loopback.
 * ``goodbye``: end, as when the socket is closed.
 
@@ -34,14 +34,14 @@ _READ_BYTES = 1 << 16
 _REQUEST_BYTES_AT_MOST = 16 << 20
 _REPORT_BYTES_AT_MOST = 1 << 16
 _OUTPUT_BYTES_KEPT = 8 << 10
-_WORDS_AT_MOST = 400
+_LONGEST_MESSAGE = 400
 # How long the members of a group get when one of them on this host has failed: they may have a reason of their own.
 _GRACE_S = 3.0
 # How long the kernel gets to end a killed member.
 _DEATH_S = 5.0
 _BACKLOG = 256
 _SINGLE_THREAD_S = 1.0
-# A supervisor that takes nothing for so long is stopped, and nobody else ends the members then.
+# A supervisor that takes nothing for so long is stopped, and no other process ends the members then.
 _SUPERVISOR_S = 60.0
 
 
@@ -55,13 +55,13 @@ class _Member:
         self.report_fd = report_fd
         self.output_fd = output_fd
         self.kind = ""
-        self.words = ""
+        self.message = ""
         self.where = "starting"
         self.output = b""
         self._report = _buffer(_REPORT_BYTES_AT_MOST)
 
     def read_report(self) -> list[dict[str, Any]] | None:
-        """What it has said; None: it has ended."""
+        """What it has reported; None: it has ended."""
         chunk = _read(self.report_fd)
         if chunk is None:
             return []
@@ -78,7 +78,7 @@ class _Member:
         """What libraries complained of last: NCCL's warning where there is one."""
         lines = [line.strip() for line in self.output.decode(errors="replace").splitlines() if line.strip()]
         warnings = [line for line in lines if "NCCL WARN" in line]
-        return (warnings or lines or [""])[-1][-_WORDS_AT_MOST:]
+        return (warnings or lines or [""])[-1][-_LONGEST_MESSAGE:]
 
     def close(self) -> None:
         for fd in (self.report_fd, self.output_fd):
@@ -191,8 +191,8 @@ class TrialServer:
         ours = self._fork_store(running) if any(group["is_local"] for group in request["groups"]) else theirs
         for number, group in enumerate(request["groups"]):
             for local_rank, rank in group["members"]:
-                place = ours if group["is_local"] else theirs
-                self._fork(running, number, self._order(running, request, group, local_rank, rank, place))
+                address = ours if group["is_local"] else theirs
+                self._fork(running, number, self._order(running, request, group, local_rank, rank, address))
         self._check_done()
 
     def _fork_store(self, running: _Running) -> tuple[str, int]:
@@ -203,7 +203,7 @@ class TrialServer:
         with _listen_on_loopback() as listener:
             address, port = listener.getsockname()[:2]
             with suppress(OSError):
-                # Without it, the members tell that they were refused.
+                # Without it, the members report that they were refused.
                 running.store_pid = os.fork()
                 if running.store_pid == 0:
                     keep_store(listener.fileno(), address, port, server_pid)
@@ -247,8 +247,8 @@ class TrialServer:
         except OSError as error:
             os.close(report_read)
             os.close(output_read)
-            words = f"no process can be started: {error.strerror}"
-            self._tell(running, order.local_rank, "error", words, "starting")
+            message = f"no process can be started: {error.strerror}"
+            self._report(running, order.local_rank, "error", message, "starting")
             return
         finally:
             os.close(report_write)
@@ -259,23 +259,23 @@ class TrialServer:
             self._poll.register(fd, select.POLLIN)
 
     def _read_report(self, member: _Member) -> None:
-        said = member.read_report()
+        reports = member.read_report()
         running = self._running
         if running is None:
             return
-        if said is None:
+        if reports is None:
             self._poll.unregister(member.report_fd)
             if not member.kind:
                 self._finish(running, member, "error", self._how_it_ended(member))
                 self._check_done()
             return
-        for line in said:
+        for line in reports:
             if "step" in line:
                 member.where = str(line["step"])
                 fields = {"number": running.number, "local_rank": member.order.local_rank, "step": member.where}
                 self.send("step", **fields)
             elif not member.kind:
-                self._finish(running, member, str(line.get("kind")), str(line.get("words", "")))
+                self._finish(running, member, str(line.get("kind")), str(line.get("message", "")))
         self._check_done()
 
     def _how_it_ended(self, member: _Member) -> str:
@@ -287,17 +287,17 @@ class TrialServer:
         how = f"killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"{how}: {line}" if (line := member.last_line()) else how
 
-    def _finish(self, running: _Running, member: _Member, kind: str, words: str) -> None:
-        member.kind, member.words = kind, words
+    def _finish(self, running: _Running, member: _Member, kind: str, message: str) -> None:
+        member.kind, member.message = kind, message
         if kind != "ok":
-            if member.order.backend == "nccl" and (line := member.last_line()) and line not in words:
-                words = f"{words}; {line}" if words else line
+            if member.order.backend == "nccl" and (line := member.last_line()) and line not in message:
+                message = f"{message}; {line}" if message else line
             if member.group not in running.group_ends_at and member.group not in running.given_up:
                 running.group_ends_at[member.group] = time.monotonic() + _GRACE_S
-        self._tell(running, member.order.local_rank, kind, words, "" if kind == "ok" else member.where)
+        self._report(running, member.order.local_rank, kind, message, "" if kind == "ok" else member.where)
 
-    def _tell(self, running: _Running, local_rank: int, kind: str, words: str, where: str) -> None:
-        self.send("outcome", number=running.number, local_rank=local_rank, kind=kind, words=words, where=where)
+    def _report(self, running: _Running, local_rank: int, kind: str, message: str, where: str) -> None:
+        self.send("outcome", number=running.number, local_rank=local_rank, kind=kind, message=message, where=where)
 
     def _on_time(self) -> None:
         running = self._running
@@ -391,7 +391,9 @@ def main() -> None:
 
         import saferun.coordinator.trial_member  # noqa: F401 - with all that it imports, before anything is forked
     except Exception as error:
-        server.send("broken", words=f"torch cannot be imported: {str(error) or type(error).__name__}"[:_WORDS_AT_MOST])
+        server.send(
+            "broken", message=f"torch cannot be imported: {str(error) or type(error).__name__}"[:_LONGEST_MESSAGE]
+        )
         return
     server.send("ready", torch=str(torch.__version__), threads=_count_threads(), cuda=torch.cuda.is_initialized())
     server.serve()

@@ -200,7 +200,7 @@ class RunningRanks(LoopPart):
         self._context.report(text)
         if self._context.supervisor.state is State.STOPPING and text.startswith("waiting for "):
             # The leader reports it as well: it waits for this host.
-            self._context.job.set_state({"s": "leftovers", "words": text[:_LONGEST_STATE]})
+            self._context.job.set_state({"s": "leftovers", "text": text[:_LONGEST_STATE]})
 
     def _on_orphans_gone(self, pids: tuple[int, ...]) -> None:
         self.close()

@@ -196,7 +196,7 @@ class Runtime:
             on_preflight=context.checks.take_message,
             on_torch=context.log.write_run_json,
             on_stderr=context.screen.err.put_message,
-            say=context.screen.print_message,
+            print_line=context.screen.print_message,
             ranks=lambda: context.investigation.hangs.watched_ranks(),  # noqa: PLW0108
         )
         if is_alone:

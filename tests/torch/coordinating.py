@@ -29,12 +29,12 @@ Message = dict[str, Any]
 
 # What hosts tell all others: what cannot be read is not passed on.
 TROUBLE: Message = {
-    "kind": "trouble",
+    "kind": "abort",
     "host": 1,
     "task": 0,
     "label": "node1",
     "reason": "failure",
-    "words": "rank 2 died",
+    "text": "rank 2 died",
     "ranks": [2],
     "signum": 0,
     "lost_task": None,
@@ -47,7 +47,7 @@ DECISION: Message = {
     "exit_code": 1,
     "wait_s": 0,
     "restarts": 0,
-    "words": [],
+    "text": [],
     "excluded": -1,
 }
 
@@ -275,7 +275,7 @@ def states_until(leader: Host, wanted: dict[str, Any]) -> dict[str, Any]:
 def until_words(host: Host, words: str) -> str:
     """The first ``waiting`` that says this."""
     while True:
-        said: str = host.expect("waiting")["words"]
+        said: str = host.expect("waiting")["text"]
         if words in said:
             return said
 

@@ -38,13 +38,13 @@ def store_of(message: Message, *, own: bool = False) -> StoreClient:
 
 def talk(job: list[Host], attempt: int) -> None:
     """A host reports a trouble, the leader decides, and all hear of both."""
-    job[2].send("tell", attempt=attempt, message={**TROUBLE, "words": "x" * 1000})
-    assert [host.expect("told", attempt=attempt)["message"]["kind"] for host in job] == ["trouble"] * 3
-    job[1].send("part", attempt=attempt, name="p", text="evidence")
-    assert job[0].expect("parts")["text"] == "evidence"
-    job[0].send("tell", attempt=attempt, message={**DECISION, "next": "restart"})
+    job[2].send("append", attempt=attempt, message={**TROUBLE, "text": "x" * 1000})
+    assert [host.expect("entry", attempt=attempt)["message"]["kind"] for host in job] == ["abort"] * 3
+    job[1].send("chunk", attempt=attempt, name="p", text="evidence")
+    assert job[0].expect("chunk")["text"] == "evidence"
+    job[0].send("append", attempt=attempt, message={**DECISION, "next": "restart"})
     for host in job:
-        assert host.expect("told", attempt=attempt)["message"]["kind"] == "decision"
+        assert host.expect("entry", attempt=attempt)["message"]["kind"] == "decision"
         host.send("ack", attempt=attempt)
 
 
@@ -73,8 +73,8 @@ def test_hosts_that_reach_the_control_port_move_along_with_one_that_does_not() -
     with job_behind_one_port() as (job, fields):
         near = {**fields, "master": ["127.0.0.1", fields["master"][1]]}
         job[0].join(node_rank=0, **near)
-        job[1].join(node_rank=1, **near, tell_every_s=0.5)
-        while "node rank 2" not in job[1].expect("waiting")["words"]:
+        job[1].join(node_rank=1, **near, report_every_s=0.5)
+        while "node rank 2" not in job[1].expect("waiting")["text"]:
             pass  # it has handed in its record at the control port
         job[2].join(node_rank=2, **fields)
         joined = [host.expect("joined") for host in job]
@@ -120,11 +120,11 @@ def test_one_port_is_enough_for_the_hosts_of_a_c10d_rendezvous(*, asked_for: boo
             joined = [host.expect("joined", attempt=attempt) for host in job]
             assert store_of(joined[0], own=True).find("saferun/job") is not None
             leader, follower = sorted(job, key=lambda host: joined[job.index(host)]["host"])
-            follower.send("tell", attempt=attempt, message=TROUBLE)
-            assert leader.expect("told", attempt=attempt)["message"]["kind"] == "trouble"
-            leader.send("tell", attempt=attempt, message={**DECISION, "next": "restart"})
+            follower.send("append", attempt=attempt, message=TROUBLE)
+            assert leader.expect("entry", attempt=attempt)["message"]["kind"] == "abort"
+            leader.send("append", attempt=attempt, message={**DECISION, "next": "restart"})
             for host in job:
-                host.expect("told", attempt=attempt, k=1)
+                host.expect("entry", attempt=attempt, k=1)
                 host.send("ack", attempt=attempt)
     finally:
         for host in job:

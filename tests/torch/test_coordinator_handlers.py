@@ -31,7 +31,7 @@ def c10d_job(*names: str, endpoint_last: bool = False) -> Iterator[tuple[list[Ho
         "least": len(names),
         "most": len(names),
         "conf": {"last_call_timeout": LAST_CALL_S},
-        "tell_every_s": 0.5,
+        "report_every_s": 0.5,
     }
     try:
         yield started, fields
@@ -58,11 +58,11 @@ def test_c10d_hosts_meet_again_and_again() -> None:
             assert {message["world_size"] for message in joined} == {4}
             leader, follower = by_host(job, joined)
             assert {message["master_port"] for message in joined} == {port_of(leader.ranks)}
-            follower.send("tell", attempt=attempt, message=TROUBLE)
-            leader.send("tell", attempt=attempt, message={**DECISION, "next": "restart"})
+            follower.send("append", attempt=attempt, message=TROUBLE)
+            leader.send("append", attempt=attempt, message={**DECISION, "next": "restart"})
             for host in job:
-                assert host.expect("told", attempt=attempt)["k"] == 0
-                host.expect("told", attempt=attempt)
+                assert host.expect("entry", attempt=attempt)["k"] == 0
+                host.expect("entry", attempt=attempt)
                 host.send("ack", attempt=attempt)
         for host in job:
             host.send("close")
@@ -76,7 +76,7 @@ def test_missing_hosts_of_a_c10d_rendezvous_are_named() -> None:
     """Torch's handler knows numbers only; the names are noted beside its state."""
     with c10d_job("node1", "node2") as ((first, second), fields):
         first.join(**fields, expected=["node1", "node2"])
-        while "waiting for 1 of 2 hosts: node2" not in first.expect("waiting")["words"]:
+        while "waiting for 1 of 2 hosts: node2" not in first.expect("waiting")["text"]:
             pass
         second.join(**(fields | {"run_id": "job8", "timeout_s": 3.0}), expected=["node1", "node2"])
         failed = second.expect("join_failed")
@@ -95,18 +95,18 @@ def test_an_elastic_job_takes_in_a_host_and_lets_one_go() -> None:
         second.join(**elastic, attempt=0)
         membership = first.expect("membership")
         assert membership["attempt"] == 0
-        assert membership["words"] == "1 host waits to join: node2"
-        first.send("tell", attempt=0, message={**DECISION, "next": "restart"})
-        first.expect("told")
+        assert membership["text"] == "1 host waits to join: node2"
+        first.send("append", attempt=0, message={**DECISION, "next": "restart"})
+        first.expect("entry")
         first.join(**elastic, attempt=1)
         joined = [host.expect("joined") for host in (first, second)]
         assert {(message["attempt"], message["hosts"]) for message in joined} == {(1, 2)}
 
         leader, _ = by_host([first, second], joined)
-        second.send("tell", attempt=1, message={**TROUBLE, "reason": "leave"})
-        leader.send("tell", attempt=1, message={**DECISION, "next": "restart"})
+        second.send("append", attempt=1, message={**TROUBLE, "reason": "leave"})
+        leader.send("append", attempt=1, message={**DECISION, "next": "restart"})
         for host in (first, second):
-            host.expect("told", k=1)
+            host.expect("entry", k=1)
             host.send("ack", attempt=1)
         second.send("leave")
         second.send("goodbye")
@@ -147,8 +147,8 @@ def test_an_endpoint_that_cannot_be_reached_is_named() -> None:
     closed.close()
     host = Host("node2", whole_torch=True)
     try:
-        host.join(backend="c10d", address=address, node_rank=None, most=2, least=2, timeout_s=2.0, tell_every_s=0.5)
-        assert f"{endpoint} refuses connections" in host.expect("waiting")["words"]
+        host.join(backend="c10d", address=address, node_rank=None, most=2, least=2, timeout_s=2.0, report_every_s=0.5)
+        assert f"{endpoint} refuses connections" in host.expect("waiting")["text"]
         assert f"{endpoint} refuses connections" in host.expect("join_failed")["what"]
     finally:
         host.close()
@@ -204,8 +204,8 @@ def test_a_registered_handler_of_somebody_else_works(tmp_path: Path) -> None:
             host.join(backend="files", endpoint=endpoint, node_rank=None, least=2, most=2)
         joined = [host.expect("joined") for host in job]
         leader, follower = by_host(job, joined)
-        follower.send("tell", attempt=0, message=TROUBLE)
-        assert leader.expect("told")["message"]["kind"] == "trouble"
+        follower.send("append", attempt=0, message=TROUBLE)
+        assert leader.expect("entry")["message"]["kind"] == "abort"
     finally:
         for host in job:
             host.close()

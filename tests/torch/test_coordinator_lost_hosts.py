@@ -27,7 +27,7 @@ def test_a_host_whose_saferun_was_killed_is_gone() -> None:
         job[1].vanish()
         lost = job[0].expect("lost")
         assert (lost["host"], lost["label"], lost["why"]) == (1, "node2", "gone")
-        assert "node2" in lost["words"]
+        assert "node2" in lost["text"]
 
 
 def test_a_frozen_host_is_told_apart_from_a_dead_one() -> None:
@@ -49,7 +49,7 @@ def test_a_stopped_supervisor_is_a_warning_while_its_coordinator_lives() -> None
             job[1].join(node_rank=1, most=2, master=master, record={"pid": supervisor.pid})
             job[0].expect("joined")
             supervisor.send_signal(signal.SIGSTOP)
-            words = job[0].expect("warn")["words"]
+            words = job[0].expect("warn")["text"]
             assert words == (
                 f"saferun on node2 (pid {supervisor.pid}) is stopped (SIGSTOP); the job goes on; "
                 f"kill -CONT {supervisor.pid} lets saferun go on"
@@ -67,9 +67,9 @@ def test_a_stopped_supervisor_of_the_leader_is_told_to_the_others() -> None:
             job[1].join(node_rank=1, most=2, master=master)
             job[1].expect("joined")
             supervisor.send_signal(signal.SIGSTOP)
-            message = job[1].expect("told")["message"]
+            message = job[1].expect("entry")["message"]
             assert message["kind"] == "notice"
-            assert message["words"].startswith(f"saferun on node1 (pid {supervisor.pid}) is stopped (SIGSTOP)")
+            assert message["text"].startswith(f"saferun on node1 (pid {supervisor.pid}) is stopped (SIGSTOP)")
         finally:
             supervisor.kill()
 
@@ -110,12 +110,12 @@ def test_a_supervisor_that_waits_for_a_file_system_is_a_warning(stalled: int) ->
         for host in job:
             host.expect("joined")
         if stalled:
-            words = job[0].expect("warn")["words"]
+            words = job[0].expect("warn")["text"]
         else:
-            job[0].expect("told")
-            message = job[1].expect("told")["message"]
+            job[0].expect("entry")
+            message = job[1].expect("entry")["message"]
             assert message["kind"] == "notice"
-            words = message["words"]
+            words = message["text"]
         assert words == f"saferun on node{stalled + 1} (pid {pid}) waits for I/O (state D); the job goes on"
         before = count_operations(job[1])
         until(lambda: count_operations(job[1]) > before + 40, "forty beats")
@@ -141,7 +141,7 @@ def test_the_leaders_end_is_noticed_at_once() -> None:
         for host in job[1:]:
             lost = host.expect("store_lost")
             assert (lost["attempt"], lost["why"]) == (0, "gone")
-            assert "node1" in lost["words"]
+            assert "node1" in lost["text"]
 
 
 @pytest.mark.slow
@@ -159,9 +159,9 @@ def test_the_leaders_end_after_its_decision_is_no_loss() -> None:
     """The job is over; there is nothing to be told."""
     with hosts("node1", "node2") as job:
         join_all(job)
-        job[0].send("tell", attempt=0, message=DECISION)
+        job[0].send("append", attempt=0, message=DECISION)
         for host in job:
-            host.expect("told")
+            host.expect("entry")
             host.send("ack", attempt=0)
         job[0].send("goodbye")
         job[0].wait_closed()
@@ -176,10 +176,10 @@ def test_a_connection_that_something_between_has_cut_is_made_anew() -> None:
     with hosts("node1", "node2") as job:
         join_all(job)
         cut_connections(job[1].process.pid, job[0].control_port)
-        job[0].send("tell", attempt=0, message={"kind": "hang"})
-        assert job[1].expect("told")["message"]["kind"] == "hang"
-        job[1].send("tell", attempt=0, message=TROUBLE)
-        assert job[0].expect("told", k=1)["message"]["kind"] == "trouble"
+        job[0].send("append", attempt=0, message={"kind": "hang"})
+        assert job[1].expect("entry")["message"]["kind"] == "hang"
+        job[1].send("append", attempt=0, message=TROUBLE)
+        assert job[0].expect("entry", k=1)["message"]["kind"] == "abort"
         assert not [message for message in job[1].read_all() if message["op"] == "store_lost"]
 
 

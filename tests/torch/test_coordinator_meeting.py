@@ -40,7 +40,7 @@ def test_hosts_meet_and_get_contiguous_ranks() -> None:
 def test_a_late_host_is_waited_for_and_named_meanwhile() -> None:
     """On every host that waits, not only on the first; by the scheduler's name where there is one."""
     with hosts("node1", "node2", "node3") as job:
-        fields = {"most": 3, "least": 3, "tell_every_s": 0.5, "master": ["127.0.0.1", [port_of(job[0].ranks)]]}
+        fields = {"most": 3, "least": 3, "report_every_s": 0.5, "master": ["127.0.0.1", [port_of(job[0].ranks)]]}
         names = ["node1", "node2", "node3"]
         job[0].join(node_rank=0, expected=names, **fields)
         job[1].join(node_rank=1, expected=names, **fields)
@@ -55,7 +55,7 @@ def test_missing_hosts_are_named_on_every_host_in_the_end() -> None:
     with hosts("node1", "node2") as job:
         master = ["127.0.0.1", [port_of(job[0].ranks)]]
         # The second one is up, whatever else the machine has to do, before the time of the first begins.
-        job[1].join(node_rank=1, most=4, timeout_s=60.0, master=master, tell_every_s=0.5)
+        job[1].join(node_rank=1, most=4, timeout_s=60.0, master=master, report_every_s=0.5)
         job[1].expect("waiting")
         job[0].join(node_rank=0, most=4, timeout_s=2.6, master=master)
         for host in job:
@@ -69,7 +69,7 @@ def test_a_host_waits_for_a_first_host_that_comes_later() -> None:
     with hosts("node1", "node2") as job:
         ranks = job[0].ranks
         port = port_of(ranks)
-        job[1].join(node_rank=1, most=2, master=["127.0.0.1", [port]], tell_every_s=0.5)
+        job[1].join(node_rank=1, most=2, master=["127.0.0.1", [port]], report_every_s=0.5)
         said = until_words(job[1], f"something listens on 127.0.0.1:{port} and does not answer as a store")
         assert said.endswith("s)")
         job[0].join(node_rank=0, most=2)
@@ -82,7 +82,7 @@ def test_a_first_host_that_cannot_be_reached_is_named_with_the_reason() -> None:
         closed = listening()
         port = port_of(closed)
         closed.close()
-        host.join(node_rank=1, most=2, master=["127.0.0.1", [port]], tell_every_s=0.5, timeout_s=2.0)
+        host.join(node_rank=1, most=2, master=["127.0.0.1", [port]], report_every_s=0.5, timeout_s=2.0)
         until_words(host, f"127.0.0.1:{port} refuses connections")
         failed = host.expect("join_failed")
         assert failed["what"] == f"127.0.0.1:{port} refuses connections, for 2 s"
@@ -138,11 +138,11 @@ def test_a_host_that_was_started_again_takes_its_own_place() -> None:
     """What it had said before it ended is no second host."""
     with hosts("node1", "node2", "node2") as (first, gone, second):
         master = ["127.0.0.1", [port_of(first.ranks)]]
-        first.join(node_rank=0, most=3, master=master, tell_every_s=0.5)
+        first.join(node_rank=0, most=3, master=master, report_every_s=0.5)
         gone.join(node_rank=1, most=3, master=master)
         until_words(first, "1 of 3 hosts: node rank 2")
         gone.vanish()
-        second.join(node_rank=1, most=3, master=master, tell_every_s=0.5)
+        second.join(node_rank=1, most=3, master=master, report_every_s=0.5)
         until_words(second, "1 of 3 hosts: node rank 2")
         first.read_all()
         assert not [message for message in second.read_all() if message["op"] == "join_failed"]
@@ -162,7 +162,7 @@ def test_different_numbers_of_hosts_are_both_said() -> None:
 def test_a_host_that_leaves_during_the_meeting_ends_it_for_all() -> None:
     """Nobody waits ten minutes for somebody who has gone home."""
     with hosts("node1", "node2", "node3") as job:
-        fields = {"most": 4, "master": ["127.0.0.1", [port_of(job[0].ranks)]], "tell_every_s": 0.5}
+        fields = {"most": 4, "master": ["127.0.0.1", [port_of(job[0].ranks)]], "report_every_s": 0.5}
         for rank, host in enumerate(job):
             host.join(node_rank=rank, **fields)
         for host in job:
@@ -205,18 +205,18 @@ def test_the_next_attempt_has_an_empty_ranks_store_on_the_same_port() -> None:
     with hosts("node1", "node2") as job:
         first = join_all(job)
         ranks_store(first[1]).set("gloo/0", "127.0.0.1:1")
-        job[0].send("tell", attempt=0, message={**DECISION, "next": "restart"})
+        job[0].send("append", attempt=0, message={**DECISION, "next": "restart"})
         for host in job:
-            host.expect("told")
+            host.expect("entry")
             host.send("ack", attempt=0)
         second = join_all(job, attempt=1, restarts=1)
         assert [(message["attempt"], message["restarts"]) for message in second] == [(1, 1), (1, 1)]
         assert second[1]["master_port"] == first[1]["master_port"]
         assert not ranks_store(second[1]).check(["gloo/0"])
         # The log begins anew, and the old one is silent.
-        job[1].send("tell", attempt=0, message=TROUBLE)
-        job[1].send("tell", attempt=1, message=TROUBLE)
-        assert [host.expect("told")["attempt"] for host in job] == [1, 1]
+        job[1].send("append", attempt=0, message=TROUBLE)
+        job[1].send("append", attempt=1, message=TROUBLE)
+        assert [host.expect("entry")["attempt"] for host in job] == [1, 1]
 
 
 def test_a_host_that_was_started_again_joins_the_next_attempt() -> None:
@@ -225,7 +225,7 @@ def test_a_host_that_was_started_again_joins_the_next_attempt() -> None:
         join_all([first, gone], attempt=4, restarts=1)
         gone.vanish()
         master = ["127.0.0.1", [port_of(first.ranks)]]
-        again.join(node_rank=1, most=2, master=master, tell_every_s=0.5)
+        again.join(node_rank=1, most=2, master=master, report_every_s=0.5)
         until_words(again, "waiting for the first host to begin the next attempt")
         first.join(node_rank=0, most=2, master=master, attempt=5, restarts=2)
         assert [(m["attempt"], m["restarts"]) for m in (host.expect("joined") for host in (first, again))] == [
@@ -239,11 +239,11 @@ def test_many_attempts_leave_little_in_the_store() -> None:
         sizes = []
         for attempt in range(6):
             joined = join_all(job, attempt=attempt)
-            job[1].send("part", attempt=attempt, name="end", text="x")
-            job[0].expect("parts", attempt=attempt, host=1)
-            job[0].send("tell", attempt=attempt, message=DECISION)
+            job[1].send("chunk", attempt=attempt, name="end", text="x")
+            job[0].expect("chunk", attempt=attempt, host=1)
+            job[0].send("append", attempt=attempt, message=DECISION)
             for host in job:
-                host.expect("told", attempt=attempt)
+                host.expect("entry", attempt=attempt)
             control = json.loads(ranks_store(joined[0]).get("saferun/control"))
             store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["port"]})
             if attempt >= 2:

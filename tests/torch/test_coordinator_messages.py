@@ -32,7 +32,7 @@ from tests.torch.coordinating import (
 def test_a_host_that_ended_while_others_were_waited_for_is_waited_for_again() -> None:
     """Its record alone would make the job start without it."""
     with hosts("node1", "node2", "node3", "node2") as (first, gone, last, again):
-        fields = {"most": 3, "master": ["127.0.0.1", [port_of(first.ranks)]], "tell_every_s": 0.5}
+        fields = {"most": 3, "master": ["127.0.0.1", [port_of(first.ranks)]], "report_every_s": 0.5}
         first.join(node_rank=0, **fields)
         gone.join(node_rank=1, **fields)
         # Long enough for the record to be old.
@@ -51,8 +51,8 @@ def test_what_one_host_tells_all_hosts_learn_in_the_same_order() -> None:
     with hosts("node1", "node2", "node3") as job:
         join_all(job)
         for n, host in itertools.product(range(20), job):
-            host.send("tell", attempt=0, message={"kind": "news", "n": f"{host.name}-{n}"})
-        told = [[host.expect("told", k=k)["message"]["n"] for k in range(60)] for host in job]
+            host.send("append", attempt=0, message={"kind": "news", "n": f"{host.name}-{n}"})
+        told = [[host.expect("entry", k=k)["message"]["n"] for k in range(60)] for host in job]
         assert told[0] == told[1] == told[2]
         for host in job:
             assert [n for n in told[0] if n.startswith(host.name)] == [f"{host.name}-{n}" for n in range(20)]
@@ -65,10 +65,10 @@ def test_of_many_troubles_the_first_is_told_and_no_other() -> None:
         states_until(job[0], {f"{host}/0": {"s": "run"} for host in range(4)})
         operations = [count_operations(host) for host in job]
         for host in job:
-            host.send("tell", attempt=0, message={**TROUBLE, "host": host.name})
-        job[0].send("tell", attempt=0, message=DECISION)
-        told = [[host.expect("told", k=k)["message"] for k in range(2)] for host in job]
-        assert [message["kind"] for message in told[0]] == ["trouble", "decision"]
+            host.send("append", attempt=0, message={**TROUBLE, "host": host.name})
+        job[0].send("append", attempt=0, message=DECISION)
+        told = [[host.expect("entry", k=k)["message"] for k in range(2)] for host in job]
+        assert [message["kind"] for message in told[0]] == ["abort", "decision"]
         assert all(messages == told[0] for messages in told)
         for host, before in zip(job, operations, strict=True):
             host.send("ack", attempt=0)
@@ -76,16 +76,16 @@ def test_of_many_troubles_the_first_is_told_and_no_other() -> None:
             assert host is job[0] or count_operations(host) - before < 12, host.name
         job[0].send("goodbye")
         job[0].wait_closed()
-        assert not [message for host in job[1:] for message in host.read_all() if message["op"] == "told"]
+        assert not [message for host in job[1:] for message in host.read_all() if message["op"] == "entry"]
 
 
 def test_messages_of_another_attempt_are_moot() -> None:
     """Late words of the last attempt would end the next one."""
     with hosts("node1", "node2") as job:
         join_all(job)
-        job[1].send("tell", attempt=7, message=TROUBLE)
-        job[1].send("tell", attempt=0, message={"kind": "news"})
-        assert job[0].expect("told")["message"]["kind"] == "news"
+        job[1].send("append", attempt=7, message=TROUBLE)
+        job[1].send("append", attempt=0, message={"kind": "news"})
+        assert job[0].expect("entry")["message"]["kind"] == "news"
 
 
 def test_what_others_write_is_bounded_and_may_be_nonsense() -> None:
@@ -98,18 +98,18 @@ def test_what_others_write_is_bounded_and_may_be_nonsense() -> None:
             ["", "[", "[[[" * 5000, '{"m": 7}', '{"m": {"kind": "hang", "x": "%s"}}' % ("x" * 70000)]
         ):
             store.set(f"a0/log/{k}", nonsense or "null")
-        for key in ("beat/1", "state/1", "missing"):
+        for key in ("heartbeat/1", "state/1", "missing"):
             store.set(f"a0/{key}", "\xff not a number")
-        job[1].send("tell", attempt=0, message=TROUBLE)
+        job[1].send("append", attempt=0, message=TROUBLE)
         for host in job:
-            assert host.expect("told")["message"] == {**TROUBLE, "host": 1}
+            assert host.expect("entry")["message"] == {**TROUBLE, "host": 1}
         states_until(job[0], {"0/0": {"s": "run"}})
-        job[1].send("tell", attempt=0, message={**TROUBLE, "x": "x" * 70000})
+        job[1].send("append", attempt=0, message={**TROUBLE, "x": "x" * 70000})
         job[1].send("garbage")
-        job[1].socket.sendall(b"no json\n[1]\n" + b'{"op": "join"}\n{"op": "tell", "attempt": 0}\n')
-        job[1].send("tell", attempt=0, message=DECISION)
-        job[0].send("tell", attempt=0, message={**DECISION, "exit_code": 7})
-        assert job[1].expect("told")["message"] == {**DECISION, "exit_code": 7}
+        job[1].socket.sendall(b"no json\n[1]\n" + b'{"op": "join"}\n{"op": "append", "attempt": 0}\n')
+        job[1].send("append", attempt=0, message=DECISION)
+        job[0].send("append", attempt=0, message={**DECISION, "exit_code": 7})
+        assert job[1].expect("entry")["message"] == {**DECISION, "exit_code": 7}
 
 
 def test_the_leader_learns_states() -> None:
@@ -131,27 +131,27 @@ def test_parts_reach_the_leader_and_leave_the_store() -> None:
         joined = join_all(job)
         limit = joined[0]["chunk_limit_bytes"]
         for n, host in enumerate(job):
-            host.send("part", attempt=0, name="hang-1", text="é" * 1000 + str(n))
-        job[1].send("part", attempt=0, name="end", text="x" * limit)
-        job[2].send("part", attempt=0, name="end", text="x" * (limit + 1))
-        job[2].send("part", attempt=0, name="../end", text="x")
+            host.send("chunk", attempt=0, name="hang-1", text="é" * 1000 + str(n))
+        job[1].send("chunk", attempt=0, name="end", text="x" * limit)
+        job[2].send("chunk", attempt=0, name="end", text="x" * (limit + 1))
+        job[2].send("chunk", attempt=0, name="../end", text="x")
         for n in range(3):
-            part = job[0].expect("parts", host=n, name="hang-1")
+            part = job[0].expect("chunk", host=n, name="hang-1")
             assert (part["task"], part["text"]) == (0, "é" * 1000 + str(n))
-        assert len(job[0].expect("parts", host=1, name="end")["text"]) == limit
+        assert len(job[0].expect("chunk", host=1, name="end")["text"]) == limit
         control = json.loads(ranks_store(joined[0]).get("saferun/control"))
         store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["port"]})
-        until(lambda: not store.check(["a0/part/1/0/end"]), "the part is deleted")
-        assert not [message for message in job[0].read_all() if message["op"] == "parts"]
+        until(lambda: not store.check(["a0/chunk/1/0/end"]), "the part is deleted")
+        assert not [message for message in job[0].read_all() if message["op"] == "chunk"]
 
 
 def test_the_leader_stays_until_all_have_taken_in_the_decision() -> None:
     """Its end takes the store away."""
     with hosts("node1", "node2", "node3") as job:
         join_all(job)
-        job[0].send("tell", attempt=0, message=DECISION)
+        job[0].send("append", attempt=0, message=DECISION)
         for host in job:
-            host.expect("told")
+            host.expect("entry")
         job[0].send("ack", attempt=0)
         job[1].send("ack", attempt=0)
         job[0].send("goodbye")
@@ -167,12 +167,12 @@ def test_a_decision_reaches_all_hosts_though_the_leader_says_goodbye_in_the_same
     with hosts("node1", "node2", "node3") as job:
         join_all(job)
         # Much to be said before it, so that the goodbye is heard first.
-        other = {"op": "tell", "attempt": 0, "message": {"kind": "other"}}
-        decision = {"op": "tell", "attempt": 0, "message": DECISION}
+        other = {"op": "append", "attempt": 0, "message": {"kind": "other"}}
+        decision = {"op": "append", "attempt": 0, "message": DECISION}
         said = (*[other] * 900, decision, {"op": "ack", "attempt": 0}, {"op": "close"}, {"op": "goodbye"})
         job[0].socket.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in said))
         for host in job[1:]:
-            while host.expect("told")["message"]["kind"] != "decision":
+            while host.expect("entry")["message"]["kind"] != "decision":
                 pass
             host.send("ack", attempt=0)
             host.send("goodbye")
@@ -187,8 +187,8 @@ def test_a_lost_host_is_not_waited_for() -> None:
         join_all(job, host_timeout_s=1.0)
         job[1].vanish()
         job[0].expect("lost")
-        job[0].send("tell", attempt=0, message=DECISION)
-        job[0].expect("told")
+        job[0].send("append", attempt=0, message=DECISION)
+        job[0].expect("entry")
         job[0].send("ack", attempt=0)
         job[0].send("goodbye")
         job[0].wait_closed()
@@ -210,11 +210,11 @@ def test_tasks_of_a_host_share_its_coordinator(tmp_path: Path) -> None:
             assert [message["leader"] for message in joined] == [True, False, False, False]
             lines[2].send("state", attempt=0, state={"s": "done"})
             states_until(head, {"0/2": {"s": "done"}, "0/1": {"s": "run"}, "1/0": {"s": "run"}})
-            lines[1].send("part", attempt=0, name="end", text="mine")
-            assert head.expect("parts", host=0, task=1)["text"] == "mine"
-            lines[2].send("tell", attempt=0, message={**TROUBLE, "task": 2})
+            lines[1].send("chunk", attempt=0, name="end", text="mine")
+            assert head.expect("chunk", host=0, task=1)["text"] == "mine"
+            lines[2].send("append", attempt=0, message={**TROUBLE, "task": 2})
             for line in [*lines, other]:
-                assert line.expect("told")["message"]["task"] == 2
+                assert line.expect("entry")["message"]["task"] == 2
             lines[2].socket.close()
             assert head.expect("task_lost") == lines[1].expect("task_lost") == {"op": "task_lost", "task": 2}
             lines[1].send("goodbye")
@@ -240,7 +240,7 @@ def test_tasks_that_do_not_come_are_named(tmp_path: Path) -> None:
     """The scheduler has started fewer than it said."""
     head = Host("node1", tasks_path=tmp_path / "tasks")
     try:
-        head.join(tasks=3, timeout_s=3.0, tell_every_s=0.5)
+        head.join(tasks=3, timeout_s=3.0, report_every_s=0.5)
         until_words(head, "waiting for 2 of 3 tasks on this host: 1, 2")
         assert "task 1, 2" in head.expect("join_failed")["what"]
     finally:

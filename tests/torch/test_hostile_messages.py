@@ -51,8 +51,8 @@ def message(chance: random.Random) -> dict[str, Any]:
     """One that hosts do tell each other, with something wrong in it."""
     sample, names = chance.choice(
         [
-            (TROUBLE, ("task", "signum", "ranks", "lost_task", "words", "label", "reason")),
-            (DECISION, ("exit_code", "wait_s", "restarts", "excluded", "words")),
+            (TROUBLE, ("task", "signum", "ranks", "lost_task", "text", "label", "reason")),
+            (DECISION, ("exit_code", "wait_s", "restarts", "excluded", "text")),
         ]
     )
     return {**sample, chance.choice(names): chance.choice(WRONG)}
@@ -67,7 +67,7 @@ def entry(chance: random.Random) -> str:
         "7",
         "x",
         "{}",
-        '{"h": 1e999, "n": 1, "m": {"kind": "trouble"}}',
+        '{"h": 1e999, "n": 1, "m": {"kind": "abort"}}',
         "\ufffd",
     ]
     wrong = {"h": chance.choice([0, 1, *WRONG]), "n": 1, "m": message(chance)}
@@ -128,12 +128,12 @@ def test_a_job_survives_messages_that_make_no_sense_while_it_trains(
                     k += 1
                 k += 1
             else:
-                store.set(f"a0/part/1/0/hang-{chance.randrange(2000)}", chance.choice(["[" * 3000, "7", "{}", "x"]))
+                store.set(f"a0/chunk/1/0/hang-{chance.randrange(2000)}", chance.choice(["[" * 3000, "7", "{}", "x"]))
                 store.set("a0/state/1", state(chance))
                 if is_signed:
-                    store.set("a0/beat/1", str(i))  # no number that could be added to
+                    store.set("a0/heartbeat/1", str(i))  # no number that could be added to
                 else:
-                    store.add("a0/beat/1", CHANGED + 1)
+                    store.add("a0/heartbeat/1", CHANGED + 1)
                 store.set("a0/wake", str(i))
         for job in jobs:
             job.release("second")

@@ -209,7 +209,7 @@ def test_a_wrong_sum_is_an_error(shared: Host) -> None:
     """A GPU that computes wrongly does not hang."""
     shared.start(trial(group((0, 0), (0, 1))), r1="adds_wrongly")
     outcome = shared.outcomes()[Member(0, 0)]
-    assert (outcome.kind, outcome.where) == ("error", "in all_reduce of 4 B")
+    assert (outcome.kind, outcome.where) == ("error", "in all_reduce of 4 bytes")
     assert outcome.message == "a wrong sum: 4 to 4 instead of 3"
 
 

@@ -193,7 +193,9 @@ def job(
         sent = decode_part(encode_part(evidence, limit_bytes))
         assert sent is not None
         parts.append(HostPart(host, 0, f"node{host + 1}", 0.0, evidence if host == 0 else sent))
-    return merge_parts(parts, lost, world_size=hosts * nproc, peers=peers_of(hosts, nproc), hang=hang, trouble=trouble)
+    return merge_parts(
+        parts, lost, world_size=hosts * nproc, peers=peers_of(hosts, nproc), hang=hang, abort_reason=trouble
+    )
 
 
 def failed() -> Evidence:

@@ -39,12 +39,19 @@ from saferun.cluster.schedulers.mpi import expand_node_regex, expand_process_map
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.secret_sharing import NoSecretError, pack, read_offer, unpack
 from saferun.cluster.signed import Signer, unverified
-from saferun.coordinator.gathering import _failure
+from saferun.coordinator.assignments import (
+    HostRecord,
+    TaskRecord,
+    assign,
+    decode_assignment,
+    decode_record,
+    encode_assignment,
+)
+from saferun.coordinator.assignments import encode_record as record_text
 from saferun.coordinator.handlers import read_leader
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.places import HostRecord, TaskRecord, assign, decode_place, decode_record, encode_place
-from saferun.coordinator.places import encode_record as record_text
+from saferun.coordinator.record_collection import _failure
 from saferun.coordinator.secrecy import decode_note, encode_note
 from saferun.coordinator.tasks import TaskConnection
 from saferun.env.profiles.validation import profile_from_node
@@ -195,8 +202,8 @@ PART = encode_part(host_evidence(1, 2, capture=captured(1, 2)), 1 << 16).encode(
 
 DECODERS: dict[str, Decoder] = {
     "json": Decoder(loads, dumped(STATE, [1, 2.5, None, "x"]), (ValueError,)),
-    "JSON lines": Decoder(json_lines, dumped({"op": "told", "message": TROUBLE})),
-    "JSON lines of tasks": Decoder(task_lines, dumped({"op": "tell", "attempt": 0, "message": TROUBLE})),
+    "JSON lines": Decoder(json_lines, dumped({"op": "entry", "message": TROUBLE})),
+    "JSON lines of tasks": Decoder(task_lines, dumped({"op": "append", "attempt": 0, "message": TROUBLE})),
     "log entries": Decoder(log_entry, dumped({"h": 1, "n": 1, "m": TROUBLE}, {"h": 0, "n": 1, "m": DECISION})),
     "troubles": Decoder(lambda content: abort_from(loads(content)), dumped(TROUBLE), MALFORMED),
     "decisions": Decoder(lambda content: decision_from(loads(content)), dumped(DECISION), MALFORMED),
@@ -207,10 +214,10 @@ DECODERS: dict[str, Decoder] = {
     ),
     "tasks": Decoder(lambda content: task_of(text_of(content)), (b"3/0",), (ValueError,)),
     "pieces": Decoder(lambda content: chunk_from(text_of(content)), (piece().encode(),), MALFORMED),
-    "parts": Decoder(lambda content: decode_part(text_of(content)), (PART,)),
+    "chunk": Decoder(lambda content: decode_part(text_of(content)), (PART,)),
     "states": Decoder(read_state, dumped(STATE)),
     "records": Decoder(decode_record, (record_text(RECORD).encode(),)),
-    "places": Decoder(decode_place, (encode_place(assign([RECORD, RECORD])[1]).encode(),)),
+    "assignments": Decoder(decode_assignment, (encode_assignment(assign([RECORD, RECORD])[1]).encode(),)),
     "notes": Decoder(
         lambda content: decode_note(content, "node1", "job"), (encode_note("other", 1, "n", "job").encode(),)
     ),
@@ -230,7 +237,7 @@ DECODERS: dict[str, Decoder] = {
         lambda content: decode_probes(content, 0), (encode_probes([Probe(0, 1, "eth0", "10.0.0.1")]).encode(),)
     ),
     "trials": Decoder(lambda content: decode_trial(loads(content)), dumped(TRIAL), (ValueError,)),
-    "outcomes": Decoder(lambda content: decode_outcomes(text_of(content), 1), dumped([[0, "ok", "words", "where"]])),
+    "outcomes": Decoder(lambda content: decode_outcomes(text_of(content), 1), dumped([[0, "ok", "text", "where"]])),
     "error files": Decoder(in_a_file(error_file), dumped(ERROR, {"message": "x", "timestamp": 3})),
     "Flight Recorder": Decoder(
         lambda content: read_groups(loads(content), "fr_trace_json"), (trace(entry(1), entry(2)),), (ValueError,)

@@ -127,7 +127,9 @@ def _standard(word: str) -> str:
 
 ROOMS = (
     "cli",
+    "cluster",
     "console",
+    "coordinator",
     "diagnosis",
     "files",
     "preflight",

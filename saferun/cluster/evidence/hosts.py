@@ -30,12 +30,12 @@ class HostPart(Value):
 
 
 class LostHost(Value):
-    """A host that is silent. ``why`` and ``words`` as in :class:`~saferun.evidence.HostView`."""
+    """A host that is silent. ``why`` and ``message`` as in :class:`~saferun.evidence.HostView`."""
 
     host: int
     label: str
     why: str
-    words: str
+    message: str
     ranks: tuple[int, ...]
 
 

@@ -1,4 +1,4 @@
-"""The parts of all hosts laid together: one evidence for the job, in the clock of the host that judges. Pure.
+"""The parts of all hosts merged: one evidence for the job, in the clock of the host that judges. Pure.
 
 A host may speak of its own ranks only: what it says of others is left out.
 """
@@ -39,7 +39,7 @@ def merge_parts(
     peers: Sequence[HostPeer] = (),
     leader: int = 0,
     hang: HangVerdict | None = None,
-    trouble: AbortReason | None = None,
+    abort_reason: AbortReason | None = None,
 ) -> Evidence:
     """One evidence of all hosts.
 
@@ -50,11 +50,11 @@ def merge_parts(
         peers: which ranks are whose; without it hosts are believed, the judging one first.
         leader: the number of the host that judges: times are in its clocks, paths without a host's name are its own.
         hang: the job's verdict; without it that of the judging host, or what the others say.
-        trouble: what made all hosts stop; without it a signal that a host got.
+        abort_reason: what made all hosts stop; without it a signal that a host got.
     """
     by_task = {(part.host, part.task): part for part in parts if part.host >= 0}
     ordered = sorted(by_task.values(), key=lambda part: (part.host != leader, part.host, part.task))
-    return _Merging(ordered, tuple(lost), world_size, peers, leader).evidence(hang, trouble)
+    return _Merging(ordered, tuple(lost), world_size, peers, leader).evidence(hang, abort_reason)
 
 
 class _Merging:
@@ -112,7 +112,7 @@ class _Merging:
                 return end.time + offset_s - (end.at - evidence.started_at)
         return 0.0
 
-    def evidence(self, hang: HangVerdict | None, trouble: AbortReason | None) -> Evidence:
+    def evidence(self, hang: HangVerdict | None, abort_reason: AbortReason | None) -> Evidence:
         base = self._own or (self._parts[0].evidence if self._parts else None)
         mine = [self._of_one(part) for part in self._parts]
         return Evidence(
@@ -138,26 +138,28 @@ class _Merging:
             hosts=self._hosts(mine),
             started_time=self._started_time,
             world_size=self._world_size,
-            abort_reason=trouble or self._signal(),
+            abort_reason=abort_reason or self._signal(),
             start=self._start(),
         )
 
     def _start(self) -> str:
         """How far the start had come on all hosts together; empty where some of them do not know."""
-        told = {part.evidence.start for part in self._parts}
-        if "inside" in told or told == {"before", "through"}:
+        stages = {part.evidence.start for part in self._parts}
+        if "inside" in stages or stages == {"before", "through"}:
             return "inside"
         heard = {rank for part in self._parts for rank in _ranks_of(part.evidence)}
-        return told.pop() if heard.issuperset(self._owner) and told in ({"before"}, {"through"}) else ""
+        return stages.pop() if heard.issuperset(self._owner) and stages in ({"before"}, {"through"}) else ""
 
     def _signal(self) -> AbortReason | None:
         """The signal that some hosts got."""
-        told = {part.host: part.evidence.stop_signum for part in self._parts if part.evidence.stop_signum is not None}
-        if not told:
+        signals = {
+            part.host: part.evidence.stop_signum for part in self._parts if part.evidence.stop_signum is not None
+        }
+        if not signals:
             return None
-        labels = [self._labels[host] for host in told]
+        labels = [self._labels[host] for host in signals]
         some = ", ".join(labels) if len(labels) <= _MOST_NAMED_HOSTS else f"{len(labels)} hosts"
-        return AbortReason("signal", some, signal_name(next(iter(told.values())) or 0))
+        return AbortReason("signal", some, signal_name(next(iter(signals.values())) or 0))
 
     # -------------------------------------------------------------------------------------------------- one host's part
 
@@ -189,7 +191,7 @@ class _Merging:
             ),
             abandoned=tuple(rank for rank in _abandoned(evidence) if is_own(rank)),
             capture=capture._replace(
-                processes=tuple(look for look in capture.processes if is_own(look.rank)),
+                processes=tuple(process for process in capture.processes if is_own(process.rank)),
                 stacks=tuple(dump for dump in capture.stacks if is_own(dump.rank)),
                 collectives=tuple(one for one in capture.collectives if is_own(one.rank)),
                 notes=tuple(notes),
@@ -231,7 +233,7 @@ class _Merging:
                     script=next((one.script for one in own if one.script), ""),
                     has_evidence=bool(own),
                     lost_reason=(gone.why or "unknown") if gone is not None else "",
-                    lost_message=gone.words if gone is not None else "",
+                    lost_message=gone.message if gone is not None else "",
                     supervisor_pids=tuple(one.supervisor_pid for one in own if one.supervisor_pid > 0),
                     oom=next((one.oom for one in own if one.oom is not None), None),
                     # The tasks of a host read the same log.
@@ -271,13 +273,13 @@ class _Merging:
         for part, capture in zip(self._parts, captures, strict=True):
             for name in capture.timed_out:
                 hosts.setdefault(name, []).append(self._labels[part.host])
-        told = []
+        named = []
         for name, labels in hosts.items():
             distinct = list(dict.fromkeys(labels))
             shown = ", ".join(distinct[:_MOST_NAMED_HOSTS])
             more = f" and {len(distinct) - _MOST_NAMED_HOSTS} more" if len(distinct) > _MOST_NAMED_HOSTS else ""
-            told.append(name if " of rank " in name else f"{name} on {shown}{more}")
-        return tuple(told)
+            named.append(name if " of rank " in name else f"{name} on {shown}{more}")
+        return tuple(named)
 
     def _hang(self, mine: Sequence[Evidence]) -> HangVerdict | None:
         if self._own is not None and self._own.hang is not None:
@@ -311,7 +313,7 @@ def _ranks_of(evidence: Evidence) -> Iterable[int]:
     capture = evidence.capture
     yield from evidence.ranks
     yield from (end.rank for end in evidence.ends)
-    yield from (look.rank for look in capture.processes)
+    yield from (process.rank for process in capture.processes)
     yield from (dump.rank for dump in capture.stacks)
     yield from (one.rank for one in capture.collectives)
 

@@ -52,7 +52,7 @@ class _Recorder(Value):
 
 
 class _Core(Value):
-    look: CoreDump
+    dump: CoreDump
     threads: tuple[_Thread, ...]
 
 
@@ -179,7 +179,7 @@ def _unpacked(part: _Part) -> Evidence:
         alike = recorder.ranks[: _MOST_PROCESSES - len(recorders)]
         recorders += [RankCollectives(rank, recorder.groups, recorder.failure) for rank in alike]
     cores = tuple(
-        core.look._replace(threads=tuple(thread(packed, core.look.pid) for packed in core.threads))
+        core.dump._replace(threads=tuple(thread(packed, core.dump.pid) for packed in core.threads))
         for core in part.cores
     )
     evidence = part.evidence

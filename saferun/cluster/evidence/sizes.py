@@ -1,6 +1,6 @@
 """What is left out of a host's part where it would be too large: a little first, then more. Pure.
 
-Each reduction gets what the one before has left. They are in the order of what tells least of a cause.
+Each reduction gets what the previous one has left. They are in the order of what helps least to find a cause.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def _stacks(evidence: Evidence, change: Callable[[StackDump], StackDump | None])
     return evidence._replace(capture=evidence.capture._replace(stacks=kept))
 
 
-def _looks(evidence: Evidence, change: Callable[[ProcessSnapshot], ProcessSnapshot | None]) -> Evidence:
-    changed = (change(look) for look in evidence.capture.processes)
-    kept = tuple(look for look in changed if look is not None)
+def _with_processes(evidence: Evidence, change: Callable[[ProcessSnapshot], ProcessSnapshot | None]) -> Evidence:
+    changed = (change(process) for process in evidence.capture.processes)
+    kept = tuple(process for process in changed if process is not None)
     return evidence._replace(capture=evidence.capture._replace(processes=kept))
 
 
@@ -165,7 +165,9 @@ def _within_reason(evidence: Evidence) -> Evidence:
         error=evidence.error[:_LONGEST_TEXT],
         error_hint=evidence.error_hint[:_LONGEST_TEXT],
         capture=capture._replace(
-            processes=tuple(look._replace(cpu_s=round(look.cpu_s, 1)) for look in capture.processes[:_MOST_ITEMS]),
+            processes=tuple(
+                process._replace(cpu_s=round(process.cpu_s, 1)) for process in capture.processes[:_MOST_ITEMS]
+            ),
             stacks=capture.stacks[:_MOST_ITEMS],
             collectives=capture.collectives[:_MOST_ITEMS],
             notes=tuple(note._replace(elapsed_s=round(note.elapsed_s, 2)) for note in capture.notes[:_MOST_ITEMS]),
@@ -199,7 +201,7 @@ def _telling_threads(evidence: Evidence) -> Evidence:
     return _cores(_calls(_stacks(evidence, change), 12), 2, 120)
 
 
-def _few_words(evidence: Evidence) -> Evidence:
+def _short_messages(evidence: Evidence) -> Evidence:
     evidence = evidence._replace(capture=evidence.capture._replace(notes=evidence.capture.notes[:10]))
     return _outputs(_host_lines(evidence, 15), (80, 5, 500), (10, 0, 200), 16)
 
@@ -209,20 +211,22 @@ def _main_threads(evidence: Evidence) -> Evidence:
         main = [thread for thread in dump.threads if _is_main(thread, dump.pid)] or [*dump.threads[:1]]
         return dump._replace(threads=tuple(_shorter(thread, 60) for thread in main[:1]))
 
-    def slim(look: ProcessSnapshot) -> ProcessSnapshot:
-        return look._replace(
-            command=look.command[:60], rss_bytes=look.rss_bytes >> 20 << 20, cpu_s=float(round(look.cpu_s))
+    def slim(process: ProcessSnapshot) -> ProcessSnapshot:
+        return process._replace(
+            command=process.command[:60], rss_bytes=process.rss_bytes >> 20 << 20, cpu_s=float(round(process.cpu_s))
         )
 
-    return _cores(_calls(_looks(_stacks(evidence, change), slim), 4), 1, 60)
+    return _cores(_calls(_with_processes(_stacks(evidence, change), slim), 4), 1, 60)
 
 
 def _ranks_only(evidence: Evidence) -> Evidence:
     """Without what descends from ranks."""
     evidence = _stacks(evidence, lambda dump: dump if dump.is_rank else None)
-    evidence = _looks(
+    evidence = _with_processes(
         evidence,
-        lambda look: look._replace(command="", rss_bytes=0, cpu_s=0.0, threads=0, ppid=0) if look.is_rank else None,
+        lambda process: (
+            process._replace(command="", rss_bytes=0, cpu_s=0.0, threads=0, ppid=0) if process.is_rank else None
+        ),
     )
     capture = evidence.capture
     capture = capture._replace(notes=(), timed_out=capture.timed_out[:8], links=_one_a_way(capture.links)[:16])
@@ -240,16 +244,16 @@ def _odd_ones(evidence: Evidence) -> Evidence:
     """Of ranks that are alike in what they wait in, the looks of two."""
     seen: dict[tuple[str, ...], int] = {}
 
-    def is_new(look: ProcessSnapshot) -> bool:
-        likeness = (look.state, look.wchan, look.syscall, look.waits_on)
+    def is_new(process: ProcessSnapshot) -> bool:
+        likeness = (process.state, process.wchan, process.syscall, process.waits_on)
         seen[likeness] = seen.get(likeness, 0) + 1
         return seen[likeness] <= 2  # noqa: PLR2004 - one alone would be the odd one
 
-    evidence = _looks(evidence, lambda look: look if is_new(look) else None)
+    evidence = _with_processes(evidence, lambda process: process if is_new(process) else None)
     evidence = _stacks(
         evidence, lambda dump: dump._replace(threads=tuple(_shorter(thread, 12) for thread in dump.threads))
     )
-    # A rank whose stack nobody knows is told apart by its recorder.
+    # Ranks without a stack are distinguished by their recorders.
     return _cores(_outputs(_host_lines(evidence, 2), (12, 0, 200), (0, 0, 0), 1), 1, 12)
 
 
@@ -294,7 +298,7 @@ REDUCTIONS: tuple[Reduction, ...] = (
     _within_reason,
     _without_notes,
     _telling_threads,
-    _few_words,
+    _short_messages,
     _main_threads,
     _ranks_only,
     _shallow,

@@ -1,4 +1,4 @@
-"""Options and what a scheduler told -> the hosts of the job, this one's place among them, and where they meet."""
+"""Options and the scheduler's environment -> the hosts of the job, the node rank of this one, and the rendezvous."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MARKS = (
     "KUBERNETES_SERVICE_HOST",
 )
 # What torchrun's options say of the place of this process, or of where it meets others. Whoever writes one of them
-# has said it all: what a scheduler told does not count then, and the options mean what they mean to torchrun.
-_SAY_IT_ALL = (
+# has described the job: what a scheduler provides does not count then, and the options mean what they mean to torchrun.
+_COMPLETE = (
     *("nnodes", "node_rank", "master_addr", "master_port"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
 )
-# Whoever writes one of these asks for the hosts that were told.
-_ASK_FOR_IT = ("scheduler", "hosts", "hostfile")
-# A rank of torchrun's or saferun's: what a scheduler told was for the launcher above it.
+# Whoever writes one of these asks for the scheduler's hosts.
+_REQUESTING = ("scheduler", "hosts", "hostfile")
+# A rank of torchrun's or saferun's: what a scheduler provides was for the launcher above it.
 _WITHIN_A_RANK = ("TORCHELASTIC_RUN_ID", "SAFERUN_RUN_ID")
 _MOST_HOSTS = 1 << 17
 _MOST_BYTES = 16 << 20
@@ -69,8 +69,10 @@ def find_place(
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
     allocation = around if around is not None and _counts(around, values, settings, explicit=explicit) else None
     if allocation is not None and _is_a_job_of_its_own(allocation, values, settings, environ):
-        words = f"each of the {allocation.tasks} processes that {allocation.words} has on this host is a job of its own"
-        base = base._replace(note=f"{words}, as --nproc-per-node is {values.nproc_per_node}")
+        source = (
+            f"each of the {allocation.tasks} processes that {allocation.source} has on this host is a job of its own"
+        )
+        base = base._replace(note=f"{source}, as --nproc-per-node is {values.nproc_per_node}")
         allocation = None
     if explicit and around is not None and allocation is None:
         base = base._replace(note=_unused(around, values, settings))
@@ -78,15 +80,15 @@ def find_place(
         base = base._replace(note=_note(values, environ, around))
     if most == 1 and allocation is None and values.node_rank == 0 and not values.hosts and not values.hostfile:
         return base, one_host(values, environ), count_ranks(values.nproc_per_node, environ)
-    from saferun.cluster.placement.told import agree
+    from saferun.cluster.placement.host_sources import agree
 
     return agree(values, settings, environ, allocation, base._replace(least=least, most=most))
 
 
 def _is_explicit(settings: Mapping[str, Setting]) -> bool:
-    """Whether the user said where this process belongs, and did not ask for what a scheduler told."""
-    return any(settings[dest].origin != "default" for dest in _SAY_IT_ALL) and not any(
-        settings[dest].origin != "default" for dest in _ASK_FOR_IT
+    """Whether the user said where this process belongs, and did not ask for the scheduler's hosts."""
+    return any(settings[dest].origin != "default" for dest in _COMPLETE) and not any(
+        settings[dest].origin != "default" for dest in _REQUESTING
     )
 
 
@@ -97,9 +99,9 @@ def _counts(
     *,
     explicit: bool,
 ) -> bool:
-    """Whether what a scheduler told has a say about the hosts of the job."""
+    """Whether the scheduler's hosts are the hosts of the job."""
     if allocation.alone:
-        return False  # a step of one process says nothing of others that there may be
+        return False  # a step of one process does not show whether there are others
     if allocation.above:
         return not explicit
     if not explicit:
@@ -151,8 +153,8 @@ def _is_a_job_of_its_own(
 
 def _note(values: Any, environ: Mapping[str, str], around: Allocation | None) -> str:  # noqa: ANN401
     """What to say of variables that make no sense, or of hosts that a job was given and that nothing runs on."""
-    is_told = "SLURM_JOB_ID" in environ or any(mark in environ for mark in _MARKS)
-    if not is_told or values.scheduler != "auto" or any(name in environ for name in _WITHIN_A_RANK):
+    is_published = "SLURM_JOB_ID" in environ or any(mark in environ for mark in _MARKS)
+    if not is_published or values.scheduler != "auto" or any(name in environ for name in _WITHIN_A_RANK):
         return ""
     from saferun.cluster.schedulers.allocation import odd_values
 
@@ -209,7 +211,7 @@ def _allocation(
 
     around = surroundings
     if around is None:
-        # Nobody is asked, and no process looked at, for what hardly counts.
+        # No name service is asked, and no process inspected, for what hardly counts.
         around = _environment_only(environ) if explicit else _this_host(environ)
     if wanted == "auto":
         return detect(around)

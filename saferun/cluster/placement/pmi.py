@@ -26,9 +26,9 @@ def command_lines_above() -> list[list[str]]:
 
 
 def ask_process_manager(key: str, environ: Mapping[str, str]) -> str | None:
-    """What MPI's process manager (hydra) has stored under a key; None where there is none, or it says nothing in time.
+    """What MPI's process manager (hydra) has stored under a key; None: nothing, or it does not answer in time.
 
-    It is spoken to over the descriptor that it left this process, in lines of ``name=value`` pairs (PMI-1). It is told
+    It is spoken to over the descriptor that it left this process, in lines of ``name=value`` pairs (PMI-1). It learns
     at once that this process will not go on with it: without that the end of this process would count as a crash.
 
     Source: "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale Systems", EuroMPI 2010.

@@ -43,14 +43,14 @@ def one_host(values: Any, environ: Mapping[str, str]) -> RendezvousConfig:  # no
         from saferun.linux.names import own_names
 
         own, unanswered = own_names((host,))
-        # Where nobody says whose name it is, the launch goes on: one host needs nothing from there.
+        # Where it is not known whose name it is, the launch goes on: one host needs nothing from there.
         if host not in own and not unanswered:
             raise UsageError(
                 f"--rdzv-endpoint {endpoint} is another host, and with --nnodes 1 there is no other host to meet",
                 "pass the number of hosts as --nnodes, or leave --rdzv-endpoint out",
             )
     check_service(backend, endpoint)
-    # A file, or a service elsewhere: one host has nobody to meet there.
+    # A file, or a service elsewhere: one host has no other to meet there.
     return _on_a_free_port(values.rdzv_id, values, environ)
 
 
@@ -103,7 +103,7 @@ def _random_id() -> str:
 
 
 def check_service(backend: str, endpoint: str) -> None:
-    """Refuse a name that no rendezvous handler of torch's goes by, and a service that nobody says where it is."""
+    """Refuse a name that no rendezvous handler of torch's goes by, and a service without an endpoint."""
     if backend not in _BACKENDS:
         from importlib.metadata import entry_points
 

@@ -1,4 +1,4 @@
-"""Where several hosts of a job meet: options and what a scheduler told -> RendezvousConfig."""
+"""Where several hosts of a job meet: options and the scheduler's environment -> RendezvousConfig."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CANDIDATES = 8
 class Known(Value):
     """What is known of the hosts of a job before they meet.
 
-    ``allocation`` is what a scheduler told, where it told something that counts.
+    ``allocation`` is what a scheduler provides, if anything that counts.
     """
 
     most: int
@@ -125,17 +125,17 @@ def _master(
     allocation = known.allocation
     if settings["master_addr"].origin != "default" or (allocation is None and not known.names):
         return without_brackets(values.master_addr)
-    told = allocation.master_addr if allocation is not None else None
+    known_addr = allocation.master_addr if allocation is not None else None
     if known.names:
         return known.names[0]
-    if told is not None and not (allocation is not None and allocation.guessed_master):
-        return told
-    # MPI does not say where rank 0 is; people who know have long said it in this variable.
-    address = environ.get("MASTER_ADDR") or told
+    if known_addr is not None and not (allocation is not None and allocation.guessed_master):
+        return known_addr
+    # MPI does not provide the host of rank 0; users have long set this variable for it.
+    address = environ.get("MASTER_ADDR") or known_addr
     if not address:
-        words = allocation.words if allocation is not None else "the scheduler"
+        source = allocation.source if allocation is not None else "the scheduler"
         raise UsageError(
-            f"{words} does not tell this process which host has rank 0",
+            f"{source} does not tell this process which host has rank 0",
             "export MASTER_ADDR to all hosts, or pass --nnodes, --node-rank and --master-addr",
         )
     return without_brackets(address)
@@ -153,7 +153,7 @@ def _ports(values: Any, known: Known) -> tuple[int, ...]:  # noqa: ANN401 - argp
 
 
 def candidate_ports(key: str) -> tuple[int, ...]:
-    """Ports for a launch, the same on all its hosts: several, as the first may be taken by somebody else."""
+    """Ports for a launch, the same on all its hosts: several, as the first may be in use."""
     from zlib import crc32
 
     ports: dict[int, None] = {}

@@ -1,4 +1,4 @@
-"""An environment -> the place of this process in its job, as a scheduler or MPI told it. Pure.
+"""An environment -> the place of this process in its job, as a scheduler or MPI provides it. Pure.
 
 One function a launcher, in the order in which they may be trusted: ``mpirun`` within a Slurm job leaves Slurm's
 variables about, which then tell of ``mpirun``'s own daemons.

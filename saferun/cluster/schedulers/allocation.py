@@ -1,4 +1,4 @@
-"""What a scheduler or MPI told a process about its place in the job."""
+"""What a scheduler or MPI provides to a process: its place in the job."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _NUMBERS = (
 
 
 class Allocation(Value):
-    """A process's place in a job, as whatever started it told.
+    """A process's place in a job, as its launcher provides it.
 
     Attributes:
-        words: who told, for people: ``Slurm step 4711.0``.
+        source: who provides it, for people: ``Slurm step 4711.0``.
         key: what all processes of this launch have in common and no other launch has: ``slurm-4711-0``.
-        hosts: how many hosts there are; None: not told.
+        hosts: how many hosts there are; None: not known.
         hosts_from: where that stands: ``SLURM_STEP_NUM_NODES=4``.
-        node_rank: which of them this is; None: not told, or not to be told for certain.
+        node_rank: which of them this is; None: not known, or not for certain.
         node_rank_from: where that stands.
-        names: the hosts in order of node rank; empty: not told.
+        names: the hosts in order of node rank; empty: not known.
         local_rank: which of the processes on this host this is.
         tasks: how many processes this host has.
         tasks_from: where that stands.
-        tasks_by_host: how many each host has, in order of node rank; empty: not told.
-        master_addr: where host 0 is found; None: not told.
-        master_port: the port for it; None: not told.
+        tasks_by_host: how many each host has, in order of node rank; empty: not known.
+        master_addr: where host 0 is found; None: not known.
+        master_port: the port for it; None: not known.
         guessed_master: whether ``master_addr`` is the host of the launcher itself, which need not be host 0.
-        above: whether something of the launcher's watches over this process and goes away with the job.
+        above: whether something of the launcher's watches over this process and exits with the job.
     """
 
-    words: str
+    source: str
     key: str
     hosts: int | None
     hosts_from: str = ""

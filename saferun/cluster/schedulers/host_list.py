@@ -167,11 +167,11 @@ def parse_host_file(text: str, path: str) -> tuple[ListedHost, ...]:
     """
     hosts: dict[str, int | None] = {}
     for count, raw in enumerate(text.splitlines(), 1):
-        words = raw.partition("#")[0].split()
-        if not words:
+        fields = raw.partition("#")[0].split()
+        if not fields:
             continue
         try:
-            for name, slots in _line(words):
+            for name, slots in _line(fields):
                 if name not in hosts:
                     hosts[name] = slots
                 else:
@@ -187,9 +187,9 @@ def parse_host_file(text: str, path: str) -> tuple[ListedHost, ...]:
     return tuple(ListedHost(name, slots) for name, slots in hosts.items())
 
 
-def _line(words: Sequence[str]) -> list[tuple[str, int | None]]:
-    name, slots = _split_slots(words[0])
-    for word in words[1:]:
+def _line(fields: Sequence[str]) -> list[tuple[str, int | None]]:
+    name, slots = _split_slots(fields[0])
+    for word in fields[1:]:
         key, equals, value = word.partition("=")
         if equals and key.lower() in {"slots", "cpu", "count"}:
             if not _is_slots(value):

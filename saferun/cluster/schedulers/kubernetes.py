@@ -8,8 +8,8 @@ from saferun.cluster.schedulers.allocation import MOST_HOSTS, Allocation, Surrou
 def kubernetes(surroundings: Surroundings) -> Allocation | None:
     """The place of a pod.
 
-    A PyTorchJob's pods are told the hosts' number and their own as WORLD_SIZE and RANK, newer releases multiplying
-    the former by the ranks a pod and telling PET_NNODES as well. Pods with PET_* for a rendezvous are told all by
+    A PyTorchJob's pods get the hosts' number and their own as WORLD_SIZE and RANK, newer releases multiplying
+    the former by the ranks a pod and setting PET_NNODES as well. Pods with PET_* for a rendezvous get all of it from
     those, as torchrun would be. An indexed Job tells a pod its number and nothing else.
 
     See https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/ and
@@ -33,7 +33,7 @@ def _pytorch_job(surroundings: Surroundings) -> Allocation | None:
     if rank == 0 and master in {"localhost", "127.0.0.1"}:
         master = surroundings.host_name or master  # old operators say it so; the others need a name
     return Allocation(
-        words="Kubernetes (WORLD_SIZE and RANK of a PyTorchJob)",
+        source="Kubernetes (WORLD_SIZE and RANK of a PyTorchJob)",
         key=f"pytorchjob-{master}",
         hosts=hosts,
         hosts_from=f"{variable}={hosts}",
@@ -53,7 +53,7 @@ def _indexed_job(surroundings: Surroundings) -> Allocation | None:
     # Its host name is the job's name and its number.
     job = surroundings.host_name.partition(".")[0].removesuffix(f"-{index}") or "job"
     return Allocation(
-        words="Kubernetes (JOB_COMPLETION_INDEX of an indexed Job)",
+        source="Kubernetes (JOB_COMPLETION_INDEX of an indexed Job)",
         key=f"job-{job}",
         hosts=None,
         node_rank=index,

@@ -55,7 +55,7 @@ def open_mpi(surroundings: Surroundings) -> Allocation | None:
     """The place of a process that Open MPI's mpirun started.
 
     OMPI_COMM_WORLD_NODE_RANK is a rank within the host. But each of mpirun's daemons has a number, 0 being mpirun's
-    own host, and a process is told the number of its daemon. Release 4 also tells the processes of all hosts but
+    own host, and a process gets the number of its daemon. Release 4 also gives the processes of all hosts but
     mpirun's own the names of the hosts.
 
     See https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html.
@@ -92,7 +92,7 @@ def open_mpi(surroundings: Surroundings) -> Allocation | None:
         # mpirun's own host is host 0. Since release 5 its name is part of the job's.
         master = surroundings.host_name if daemon == 0 else _launch_host(job)
     return Allocation(
-        words=f"Open MPI job {job}".rstrip(),
+        source=f"Open MPI job {job}".rstrip(),
         key=f"openmpi-{job or 'job'}",
         hosts=hosts,
         hosts_from=hosts_from,
@@ -203,7 +203,7 @@ def process_manager(surroundings: Surroundings) -> Allocation | None:
     if node_rank == 0 and master is not None and master not in surroundings.own_names((master,)):
         master = None  # mpiexec was started elsewhere, and the others cannot know this host
     return Allocation(
-        words=f"mpiexec on {launcher.host}" if launcher is not None else "mpiexec",
+        source=f"mpiexec on {launcher.host}" if launcher is not None else "mpiexec",
         key=_job_key(environ, launcher),
         hosts=hosts,
         hosts_from=hosts_from,

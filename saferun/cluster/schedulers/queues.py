@@ -21,7 +21,7 @@ def lsf(surroundings: Surroundings) -> Allocation | None:
     if not job or not ("LSF_PM_TASKID" in environ or "JSM_NAMESPACE_RANK" in environ):
         return None
     names = _lsf_hosts(environ)
-    words, key = f"LSF job {job}", f"lsf-{job}"
+    source, key = f"LSF job {job}", f"lsf-{job}"
     local_size, local_rank = 1, 0
     if "JSM_NAMESPACE_RANK" in environ:
         size = number(environ, "JSM_NAMESPACE_SIZE") or 0
@@ -33,12 +33,12 @@ def lsf(surroundings: Surroundings) -> Allocation | None:
         # The batch script's own host stands before those of jsrun.
         names = names[len(names) - hosts :] if len(names) == hosts + 1 else names
         namespace = environ.get("JSM_NAMESPACE_ID", "0")
-        words, key = f"LSF job {job}, jsrun {namespace}", f"lsf-{job}-{namespace}"
+        source, key = f"LSF job {job}, jsrun {namespace}", f"lsf-{job}-{namespace}"
     place = own_place(names, surroundings)
     if not names or place is None:
         return None
     return Allocation(
-        words=words,
+        source=source,
         key=key,
         hosts=len(names),
         hosts_from="LSB_MCPU_HOSTS",
@@ -54,8 +54,8 @@ def lsf(surroundings: Surroundings) -> Allocation | None:
 
 def _lsf_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
     """``node1 8 node2 8`` -> node1, node2."""
-    words = environ.get("LSB_MCPU_HOSTS", "").split()
-    names = words[::2] if all(word.isdigit() for word in words[1::2]) else []
+    fields = environ.get("LSB_MCPU_HOSTS", "").split()
+    names = fields[::2] if all(word.isdigit() for word in fields[1::2]) else []
     return tuple(dict.fromkeys(names or environ.get("LSB_HOSTS", "").split()))
 
 
@@ -80,7 +80,7 @@ def pbs(surroundings: Surroundings) -> Allocation | None:
         return None
     job = environ.get("PBS_JOBID", "job")
     return Allocation(
-        words=f"PBS job {job}",
+        source=f"PBS job {job}",
         key=f"pbs-{job}",
         hosts=len(names),
         hosts_from=f"PBS_NODEFILE={path}",

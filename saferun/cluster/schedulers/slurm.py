@@ -40,7 +40,7 @@ def slurm(surroundings: Surroundings) -> Allocation | None:
     if local_rank >= tasks:
         return None
     return Allocation(
-        words=f"Slurm step {job}.{step}",
+        source=f"Slurm step {job}.{step}",
         key=f"slurm-{job}-{step}",
         hosts=hosts,
         hosts_from=f"SLURM_STEP_NUM_NODES={hosts}",

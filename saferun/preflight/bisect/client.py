@@ -169,12 +169,12 @@ class TrialRun:
                     self.deadline = None
                 self._on_ready("")
             case "broken":
-                self._broken = str(message.get("words", ""))[:_LONGEST_MESSAGE]
+                self._broken = str(message.get("message", ""))[:_LONGEST_MESSAGE]
             case "step" if self._is_of_trial(message):
                 self._where[message["local_rank"]] = str(message.get("step", ""))
             case "outcome" if self._is_of_trial(message) and message.get("kind") in _KINDS:
                 member = Member(self._place.host, message["local_rank"])
-                details, where = (str(message.get(name, ""))[:_LONGEST_MESSAGE] for name in ("words", "where"))
+                details, where = (str(message.get(name, ""))[:_LONGEST_MESSAGE] for name in ("message", "where"))
                 self._outcomes[member.local_rank] = Outcome(member, message["kind"], details, where)
             case "done" if self._trial is not None and message.get("number") == self._trial.number:
                 self.deadline = None

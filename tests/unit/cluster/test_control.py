@@ -67,7 +67,7 @@ class World:
             leads=leads,
             speaks=True,
             ranks=lambda: [] if self.ended else [object()],  # type: ignore[list-item]
-            say=self.said.append,
+            print_line=self.said.append,
             on_lost=lambda *lost: self.lost.append(lost),
             on_notice=self.notices.append,
             on_unheard=self.unheard.append,
@@ -84,7 +84,7 @@ class World:
         self.control.hear({"op": op, **fields})
 
     def miss(self, host: int, why: str = "unreachable") -> None:
-        self.hear("unheard", host=host, label=f"node{host + 1}", why=why, words="no address answers")
+        self.hear("unheard", host=host, label=f"node{host + 1}", why=why, text="no address answers")
 
     def see(self, *, watched_s: float, still_s: float) -> None:
         """What is seen of the ranks from now on."""

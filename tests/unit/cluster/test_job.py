@@ -80,7 +80,7 @@ class Listening:
                 on_preflight=self.told.append,
                 on_torch=lambda _: None,
                 on_stderr=lambda _: None,
-                say=self.said.append,
+                print_line=self.said.append,
                 ranks=lambda: (),
             ),
             run_dir=RunDirectory(None, wanted=False, host="vm", run_id="r", warn=self.said.append, files=DirectFiles()),
@@ -131,7 +131,7 @@ DECISION: dict[str, Any] = {
     "exit_code": 1,
     "wait_s": 0,
     "restarts": 1,
-    "words": ["why"],
+    "text": ["why"],
     "excluded": -1,
 }
 
@@ -160,10 +160,10 @@ def test_pieces_are_waited_for_until_all_are_there(listening: Listening) -> None
     got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
     assert got == []
-    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece())
+    listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=piece())
     assert [(found.host, found.label, found.offset_s) for found in got[0]] == [(1, "node1", 0.0)]
     listening.job.collect("other", 60.0, got.append)
-    listening.hear(op="lost", attempt=0, host=1, label="node1", why="gone", words="it is gone")
+    listening.hear(op="lost", attempt=0, host=1, label="node1", why="gone", text="it is gone")
     assert got[1] == []
     assert listening.job.lost[1].ranks == (2, 3)
 
@@ -176,7 +176,7 @@ def test_a_host_that_hands_in_nothing_is_knocked_at_and_not_waited_for_for_ever(
     assert listening.job.deadline is not None
     listening.job.tick(time.monotonic() + 2.0)
     assert listening.channel.sent[-1]["op"] == "probe"
-    listening.hear(op="probed", host=1, why="reached", words="it answers")
+    listening.hear(op="probed", host=1, why="reached", text="it answers")
     assert got == []
     listening.job.tick(time.monotonic() + 61.0)
     assert got == [[]]
@@ -194,7 +194,7 @@ def test_clocks_that_differ_are_set_right(listening: Listening) -> None:
     listening.join()
     got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
-    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece(at=time.time() - 3600))
+    listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=piece(at=time.time() - 3600))
     assert got[0][0].offset_s == pytest.approx(3600, abs=5)
 
 
@@ -215,16 +215,16 @@ def test_what_a_host_tells_others_holds_no_secret(
     trouble, decision = (sent["message"] for sent in listening.channel.sent[-2:])
     assert SECRET not in json.dumps([trouble, decision])
     assert (trouble["ranks"], decision["exit_code"]) == ([3], 1)
-    assert trouble["words"].startswith("rank 3: RuntimeError: push to") is not is_missing
-    assert decision["words"][1] == ("" if is_missing else "hint: look")
+    assert trouble["text"].startswith("rank 3: RuntimeError: push to") is not is_missing
+    assert decision["text"][1] == ("" if is_missing else "hint: look")
 
 
 def test_what_the_log_tells_becomes_events(listening: Listening) -> None:
     """In its order."""
     listening.join()
-    trouble = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
-    listening.hear(op="told", attempt=0, k=0, message=trouble)
-    listening.hear(op="told", attempt=0, k=1, message=DECISION)
+    trouble = {"kind": "abort", "host": 1, "task": 0, "label": "node1", "reason": "failure", "text": "rank 2 died"}
+    listening.hear(op="entry", attempt=0, k=0, message=trouble)
+    listening.hear(op="entry", attempt=0, k=1, message=DECISION)
     first, second = listening.events
     assert isinstance(first, JobAborted)
     assert (first.reason, first.host, first.ours) == ("failure", "node1", False)
@@ -249,7 +249,7 @@ def test_a_host_that_cannot_be_heard_is_not_waited_for_while_the_job_goes_on(lis
     watch = listening.job.current.control._watch
     watch.begin(time.monotonic() - 1.0)
     watch._moved = time.monotonic()
-    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
+    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     (warning,) = listening.said
     assert "no heartbeat received from node1" in warning
     assert not listening.job.lost
@@ -268,7 +268,7 @@ def test_a_host_whose_ranks_have_ended_well_ends_no_job_by_its_silence(listening
     """Nobody waits for it; torchrun would notice at the end, and not mind."""
     listening.join()
     listening.hear(op="states", attempt=0, changed={"0/0": {"s": "run"}, "1/0": {"s": "done"}})
-    listening.hear(op=op, attempt=0, host=1, label="node1", why=why, words="node1 says nothing")
+    listening.hear(op=op, attempt=0, host=1, label="node1", why=why, text="node1 says nothing")
     assert not listening.events
     assert not listening.job.lost
     (warning,) = listening.said
@@ -290,7 +290,7 @@ def test_where_all_ranks_here_ended_well_a_host_that_falls_silent_is_waited_for(
     states = {"0/0": {"s": "done"}, **({"1/0": {"s": "run"}} if was_heard else {})}
     listening.job.set_state({"s": "done"})
     listening.hear(op="states", attempt=0, changed=states)
-    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
+    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     assert not listening.job.lost
     (unheard,) = listening.events
     assert isinstance(unheard, HostsUnreachable)
@@ -317,7 +317,7 @@ def test_other_hosts_are_asked_how_their_ranks_do_where_this_ones_have_ended(lis
     for told in ([1, 1], "nonsense", [1]):
         changed = {"1/0": {"s": "run", "progress": told}}
         listening.hear(op="states", attempt=0, changed=changed)
-    listening.hear(op="unheard", attempt=0, host=2, label="node2", why="unreachable", words="no answer")
+    listening.hear(op="unheard", attempt=0, host=2, label="node2", why="unreachable", text="no answer")
     (warning,) = listening.said
     assert "no heartbeat received from node2 (no answer); the ranks make progress, so the job goes on" in warning
     assert not listening.job.lost
@@ -328,10 +328,10 @@ def test_a_host_that_is_asked_reports_that_its_ranks_move(
 ) -> None:
     """In its state, and only for a while."""
     listening.join()
-    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [1]})
+    listening.hear(op="entry", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [1]})
     control = listening.job.current.control
     assert control.deadline is None
-    listening.hear(op="told", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [0, 1]})
+    listening.hear(op="entry", attempt=0, k=0, message={"kind": "watch", "host": 0, "hosts": [0, 1]})
     moving = Progress(runs=True, watched_s=9.0, still_s=0.0, quiet_s=0.0)
     monkeypatch.setattr(control._watch, "progress", lambda _now, **_more: moving)
     control.tick(time.monotonic())
@@ -349,7 +349,7 @@ def test_what_cannot_be_judged_ends_nothing(listening: Listening, monkeypatch: p
         raise RuntimeError("no idea")
 
     monkeypatch.setattr(listening.job.current.control, "hear", fail)
-    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", words="no answer")
+    listening.hear(op="unheard", attempt=0, host=1, label="node1", why="unreachable", text="no answer")
     assert listening.events == []
     assert listening.said == ["saferun: warning: cannot judge whether other hosts are there: RuntimeError: no idea"]
 
@@ -357,7 +357,7 @@ def test_what_cannot_be_judged_ends_nothing(listening: Listening, monkeypatch: p
 def test_a_warning_of_the_coordinators_is_told(listening: Listening) -> None:
     """Nothing follows from it."""
     listening.join()
-    listening.hear(op="warn", attempt=0, words="saferun on node1 (pid 7) waits for I/O (state D); the job goes on")
+    listening.hear(op="warn", attempt=0, text="saferun on node1 (pid 7) waits for I/O (state D); the job goes on")
     assert listening.said == ["saferun: warning: saferun on node1 (pid 7) waits for I/O (state D); the job goes on"]
     assert listening.events == []
 
@@ -370,7 +370,7 @@ def test_a_meeting_that_fails_is_a_start_that_failed_and_a_store_that_is_lost_la
     listening.hear(op="join_failed", what="node1 is missing", hint="start it")
     assert isinstance(listening.events[0], StartFailed)
     listening.join()
-    listening.hear(op="store_lost", attempt=0, why="gone", words="node0 is gone")
+    listening.hear(op="store_lost", attempt=0, why="gone", text="node0 is gone")
     assert isinstance(listening.events[1], JobLost)
 
 
@@ -382,12 +382,12 @@ JSON = st.recursive(
 HUGE = [float("inf"), float("-inf"), float("nan"), 10**400, -(10**400), 1e308, -1, "7", None, [], {}]
 
 
-@pytest.mark.parametrize("field", ["exit_code", "wait_s", "restarts", "excluded", "words", "host"])
+@pytest.mark.parametrize("field", ["exit_code", "wait_s", "restarts", "excluded", "text", "host"])
 @pytest.mark.parametrize("value", HUGE, ids=lambda value: repr(value)[:12])
 def test_a_decision_that_makes_no_sense_ends_nothing(listening: Listening, field: str, value: object) -> None:
     """Neither by an exception nor by a wait that no clock can count."""
     listening.join()
-    listening.hear(op="told", attempt=0, k=1, message={**DECISION, field: value})
+    listening.hear(op="entry", attempt=0, k=1, message={**DECISION, field: value})
     for event in listening.events:
         assert isinstance(event, JobDecided)
         assert 0 <= event.exit_code <= 255
@@ -396,14 +396,14 @@ def test_a_decision_that_makes_no_sense_ends_nothing(listening: Listening, field
         assert (listening.events, listening.job.ignored.count) == ([], 1)
 
 
-@pytest.mark.parametrize("field", ["host", "task", "signum", "ranks", "lost_task", "words", "label", "reason"])
+@pytest.mark.parametrize("field", ["host", "task", "signum", "ranks", "lost_task", "text", "label", "reason"])
 @pytest.mark.parametrize("value", HUGE, ids=lambda value: repr(value)[:12])
 def test_a_trouble_that_makes_no_sense_ends_nothing(listening: Listening, field: str, value: object) -> None:
     """It is ignored, and counted."""
     listening.join()
-    listening.hear(op="told", attempt=0, k=0, message={**TROUBLE, field: value})
+    listening.hear(op="entry", attempt=0, k=0, message={**TROUBLE, field: value})
     assert len(listening.events) + listening.job.ignored.count == 1
-    listening.hear(op="told", attempt=0, k=1, message=TROUBLE)
+    listening.hear(op="entry", attempt=0, k=1, message=TROUBLE)
     assert isinstance(listening.events[-1], JobAborted)
 
 
@@ -428,9 +428,9 @@ def test_a_piece_of_evidence_that_makes_no_sense_ends_nothing(listening: Listeni
     listening.join()
     got: list[list[EvidenceChunk]] = []
     listening.job.collect("end", 60.0, got.append)
-    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=text)
+    listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=text)
     assert (got, listening.job.ignored.count) == ([], 1)
-    listening.hear(op="parts", attempt=0, name="end", host=1, task=0, text=piece())
+    listening.hear(op="chunk", attempt=0, name="end", host=1, task=0, text=piece())
     assert len(got[0]) == 1
 
 
@@ -462,11 +462,11 @@ def test_only_the_host_that_leads_decides(listening: Listening) -> None:
         "decision": DECISION,
         "hang": {"verdict": {"kind": "quiescent"}, "n": 1},
         "preflight": {"ok": True},
-        "notice": {"words": "so"},
+        "notice": {"text": "so"},
         "watch": {"hosts": [0]},
     }.items():
         for host in (1, None, "0", [0]):
-            listening.hear(op="told", attempt=0, k=0, message={**fields, "kind": kind, "host": host})
+            listening.hear(op="entry", attempt=0, k=0, message={**fields, "kind": kind, "host": host})
     assert (listening.events, listening.hangs, listening.told) == ([], [], [])
     assert listening.job.ignored.count == 20
     assert listening.job.current.control.deadline is None
@@ -476,17 +476,17 @@ def test_words_of_another_host_hold_nothing_that_a_terminal_obeys(listening: Lis
     """A decision's words go to the console line by line; so do those of a lost host, a warning, what is waited for."""
     listening.join()
     evil = "W\x1b]0;owned\x07\x1b[2J\x1b[31m\n saferun: forged\u202e\udcff"
-    listening.hear(op="told", attempt=0, k=0, message={**DECISION, "words": [evil] * 30})
-    listening.hear(op="told", attempt=0, k=0, message={**TROUBLE, "words": evil, "label": evil, "reason": evil})
-    listening.hear(op="warn", attempt=0, words=evil)
-    listening.hear(op="waiting", words=evil)
-    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "leftovers", "words": evil}})
-    listening.hear(op="lost", attempt=0, host=1, why=evil, words=evil)
+    listening.hear(op="entry", attempt=0, k=0, message={**DECISION, "text": [evil] * 30})
+    listening.hear(op="entry", attempt=0, k=0, message={**TROUBLE, "text": evil, "label": evil, "reason": evil})
+    listening.hear(op="warn", attempt=0, text=evil)
+    listening.hear(op="waiting", text=evil)
+    listening.hear(op="states", attempt=0, changed={"1/0": {"s": "leftovers", "text": evil}})
+    listening.hear(op="lost", attempt=0, host=1, why=evil, text=evil)
     decided, trouble = listening.events
     assert isinstance(decided, JobDecided)
     assert isinstance(trouble, JobAborted)
     lost = listening.job.lost[1]
-    texts = [*decided.messages, trouble.message, trouble.host, trouble.reason, *listening.said, lost.why, lost.words]
+    texts = [*decided.messages, trouble.message, trouble.host, trouble.reason, *listening.said, lost.why, lost.message]
     assert (len(decided.messages), len(listening.said)) == (20, 3)
     assert [text for text in texts if not text.isprintable()] == []
 
@@ -495,9 +495,9 @@ def test_a_peer_fills_no_more_than_its_share_of_the_memory_of_the_host_that_lead
     """Names, tasks and hosts that nobody asked for are bounded; the newest pieces are kept."""
     listening.join()
     for i in range(1000):
-        listening.hear(op="parts", attempt=0, name=f"hang-{i}", host=1, task=0, text=piece())
-        listening.hear(op="parts", attempt=0, name="end", host=1, task=1 + i, text=piece())
-        listening.hear(op="parts", attempt=0, name="end", host=2 + i, task=0, text=piece())
+        listening.hear(op="chunk", attempt=0, name=f"hang-{i}", host=1, task=0, text=piece())
+        listening.hear(op="chunk", attempt=0, name="end", host=1, task=1 + i, text=piece())
+        listening.hear(op="chunk", attempt=0, name="end", host=2 + i, task=0, text=piece())
         listening.hear(op="states", attempt=0, changed={f"1/{1 + i}": {"s": "run"}, f"{2 + i}/0": {"s": "gone"}})
     assert listening.job.current.chunks.names == ["hang-996", "hang-997", "hang-998", "hang-999"]
     assert listening.job.current.states.by_task == {}
@@ -506,13 +506,13 @@ def test_a_peer_fills_no_more_than_its_share_of_the_memory_of_the_host_that_lead
 
 OPS = st.sampled_from(
     [
-        *("joined", "join_failed", "waiting", "told", "states", "parts", "probed", "lost", "store_lost", "task_lost"),
+        *("joined", "join_failed", "waiting", "entry", "states", "chunk", "probed", "lost", "store_lost", "task_lost"),
         *("membership", "prepared", "failed", "nonsense", "doubt", "unheard", "heard", "warn"),
     ]
 )
 KNOWN = st.sampled_from(
     [
-        *("attempt", "host", "task", "name", "text", "message", "changed", "why", "words", "label", "peers", "what"),
+        *("attempt", "host", "task", "name", "text", "message", "changed", "why", "text", "label", "peers", "what"),
         *("hint", "kind", "verdict", "n", "next", "exit_code", "wait_s", "restarts", "reason", "ranks", "signum"),
         *("hosts", "changed", "progress"),
     ]
@@ -525,16 +525,16 @@ def test_nothing_that_another_host_says_can_break_this_one(op: str, fields: Json
     listening = Listening()
     listening.join()
     listening.job.collect("end", 60.0, lambda _: None)
-    kinds = ("trouble", "hang", "decision", "notice", "watch")
+    kinds = ("abort", "hang", "decision", "notice", "watch")
     for message in (
         {**fields, "op": op},
-        *({"op": "told", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),
+        *({"op": "entry", "attempt": 0, "message": {**inner, "kind": k}} for k in kinds),
     ):
         listening.hear(**message)
     listening.hear(**{**JOINED, **fields, "op": "joined"})
 
 
-@pytest.mark.parametrize("field", ["route", "words"])
+@pytest.mark.parametrize("field", ["route", "text"])
 def test_a_host_does_not_fill_the_console_of_the_one_that_leads(
     listening: Listening, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
@@ -595,10 +595,10 @@ def test_that_messages_are_not_signed_is_said_where_they_should_be(
 def test_a_job_of_a_fixed_number_of_hosts_takes_nobody_in(listening: Listening, reason: str) -> None:
     """Whoever says that somebody wants to join has it end as one that failed, and not begin again without end."""
     listening.join()
-    trouble = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": reason, "words": "wants to join"}
-    listening.hear(op="told", attempt=0, k=0, message=trouble)
+    trouble = {"kind": "abort", "host": 1, "task": 0, "label": "node1", "reason": reason, "text": "wants to join"}
+    listening.hear(op="entry", attempt=0, k=0, message=trouble)
     (event,) = listening.events
     assert isinstance(event, JobAborted)
     assert event.reason == "failure"
     assert listening.job.abort_reason is not None
-    assert (listening.job.abort_reason.reason, listening.job.abort_reason.words) == ("failure", "wants to join")
+    assert (listening.job.abort_reason.reason, listening.job.abort_reason.message) == ("failure", "wants to join")

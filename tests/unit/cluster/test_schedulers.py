@@ -99,7 +99,7 @@ def test_a_step_with_one_task_a_host() -> None:
     assert place(allocation) == (2, 4, 0, 1)
     assert allocation.names == NODES
     assert allocation.master_addr == "node1"
-    assert (allocation.words, allocation.key) == ("Slurm step 4711.0", "slurm-4711-0")
+    assert (allocation.source, allocation.key) == ("Slurm step 4711.0", "slurm-4711-0")
     assert not allocation.task_a_rank
     assert not allocation.alone
     assert allocation.above
@@ -146,7 +146,7 @@ def test_what_runs_on_the_first_host_of_a_job_only_is_no_step(environ: Mapping[s
 def test_a_later_step_has_a_key_of_its_own() -> None:
     """Steps of one job may run at the same time, with --overlap even on the same hosts."""
     again = {**SLURM_TASK_A_HOST, "SLURM_STEP_ID": "3", "SLURM_STEPID": "3"}
-    assert (found(again).key, found(again).words) == ("slurm-4711-3", "Slurm step 4711.3")
+    assert (found(again).key, found(again).source) == ("slurm-4711-3", "Slurm step 4711.3")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_open_mpi_4_on_four_hosts() -> None:
         assert place(allocation) == (node, 4, local, 2)
         assert allocation.master_addr == "node1"
         assert allocation.names == (NODES if node else ())
-        assert (allocation.words, allocation.key) == ("Open MPI job 2102788097", "openmpi-2102788097")
+        assert (allocation.source, allocation.key) == ("Open MPI job 2102788097", "openmpi-2102788097")
 
 
 def test_open_mpi_4_one_process_a_host() -> None:
@@ -267,7 +267,7 @@ def test_open_mpi_5_with_hosts_of_different_size_does_not_tell() -> None:
 def test_mpirun_within_a_slurm_job_is_open_mpi(environ: Mapping[str, str], node: int, local: int) -> None:
     """Slurm's variables tell of mpirun's daemons, of which the first host has none."""
     allocation = found(environ, NODES[node])
-    assert allocation.words.startswith("Open MPI")
+    assert allocation.source.startswith("Open MPI")
     assert place(allocation) == (node, 4, local, 2)
 
 
@@ -311,7 +311,7 @@ def test_hydra_knows_which_rank_is_where(mapping: str, size: int, nodes: list[in
         assert place(allocation) == (node, max(nodes) + 1, local, local_size)
         assert allocation.tasks_by_host == tuple(nodes.count(each) for each in range(max(nodes) + 1))
         assert allocation.master_addr == "node1"
-        assert (allocation.words, allocation.key) == ("mpiexec on node1", "mpi-node1-37517")
+        assert (allocation.source, allocation.key) == ("mpiexec on node1", "mpi-node1-37517")
 
 
 @pytest.mark.parametrize("text", ["", "(vector", "(vector,)", "(0,3,2)", "(vector,(0,0,2))", "(vector,(1,2,2))", "x"])

@@ -22,9 +22,9 @@ from saferun.cluster.signed import (
 
 SECRET = JobSecret(bytes(range(32)))
 JOB = "job7"
-KEY = "a0/beat/1"
-SEALED_KEY = "a0/part/1/0/end"
-CONFIDENTIAL = (SEALED_KEY, "r0/host/1", "r0/place/1", "a0/state/1", "a0/log/0", "r0/fail", "r0/missing")
+KEY = "a0/heartbeat/1"
+SEALED_KEY = "a0/chunk/1/0/end"
+CONFIDENTIAL = (SEALED_KEY, "r0/host/1", "r0/assignment/1", "a0/state/1", "a0/log/0", "r0/fail", "r0/missing")
 LEGIBLE = (KEY, "saferun/control", "saferun/leader", "saferun/job", "round", "r0/open", "r0/done")
 
 
@@ -77,9 +77,9 @@ def test_what_another_job_or_another_secret_has_signed_is_nothing(key: str, othe
     [
         ("a0/log/3", "a1/log/3"),  # another attempt
         ("a0/log/3", "a0/log/4"),  # another number
-        ("a0/beat/1", "a0/beat/2"),  # another host
-        ("a0/part/1/0/end", "a0/part/1/0/hang-1"),  # another piece
-        ("r0/place/1", "r1/place/1"),  # another meeting
+        ("a0/heartbeat/1", "a0/heartbeat/2"),  # another host
+        ("a0/chunk/1/0/end", "a0/chunk/1/0/hang-1"),  # another piece
+        ("r0/assignment/1", "r1/assignment/1"),  # another meeting
         ("a0/log/1", "a0/state/1"),  # another use
         ("saferun/job", "saferun/control"),
     ],
@@ -116,8 +116,8 @@ def test_an_older_value_is_not_taken_for_a_newer_one() -> None:
         *(True, True, True, True, False, False, True, True)
     ]
     # Each key has its own.
-    other = host.protect("a0/beat/2", b"0", 0)
-    assert leader.open_newest("a0/beat/2", other) is not None
+    other = host.protect("a0/heartbeat/2", b"0", 0)
+    assert leader.open_newest("a0/heartbeat/2", other) is not None
 
 
 def test_a_huge_value_is_not_even_looked_at() -> None:

@@ -99,7 +99,7 @@ class Launch:
                 on_preflight=self.preflight.append,
                 on_torch=self.torch.append,
                 on_stderr=lambda _: None,
-                say=lambda _: None,
+                print_line=lambda _: None,
                 ranks=lambda: (),
             ),
             open_link=self._open_link,

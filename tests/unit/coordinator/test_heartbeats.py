@@ -1,4 +1,4 @@
-"""Beats and their monitor, in a store that others write to as well."""
+"""Heartbeats and their monitor, in a store that others write to as well."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from saferun.coordinator import heartbeats
+from saferun.coordinator import heartbeats as heartbeats_module
 from saferun.coordinator.evidence_chunks import ChunkReader, chunk_key
-from saferun.coordinator.heartbeats import CHANGE, Beats, Monitor
+from saferun.coordinator.heartbeats import CHANGE, HeartbeatMonitor, Heartbeats
 from tests.unit.coordinator.fake_store import DEADLINE_S, Client, Line, Store
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class Leader:
         self.states: dict[str, Any] = {}
         self.silent: list[int] = []
         for host in range(1, hosts):
-            store.put(f"a0/beat/{host}", "0")
+            store.put(f"a0/heartbeat/{host}", "0")
             store.put(f"a0/state/{host}", "")
-        self.monitor = Monitor(
+        self.monitor = HeartbeatMonitor(
             Client(store),  # type: ignore[arg-type]
             "a0/",
             [1] * hosts,
@@ -72,25 +72,25 @@ def leading(store: Store, hosts: int = 2, timeout_s: float = TIMEOUT_S) -> Itera
 
 
 @contextmanager
-def beating(store: Store, host: int = 1) -> Iterator[tuple[Beats, Line]]:
-    """The beats of a host, while they go on."""
+def beating(store: Store, host: int = 1) -> Iterator[tuple[Heartbeats, Line]]:
+    """The heartbeats of a host, while they go on."""
     line = Line(store)
-    beats = Beats(line, "a0/", host, 0.01, {})  # type: ignore[arg-type]
-    line.start = beats.start
-    beats.start()
+    heartbeats = Heartbeats(line, "a0/", host, 0.01, {})  # type: ignore[arg-type]
+    line.start = heartbeats.start
+    heartbeats.start()
     try:
-        yield beats, line
+        yield heartbeats, line
     finally:
         line.close()
 
 
 def test_the_leader_learns_states_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at the next look, which never comes here: the end of a job waits for them."""
-    monkeypatch.setattr(heartbeats, "_LOOK_EVERY_S", FOR_EVER_S)
+    monkeypatch.setattr(heartbeats_module, "_READ_EVERY_S", FOR_EVER_S)
     store = Store()
-    with leading(store, timeout_s=6 * FOR_EVER_S) as leader, beating(store) as (beats, _):
+    with leading(store, timeout_s=6 * FOR_EVER_S) as leader, beating(store) as (heartbeats, _):
         for state in ({"s": "quiet"}, {"s": "run"}, {"s": "done"}):
-            beats.set_state(0, state)
+            heartbeats.set_state(0, state)
             leader.until(lambda state=state: leader.states.get("1/0") == state)
 
 
@@ -104,9 +104,9 @@ def test_a_lost_host_is_not_waited_for() -> None:
 def test_a_key_that_somebody_deletes_makes_the_leader_blind_to_no_host() -> None:
     """All hosts are read in one go: one that is dead writes its own no more."""
     store = Store()
-    with leading(store, 3) as leader, beating(store, 2) as (beats, _):
-        store.take_away("a0/beat/1")
-        beats.set_state(0, {"s": "done"})
+    with leading(store, 3) as leader, beating(store, 2) as (heartbeats, _):
+        store.take_away("a0/heartbeat/1")
+        heartbeats.set_state(0, {"s": "done"})
         leader.until(lambda: 1 in leader.silent and leader.states.get("2/0") == {"s": "done"})
 
 
@@ -115,10 +115,10 @@ def test_a_change_that_could_not_be_read_is_read_later() -> None:
     store = Store()
     with leading(store) as leader:
         store.take_away("a0/state/1")
-        store.put("a0/beat/1", str(CHANGE + 1))
+        store.put("a0/heartbeat/1", str(CHANGE + 1))
         leader.until(lambda: leader.silent)
         store.put("a0/state/1", json.dumps(DONE))
-        store.put("a0/beat/1", str(CHANGE + 2))
+        store.put("a0/heartbeat/1", str(CHANGE + 2))
         leader.until(lambda: leader.states == {"1/0": {"s": "done"}})
 
 
@@ -127,28 +127,29 @@ def test_a_beat_that_somebody_has_overwritten_goes_on() -> None:
     store = Store()
     with beating(store) as (_, line):
         with store.changed:
-            assert store.changed.wait_for(lambda: int(store.keys.get("a0/beat/1", b"0")) > CHANGE, DEADLINE_S)
-            before = int(store.keys["a0/beat/1"])
-        store.put("a0/beat/1", "abc")
+            assert store.changed.wait_for(lambda: int(store.keys.get("a0/heartbeat/1", b"0")) > CHANGE, DEADLINE_S)
+            before = int(store.keys["a0/heartbeat/1"])
+        store.put("a0/heartbeat/1", "abc")
         with store.changed:
             assert store.changed.wait_for(
-                lambda: store.keys["a0/beat/1"].isdigit() and int(store.keys["a0/beat/1"]) > before, DEADLINE_S
+                lambda: store.keys["a0/heartbeat/1"].isdigit() and int(store.keys["a0/heartbeat/1"]) > before,
+                DEADLINE_S,
             )
         assert line.repairs == 1
 
 
 def test_a_state_that_somebody_has_overwritten_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job would wait for ever for a host that seems to run."""
-    monkeypatch.setattr(heartbeats, "_REWRITE_EVERY_S", 0.05)
+    monkeypatch.setattr(heartbeats_module, "_REWRITE_EVERY_S", 0.05)
     store = Store()
-    with leading(store) as leader, beating(store) as (beats, _):
-        beats.set_state(0, {"s": "done"})
+    with leading(store) as leader, beating(store) as (heartbeats, _):
+        heartbeats.set_state(0, {"s": "done"})
         leader.until(lambda: leader.states.get("1/0") == {"s": "done"})
 
         def is_overwritten() -> bool:
             # Again and again: it may be written before the leader has read it.
             store.put("a0/state/1", json.dumps({**DONE, "t": {"0": {"s": "run"}}}))
-            store.put("a0/beat/1", "7")
+            store.put("a0/heartbeat/1", "7")
             return leader.states.get("1/0") == {"s": "run"}
 
         leader.until(is_overwritten, every_s=0.001)

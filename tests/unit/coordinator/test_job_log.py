@@ -15,7 +15,7 @@ from saferun.coordinator.job_log import JobLog
 from saferun.coordinator.store_client import StoreBrokenError
 from tests.unit.coordinator.fake_store import DEADLINE_S, Line, Store
 
-TROUBLE = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
+TROUBLE = {"kind": "abort", "host": 1, "task": 0, "label": "node1", "reason": "failure", "text": "rank 2 died"}
 DECISION = {"kind": "decision", "host": 0, "next": "finish", "exit_code": 1, "wait_s": 0.0, "restarts": 0}
 
 
@@ -39,7 +39,7 @@ class Log:
         (0, {**DECISION, "wait_s": 10**400}),
         (0, {**DECISION, "restarts": "many"}),
         (1, {**TROUBLE, "signum": float("inf")}),
-        (1, {**TROUBLE, "words": 7}),
+        (1, {**TROUBLE, "text": 7}),
         (1, {"kind": "hang", "verdict": {}, "n": 1}),
         (1, {"kind": "preflight", "ok": True}),
         (1, {"kind": ["decision"]}),
@@ -55,10 +55,10 @@ def test_an_entry_that_makes_no_sense_stands_for_no_other_one(writer: object, me
     log.take({"h": writer, "n": 1, "m": message})
     assert [told["kind"] for told in log.told] == ["malformed"]
     assert not log.log.has("decision")
-    assert not log.log.has("trouble")
+    assert not log.log.has("abort")
     log.take({"h": 1, "n": 1, "m": TROUBLE})
     log.take({"h": 0, "n": 1, "m": DECISION})
-    assert [told["kind"] for told in log.told] == ["malformed", "trouble", "decision"]
+    assert [told["kind"] for told in log.told] == ["malformed", "abort", "decision"]
     assert log.log.has("decision")
 
 
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_entry_are_passed_over(content: bytes) -> None:
     log = Log()
     log.take(content)
     log.take({"h": 1, "n": 1, "m": TROUBLE})
-    assert [told["kind"] for told in log.told] == ["malformed", "trouble"]
+    assert [told["kind"] for told in log.told] == ["malformed", "abort"]
 
 
 def test_the_first_of_what_is_told_once_counts() -> None:
@@ -77,7 +77,7 @@ def test_the_first_of_what_is_told_once_counts() -> None:
     log.take({"h": 2, "n": 1, "m": {**TROUBLE, "reason": "membership"}})
     log.take({"h": 0, "n": 1, "m": DECISION})
     log.take({"h": 0, "n": 2, "m": {**DECISION, "next": "restart"}})
-    assert [told["kind"] for told in log.told] == ["trouble", "malformed", "decision", "malformed"]
+    assert [told["kind"] for told in log.told] == ["abort", "malformed", "decision", "malformed"]
 
 
 def test_a_message_is_marked_with_the_host_that_wrote_it() -> None:
@@ -122,11 +122,11 @@ class Hearing:
         self.told: list[dict[str, Any]] = []
         self.changed = threading.Condition()
         self.line = Line(store)
-        self.log = JobLog(self.line, "a0/", host, self._on_told)  # type: ignore[arg-type]
+        self.log = JobLog(self.line, "a0/", host, self._on_entry)  # type: ignore[arg-type]
         self.line.start = self.log.start
         self.log.start()
 
-    def _on_told(self, _k: int, message: dict[str, Any]) -> None:
+    def _on_entry(self, _k: int, message: dict[str, Any]) -> None:
         with self.changed:
             self.told.append(message)
             self.changed.notify_all()
@@ -142,9 +142,9 @@ def test_what_somebody_else_writes_in_the_leader_s_name_is_ignored_by_the_leader
     store.put("a0/log/0", json.dumps({"h": 0, "n": 1, "m": DECISION}))
     hearing = Hearing(store, 0)
     hearing.until("malformed")
-    assert hearing.told[0]["words"] == "another process writes in this host's name"
+    assert hearing.told[0]["text"] == "another process writes in this host's name"
     assert not hearing.log.has("decision")
-    hearing.log.tell(DECISION)
+    hearing.log.append(DECISION)
     hearing.until("malformed", "decision")
     store.put("a0/log/2", store.keys["a0/log/1"].decode())  # once more
     hearing.until("malformed", "decision", "malformed")
@@ -163,9 +163,9 @@ def test_what_the_leader_says_and_gets_no_answer_to_is_said_once() -> None:
         raise StoreBrokenError("broken")
 
     hearing.line.client.compare_set = lose_answer
-    hearing.log.tell({"kind": "notice", "words": "why"})
-    hearing.log.wait_said(DEADLINE_S)
-    hearing.log.tell(DECISION)
+    hearing.log.append({"kind": "notice", "text": "why"})
+    hearing.log.wait_written(DEADLINE_S)
+    hearing.log.append(DECISION)
     hearing.until("notice", "decision")
     hearing.line.close()
 
@@ -176,7 +176,7 @@ def test_a_trouble_counts_on_all_hosts_whoever_has_written_it(host: int) -> None
     store = Store()
     store.put("a0/log/0", json.dumps({"h": 1, "n": 1, "m": TROUBLE}))
     hearing = Hearing(store, host)
-    hearing.until("trouble")
+    hearing.until("abort")
     hearing.line.close()
 
 
@@ -187,10 +187,10 @@ def test_whoever_writes_that_the_log_has_ended_silences_nobody(host: int) -> Non
     store.put("a0/log/0", '{"end": true}')
     hearing = Hearing(store, host)
     store.put("a0/log/1", json.dumps({"h": 2, "n": 1, "m": TROUBLE}))
-    heard = ["malformed", "trouble"] if host == 0 else ["trouble"]
+    heard = ["malformed", "abort"] if host == 0 else ["abort"]
     hearing.until(*heard)
     if host == 0:
-        hearing.log.tell(DECISION)
+        hearing.log.append(DECISION)
         hearing.until(*heard, "decision")
     hearing.line.close()
 
@@ -213,7 +213,7 @@ def test_the_wait_for_an_entry_is_no_silence_of_an_hour() -> None:
     store = Store()
     hearing = Hearing(store, 1)
     store.put("a0/log/0", json.dumps({"h": 2, "n": 1, "m": TROUBLE}))
-    hearing.until("trouble")
+    hearing.until("abort")
     assert max(store.waits) <= 120.0
     hearing.line.close()
 
@@ -222,9 +222,9 @@ def test_a_decision_of_too_many_words_is_told_without_them() -> None:
     """What follows matters more than why: nobody may wait for it in vain."""
     store = Store()
     hearing = Hearing(store, 0)
-    hearing.log.tell({**DECISION, "words": [], "x": "x" * 70_000})
-    hearing.log.tell({**DECISION, "words": ["\u65e5" * 1000] * 20})
+    hearing.log.append({**DECISION, "text": [], "x": "x" * 70_000})
+    hearing.log.append({**DECISION, "text": ["\u65e5" * 1000] * 20})
     hearing.until("decision")
-    assert hearing.told[0]["words"] == []
+    assert hearing.told[0]["text"] == []
     assert hearing.told[0]["exit_code"] == 1
     hearing.line.close()

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
+from saferun.coordinator.assignments import HostRecord, TaskRecord
 from saferun.coordinator.liveness import Liveness
 from saferun.coordinator.liveness_probe import CUT, FROZEN, GONE, UNKNOWN, UNREACHABLE, Finding
-from saferun.coordinator.places import HostRecord, TaskRecord
 
 INTERVAL_S = 0.1
 
 
 class Silent:
-    """A monitor to whom a host has fallen silent; it beats again after so many looks, or never."""
+    """A monitor to whom a host has fallen silent; it heartbeats again after so many looks, or never."""
 
     def __init__(self, beats_again_after: int | None) -> None:
         self._beats_again_after = beats_again_after
-        self._looks = itertools.count()
+        self._with_processes = itertools.count()
         self.was_reset = False
         self.was_lost = False
         self.is_known = False
 
-    def beats_of(self, _host: int) -> bytes:
-        look = next(self._looks)
+    def heartbeat_of(self, _host: int) -> bytes:
+        look = next(self._with_processes)
         return b"8" if self._beats_again_after is not None and look > self._beats_again_after else b"7"
 
     def reset(self, _host: int) -> None:
@@ -62,7 +62,7 @@ def find_out(monitor: Silent, why: str) -> list[dict[str, Any]]:
 
 
 def test_a_host_that_answers_and_beats_again_a_moment_later_is_not_lost() -> None:
-    """It stood still, and goes on while it is knocked at: its answer is there before its beat is."""
+    """It stood still, and goes on while it is knocked at: its answer is there before its heartbeat is."""
     monitor = Silent(beats_again_after=3)
     assert find_out(monitor, CUT) == []
     assert (monitor.was_reset, monitor.was_lost) == (True, False)

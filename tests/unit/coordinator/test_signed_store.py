@@ -11,12 +11,12 @@ import pytest
 
 from saferun.cluster.secret import JobSecret
 from saferun.cluster.signed import Signer
+from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
 from saferun.coordinator.evidence_chunks import ChunkReader
-from saferun.coordinator.gathering import Gathering, MovedError, take_place, tell_failure
-from saferun.coordinator.heartbeats import CHANGE, Beats, Monitor
+from saferun.coordinator.heartbeats import CHANGE, HeartbeatMonitor, Heartbeats
 from saferun.coordinator.job_log import JobLog
-from saferun.coordinator.meeting import JoinFailedError, Meeting
-from saferun.coordinator.places import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.record_collection import MovedError, RecordCollection, await_assignment, publish_failure
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import (
     NO_SECRET,
     NONE_HERE,
@@ -26,7 +26,7 @@ from saferun.coordinator.secrecy import (
     Secrecy,
     decode_note,
     encode_note,
-    mismatch_words,
+    mismatch_message,
 )
 from saferun.coordinator.store_client import FORGED, StoreClient
 from tests.unit.coordinator.memory_store import MemoryStore
@@ -34,7 +34,7 @@ from tests.unit.coordinator.memory_store import MemoryStore
 DEADLINE_S = 30.0
 SECRET = JobSecret(bytes(range(32)))
 DECISION = {"kind": "decision", "host": 0, "next": "finish", "exit_code": 0, "wait_s": 0.0, "restarts": 0}
-TROUBLE = {"kind": "trouble", "host": 1, "task": 0, "label": "node1", "reason": "failure", "words": "rank 2 died"}
+TROUBLE = {"kind": "abort", "host": 1, "task": 0, "label": "node1", "reason": "failure", "text": "rank 2 died"}
 
 
 def signer(job: str = "job7", **more: Any) -> Signer:
@@ -98,26 +98,26 @@ def test_a_value_without_a_signature_is_as_if_it_were_not_there() -> None:
 def test_the_true_value_is_waited_for_where_a_forged_one_lies() -> None:
     store = MemoryStore()
     reader, writer = store.client(signer()), store.client(signer())
-    store.write("r0/place/1", "forged")
+    store.write("r0/assignment/1", "forged")
     found: list[bytes | None] = []
-    thread = threading.Thread(target=lambda: found.append(reader.get("r0/place/1", DEADLINE_S)))
+    thread = threading.Thread(target=lambda: found.append(reader.get("r0/assignment/1", DEADLINE_S)))
     thread.start()
-    writer.set("r0/place/1", "true")
+    writer.set("r0/assignment/1", "true")
     thread.join()
     assert found == [b"true"]
 
 
 def test_a_value_that_only_this_host_writes_is_put_whatever_lies_there() -> None:
-    """A beat comes through, though somebody has written over the last one."""
+    """A heartbeat comes through, though somebody has written over the last one."""
     store = MemoryStore()
     client, leader = store.client(signer()), store.client(signer())
-    stored = client.put("a0/beat/1", b"", "1", 1)
-    store.write("a0/beat/1", "999")
-    stored = client.put("a0/beat/1", stored, "2", 2)
-    assert leader.read_all(["a0/beat/1"], newest=True) == [b"2"]
-    del store.values["a0/beat/1"]
-    client.put("a0/beat/1", stored, "3", 3)
-    assert leader.read_all(["a0/beat/1"], newest=True) == [b"3"]
+    stored = client.put("a0/heartbeat/1", b"", "1", 1)
+    store.write("a0/heartbeat/1", "999")
+    stored = client.put("a0/heartbeat/1", stored, "2", 2)
+    assert leader.read_all(["a0/heartbeat/1"], newest=True) == [b"2"]
+    del store.values["a0/heartbeat/1"]
+    client.put("a0/heartbeat/1", stored, "3", 3)
+    assert leader.read_all(["a0/heartbeat/1"], newest=True) == [b"3"]
 
 
 # ------------------------------------------------------------------------------------------------------- the job's log
@@ -153,10 +153,10 @@ def test_a_decision_that_nobody_of_the_job_has_signed_is_passed_over() -> None:
     store.write("a0/log/2", store.values.pop("a1/log/2"))
     logs = Logs(store)
     logs.log.start()
-    logs.log.tell(TROUBLE)
-    logs.log.wait_said(DEADLINE_S)
+    logs.log.append(TROUBLE)
+    logs.log.wait_written(DEADLINE_S)
     until(lambda: logs.told, "the true message")
-    assert [(k, message["kind"]) for k, message in logs.told] == [(3, "trouble")]
+    assert [(k, message["kind"]) for k, message in logs.told] == [(3, "abort")]
     assert not logs.log.has("decision")
     leader = store.client(signer())
     assert leader.compare_set("a0/log/4", "", entry({**DECISION, "exit_code": 1})) != FORGED
@@ -187,13 +187,13 @@ def test_thousands_of_forged_entries_hide_no_true_one() -> None:
         store.write(f"a0/log/{k}", "x" * (1 + k % 100))
     logs = Logs(store)
     logs.log.start()
-    logs.log.tell(TROUBLE)
+    logs.log.append(TROUBLE)
     until(lambda: logs.told, "the true message")
-    assert [(k, message["kind"]) for k, message in logs.told] == [(3000, "trouble")]
+    assert [(k, message["kind"]) for k, message in logs.told] == [(3000, "abort")]
     store.client(signer()).set("a0/log/3001", '{"end": true}')
 
 
-# ----------------------------------------------------------------------------------------------------- beats and states
+# ------------------------------------------------------------------------------------------------ heartbeats and states
 
 
 class Leader:
@@ -202,9 +202,9 @@ class Leader:
     def __init__(self, store: MemoryStore) -> None:
         self.states: list[dict[str, Any]] = []
         client = store.client(signer())
-        client.set("a0/beat/1", "0")
+        client.set("a0/heartbeat/1", "0")
         client.set("a0/state/1", "")
-        self.monitor = Monitor(
+        self.monitor = HeartbeatMonitor(
             client,
             "a0/",
             [1, 1],
@@ -218,29 +218,29 @@ class Leader:
         )
 
     def look(self) -> bytes:
-        self.monitor._look(1.0)
-        return self.monitor.beats_of(1)
+        self.monitor._read(1.0)
+        return self.monitor.heartbeat_of(1)
 
 
-def beats_of(store: MemoryStore) -> tuple[Beats, StoreClient]:
+def heartbeat_of(store: MemoryStore) -> tuple[Heartbeats, StoreClient]:
     client = store.client(signer())
-    return Beats(Line(client), "a0/", 1, 5.0, {}), client  # type: ignore[arg-type]
+    return Heartbeats(Line(client), "a0/", 1, 5.0, {}), client  # type: ignore[arg-type]
 
 
 def test_a_beat_that_is_written_again_is_no_new_beat() -> None:
     """Or a dead host would live for as long as somebody writes down what it last said."""
     store = MemoryStore()
-    leader, (beats, client) = Leader(store), beats_of(store)
+    leader, (heartbeats, client) = Leader(store), heartbeat_of(store)
     recorded = []
     for expected in (b"1", b"2", b"3"):
-        beats._add(client, 1)
-        recorded.append(store.values["a0/beat/1"])
+        heartbeats._add(client, 1)
+        recorded.append(store.values["a0/heartbeat/1"])
         assert leader.look() == expected
     for value in (*recorded, b"99", b"", store.values["a0/state/1"]):
-        store.write("a0/beat/1", value)
+        store.write("a0/heartbeat/1", value)
         assert leader.look() == b"3"
     assert leader.monitor.silent_s(1) == len(recorded) + 3
-    beats._add(client, 1)
+    heartbeats._add(client, 1)
     assert leader.look() == b"4"
     assert leader.monitor.silent_s(1) == 0
 
@@ -248,12 +248,12 @@ def test_a_beat_that_is_written_again_is_no_new_beat() -> None:
 def test_a_state_that_is_written_again_or_made_up_is_none() -> None:
     """That a host hangs, or is done, it says itself, and as of now."""
     store = MemoryStore()
-    leader, (beats, client) = Leader(store), beats_of(store)
+    leader, (heartbeats, client) = Leader(store), heartbeat_of(store)
 
     def say(state: str) -> None:
-        beats.set_state(0, {"s": state})
-        client.set("a0/state/1", beats._text(), beats._sum + 1)
-        beats._add(client, CHANGE + 1)
+        heartbeats.set_state(0, {"s": state})
+        client.set("a0/state/1", heartbeats._text(), heartbeats._sum + 1)
+        heartbeats._add(client, CHANGE + 1)
 
     say("quiet")
     quiet = store.values["a0/state/1"]
@@ -263,14 +263,14 @@ def test_a_state_that_is_written_again_or_made_up_is_none() -> None:
     assert leader.states == [{"1/0": {"s": "quiet"}}, {"1/0": {"s": "run"}}]
     for forged in (quiet, b'{"t": {"0": {"s": "gone"}}, "p": [], "x": {}, "a": false}'):
         store.write("a0/state/1", forged)
-        beats._add(client, CHANGE + 1)  # the host has something to say, and somebody writes over it
+        heartbeats._add(client, CHANGE + 1)  # the host has something to say, and somebody writes over it
         leader.look()
     assert len(leader.states) == 2
-    # It is looked for again at the next beat.
-    client.set("a0/state/1", beats._text(), beats._sum + 1)
-    beats.set_state(0, {"s": "done"})
-    client.set("a0/state/1", beats._text(), beats._sum + 1)
-    beats._add(client, 1)
+    # It is looked for again at the next heartbeat.
+    client.set("a0/state/1", heartbeats._text(), heartbeats._sum + 1)
+    heartbeats.set_state(0, {"s": "done"})
+    client.set("a0/state/1", heartbeats._text(), heartbeats._sum + 1)
+    heartbeats._add(client, 1)
     leader.look()
     assert leader.states[2:] == [{"1/0": {"s": "done"}}]
 
@@ -281,18 +281,18 @@ def test_a_state_that_is_written_again_or_made_up_is_none() -> None:
 def test_evidence_is_encrypted_in_the_store_and_somebody_else_s_is_none() -> None:
     store, got = MemoryStore(), list[tuple[int, int, str, str]]()
     client = store.client(signer())
-    client.set("a0/part/1/0/end", "a rank said S3CR3TVALUE")
-    assert b"S3CR3T" not in store.values["a0/part/1/0/end"]
+    client.set("a0/chunk/1/0/end", "a rank said S3CR3TVALUE")
+    assert b"S3CR3T" not in store.values["a0/chunk/1/0/end"]
     # Somebody puts another piece of the same job in its place, and one that is too long.
-    store.write("a0/part/1/0/hang-1", store.values["a0/part/1/0/end"])
-    client.set("a0/part/1/0/hang-2", "x" * 101)
+    store.write("a0/chunk/1/0/hang-1", store.values["a0/chunk/1/0/end"])
+    client.set("a0/chunk/1/0/hang-2", "x" * 101)
     reader = ChunkReader(store.client(signer()), "a0/", 100, lambda *part: got.append(part), lambda: False)
     for name in ("end", "hang-2"):
         reader.announce(1, 0, name)
     reader.close()
     reader._run()
     assert got == [(1, 0, "end", "a rank said S3CR3TVALUE")]
-    assert store.client(signer()).find("a0/part/1/0/hang-1") is None
+    assert store.client(signer()).find("a0/chunk/1/0/hang-1") is None
 
 
 # -------------------------------------------------------------------------------------------------------------- meeting
@@ -304,21 +304,21 @@ def record(name: str, born: str) -> HostRecord:
     )
 
 
-def meeting_of(name: str, timeout_s: float = DEADLINE_S) -> Meeting:
+def rdzv_of(name: str, timeout_s: float = DEADLINE_S) -> RendezvousRound:
     first = {"backend": "static", "node_rank": 0, "least": 2, "most": 2, "run_id": "job7", "timeout_s": timeout_s}
-    return Meeting({**first, "host_timeout_s": 30.0, "name": name, "tasks": 1})
+    return RendezvousRound({**first, "host_timeout_s": 30.0, "name": name, "tasks": 1})
 
 
-def gather_in_background(gathering: Gathering) -> tuple[threading.Thread, list[Any]]:
+def gather_in_background(collection: RecordCollection) -> tuple[threading.Thread, list[Any]]:
     results: list[Any] = []
 
-    def gather() -> None:
+    def collect() -> None:
         try:
-            results.append(gathering.gather(meeting_of("node1"), record("node1", "b1")))
+            results.append(collection.collect(rdzv_of("node1"), record("node1", "b1")))
         except JoinFailedError as error:
             results.append(error)
 
-    thread = threading.Thread(target=gather)
+    thread = threading.Thread(target=collect)
     thread.start()
     return thread, results
 
@@ -329,7 +329,7 @@ def test_a_record_that_somebody_else_handed_in_is_deleted_and_the_true_one_taken
     older.client(signer("an older job")).set("r0/host/1", encode_record(record("node2", "b0")))
     for forged in (encode_record(record("evil", "b9")).encode(), older.values["r0/host/1"], b"x"):
         store.write("r0/host/1", forged)
-        leader = Gathering(store.client(signer()), "r0/", 2, can_probe=False)
+        leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
         thread, results = gather_in_background(leader)
         until(lambda: "r0/host/1" not in store.values, "the forged record is deleted")
         assert store.client(signer()).compare_set("r0/host/1", "", encode_record(record("node2", "b2"))) != FORGED
@@ -340,20 +340,20 @@ def test_a_record_that_somebody_else_handed_in_is_deleted_and_the_true_one_taken
 def test_a_host_takes_a_place_that_is_meant_for_it_alone() -> None:
     """One that somebody has recorded earlier, in a job of the same secret and number even, is not."""
     store = MemoryStore()
-    leader = Gathering(store.client(signer()), "r0/", 2, can_probe=False)
-    leader.hand_out([record("node1", "b1"), record("evil", "b9")])
-    recorded = store.values["r0/place/1"]
+    leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
+    leader.publish_assignments([record("node1", "b1"), record("evil", "b9")])
+    recorded = store.values["r0/assignment/1"]
     store.values.clear()
-    store.write("r0/place/1", recorded)
+    store.write("r0/assignment/1", recorded)
     taken: list[Any] = []
     own = record("node2", "b2")
     thread = threading.Thread(
-        target=lambda: taken.append(take_place(store.client(signer()), "r0/", 1, meeting_of("node2"), own))
+        target=lambda: taken.append(await_assignment(store.client(signer()), "r0/", 1, rdzv_of("node2"), own))
     )
     thread.start()
     gatherer, results = gather_in_background(leader)
     gatherer.join()
-    leader.hand_out(results[0])
+    leader.publish_assignments(results[0])
     thread.join()
     assert taken[0].label == "node2"
     assert all(b"S3CR3T" not in value for value in store.values.values())
@@ -362,8 +362,8 @@ def test_a_host_takes_a_place_that_is_meant_for_it_alone() -> None:
 def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
     store = MemoryStore()
     store.write("r0/fail", '["it failed", "elsewhere"]')
-    tell_failure(store.client(signer()), "r0/", JoinFailedError("node3 did not come", "look at it", is_usage=True))
-    thread, results = gather_in_background(Gathering(store.client(signer()), "r0/", 2, can_probe=False))
+    publish_failure(store.client(signer()), "r0/", JoinFailedError("node3 did not come", "look at it", is_usage=True))
+    thread, results = gather_in_background(RecordCollection(store.client(signer()), "r0/", 2, can_probe=False))
     thread.join()
     assert (results[0].what, results[0].hint, results[0].is_usage) == ("node3 did not come", "look at it", True)
 
@@ -371,20 +371,20 @@ def test_why_a_meeting_fails_is_told_over_what_somebody_has_written() -> None:
 def test_a_count_that_is_no_number_ends_no_meeting() -> None:
     """Whoever writes one costs the hosts the moment in which they would have left."""
     store = MemoryStore()
-    leader = Gathering(store.client(signer()), "r0/", 2, can_probe=False)
+    leader = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False)
     leader.move()
     store.write("r0/left", "x")
     leader.wait_until_left(DEADLINE_S)
     with pytest.raises(MovedError):
-        take_place(store.client(signer()), "r0/", 1, meeting_of("node2"), record("node2", "b2"))
+        await_assignment(store.client(signer()), "r0/", 1, rdzv_of("node2"), record("node2", "b2"))
 
 
 def test_a_host_with_another_secret_ends_the_waiting_for_it() -> None:
     """With words that say what to do, and not at the end of ten minutes."""
     store = MemoryStore()
     mismatch = Mismatch(1, "node1 has a job secret, and node2 has none")
-    gathering = Gathering(store.client(signer()), "r0/", 2, can_probe=False, mismatch=lambda: mismatch)
-    thread, results = gather_in_background(gathering)
+    collection = RecordCollection(store.client(signer()), "r0/", 2, can_probe=False, mismatch=lambda: mismatch)
+    thread, results = gather_in_background(collection)
     thread.join()
     assert results[0].what == mismatch.what
     assert results[0].is_usage
@@ -413,7 +413,7 @@ def test_a_host_sees_whether_the_first_one_has_the_same_secret(
     assert stored is not None
     assert Secrecy(here).mismatch("saferun/control", stored) == kind
     if kind:
-        words = mismatch_words(kind, "node1", "node2")
+        words = mismatch_message(kind, "node1", "node2")
         assert "node1" in words
         assert "node2" in words
 

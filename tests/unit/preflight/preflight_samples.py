@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from saferun.coordinator.places import partners
+from saferun.coordinator.assignments import partners
 from saferun.linux.nic import Nic
 from saferun.preflight.judge import judge
 from saferun.preflight.results import CheckResult, HostInfo, Preflight, Probe

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.coordinator.places import partners
+from saferun.coordinator.assignments import partners
 from saferun.linux.nic import Nic
 from saferun.preflight.host_messages import (
     INFO_LIMIT_BYTES,

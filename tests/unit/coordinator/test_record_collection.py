@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from saferun.coordinator import gathering
-from saferun.coordinator.gathering import Gathering, take_place
-from saferun.coordinator.meeting import CancelledError, JoinFailedError, Meeting
-from saferun.coordinator.places import HostRecord, TaskRecord, encode_record
+from saferun.coordinator import record_collection
+from saferun.coordinator.assignments import HostRecord, TaskRecord, encode_record
+from saferun.coordinator.record_collection import RecordCollection, await_assignment
+from saferun.coordinator.rendezvous_round import CancelledError, JoinFailedError, RendezvousRound
 from tests.unit.coordinator.fake_store import Client, Store
 
 MEETING: dict[str, Any] = {
@@ -42,13 +42,13 @@ def test_a_host_whose_record_is_always_exchanged_gives_up_in_time(
     monkeypatch: pytest.MonkeyPatch, *, cancelled: bool
 ) -> None:
     """It says what is amiss, or ends with those who wanted to meet."""
-    monkeypatch.setattr(gathering, "is_gone", lambda _record, _own: True)
-    meeting = Meeting(MEETING)
-    meeting.is_over = cancelled
+    monkeypatch.setattr(record_collection, "is_gone", lambda _record, _own: True)
+    rdzv = RendezvousRound(MEETING)
+    rdzv.is_over = cancelled
     with pytest.raises(
         CancelledError if cancelled else JoinFailedError, match=None if cancelled else "another process"
     ):
-        take_place(Exchanged(Store()), "r0/", 1, meeting, OWN)  # type: ignore[arg-type]
+        await_assignment(Exchanged(Store()), "r0/", 1, rdzv, OWN)  # type: ignore[arg-type]
 
 
 def test_a_record_that_cannot_be_read_ends_the_meeting_with_its_host_s_number() -> None:
@@ -56,21 +56,21 @@ def test_a_record_that_cannot_be_read_ends_the_meeting_with_its_host_s_number() 
     store = Store()
     store.put("r0/host/1", "[" * 3000)
     store.put("r0/read", "1")
-    meeting = Meeting(MEETING)
+    rdzv = RendezvousRound(MEETING)
     with pytest.raises(JoinFailedError, match="what the host with node rank 1 says of itself cannot be read"):
-        Gathering(Client(store), "r0/", 2, can_probe=False).gather(meeting, OWN)  # type: ignore[arg-type]
-    assert b"node rank 1" in store.keys["r0/place/1"]
+        RecordCollection(Client(store), "r0/", 2, can_probe=False).collect(rdzv, OWN)  # type: ignore[arg-type]
+    assert b"node rank 1" in store.keys["r0/assignment/1"]
 
 
 @pytest.mark.parametrize("counter", ["1000000", "abc", "-5"])
 def test_a_counter_that_somebody_has_written_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, counter: str) -> None:
     """Of those who have read that nobody gets a place, and of those who have left a store that is going to end."""
-    monkeypatch.setattr(gathering, "_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(record_collection, "_READ_TIMEOUT_S", 0.05)
     store = Store()
     for key in ("r0/read", "r0/left"):
         store.put(key, counter)
     store.put("r0/host/1", "")
-    leading = Gathering(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
+    leading = RecordCollection(Client(store), "r0/", 2, can_probe=False)  # type: ignore[arg-type]
     leading.fail(JoinFailedError("what", "hint"))
-    assert b"what" in store.keys["r0/place/1"]
-    Gathering(Client(store), "r0/", 2, can_probe=False).wait_until_left(0.05)  # type: ignore[arg-type]
+    assert b"what" in store.keys["r0/assignment/1"]
+    RecordCollection(Client(store), "r0/", 2, can_probe=False).wait_until_left(0.05)  # type: ignore[arg-type]

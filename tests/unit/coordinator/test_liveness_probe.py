@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from saferun.coordinator.arrivals import waiting_words
+from saferun.coordinator.arrivals import waiting_text
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
 from saferun.coordinator.evidence_chunks import is_chunk_name
 from saferun.coordinator.handlers import is_loopback, master_addr, read_leader
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.host import Host
-from saferun.coordinator.liveness_probe import Sight, judge, probe_host
-from saferun.coordinator.meeting import Meeting
+from saferun.coordinator.liveness_probe import Observation, judge, probe_host
+from saferun.coordinator.rendezvous_round import RendezvousRound
 from tests.ports import own_port
 
 DATA, MANAGEMENT = "10.1.0.3", "10.2.0.3"
@@ -34,8 +34,8 @@ MEETING: dict[str, Any] = {
 }
 
 
-def sight(address: str, kind: str, *, answered: bool = False) -> Sight:
-    return Sight(address, kind, f"{address} is {kind}", answered)
+def sight(address: str, kind: str, *, answered: bool = False) -> Observation:
+    return Observation(address, kind, f"{address} is {kind}", answered)
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def sight(address: str, kind: str, *, answered: bool = False) -> Sight:
         ([sight(DATA, CONNECTED, answered=True), sight(MANAGEMENT, SILENT)], "reached"),
     ],
 )
-def test_a_silent_host_is_judged_by_all_its_addresses(sights: list[Sight], why: str) -> None:
+def test_a_silent_host_is_judged_by_all_its_addresses(sights: list[Observation], why: str) -> None:
     """A dead host, a dead saferun, a cut network and a frozen process look alike from one address alone."""
     assert judge("node3", sights, DATA).why == why
 
 
 def test_a_cut_names_the_way_that_works_and_the_one_that_does_not() -> None:
     """That is what somebody has to mend."""
-    words = judge("node3", [sight(DATA, SILENT), sight(MANAGEMENT, CONNECTED, answered=True)], DATA).words
+    words = judge("node3", [sight(DATA, SILENT), sight(MANAGEMENT, CONNECTED, answered=True)], DATA).message
     assert MANAGEMENT in words
     assert f"{DATA} is silent" in words
 
@@ -75,14 +75,14 @@ def test_a_refusal_is_enough_where_other_addresses_are_silent(monkeypatch: pytes
     never = threading.Event()
     is_over: list[str] = []
 
-    def look(address: str, port: int, answers: object) -> Sight:
+    def look(address: str, port: int, answers: object) -> Observation:
         del port, answers
         if address == DATA:
             never.wait(60.0)
             is_over.append(address)
         return sight(address, REFUSED)
 
-    monkeypatch.setattr("saferun.coordinator.liveness_probe._look", look)
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
     monkeypatch.setattr("saferun.coordinator.liveness_probe._CONNECT_TIMEOUT_S", 1000.0)
     assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=None).why == "gone"
     assert not is_over, "it waited for the other address"
@@ -93,7 +93,7 @@ def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyP
     """One of its networks has a firewall that refuses."""
     refused = threading.Event()
 
-    def look(address: str, port: int, answers: object) -> Sight:
+    def look(address: str, port: int, answers: object) -> Observation:
         del port, answers
         if address == DATA:
             refused.set()
@@ -101,19 +101,19 @@ def test_an_answer_that_comes_after_a_refusal_counts(monkeypatch: pytest.MonkeyP
         assert refused.wait(10.0)
         return sight(address, CONNECTED, answered=True)
 
-    monkeypatch.setattr("saferun.coordinator.liveness_probe._look", look)
+    monkeypatch.setattr("saferun.coordinator.liveness_probe._ask", look)
     assert probe_host("node3", [DATA, MANAGEMENT], 4711, way=DATA).why == "cut"
 
 
-@pytest.mark.parametrize(("is_amiss", "after_s", "told"), [(True, 3, True), (True, 1, False), (False, 3, False)])
-def test_what_waiting_will_hardly_mend_is_told_sooner(*, is_amiss: bool, after_s: float, told: bool) -> None:
+@pytest.mark.parametrize(("is_fault", "after_s", "told"), [(True, 3, True), (True, 1, False), (False, 3, False)])
+def test_what_waiting_will_hardly_mend_is_told_sooner(*, is_fault: bool, after_s: float, told: bool) -> None:
     """An unknown name, no route; that somebody comes late is told after half a minute."""
-    meeting = Meeting(MEETING)
-    meeting.began_at -= after_s
-    meeting._told_at = meeting.began_at
-    meeting.say("the name node1 cannot be resolved on this host", is_amiss=is_amiss)
-    assert (meeting.words_due() is not None) is told
-    assert meeting.words_due() is None
+    rdzv = RendezvousRound(MEETING)
+    rdzv.began_at -= after_s
+    rdzv._reported_at = rdzv.began_at
+    rdzv.set_status("the name node1 cannot be resolved on this host", is_fault=is_fault)
+    assert (rdzv.due_message() is not None) is told
+    assert rdzv.due_message() is None
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_a_name_that_leads_every_host_to_itself_is_not_handed_to_ranks() -> None
 
 def test_who_is_missing_is_named_where_names_are_known() -> None:
     """Else who is there."""
-    assert waiting_words(["node1"], 2, 2, ["node1", "node2"]) == "1 of 2 hosts: node2"
-    assert waiting_words(["node1"], 2, 4, []) == "1 of 2 to 4 hosts; here is node1"
-    assert waiting_words(["node1", "node2"], 2, 4, []) == "more hosts: 2 of 4 are here (node1, node2)"
-    assert waiting_words([], 2, 2, []) == "2 of 2 hosts"
+    assert waiting_text(["node1"], 2, 2, ["node1", "node2"]) == "1 of 2 hosts: node2"
+    assert waiting_text(["node1"], 2, 4, []) == "1 of 2 to 4 hosts; here is node1"
+    assert waiting_text(["node1", "node2"], 2, 4, []) == "more hosts: 2 of 4 are here (node1, node2)"
+    assert waiting_text([], 2, 2, []) == "2 of 2 hosts"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     """The rest of it is bounded."""
     state = read_state(b'{"t": {"0": {"s": "run"}}, "p": [[0, "end"]], "x": {"0": "T"}, "a": false}')
     assert state is not None
-    assert (state.tasks, state.parts, state.stuck, state.acked) == (
+    assert (state.tasks, state.chunks, state.stuck, state.acked) == (
         {"0": {"s": "run"}},
         [(0, "end")],
         {"0": "T"},

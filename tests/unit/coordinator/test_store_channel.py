@@ -49,11 +49,11 @@ class World:
             "node1",
             ["10.0.0.1", "10.1.0.1"],
             TIMEOUT_S,
-            start=lambda: self._say("started", self.line.client.address[0]),
-            on_lost=lambda finding, again: self._say("lost", (finding.why, again)),
-            on_doubt=lambda: self._say("doubt", None),
-            on_searching=lambda finding: self._say("searching", finding.why),
-            on_moved=lambda was, now: self._say("moved", (was, now)),
+            start=lambda: self._write("started", self.line.client.address[0]),
+            on_lost=lambda finding, again: self._write("lost", (finding.why, again)),
+            on_doubt=lambda: self._write("doubt", None),
+            on_searching=lambda finding: self._write("searching", finding.why),
+            on_moved=lambda was, now: self._write("moved", (was, now)),
         )
         self.line.open()
 
@@ -66,12 +66,12 @@ class World:
             raise StoreBrokenError("no")
         return Client(address[0])
 
-    def _say(self, word: str, value: Any) -> None:
+    def _write(self, word: str, value: Any) -> None:
         with self.changed:
             self.said.append((word, value))
             self.changed.notify_all()
 
-    def wait_said(self, *words: str) -> None:
+    def wait_written(self, *words: str) -> None:
         """Wait until this and nothing else has been said."""
         with self.changed:
             assert self.changed.wait_for(lambda: [word for word, _ in self.said] == list(words), DEADLINE_S), self.said
@@ -82,7 +82,7 @@ class World:
 
 def test_where_the_store_answers_at_another_address_the_line_leads_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the first host has published are tried, and the one where the hosts met."""
-    world = World(monkeypatch, Finding(CUT, "words", "10.1.0.1"))
+    world = World(monkeypatch, Finding(CUT, "text", "10.1.0.1"))
     world.repair(is_silent=True)
     assert world.said == [("started", "node1"), ("started", "10.1.0.1"), ("moved", ("node1", "10.1.0.1"))]
     assert world.asked == [["node1", "10.0.0.1", "10.1.0.1"]]
@@ -91,23 +91,23 @@ def test_where_the_store_answers_at_another_address_the_line_leads_there(monkeyp
 
 def test_a_connection_that_was_forgotten_is_made_again_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way works."""
-    world = World(monkeypatch, Finding(REACHED, "words", "node1"))
+    world = World(monkeypatch, Finding(REACHED, "text", "node1"))
     world.repair()
     assert world.said == [("started", "node1"), ("started", "node1")]
 
 
 def test_a_store_that_does_not_answer_is_looked_after_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, and only another way is taken then; what else is found is left for the end of the time."""
-    world = World(monkeypatch, Finding(GONE, "words"), Finding(CUT, "words", "10.1.0.1"))
+    world = World(monkeypatch, Finding(GONE, "text"), Finding(CUT, "text", "10.1.0.1"))
     for _ in range(3):
         world.line.tick(1.0)
-    world.wait_said("started", "doubt")
+    world.wait_written("started", "doubt")
     while world.line._repairing:
         pass
     world.line.client.answers += 1
     for _ in range(3):
         world.line.tick(1.0)
-    world.wait_said("started", "doubt", "doubt", "started", "moved")
+    world.wait_written("started", "doubt", "doubt", "started", "moved")
 
 
 @pytest.mark.parametrize(("why", "is_silent", "again"), [(GONE, True, False), (FROZEN, False, True)])
@@ -115,7 +115,7 @@ def test_what_is_certain_is_the_end_of_the_line(
     monkeypatch: pytest.MonkeyPatch, why: str, is_silent: bool, again: bool
 ) -> None:
     """Its saferun is gone; or the store is, and somebody holds its port."""
-    world = World(monkeypatch, Finding(why, "words"))
+    world = World(monkeypatch, Finding(why, "text"))
     world.repair(is_silent=is_silent)
     assert world.said[1:] == [("lost", (why, again))]
     assert world.line.is_closed
@@ -123,15 +123,15 @@ def test_what_is_certain_is_the_end_of_the_line(
 
 def test_a_store_that_says_nothing_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its coordinator may have been stopped, and its ranks train on."""
-    world = World(monkeypatch, Finding(FROZEN, "words"), Finding(REACHED, "words", "node1"))
+    world = World(monkeypatch, Finding(FROZEN, "text"), Finding(REACHED, "text", "node1"))
     world.repair(is_silent=True)
     assert world.said[1:] == [("searching", FROZEN), ("started", "node1"), ("moved", ("node1", "node1"))]
 
 
 def test_where_nothing_answers_it_is_searched_for_until_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is found meanwhile is reported when it changes, and is no end."""
-    far = Finding(UNREACHABLE, "words")
-    world = World(monkeypatch, far, far, Finding(GONE, "words"), far, Finding(REACHED, "words", "node1"))
+    far = Finding(UNREACHABLE, "text")
+    world = World(monkeypatch, far, far, Finding(GONE, "text"), far, Finding(REACHED, "text", "node1"))
     world.repair(is_silent=True)
     assert world.said[1:] == [
         ("searching", UNREACHABLE),
@@ -145,10 +145,10 @@ def test_where_nothing_answers_it_is_searched_for_until_it_is_there(monkeypatch:
 
 def test_a_search_ends_with_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody wants the line any more."""
-    world = World(monkeypatch, Finding(UNREACHABLE, "words"))
+    world = World(monkeypatch, Finding(UNREACHABLE, "text"))
     thread = threading.Thread(target=world.repair, daemon=True)
     thread.start()
-    world.wait_said("started", "searching")
+    world.wait_written("started", "searching")
     world.line.close()
     thread.join(DEADLINE_S)
     assert not thread.is_alive()
@@ -156,7 +156,7 @@ def test_a_search_ends_with_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_way_that_answers_and_cannot_be_used_is_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is searched for further."""
-    world = World(monkeypatch, Finding(CUT, "words", "10.1.0.1"), Finding(CUT, "words", "10.0.0.1"))
+    world = World(monkeypatch, Finding(CUT, "text", "10.1.0.1"), Finding(CUT, "text", "10.0.0.1"))
     world.broken = {"10.1.0.1"}
     world.repair(is_silent=True)
     assert [word for word, _ in world.said] == ["started", "searching", "started", "moved"]
@@ -165,14 +165,14 @@ def test_a_way_that_answers_and_cannot_be_used_is_no_way(monkeypatch: pytest.Mon
 
 def test_a_connection_that_breaks_while_somebody_only_looks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever used it has ended: without another one this host would hear of nothing any more."""
-    world = World(monkeypatch, Finding(REACHED, "words", "node1"))
+    world = World(monkeypatch, Finding(REACHED, "text", "node1"))
     looked: list[str] = []
 
     def ask(_broken: object) -> Finding:
         if not looked:
             looked.append("early")
             world.line.repair(world.line.watching)  # as the thread does that waits in it
-        return Finding(REACHED, "words", "node1")
+        return Finding(REACHED, "text", "node1")
 
     monkeypatch.setattr(world.line, "_ask_leader", ask)
     world.repair(is_silent=True, is_early=True)
@@ -182,22 +182,22 @@ def test_a_connection_that_breaks_while_somebody_only_looks_is_made_again(monkey
 def test_a_connection_that_breaks_as_soon_as_it_is_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at once, and each time."""
     monkeypatch.setattr(channel_module, "_LEAST_PAUSE_S", 0.01)
-    world = World(monkeypatch, Finding(REACHED, "words", "node1"))
-    say, times = world._say, 3
+    world = World(monkeypatch, Finding(REACHED, "text", "node1"))
+    say, times = world._write, 3
 
     def break_again(word: str, value: Any) -> None:
         say(word, value)
         if len(world.said) <= times:
             world.line.repair(world.line.client)  # which the one that makes it does not wait for
 
-    monkeypatch.setattr(world, "_say", break_again)
+    monkeypatch.setattr(world, "_write", break_again)
     world.repair()
     assert world.said == [("started", "node1")] * (times + 1)
 
 
 def test_where_no_thread_can_be_started_the_store_is_looked_after_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator lives on: a limit of threads that is reached for a moment ends no job."""
-    world = World(monkeypatch, Finding(CUT, "words", "10.1.0.1"))
+    world = World(monkeypatch, Finding(CUT, "text", "10.1.0.1"))
     start = threading.Thread.start
     full = [True, True]
 
@@ -209,4 +209,4 @@ def test_where_no_thread_can_be_started_the_store_is_looked_after_later(monkeypa
     monkeypatch.setattr(threading.Thread, "start", starts)
     for _ in range(5):
         world.line.tick(1.0)
-    world.wait_said("started", "doubt", "doubt", "doubt", "started", "moved")
+    world.wait_written("started", "doubt", "doubt", "doubt", "started", "moved")

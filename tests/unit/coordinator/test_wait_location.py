@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from saferun.coordinator.waiting_place import mount_of, waiting_place
+from saferun.coordinator.wait_location import mount_of, wait_location
 
 MOUNTS = r"""22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
 30 22 0:40 / /scratch rw - lustre 10.0.0.1@o2ib:/fs rw
@@ -34,5 +34,5 @@ def test_where_nothing_can_be_read_nothing_is_said() -> None:
     """The process may be gone, or somebody else's."""
     assert mount_of("/x", "") == ("", "")
     assert mount_of("/x", "nonsense\n - \n") == ("", "")
-    assert waiting_place(1 << 22) == ""
-    assert waiting_place(os.getpid()) == ""
+    assert wait_location(1 << 22) == ""
+    assert wait_location(os.getpid()) == ""

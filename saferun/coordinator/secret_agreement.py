@@ -1,10 +1,10 @@
-"""Whether the hosts of a job sign what they tell each other with a secret that the first host has made.
+"""Whether the hosts of a job sign their messages with a secret that the first host has made.
 
 Where a file holds the secret there is nothing to agree upon (``secrecy``). Where none is named, the first host makes
-one and publishes an offer (``cluster/secret_sharing.py``) in the control store before it opens a meeting. A host that
-has taken it signs its record, and believes only a place that is signed; a host that has not hands in a plain record.
+one and publishes an offer (``cluster/secret_sharing.py``) in the control store before it opens a rendezvous. A host
+that has taken it signs its record, and accepts only a signed assignment; a host that has not publishes a plain record.
 When all records are there, the first host knows who has the secret. If all have, everything in the attempt is signed;
-else nothing is. That stands in the places, which are signed for all that can tell.
+else nothing is. That stands in the assignments, which are signed for all that can check it.
 
 So whoever has no secret keeps the job from being signed and not from running; and so can whoever may write to the
 store, before the hosts have met. Once an attempt is signed it stays so to its end.
@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from saferun.cluster.signed import LONGEST_BYTES, CannotSealError, Opened, Signer, is_signed
-from saferun.coordinator.meeting import JoinFailedError
-from saferun.coordinator.places import LONGEST_RECORD_BYTES, decode_place
+from saferun.coordinator.assignments import LONGEST_RECORD_BYTES, decode_assignment
+from saferun.coordinator.rendezvous_round import JoinFailedError
 from saferun.coordinator.store_client import StoreClient
 from saferun.text.decoding import MALFORMED, display_text, loads
 
@@ -32,12 +32,12 @@ OFFER_KEY = "saferun/offer"
 _HINT = "docs/security.md says how a secret is shared; or pass --secret-file on all hosts, or --sign-messages auto"
 _SECRET_BYTES = 32
 _LONGEST_OFFER_BYTES = 16 << 10
-_LONGEST_WORDS = 300
+_LONGEST_MESSAGE = 300
 # A credential can be read for so long, and a host that comes late finds one that is not older than this.
 _TTL_S, _AGAIN_S = 300, 100.0
 
 
-class Pact(Signer):
+class SecretAgreement(Signer):
     """What signs the messages of a job, or lets them be as they are.
 
     Args:
@@ -81,7 +81,7 @@ class Pact(Signer):
         self._has: dict[str, bool] = {}  # by the key of a host's record, whether the host has signed it
 
     def __repr__(self) -> str:
-        return "Pact(hidden)"
+        return "SecretAgreement(hidden)"
 
     @property
     def signs(self) -> bool:
@@ -98,7 +98,7 @@ class Pact(Signer):
     # --------------------------------------------------------------------------------------------------- the first host
 
     def offer(self, client: StoreClient) -> None:
-        """Publish an offer, before the other hosts are told of the meeting.
+        """Publish an offer, before the other hosts can find the rendezvous.
 
         Raises:
             StoreBrokenError: the store is gone.
@@ -114,7 +114,7 @@ class Pact(Signer):
                 self._adopt(secret)
         except CannotSealError as error:
             text, why = "", f"evidence cannot be encrypted: {error}"
-        self.why = "" if text else display_text(why, _LONGEST_WORDS)
+        self.why = "" if text else display_text(why, _LONGEST_MESSAGE)
         if text:
             self.way = "file" if made else "munge"
             client.set(OFFER_KEY, text)
@@ -128,7 +128,7 @@ class Pact(Signer):
         """All records are there, which says whether everything is signed from now on.
 
         Args:
-            prefix: of the meeting's keys.
+            prefix: of the rendezvous's keys.
             names: of the hosts, the first one's first.
 
         Raises:
@@ -145,8 +145,8 @@ class Pact(Signer):
             raise _refusal(f"the hosts share no secret, as {self.why}")
 
     @property
-    def told(self) -> dict[str, str]:
-        """What the places say of it."""
+    def fields(self) -> dict[str, str]:
+        """What the assignments hold of it."""
         return {"signed": "yes" if self.is_agreed else "no"}
 
     # ------------------------------------------------------------------------------------------------------- the others
@@ -167,7 +167,7 @@ class Pact(Signer):
             self.why = "the offer makes no sense"
         else:
             secret, self.why = self._sharing.take(stored.decode(errors="replace"), self._run_id, self.job, self._base)
-            self.why = display_text(self.why, _LONGEST_WORDS)
+            self.why = display_text(self.why, _LONGEST_MESSAGE)
             self.way = "munge" if b'"munge"' in stored else "file"
             try:
                 if secret:
@@ -177,14 +177,14 @@ class Pact(Signer):
         if self._is_required and self._strict is None:
             raise _refusal(f"the hosts share no secret, as {self._name} did not take it: {self.why}")
 
-    def join(self, place: bytes) -> None:
-        """This host has its place, in which it stands whether everything is signed from now on.
+    def join(self, assignment: bytes) -> None:
+        """This host has its assignment, in which it stands whether everything is signed from now on.
 
         Raises:
             JoinFailedError: it is not, and is to be.
         """
         try:
-            is_signed_for_all = loads(place, longest=LONGEST_RECORD_BYTES).get("signed") == "yes"
+            is_signed_for_all = loads(assignment, longest=LONGEST_RECORD_BYTES).get("signed") == "yes"
         except MALFORMED:
             is_signed_for_all = False
         self.is_agreed = is_signed_for_all and self._strict is not None
@@ -201,8 +201,8 @@ class Pact(Signer):
 
     def _is_signed(self, key: str) -> bool:
         kind = _kind_of(key)
-        if kind == "place":
-            return self._has.get(key.replace("/place/", "/host/"), False)
+        if kind == "assignment":
+            return self._has.get(key.replace("/assignment/", "/host/"), False)
         return kind == "host" or (kind == "attempt" and self.is_agreed)
 
     def open(self, key: str, stored: bytes, *, longest: int = LONGEST_BYTES) -> Opened | None:
@@ -216,13 +216,13 @@ class Pact(Signer):
     def _open(self, key: str, stored: bytes, *, longest: int, newest: bool = False) -> Opened | None:
         kind, has_signature, strict = _kind_of(key), is_signed(stored), self._strict
         if strict is None:
-            # What others have signed this host cannot read; where that matters it is told so in clear words.
+            # What others have signed this host cannot read; where that matters the value is plain.
             return Opened(stored, 0) if len(stored) <= longest and not has_signature else None
         if kind == "attempt" and self.is_agreed:
             return strict.open_newest(key, stored) if newest else strict.open(key, stored, longest=longest)
         if kind == "host":
             self._has[key] = has_signature
-        elif kind == "place" and not has_signature and decode_place(stored) is not None:
+        elif kind == "assignment" and not has_signature and decode_assignment(stored) is not None:
             # The first host can sign it, and does.
             self._secrecy.ignore(key)
             return None
@@ -232,12 +232,12 @@ class Pact(Signer):
 
 
 def _kind_of(key: str) -> str:
-    """``host`` (a record), ``place``, ``attempt`` (whatever hosts tell each other in one), or empty."""
+    """``host`` (a record), ``assignment``, ``attempt`` (messages between hosts in one), or empty."""
     first, _, rest = key.partition("/")
     if first[:1] == "a" and first[1:].isdigit():
         return "attempt"
     kind = rest.partition("/")[0]
-    return kind if first[:1] == "r" and first[1:].isdigit() and kind in {"host", "place"} else ""
+    return kind if first[:1] == "r" and first[1:].isdigit() and kind in {"host", "assignment"} else ""
 
 
 def _refusal(what: str) -> JoinFailedError:

@@ -1,7 +1,7 @@
-"""Who of a job's hosts gets which ranks. Pure: records of hosts in, places out.
+"""Who of a job's hosts gets which ranks. Pure: records of hosts in, assignments out.
 
-A record is what a host says of itself when it joins; a place is what it is told. Both travel as JSON through the
-control store, so whatever is read here may have been written by anybody: it is checked, bounded, and never believed
+A record describes a host that joins; an assignment is what it gets. Both travel as JSON through the
+control store, so whatever is read here may have been written by anyone: it is checked, bounded, and never believed
 further than that.
 """
 
@@ -32,9 +32,9 @@ _LONGEST_INFO = 64 << 10
 _LONGEST_ENDPOINT = 4 << 10
 
 # All parts together stay within what the leader can hold; a part alone within what one message may be.
-_ALL_PARTS_BYTES = 64 << 20
-_LEAST_PART_BYTES = 8 << 10
-_LARGEST_PART_BYTES = 4 << 20
+_ALL_CHUNKS_BYTES = 64 << 20
+_LEAST_CHUNK_BYTES = 8 << 10
+_LARGEST_CHUNK_BYTES = 4 << 20
 
 
 def _number(highest: int = _MOST_ATTEMPTS, least: int = 0) -> Callable[[object], int]:
@@ -82,7 +82,7 @@ class TaskRecord(Value):
 
 
 class HostRecord(Value):
-    """What a host says of itself.
+    """A host that joins.
 
     ``attempt`` is what it believes comes next, ``restarts`` how many failures it has seen the job get over, ``most``
     for how many hosts it was started. ``port`` is the one that others probe. ``born`` is unique to the process.
@@ -104,8 +104,8 @@ class HostRecord(Value):
     full: bool = False
 
 
-class TaskPlace(Value):
-    """The places of one task's ranks: each base is the number of its first rank."""
+class TaskAssignment(Value):
+    """The assignments of one task's ranks: each base is the number of its first rank."""
 
     nproc: Number
     base_rank: Number
@@ -122,8 +122,8 @@ class ProbeTarget(Value):
     endpoint: Endpoint
 
 
-class HostPlace(Value):
-    """What one host is told: its own place, and of the others only what it needs.
+class HostAssignment(Value):
+    """What one host gets: its own ranks, and of the others only what it needs.
 
     ``probe_endpoints``: the hosts that it is to probe: number, label, probe endpoint. ``checked``: whether the leader
     looks at what the hosts find, before any rank is started.
@@ -139,8 +139,8 @@ class HostPlace(Value):
     leader_addresses: Addresses
     files: Path
     world_size: Number
-    chunk_limit_bytes: Annotated[int, _number(_LARGEST_PART_BYTES)]
-    tasks: Annotated[tuple[TaskPlace, ...], _tasks_of(TaskPlace)]
+    chunk_limit_bytes: Annotated[int, _number(_LARGEST_CHUNK_BYTES)]
+    tasks: Annotated[tuple[TaskAssignment, ...], _tasks_of(TaskAssignment)]
     probe_endpoints: tuple[ProbeTarget, ...] = ()
     checked: bool = False
 
@@ -150,8 +150,8 @@ class HostPlace(Value):
         return sum(task.nproc for task in self.tasks)
 
 
-def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
-    """The places of all hosts, by torchrun's rules.
+def assign(records: Sequence[HostRecord]) -> list[HostAssignment]:
+    """The assignments of all hosts, by torchrun's rules.
 
     Ranks are contiguous by host number, and by task within a host; ranks within a role are counted in the same order.
     The attempt, and the count of restarts, is the highest that any host knows of.
@@ -171,17 +171,17 @@ def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
     world_size = role_sizes.total()
     role_next: Counter[str] = Counter()
     rank_next = 0
-    places = []
+    assignments = []
     for host, record in enumerate(records):
         tasks = []
         local_next = 0
         for task in record.tasks:
-            tasks.append(TaskPlace(task.nproc, rank_next, role_next[task.role], role_sizes[task.role], local_next))
+            tasks.append(TaskAssignment(task.nproc, rank_next, role_next[task.role], role_sizes[task.role], local_next))
             rank_next += task.nproc
             local_next += task.nproc
             role_next[task.role] += task.nproc
-        places.append(
-            HostPlace(
+        assignments.append(
+            HostAssignment(
                 attempt=attempt,
                 restarts=restarts,
                 host=host,
@@ -198,7 +198,7 @@ def assign(records: Sequence[HostRecord]) -> list[HostPlace]:
                 checked=bool(leader.host_info),
             )
         )
-    return places
+    return assignments
 
 
 def _probe_targets(records: Sequence[HostRecord], labels: Sequence[str], host: int) -> tuple[ProbeTarget, ...]:
@@ -238,11 +238,11 @@ def label_hosts(names: Sequence[str]) -> list[str]:
 
 def chunk_limit_bytes(tasks: int) -> int:
     """How long a piece of evidence of one task may be."""
-    return min(_LARGEST_PART_BYTES, max(_LEAST_PART_BYTES, _ALL_PARTS_BYTES // max(1, tasks)))
+    return min(_LARGEST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, _ALL_CHUNKS_BYTES // max(1, tasks)))
 
 
 def disagreement(a: HostRecord, b: HostRecord) -> str | None:
-    """What two hosts were told differently, in words; None: nothing."""
+    """What two hosts were started with differently, for people; None: nothing."""
     if a.most != b.most:
         return f"{a.name} was started for {_hosts(a.most)}, {b.name} for {_hosts(b.most)}"
     return None
@@ -252,7 +252,7 @@ def _hosts(count: int) -> str:
     return f"{count} host{'' if count == 1 else 's'}"
 
 
-def missing_words(missing: Sequence[int], hosts: int, expected: Sequence[str]) -> str:
+def missing_text(missing: Sequence[int], hosts: int, expected: Sequence[str]) -> str:
     """Who has not come, by name where it is known: ``2 of 4 hosts: node2, node3``."""
     shown = 16
     names = [name_of(host, expected) for host in missing[:shown]]
@@ -280,15 +280,15 @@ def decode_record(content: bytes | str) -> HostRecord | None:
     return record
 
 
-def encode_place(place: HostPlace) -> str:
-    """The place as text that ``decode_place`` reads."""
-    return json.dumps(place._asdict())
+def encode_assignment(assignment: HostAssignment) -> str:
+    """The assignment as text that ``decode_assignment`` reads."""
+    return json.dumps(assignment._asdict())
 
 
-def decode_place(content: bytes | str) -> HostPlace | None:
-    """A host's place; None where it is malformed or out of bounds."""
-    place: HostPlace | None = _decoded(HostPlace, content)
-    return place if place is not None and place.host < place.hosts else None
+def decode_assignment(content: bytes | str) -> HostAssignment | None:
+    """A host's assignment; None where it is malformed or out of bounds."""
+    assignment: HostAssignment | None = _decoded(HostAssignment, content)
+    return assignment if assignment is not None and assignment.host < assignment.hosts else None
 
 
 def _decoded(shape: Any, content: bytes | str) -> Any:  # noqa: ANN401 - a type and a value of it

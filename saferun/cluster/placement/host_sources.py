@@ -1,4 +1,4 @@
-"""What options, lists of hosts and schedulers say of the hosts of a job, and whether they agree."""
+"""The sources of the hosts of a job (options, lists of hosts, schedulers), and whether they agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from saferun.cluster.schedulers import Allocation
     from saferun.cluster.schedulers.host_list import ListedHost
 
-_SAY_ALL = "pass --nnodes, --node-rank and --master-addr"
+_COMPLETE_HINT = "pass --nnodes, --node-rank and --master-addr"
 _ALONE_HINT = "leave {option} out; or pass --scheduler none to go by options alone"
 
 
@@ -34,17 +34,17 @@ def agree(
         values: the options.
         settings: where they come from.
         environ: the environment of this process.
-        allocation: what a scheduler told, if anything that counts.
+        allocation: what a scheduler provides, if anything that counts.
         base: what has nothing to do with who the hosts are; ``least`` and ``most`` are what ``--nnodes`` says.
 
     Raises:
-        UsageError: they contradict each other, or nobody says what has to be known.
+        UsageError: they contradict each other, or what has to be known is missing.
     """
     listed = listed_hosts(values)
-    told = _Told(values, settings, allocation, tuple(host.name for host in listed))
-    least, most = told.hosts(base.least, base.most)
-    own = own_index(told.listed, values, settings, allocation) if listed else None
-    ranks = told.ranks(environ, listed[own] if own is not None else None)
+    sources = _HostSources(values, settings, allocation, tuple(host.name for host in listed))
+    least, most = sources.hosts(base.least, base.most)
+    own = own_index(sources.listed, values, settings, allocation) if listed else None
+    ranks = sources.ranks(environ, listed[own] if own is not None else None)
     if most == 1 and (allocation is None or allocation.tasks == 1):
         meets = bool(values.rdzv_endpoint) or values.master_port is not None  # else torchrun ignores the rank as well
         if values.node_rank != 0 and values.rdzv_backend == "static" and meets:
@@ -52,14 +52,14 @@ def agree(
                 f"--node-rank {values.node_rank} does not exist in a job of one host", "leave --node-rank out"
             )
         return base._replace(least=1, most=1), one_host(values, environ), ranks
-    node_rank = told.node_rank(most, own)
+    node_rank = sources.node_rank(most, own)
     if node_rank is None and values.rdzv_backend == "static":
-        source = allocation.words if allocation is not None else "the command line"
+        source = allocation.source if allocation is not None else "the command line"
         raise UsageError(
             f"{source} does not tell this process which of {most} hosts it is on",
-            f"name the hosts with --hosts or --hostfile, or {_SAY_ALL}",
+            f"name the hosts with --hosts or --hostfile, or {_COMPLETE_HINT}",
         )
-    names = told.listed or (allocation.names if allocation is not None else ())
+    names = sources.listed or (allocation.names if allocation is not None else ())
     rendezvous = several(values, settings, environ, Known(most, names, allocation))
     rendezvous = rendezvous._replace(control=control_port(values, rendezvous.ports))
     start_s, connect_s = wait_limits(rendezvous.backend, read_conf(values.rdzv_conf))
@@ -71,13 +71,13 @@ def agree(
         node_rank=node_rank if rendezvous.backend == "static" else None,
         names=names,
         task=_task(allocation),
-        detected=allocation.words if allocation is not None else "",
+        detected=allocation.source if allocation is not None else "",
     )
     return hosts, rendezvous, ranks
 
 
-class _Told(Value):
-    """Everything that was said about the hosts of the job."""
+class _HostSources(Value):
+    """All sources for the hosts of the job."""
 
     values: Any
     settings: Mapping[str, Setting]
@@ -88,7 +88,7 @@ class _Told(Value):
         return self.settings[dest].origin != "default"
 
     @property
-    def _list_words(self) -> str:
+    def _list_name(self) -> str:
         return f"--hostfile {self.values.hostfile}" if self.values.hostfile else f"--hosts {self.values.hosts}"
 
     def hosts(self, least: int, most: int) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class _Told(Value):
         if self.listed:
             if count is not None and count != len(self.listed):
                 raise UsageError(
-                    f"{self._list_words} names {_hosts(len(self.listed))}, but {_source(allocation)} has "
+                    f"{self._list_name} names {_hosts(len(self.listed))}, but {_source(allocation)} has "
                     f"{_hosts(count)}",
                     "name the hosts that it has, or pass --scheduler none to go by options alone",
                 )
@@ -108,56 +108,56 @@ class _Told(Value):
         if count is None:
             if allocation is not None and not self._given("nnodes"):
                 raise UsageError(
-                    f"{allocation.words} does not tell this process how many hosts there are",
-                    f"name the hosts with --hosts or --hostfile, or {_SAY_ALL}",
+                    f"{allocation.source} does not tell this process how many hosts there are",
+                    f"name the hosts with --hosts or --hostfile, or {_COMPLETE_HINT}",
                 )
             return (most, most) if self.values.rdzv_backend == "static" else (least, most)
         if not self._given("nnodes"):
             return count, count
         if not least <= count <= most:
-            said = f"--nnodes {self.values.nnodes}"
+            given = f"--nnodes {self.values.nnodes}"
             if self.listed:
                 raise UsageError(
-                    f"{said}, but {self._list_words} names {_hosts(count)}", "leave --nnodes out, or name all hosts"
+                    f"{given}, but {self._list_name} names {_hosts(count)}", "leave --nnodes out, or name all hosts"
                 )
             hint = _ALONE_HINT.format(option="--nnodes")
             if most == 1:
                 hint = "leave --nnodes out for one job of all hosts; or pass --standalone for one on each host"
-            raise UsageError(f"{said}, but {_source(allocation)} has {_hosts(count)}", hint)
+            raise UsageError(f"{given}, but {_source(allocation)} has {_hosts(count)}", hint)
         # Without a rendezvous that counts hosts there are as many as were started.
         return (count, count) if self.values.rdzv_backend == "static" else (least, most)
 
     def node_rank(self, most: int, own_index: int | None) -> int | None:
-        """Which of the hosts this is; None: nobody says for certain."""
+        """Which of the hosts this is; None: it is not known for certain."""
         allocation = self.allocation
-        told = allocation.node_rank if allocation is not None else None
-        if own_index is not None and told is not None and own_index != told and allocation is not None:
+        known = allocation.node_rank if allocation is not None else None
+        if own_index is not None and known is not None and own_index != known and allocation is not None:
             raise UsageError(
-                f"{self._list_words} has this host as number {own_index}, but {allocation.words} calls it number "
-                f"{told} ({allocation.node_rank_from})",
+                f"{self._list_name} has this host as number {own_index}, but {allocation.source} calls it number "
+                f"{known} ({allocation.node_rank_from})",
                 "name the hosts in the scheduler's order, or pass --scheduler none to go by options alone",
             )
         if own_index is not None:
-            told = own_index
+            known = own_index
         if self.values.rdzv_backend != "static":
             return None  # its rendezvous decides, as under torchrun
         if not self._given("node_rank"):
-            if told is None and allocation is None:
+            if known is None and allocation is None:
                 return 0
-            return told
-        said: int = self.values.node_rank
-        if told is not None and said != told:
-            source = self._list_words if own_index is not None or allocation is None else allocation.words
+            return known
+        given: int = self.values.node_rank
+        if known is not None and given != known:
+            source = self._list_name if own_index is not None or allocation is None else allocation.source
             where = f" ({allocation.node_rank_from})" if allocation is not None and own_index is None else ""
             raise UsageError(
-                f"--node-rank {said}, but {source} says that this host is number {told}{where}",
+                f"--node-rank {given}, but {source} says that this host is number {known}{where}",
                 "leave --node-rank out, as the others have theirs from there",
             )
-        if said >= most:
+        if given >= most:
             raise UsageError(
-                f"--node-rank {said} does not exist in a job of {most} hosts", f"number the hosts from 0 to {most - 1}"
+                f"--node-rank {given} does not exist in a job of {most} hosts", f"number the hosts from 0 to {most - 1}"
             )
-        return said
+        return given
 
     def ranks(self, environ: Mapping[str, str], own: ListedHost | None) -> int:
         """How many ranks this process starts."""
@@ -166,7 +166,7 @@ class _Told(Value):
         if allocation is not None and allocation.task_a_rank:
             if given and count_ranks(text, environ) not in {1, allocation.tasks}:
                 raise UsageError(
-                    f"--nproc-per-node {text}, but {allocation.words} has started {allocation.tasks} "
+                    f"--nproc-per-node {text}, but {allocation.source} has started {allocation.tasks} "
                     f"process{'es' if allocation.tasks > 1 else ''} on this host ({allocation.tasks_from})",
                     "leave --nproc-per-node out for a rank a process, or have one process started on each host",
                 )
@@ -175,11 +175,11 @@ class _Told(Value):
         if slots is None or own is None:
             return count_ranks(text, environ)
         if not given:
-            return checked_ranks(slots, f"{self._list_words} has {slots} ranks for {own.name}, which")
+            return checked_ranks(slots, f"{self._list_name} has {slots} ranks for {own.name}, which")
         count = count_ranks(text, environ)
         if count > slots:
             raise UsageError(
-                f"--nproc-per-node {text}, but {self._list_words} has room for {slots} ranks on {own.name}",
+                f"--nproc-per-node {text}, but {self._list_name} has room for {slots} ranks on {own.name}",
                 "leave --nproc-per-node out, or raise the number in the file",
             )
         return count
@@ -188,7 +188,7 @@ class _Told(Value):
 def _source(allocation: Allocation | None) -> str:
     if allocation is None:
         return ""
-    return f"{allocation.words} ({allocation.hosts_from})"
+    return f"{allocation.source} ({allocation.hosts_from})"
 
 
 def _hosts(count: int) -> str:
@@ -198,6 +198,6 @@ def _hosts(count: int) -> str:
 def _task(allocation: Allocation | None) -> TaskConfig | None:
     if allocation is None or allocation.tasks == 1:
         return None
-    # Two hosts of a job may be one machine, where somebody tries things out.
+    # Two hosts of a job may be one machine, in a trial run on one machine.
     which = "" if allocation.node_rank is None else f"-{allocation.node_rank}"
     return TaskConfig(allocation.local_rank, allocation.tasks, f"{allocation.key}{which}")

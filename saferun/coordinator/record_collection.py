@@ -1,9 +1,9 @@
-"""How hosts whose numbers are known exchange records for places, in the control store.
+"""How hosts whose numbers are known exchange records for assignments, in the control store.
 
-Keys, below the prefix of the meeting: ``host/<n>`` a record; ``place/<n>`` what that host is told; ``missing`` who has
-not come, for the others to tell; ``fail`` why nobody gets a place, written by whoever finds out; ``read`` how many
-hosts have read of it. Each host reads its own place only, so that the leader sends as much as there are hosts, not its
-square.
+Keys, below the prefix of the rendezvous: ``host/<n>`` a record; ``assignment/<n>`` what that host gets; ``missing`` who
+has not come, for the others to print; ``fail`` why no host gets an assignment, written by whoever finds out; ``read``
+how many hosts have read of it. Each host reads its own assignment only, so that what the leader sends grows with the
+number of hosts, not with its square.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from saferun.coordinator.liveness_probe import GONE, probe_host
-from saferun.coordinator.meeting import JoinFailedError, Meeting
-from saferun.coordinator.pact import Pact
-from saferun.coordinator.places import (
+from saferun.coordinator.assignments import (
     LONGEST_RECORD_BYTES,
-    HostPlace,
+    HostAssignment,
     HostRecord,
     assign,
-    decode_place,
+    decode_assignment,
     decode_record,
     disagreement,
-    encode_place,
+    encode_assignment,
     encode_record,
-    missing_words,
+    missing_text,
 )
+from saferun.coordinator.liveness_probe import GONE, probe_host
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import MISMATCH_HINT, Mismatch
+from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.errors import printable
 from saferun.text.decoding import MALFORMED, display_text, loads
 
-_LOOK_AGAIN_S = 0.25
+_RECHECK_S = 0.25
 _LIST_MISSING_EVERY_S = 1.0
-_LONGEST_WORDS = 4096
+_LONGEST_MESSAGE = 4096
 # A record that has lain there for longer may be that of a process that has ended since.
 _STALE_RECORD_S = 2.0
 _READ_TIMEOUT_S = 3.0
-# How often a host looks whether what it has handed in is still there.
+# How often a host checks whether its record is still there.
 _HAND_IN_AGAIN_S = 5.0
-# What a host reads instead of its place where the store of the job's messages is another one from now on.
+# What a host reads instead of its assignment where the store of the job's messages is another one from now on.
 _MOVED = "moved"
 
 
 class MovedError(Exception):
-    """The meeting goes on in another store."""
+    """The rendezvous goes on in another store."""
 
 
 class OnePortError(Exception):
     """Some host reaches the port of the ranks' store only."""
 
 
-def tell_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
-    """Let all hosts of a meeting fail, with the same words."""
-    told: list[object] = [error.what[:_LONGEST_WORDS], error.hint[:_LONGEST_WORDS]]
-    text = json.dumps([*told, True] if error.is_usage else told)
+def publish_failure(client: StoreClient, prefix: str, error: JoinFailedError) -> None:
+    """Let all hosts of a rendezvous fail, with the same message."""
+    message: list[object] = [error.what[:_LONGEST_MESSAGE], error.hint[:_LONGEST_MESSAGE]]
+    text = json.dumps([*message, True] if error.is_usage else message)
     if client.compare_set(f"{prefix}fail", "", text) == FORGED:
         client.set(f"{prefix}fail", text)
 
@@ -66,22 +66,22 @@ def _failure(text: bytes | None) -> JoinFailedError | None:
     if text is None:
         return None
     try:
-        what, hint, *more = loads(text, longest=4 * _LONGEST_WORDS)
-        what, hint = display_text(what, _LONGEST_WORDS), display_text(hint, _LONGEST_WORDS)
-        return JoinFailedError(what, hint, is_told=True, is_usage=more == [True])
+        what, hint, *more = loads(text, longest=4 * _LONGEST_MESSAGE)
+        what, hint = display_text(what, _LONGEST_MESSAGE), display_text(hint, _LONGEST_MESSAGE)
+        return JoinFailedError(what, hint, is_published=True, is_usage=more == [True])
     except MALFORMED:
         return None
 
 
-class Gathering:
-    """The leader's side of a meeting.
+class RecordCollection:
+    """The leader's side of a rendezvous.
 
     Args:
         client: to the control store.
-        prefix: of the meeting's keys.
+        prefix: of the rendezvous's keys.
         hosts: how many there will be.
-        can_probe: whether hosts can be probed; where one port is all that is open, a refusal says nothing.
-        is_asked_for: whether somebody asks for ``OnePortError``.
+        can_probe: whether hosts can be probed; where one port is all that is open, a refusal means nothing.
+        is_asked_for: whether a host asks for ``OnePortError``.
         mismatch: why a host does not come that has another job secret than this one, or none.
     """
 
@@ -104,19 +104,19 @@ class Gathering:
         self._missing = list(range(1, hosts))
         self._seen_at: dict[int, float] = {}
 
-    def gather(self, meeting: Meeting, own: HostRecord) -> list[HostRecord]:
+    def collect(self, rdzv: RendezvousRound, own: HostRecord) -> list[HostRecord]:
         """Wait for the records of all hosts.
 
         Raises:
-            JoinFailedError: some did not come, or somebody found that it cannot be.
+            JoinFailedError: some did not come, or a host found that it cannot be.
             OnePortError: it was asked for.
-            CancelledError: nobody waits any more.
+            CancelledError: no task waits for it any more.
             StoreBrokenError: the store is gone.
         """
-        meeting.on_leave = lambda: self.fail(left_error(own.name), self._client.another())
+        rdzv.on_leave = lambda: self.fail(left_error(own.name), self._client.another())
         try:
             while True:
-                self._wait_for_all(meeting)
+                self._wait_for_all(rdzv)
                 gone = self._gone(own) if self._can_probe else []
                 texts = [] if gone else self._read_texts()
                 if not gone and None not in texts:
@@ -124,18 +124,18 @@ class Gathering:
                 self._missing = gone or self._drop_forged(texts)
             records = [own, *self._records(texts)]
             _check_agreement(records)
-            if isinstance(self._client.signer, Pact):
+            if isinstance(self._client.signer, SecretAgreement):
                 self._client.signer.conclude(self._prefix, [record.name for record in records])
         except JoinFailedError as error:
             self.fail(error)
             raise
         return records
 
-    def _wait_for_all(self, meeting: Meeting) -> None:
+    def _wait_for_all(self, rdzv: RendezvousRound) -> None:
         listed_at = 0.0
         while self._missing:
-            meeting.check()
-            waited = self._client.wait([self._key(host) for host in self._missing], _LOOK_AGAIN_S)
+            rdzv.check()
+            waited = self._client.wait([self._key(host) for host in self._missing], _RECHECK_S)
             if waited:
                 self._missing = []
                 return
@@ -144,23 +144,23 @@ class Gathering:
                 raise failure
             if self._is_asked_for():
                 raise OnePortError
-            if isinstance(self._client.signer, Pact):
+            if isinstance(self._client.signer, SecretAgreement):
                 self._client.signer.keep(self._client)
             now = time.monotonic()
-            if now - listed_at < _LIST_MISSING_EVERY_S and meeting.remaining_s > 0:
+            if now - listed_at < _LIST_MISSING_EVERY_S and rdzv.remaining_s > 0:
                 continue
             listed_at = now
             self._list_missing(now)
-            words = missing_words(self._missing, self._hosts, meeting.expected)
+            message = missing_text(self._missing, self._hosts, rdzv.expected)
             if not self._missing:
                 return
             mismatch = self._mismatch()
             if mismatch is not None and mismatch.host in self._missing:
                 raise JoinFailedError(mismatch.what, MISMATCH_HINT, is_usage=True)
-            meeting.say(f"waiting for {words}")
-            self._client.set(f"{self._prefix}missing", words[:_LONGEST_WORDS])
-            if meeting.remaining_s <= 0:
-                raise missing_error(words, meeting.timeout_s)
+            rdzv.set_status(f"waiting for {message}")
+            self._client.set(f"{self._prefix}missing", message[:_LONGEST_MESSAGE])
+            if rdzv.remaining_s <= 0:
+                raise missing_error(message, rdzv.timeout_s)
 
     def _list_missing(self, now: float) -> None:
         missing = [host for host in self._missing if not self._client.check(self._key(host))]
@@ -177,7 +177,7 @@ class Gathering:
             return []
         gone: list[int] = []
 
-        def look(host: int, record: HostRecord) -> None:
+        def probe(host: int, record: HostRecord) -> None:
             if is_gone(record, own):
                 gone.append(host)
 
@@ -185,7 +185,7 @@ class Gathering:
         for host in stale:
             record = decode_record(self._client.find(self._key(host)) or b"")
             if record is not None:
-                threads.append(threading.Thread(target=look, args=(host, record), daemon=True))
+                threads.append(threading.Thread(target=probe, args=(host, record), daemon=True))
                 threads[-1].start()
         for thread in threads:
             thread.join()
@@ -195,12 +195,12 @@ class Gathering:
         return gone
 
     def _read_texts(self) -> list[bytes | None]:
-        """What all hosts have handed in; None where somebody else did so."""
+        """The records of all hosts; None for those that no host of this job has written."""
         hosts = range(1, self._hosts)
         return self._client.read_all([self._key(host) for host in hosts]) if hosts else []
 
     def _drop_forged(self, texts: list[bytes | None]) -> list[int]:
-        """Delete what somebody else has put in the place of hosts, which hand in theirs again then."""
+        """Delete forged records; their hosts publish theirs again then."""
         forged = [host for host, text in enumerate(texts, 1) if text is None]
         for host in forged:
             self._client.delete(self._key(host))
@@ -219,51 +219,51 @@ class Gathering:
         return records
 
     def move(self) -> None:
-        """Send everybody who has come, or comes here late, to where the meeting goes on."""
+        """Send all hosts that have come, or come here late, to where the rendezvous goes on."""
         for host in range(1, self._hosts):
-            self._client.set(f"{self._prefix}place/{host}", _MOVED)
+            self._client.set(f"{self._prefix}assignment/{host}", _MOVED)
         self._client.check(f"{self._prefix}fail")
 
     def wait_until_left(self, timeout_s: float) -> None:
         """Wait until all hosts have read that; those who have not read it in time find out by the end of the store."""
         give_up_at = time.monotonic() + timeout_s
         with suppress(StoreBrokenError):
-            # By a connection of its own, which breaks where somebody has written what is no number.
+            # By a connection of its own, which breaks where the value is no number.
             client = self._client.another()
             while client.add(f"{self._prefix}left", 0) < self._hosts - 1 and time.monotonic() < give_up_at:
                 time.sleep(0.02)
 
-    def hand_out(self, records: Sequence[HostRecord]) -> HostPlace:
-        """Give every host its place, and return the leader's own."""
-        places = assign(records)
-        prefix = attempt_prefix(places[0].attempt)
-        for place in places[1:]:
+    def publish_assignments(self, records: Sequence[HostRecord]) -> HostAssignment:
+        """Give every host its assignment, and return the leader's own."""
+        assignments = assign(records)
+        prefix = attempt_prefix(assignments[0].attempt)
+        for assignment in assignments[1:]:
             # The monitor reads those of many hosts in one go, which would wait for keys that are not there.
-            self._client.set(f"{prefix}beat/{place.host}", "0")
-            self._client.set(f"{prefix}state/{place.host}", "")
-        for place, record in zip(places[1:], records[1:], strict=True):
-            text = encode_place(place)
+            self._client.set(f"{prefix}heartbeat/{assignment.host}", "0")
+            self._client.set(f"{prefix}state/{assignment.host}", "")
+        for assignment, record in zip(assignments[1:], records[1:], strict=True):
+            text = encode_assignment(assignment)
             if self._client.signer is not None:
-                # Whoever gets it knows by this that nobody has recorded it in another job.
-                told = self._client.signer.told if isinstance(self._client.signer, Pact) else {}
-                text = json.dumps({**place._asdict(), "to": record.born, **told})
-            self._client.set(f"{self._prefix}place/{place.host}", text)
+                # Whoever gets it knows by this that it is no replay from another job.
+                fields = self._client.signer.fields if isinstance(self._client.signer, SecretAgreement) else {}
+                text = json.dumps({**assignment._asdict(), "to": record.born, **fields})
+            self._client.set(f"{self._prefix}assignment/{assignment.host}", text)
         # An answer, so that all has arrived before anybody may end the store.
         self._client.check(f"{self._prefix}fail")
-        return places[0]
+        return assignments[0]
 
     def fail(self, error: JoinFailedError, client: StoreClient | None = None) -> None:
-        """Tell those who have come that nobody gets a place, and wait a moment until they have read it."""
+        """Publish to those who have come that no host gets an assignment, and wait a moment until they have read it."""
         client = client or self._client
         try:
-            if not error.is_told:
-                tell_failure(client, self._prefix, error)
+            if not error.is_published:
+                publish_failure(client, self._prefix, error)
             text = client.find(f"{self._prefix}fail") or b""
             arrived = [host for host in range(1, self._hosts) if client.check(self._key(host))]
             for host in arrived:
-                key, words = f"{self._prefix}place/{host}", text.decode(errors="replace")
-                if client.compare_set(key, "", words) == FORGED:
-                    client.set(key, words)
+                key, message = f"{self._prefix}assignment/{host}", text.decode(errors="replace")
+                if client.compare_set(key, "", message) == FORGED:
+                    client.set(key, message)
             give_up_at = time.monotonic() + _READ_TIMEOUT_S
             while client.add(f"{self._prefix}read", 0) < len(arrived) and time.monotonic() < give_up_at:
                 time.sleep(0.02)
@@ -276,8 +276,8 @@ class Gathering:
 
 def _check_agreement(records: Sequence[HostRecord]) -> None:
     for record in records:
-        if (words := disagreement(records[0], record)) is not None:
-            raise JoinFailedError(words, "give all hosts the same --nnodes")
+        if (message := disagreement(records[0], record)) is not None:
+            raise JoinFailedError(message, "give all hosts the same --nnodes")
 
 
 def attempt_prefix(attempt: int) -> str:
@@ -285,9 +285,9 @@ def attempt_prefix(attempt: int) -> str:
     return f"a{attempt}/"
 
 
-def missing_error(words: str, timeout_s: float) -> JoinFailedError:
+def missing_error(message: str, timeout_s: float) -> JoinFailedError:
     """Some hosts did not come."""
-    count, _, names = words.partition(": ")
+    count, _, names = message.partition(": ")
     return JoinFailedError(
         f"{count} did not come within {timeout_s:.0f} s{f': {names}' if names else ''}",
         "see whether saferun was started there, and what it says; --start-timeout is how long they are waited for",
@@ -295,12 +295,12 @@ def missing_error(words: str, timeout_s: float) -> JoinFailedError:
 
 
 def _leave(client: StoreClient, prefix: str, name: str) -> None:
-    tell_failure(client, prefix, left_error(name))
+    publish_failure(client, prefix, left_error(name))
     client.add(f"{prefix}read", 1)
 
 
 def left_error(name: str) -> JoinFailedError:
-    """A host has gone home before the others had their places."""
+    """A host has left before the others had their assignments."""
     return JoinFailedError(f"{name} left while the hosts of the job met", f"see what saferun says on {name}")
 
 
@@ -310,63 +310,66 @@ def is_gone(record: HostRecord, own: HostRecord) -> bool:
     return probe_host(record.name, addresses, record.port, way=None).why == GONE
 
 
-def take_place(client: StoreClient, prefix: str, host: int, meeting: Meeting, own: HostRecord) -> HostPlace:
-    """A host's side of a meeting: hand in its record, and wait for its place.
+def await_assignment(
+    client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord
+) -> HostAssignment:
+    """A host's side of a rendezvous: publish its record, and wait for its assignment.
 
     Raises:
         JoinFailedError: there is none.
-        MovedError: it is to be asked for where the meeting goes on.
-        CancelledError: nobody waits any more.
+        MovedError: it is to be asked for where the rendezvous goes on.
+        CancelledError: no task waits for it any more.
         StoreBrokenError: the store is gone.
     """
     # By a connection of its own: this one is about to wait.
-    meeting.on_leave = lambda: _leave(client.another(), prefix, own.name)
+    rdzv.on_leave = lambda: _leave(client.another(), prefix, own.name)
     signer = client.signer
-    if isinstance(signer, Pact):
+    if isinstance(signer, SecretAgreement):
         with _telling(client, prefix):
             signer.take(client)
-    _hand_in(client, prefix, host, meeting, own)
-    key = f"{prefix}place/{host}"
+    _publish_record(client, prefix, host, rdzv, own)
+    key = f"{prefix}assignment/{host}"
     while True:
-        meeting.check()
-        text = client.get(key, max(0.1, min(meeting.tell_every_s / 2, _HAND_IN_AGAIN_S, meeting.remaining_s)))
+        rdzv.check()
+        text = client.get(key, max(0.1, min(rdzv.report_every_s / 2, _HAND_IN_AGAIN_S, rdzv.remaining_s)))
         if text is not None:
             if text == _MOVED.encode():
                 with suppress(StoreBrokenError):
                     client.add(f"{prefix}left", 1)
                 raise MovedError
-            place = decode_place(text)
-            if place is not None and signer is not None and signer.signs and not _is_for(text, own):
-                time.sleep(_LOOK_AGAIN_S)  # it was recorded earlier; the true one may yet be written over it
+            assignment = decode_assignment(text)
+            if assignment is not None and signer is not None and signer.signs and not _is_for(text, own):
+                time.sleep(_RECHECK_S)  # it was recorded earlier; the true one may yet be written over it
                 continue
-            if place is not None:
-                if isinstance(signer, Pact):
+            if assignment is not None:
+                if isinstance(signer, SecretAgreement):
                     with _telling(client, prefix):
                         signer.join(text)
-                return place
+                return assignment
             client.add(f"{prefix}read", 1)
             raise _failure(text) or JoinFailedError(
-                "the place that the first host hands out cannot be read", "use the same version of saferun on all hosts"
+                "the assignment that the first host hands out cannot be read",
+                "use the same version of saferun on all hosts",
             )
         if not client.check(f"{prefix}host/{host}"):
-            # Somebody before this host refuses connections, so that it was taken to be gone.
-            _hand_in(client, prefix, host, meeting, own)
-        words = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_WORDS])
-        meeting.say(f"waiting for {words}" if words else "waiting for the first host's answer")
-        if meeting.remaining_s <= 0:
-            error = missing_error(words or "hosts", meeting.timeout_s)
-            tell_failure(client, prefix, error)
+            # Something in front of this host refuses connections, so that it was taken to be gone.
+            _publish_record(client, prefix, host, rdzv, own)
+        message = printable((client.find(f"{prefix}missing") or b"").decode(errors="replace")[:_LONGEST_MESSAGE])
+        rdzv.set_status(f"waiting for {message}" if message else "waiting for the first host's answer")
+        if rdzv.remaining_s <= 0:
+            error = missing_error(message or "hosts", rdzv.timeout_s)
+            publish_failure(client, prefix, error)
             client.add(f"{prefix}read", 1)
             raise error
 
 
 @contextmanager
 def _telling(client: StoreClient, prefix: str) -> Iterator[None]:
-    """Let the others hear why this host does not take part."""
+    """Publish why this host does not take part."""
     try:
         yield
     except JoinFailedError as error:
-        tell_failure(client, prefix, error)
+        publish_failure(client, prefix, error)
         client.add(f"{prefix}read", 1)
         raise
 
@@ -375,14 +378,14 @@ def _is_for(text: bytes, own: HostRecord) -> bool:
     return bool(own.born) and loads(text, longest=LONGEST_RECORD_BYTES).get("to") == own.born
 
 
-def _hand_in(client: StoreClient, prefix: str, host: int, meeting: Meeting, own: HostRecord) -> None:
+def _publish_record(client: StoreClient, prefix: str, host: int, rdzv: RendezvousRound, own: HostRecord) -> None:
     key, text = f"{prefix}host/{host}", encode_record(own)
     expected = b""
     while True:
-        meeting.check()
-        if meeting.remaining_s <= 0:
-            words = f"another process writes what {own.name} says of itself"
-            raise JoinFailedError(f"{words}, for {meeting.timeout_s:.0f} s", "see who else reaches the job's store")
+        rdzv.check()
+        if rdzv.remaining_s <= 0:
+            message = f"another process writes what {own.name} says of itself"
+            raise JoinFailedError(f"{message}, for {rdzv.timeout_s:.0f} s", "see who else reaches the job's store")
         stored, found = client.swap(key, expected, text)
         if found == text.encode():
             return
@@ -396,7 +399,7 @@ def _hand_in(client: StoreClient, prefix: str, host: int, meeting: Meeting, own:
             error = JoinFailedError(
                 f"two hosts have the node rank {host}: {both}", "give every host a --node-rank of its own"
             )
-            tell_failure(client, prefix, error)
+            publish_failure(client, prefix, error)
             raise error
-        # That of a process that has ended, or what this one said before it lost the connection.
+        # That of a process that has ended, or what this one wrote before it lost the connection.
         expected = stored

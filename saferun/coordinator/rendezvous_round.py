@@ -1,4 +1,4 @@
-"""One meeting of a job's hosts, as this host sees it: who takes part here, until when, and what is waited for."""
+"""One rendezvous of a job's hosts, as this host sees it: who takes part here, until when, and what is waited for."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from saferun.coordinator.assignments import HostAssignment, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.dial import plain
-from saferun.coordinator.places import HostPlace, HostRecord, TaskRecord, label_hosts
 from saferun.coordinator.secrecy import NO_SECRET
 from saferun.coordinator.store_client import StoreClient
 from saferun.model import Value
 
 if TYPE_CHECKING:
-    from saferun.coordinator.pact import Pact
+    from saferun.coordinator.secret_agreement import SecretAgreement
 
 _MOST_TASKS = 4096
 _BORN = os.urandom(8).hex()
-# How soon something is told that waiting alone will hardly mend.
-_AMISS_S = 2.0
+# How soon something is reported that waiting alone will hardly mend.
+_FAULT_S = 2.0
 
 
 class JoinFailedError(Exception):
-    """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_told``: the other hosts know it already.
+    """The hosts cannot meet. ``what`` and ``hint`` are for people; ``is_published``: the other hosts know it already.
 
     ``is_usage``: the hosts were started in a way that cannot work, and so will be the next time.
     """
 
-    def __init__(self, what: str, hint: str, *, is_told: bool = False, is_usage: bool = False) -> None:
+    def __init__(self, what: str, hint: str, *, is_published: bool = False, is_usage: bool = False) -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
-        self.is_told = is_told
+        self.is_published = is_published
         self.is_usage = is_usage
 
 
 class CancelledError(Exception):
-    """Nobody waits for this meeting any more."""
+    """No task waits for this rendezvous any more."""
 
 
-class Met(Value):
-    """What a meeting comes to: this host's place, the way to the control store, and the ranks' store."""
+class RendezvousResult(Value):
+    """What a rendezvous comes to: this host's assignment, the way to the control store, and the ranks' store."""
 
-    place: HostPlace
+    assignment: HostAssignment
     client: StoreClient
     job: str
     prefix: str
@@ -71,8 +71,8 @@ class Met(Value):
         return [(record.host_info, record.probe_endpoint) for record in self.records]
 
 
-class Meeting:
-    """A meeting, from the first task of this host that joins to the places of all hosts.
+class RendezvousRound:
+    """A rendezvous, from the first task of this host that joins to the assignments of all hosts.
 
     Args:
         first: the message of that task.
@@ -101,25 +101,25 @@ class Meeting:
         self.addresses = [str(address) for address in (first.get("record") or {}).get("addresses") or ()]
         self.expected = [str(name) for name in first.get("expected") or []]
         self.name = str(first["name"])
-        self.tell_every_s = float(first.get("tell_every_s") or 30.0)
+        self.report_every_s = float(first.get("report_every_s") or 30.0)
         self.task_count = min(_MOST_TASKS, max(1, int(first["tasks"])))
         self.began_at = time.monotonic()
         self._give_up_at = self.began_at + self.timeout_s
         self.is_over = False
         self.secrecy = NO_SECRET
         # What signs the messages of the job with this number where no secret was named; None: nothing does.
-        self.make_pact: Callable[[str], Pact | None] = lambda _: None
+        self.make_agreement: Callable[[str], SecretAgreement | None] = lambda _: None
         self.is_torchs = False  # torch's handler waits for the others, and knows best when to give up
-        # Called when all hosts are known to have left the attempt before.
+        # Called when all hosts are known to have left the previous attempt.
         self.on_all_here: Callable[[], None] = lambda: None
         self.on_leave: Callable[[], None] | None = (
-            None  # tells the other hosts that this one goes, once they can be told
+            None  # publishes to the other hosts that this one goes, once that is possible
         )
         self._joins: dict[int, dict[str, Any]] = {}
         self._changed = threading.Condition()
-        self._words = ""
-        self._is_amiss = False
-        self._told_at = self.began_at
+        self._message = ""
+        self._is_fault = False
+        self._reported_at = self.began_at
         self._left = ""
 
     def add(self, task: int, message: dict[str, Any]) -> bool:
@@ -142,7 +142,7 @@ class Meeting:
 
         Raises:
             JoinFailedError: some do not come.
-            CancelledError: nobody waits any more.
+            CancelledError: no task waits for it any more.
         """
         while True:
             with self._changed:
@@ -150,8 +150,8 @@ class Meeting:
                 if not missing:
                     return self._record()
             shown = ", ".join(map(str, missing[:16])) + (", …" if len(missing) > 16 else "")  # noqa: PLR2004
-            words = f"{len(missing)} of {self.task_count} tasks on this host: {shown}"
-            self.say(f"waiting for {words}")
+            message = f"{len(missing)} of {self.task_count} tasks on this host: {shown}"
+            self.set_status(f"waiting for {message}")
             self.check()
             if self.remaining_s <= 0:
                 raise JoinFailedError(
@@ -203,31 +203,31 @@ class Meeting:
         """Go on, or not.
 
         Raises:
-            CancelledError: nobody waits any more.
+            CancelledError: no task waits for it any more.
         """
         if self.is_over:
             raise CancelledError
 
-    def say(self, words: str, *, is_amiss: bool = False) -> None:
-        """What is being waited for, for whoever asks. ``is_amiss``: that is more than somebody who comes late."""
-        self._words = words
-        self._is_amiss = is_amiss
+    def set_status(self, message: str, *, is_fault: bool = False) -> None:
+        """What is being waited for, for whoever asks. ``is_fault``: that is more than a host that comes late."""
+        self._message = message
+        self._is_fault = is_fault
 
-    def words_due(self) -> str | None:
-        """What to tell the tasks now; None: nothing yet."""
+    def due_message(self) -> str | None:
+        """What to print on the tasks now; None: nothing yet."""
         now = time.monotonic()
-        is_first = self._told_at == self.began_at
-        wait_s = min(_AMISS_S, self.tell_every_s) if self._is_amiss and is_first else self.tell_every_s
-        if self.is_over or not self._words or now - self._told_at < wait_s:
+        is_first = self._reported_at == self.began_at
+        wait_s = min(_FAULT_S, self.report_every_s) if self._is_fault and is_first else self.report_every_s
+        if self.is_over or not self._message or now - self._reported_at < wait_s:
             return None
-        self._told_at = now
-        return f"{self._words} ({now - self.began_at:.0f} s)"
+        self._reported_at = now
+        return f"{self._message} ({now - self.began_at:.0f} s)"
 
     def overdue(self) -> JoinFailedError | None:
-        """What to say where the meeting's own thread can say nothing: it waits for somebody who does not answer."""
+        """The error where the rendezvous's own thread can report none: it waits for a host that does not answer."""
         if self.is_over or self.is_torchs or self.remaining_s > -5.0:  # noqa: PLR2004
             return None
         return JoinFailedError(
-            f"the hosts did not meet within {self.timeout_s:.0f} s: {self._words or 'no answer'}",
+            f"the hosts did not meet within {self.timeout_s:.0f} s: {self._message or 'no answer'}",
             "see what saferun says on the other hosts, and whether they are alive",
         )

@@ -9,18 +9,18 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from saferun.coordinator.places import (
+from saferun.coordinator.assignments import (
     HostRecord,
     TaskRecord,
     assign,
     chunk_limit_bytes,
-    decode_place,
+    decode_assignment,
     decode_record,
     disagreement,
-    encode_place,
+    encode_assignment,
     encode_record,
     label_hosts,
-    missing_words,
+    missing_text,
 )
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=8)
@@ -45,12 +45,12 @@ JOBS = st.lists(RECORDS, min_size=1, max_size=6)
 @given(JOBS)
 def test_ranks_are_contiguous_by_host_and_task(records: list[HostRecord]) -> None:
     """Each rank is somebody's, and in the order of the hosts: torchrun's rule."""
-    places = assign(records)
-    ranks = [task.base_rank + i for place in places for task in place.tasks for i in range(task.nproc)]
-    assert ranks == list(range(places[0].world_size))
-    for place in places:
-        local = [task.local_base + i for task in place.tasks for i in range(task.nproc)]
-        assert local == list(range(place.local_world_size))
+    assignments = assign(records)
+    ranks = [task.base_rank + i for assignment in assignments for task in assignment.tasks for i in range(task.nproc)]
+    assert ranks == list(range(assignments[0].world_size))
+    for assignment in assignments:
+        local = [task.local_base + i for task in assignment.tasks for i in range(task.nproc)]
+        assert local == list(range(assignment.local_world_size))
 
 
 @given(JOBS)
@@ -58,8 +58,8 @@ def test_ranks_of_a_role_are_contiguous_in_the_same_order(records: list[HostReco
     """A role is numbered as if it were the job."""
     of_role: dict[str, list[int]] = {}
     sizes: Counter[str] = Counter()
-    for record, place in zip(records, assign(records), strict=True):
-        for task, share in zip(record.tasks, place.tasks, strict=True):
+    for record, assignment in zip(records, assign(records), strict=True):
+        for task, share in zip(record.tasks, assignment.tasks, strict=True):
             of_role.setdefault(task.role, []).extend(share.role_base + i for i in range(share.nproc))
             sizes[task.role] = share.role_world_size
     assert all(ranks == list(range(sizes[role])) for role, ranks in of_role.items())
@@ -68,9 +68,9 @@ def test_ranks_of_a_role_are_contiguous_in_the_same_order(records: list[HostReco
 @given(JOBS)
 def test_the_job_takes_the_highest_attempt(records: list[HostRecord]) -> None:
     """No number is used twice, whoever has been there for how long."""
-    places = assign(records)
-    assert {place.attempt for place in places} == {max(record.attempt for record in records)}
-    assert {place.restarts for place in places} == {max(record.restarts for record in records)}
+    assignments = assign(records)
+    assert {assignment.attempt for assignment in assignments} == {max(record.attempt for record in records)}
+    assert {assignment.restarts for assignment in assignments} == {max(record.restarts for record in records)}
 
 
 @given(st.lists(st.sampled_from(["a", "b", "a.0", "a.1", "a.2", "a.1.1", "b.3"]), min_size=1, max_size=7))
@@ -90,9 +90,9 @@ def test_a_label_is_the_name_where_that_is_enough() -> None:
 @given(JOBS)
 def test_records_and_places_survive_the_way(records: list[HostRecord]) -> None:
     """They are read as they were written."""
-    for record, place in zip(records, assign(records), strict=True):
+    for record, assignment in zip(records, assign(records), strict=True):
         assert decode_record(encode_record(record)) == record
-        assert decode_place(encode_place(place)) == place
+        assert decode_assignment(encode_assignment(assignment)) == assignment
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -119,17 +119,17 @@ def test_a_malformed_record_is_none(record: HostRecord, data: st.DataObject) -> 
 @given(JOBS, st.data())
 def test_a_malformed_place_is_none(records: list[HostRecord], data: st.DataObject) -> None:
     """As with records."""
-    fields = json.loads(encode_place(assign(records)[0]))
+    fields = json.loads(encode_assignment(assign(records)[0]))
     field = data.draw(st.sampled_from(sorted(fields)))
-    found = decode_place(json.dumps({**fields, field: data.draw(JSON)}))
+    found = decode_assignment(json.dumps({**fields, field: data.draw(JSON)}))
     assert found is None or found.host < found.hosts
-    assert decode_place(json.dumps({key: fields[key] for key in fields if key != field})) is None
+    assert decode_assignment(json.dumps({key: fields[key] for key in fields if key != field})) is None
 
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_json_are_none(content: bytes) -> None:
     """Foreign stores hold anything."""
-    assert decode_place(content) is None
+    assert decode_assignment(content) is None
     assert decode_record(content) is None
 
 
@@ -160,8 +160,8 @@ def test_a_different_number_of_hosts_is_a_disagreement() -> None:
 
 def test_the_missing_are_named_as_far_as_they_are_known() -> None:
     """By the scheduler's names, else by node rank; not all of a thousand."""
-    assert missing_words([1, 3], 4, ["node1", "node2"]) == "2 of 4 hosts: node2, node rank 3"
-    assert missing_words(list(range(100)), 200, []).endswith("node rank 15, and 84 more")
+    assert missing_text([1, 3], 4, ["node1", "node2"]) == "2 of 4 hosts: node2, node rank 3"
+    assert missing_text(list(range(100)), 200, []).endswith("node rank 15, and 84 more")
 
 
 @given(st.integers(1, 100_000))

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 
 from saferun.cluster.signed import CannotSealError, is_signed
-from saferun.coordinator import pact as pact_module
-from saferun.coordinator.gathering import Gathering, MovedError, take_place
-from saferun.coordinator.meeting import JoinFailedError, Meeting
-from saferun.coordinator.pact import OFFER_KEY, Pact
-from saferun.coordinator.places import HostPlace, HostRecord, TaskRecord, assign, encode_place, encode_record
+from saferun.coordinator import secret_agreement
+from saferun.coordinator.assignments import (
+    HostAssignment,
+    HostRecord,
+    TaskRecord,
+    assign,
+    encode_assignment,
+    encode_record,
+)
+from saferun.coordinator.record_collection import MovedError, RecordCollection, await_assignment
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
 from saferun.coordinator.secrecy import Secrecy
+from saferun.coordinator.secret_agreement import OFFER_KEY, SecretAgreement
 from saferun.coordinator.store_client import StoreClient
 from tests.unit.coordinator.memory_store import MemoryStore
 
@@ -68,7 +75,7 @@ class Host:
     def __init__(self, store: MemoryStore, sharing: Any, *, is_required: bool = False, job: str = "0123") -> None:
         self.secrecy = Secrecy()
         self.made: list[Any] = []
-        self.pact = Pact(
+        self.agreement = SecretAgreement(
             sharing,
             "job7",
             job,
@@ -78,7 +85,7 @@ class Host:
             secrecy=self.secrecy,
             on_made=self.made.append,
         )
-        self.client: StoreClient = store.client(self.pact)
+        self.client: StoreClient = store.client(self.agreement)
 
     def ignored(self) -> str:
         """The key of the last value that was ignored."""
@@ -89,9 +96,9 @@ def record(name: str) -> HostRecord:
     return HostRecord(name, (TaskRecord(1, "default", 7),), born=f"born {name}", most=3, host_info="CARD of " + name)
 
 
-def meeting_of(name: str) -> Meeting:
+def rdzv_of(name: str) -> RendezvousRound:
     first = {"backend": "static", "node_rank": 0, "least": 2, "most": 3, "run_id": "job7", "timeout_s": DEADLINE_S}
-    return Meeting({**first, "host_timeout_s": 30.0, "name": name, "tasks": 1})
+    return RendezvousRound({**first, "host_timeout_s": 30.0, "name": name, "tasks": 1})
 
 
 def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
@@ -111,19 +118,19 @@ def in_background(call: Any) -> tuple[threading.Thread, list[Any]]:
 def follow(store: MemoryStore, host: Host, number: int, *, prefix: str = "r0/") -> tuple[threading.Thread, list[Any]]:
     del store
     name = f"node{number}"
-    return in_background(lambda: take_place(host.client, prefix, number, meeting_of(name), record(name)))
+    return in_background(lambda: await_assignment(host.client, prefix, number, rdzv_of(name), record(name)))
 
 
 def meet(store: MemoryStore, hosts: Sequence[Host], *, prefix: str = "r0/") -> list[Any]:
     """What a meeting comes to on each host: a place, or why there is none."""
     leader = hosts[0]
-    if isinstance(leader.client.signer, Pact):
-        leader.pact.offer(leader.client)
+    if isinstance(leader.client.signer, SecretAgreement):
+        leader.agreement.offer(leader.client)
     threads = [follow(store, host, number, prefix=prefix) for number, host in enumerate(hosts) if number]
 
-    def lead() -> HostPlace:
-        gathering = Gathering(leader.client, prefix, len(hosts), can_probe=False)
-        return gathering.hand_out(gathering.gather(meeting_of("node0"), record("node0")))
+    def lead() -> HostAssignment:
+        collection = RecordCollection(leader.client, prefix, len(hosts), can_probe=False)
+        return collection.publish_assignments(collection.collect(rdzv_of("node0"), record("node0")))
 
     thread, results = in_background(lead)
     for one, _ in [(thread, results), *threads]:
@@ -139,7 +146,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def is_agreed(hosts: Sequence[Host]) -> list[bool]:
-    return [host.pact.is_agreed for host in hosts]
+    return [host.agreement.is_agreed for host in hosts]
 
 
 @pytest.mark.parametrize("kind", ["munge", "file"])
@@ -148,17 +155,17 @@ def test_where_all_hosts_take_the_offer_everything_is_signed(kind: str) -> None:
     store, channel = MemoryStore(), Channel()
     sharing = channel.of_host(kind=kind)
     hosts = [Host(store, sharing), Host(store, channel.of_host()), Host(store, channel.of_host())]
-    places = meet(store, hosts)
-    assert [place.host for place in places] == [0, 1, 2]
+    assignments = meet(store, hosts)
+    assert [assignment.host for assignment in assignments] == [0, 1, 2]
     assert is_agreed(hosts) == [True] * 3
     assert hosts[0].made == ([["/somewhere", 1, 2]] if kind == "file" else [])
     assert sharing.withdrawn == (kind == "file")
-    for key in ("r0/host/1", "r0/host/2", "r0/place/1", "r0/place/2", "a0/beat/1", "a0/state/1"):
+    for key in ("r0/host/1", "r0/host/2", "r0/assignment/1", "r0/assignment/2", "a0/heartbeat/1", "a0/state/1"):
         assert is_signed(store.values[key]), key
     assert not any(b"CARD" in value for value in store.values.values())
-    hosts[1].client.set("a0/log/0", "told")
+    hosts[1].client.set("a0/log/0", "entry")
     assert is_signed(store.values["a0/log/0"])
-    assert hosts[2].client.find("a0/log/0") == b"told"
+    assert hosts[2].client.find("a0/log/0") == b"entry"
     store.write("a0/log/1", "forged")
     assert hosts[2].client.find("a0/log/1") is None
     assert hosts[2].ignored() == "a0/log/1"
@@ -172,17 +179,17 @@ def test_where_one_host_cannot_take_it_the_job_goes_on_unsigned() -> None:
         Host(store, channel.of_host()),
         Host(store, channel.of_host(is_there=False)),
     ]
-    places = meet(store, hosts)
-    assert [place.host for place in places] == [0, 1, 2]
+    assignments = meet(store, hosts)
+    assert [assignment.host for assignment in assignments] == [0, 1, 2]
     assert is_agreed(hosts) == [False] * 3
-    assert hosts[0].pact.why == "node2 did not take the secret"
-    assert hosts[2].pact.why == NO
-    assert is_signed(store.values["r0/place/1"])
-    assert not is_signed(store.values["r0/place/2"])
-    hosts[1].client.set("a0/log/0", "told")
-    assert store.values["a0/log/0"] == b"told"
-    assert hosts[2].client.find("a0/log/0") == b"told"
-    assert hosts[0].client.read_all(["a0/log/0"], newest=True) == [b"told"]
+    assert hosts[0].agreement.why == "node2 did not take the secret"
+    assert hosts[2].agreement.why == NO
+    assert is_signed(store.values["r0/assignment/1"])
+    assert not is_signed(store.values["r0/assignment/2"])
+    hosts[1].client.set("a0/log/0", "entry")
+    assert store.values["a0/log/0"] == b"entry"
+    assert hosts[2].client.find("a0/log/0") == b"entry"
+    assert hosts[0].client.read_all(["a0/log/0"], newest=True) == [b"entry"]
     assert hosts[0].ignored() == ""
 
 
@@ -192,8 +199,8 @@ def test_a_host_that_takes_no_part_in_it_has_others_do_without(number: int) -> N
     store, channel = MemoryStore(), Channel()
     hosts = [Host(store, channel.of_host()) for _ in range(3)]
     hosts[number].client.signer = None
-    places = meet(store, hosts)
-    assert [place.host for place in places] == [0, 1, 2]
+    assignments = meet(store, hosts)
+    assert [assignment.host for assignment in assignments] == [0, 1, 2]
     assert is_agreed(hosts) == [False] * 3
 
 
@@ -201,15 +208,15 @@ def test_without_a_channel_the_store_holds_what_it_holds_without_all_this() -> N
     """Not a byte that is signed, and no offer."""
     store, channel = MemoryStore(), Channel()
     hosts = [Host(store, channel.of_host(is_there=False)) for _ in range(3)]
-    assert [place.host for place in meet(store, hosts)] == [0, 1, 2]
+    assert [assignment.host for assignment in meet(store, hosts)] == [0, 1, 2]
     assert is_agreed(hosts) == [False] * 3
     assert OFFER_KEY not in store.values
     assert not any(is_signed(value) for value in store.values.values())
-    assert hosts[0].pact.why == "there is no munge; there is no run directory"
-    assert hosts[1].pact.why == "the first host offers no secret"
+    assert hosts[0].agreement.why == "there is no munge; there is no run directory"
+    assert hosts[1].agreement.why == "the first host offers no secret"
 
 
-@pytest.mark.parametrize("missing", ["munge on the first host", "munge on another host", "a pact of another host"])
+@pytest.mark.parametrize("missing", ["munge on the first host", "munge on another host", "a agreement of another host"])
 def test_where_signing_is_required_there_is_no_job_without(missing: str) -> None:
     """All hosts end, each with two lines, and none of them waits for its time to be over."""
     store, channel = MemoryStore(), Channel()
@@ -218,7 +225,7 @@ def test_where_signing_is_required_there_is_no_job_without(missing: str) -> None
         Host(store, channel.of_host(is_there=missing != "munge on another host"), is_required=True),
         Host(store, channel.of_host(), is_required=True),
     ]
-    if missing == "a pact of another host":
+    if missing == "a agreement of another host":
         hosts[2].client.signer = None
     results = meet(store, hosts)
     for result in results:
@@ -234,13 +241,13 @@ def test_the_next_meeting_is_signed_as_well_and_takes_in_who_comes_again() -> No
     hosts = [Host(store, channel.of_host()) for _ in range(3)]
     meet(store, hosts)
     hosts[2] = Host(store, channel.of_host())
-    assert [place.host for place in meet(store, hosts, prefix="r1/")] == [0, 1, 2]
+    assert [assignment.host for assignment in meet(store, hosts, prefix="r1/")] == [0, 1, 2]
     assert is_agreed(hosts) == [True] * 3
     hosts[2] = Host(store, channel.of_host(is_there=False))
-    assert [place.host for place in meet(store, hosts, prefix="r2/")] == [0, 1, 2]
+    assert [assignment.host for assignment in meet(store, hosts, prefix="r2/")] == [0, 1, 2]
     assert is_agreed(hosts) == [False] * 3
     hosts[2] = Host(store, channel.of_host())
-    assert [place.host for place in meet(store, hosts, prefix="r3/")] == [0, 1, 2]
+    assert [assignment.host for assignment in meet(store, hosts, prefix="r3/")] == [0, 1, 2]
     assert is_agreed(hosts) == [True] * 3
 
 
@@ -253,32 +260,32 @@ def test_who_overwrites_the_offer_has_the_job_run_unsigned_and_no_more(offer: st
     store, channel = MemoryStore(), Channel()
     hosts = [Host(store, channel.of_host()) for _ in range(3)]
     channel.secrets["7"] = b"a secret of somebody else's......", "job7", "4567"
-    original = hosts[0].pact.offer
+    original = hosts[0].agreement.offer
 
     def overwritten(client: StoreClient) -> None:
         original(client)
         store.write(OFFER_KEY, offer)
 
-    hosts[0].pact.offer = overwritten  # type: ignore[method-assign]
-    assert [place.host for place in meet(store, hosts)] == [0, 1, 2]
+    hosts[0].agreement.offer = overwritten  # type: ignore[method-assign]
+    assert [assignment.host for assignment in meet(store, hosts)] == [0, 1, 2]
     assert is_agreed(hosts) == [False] * 3
-    assert hosts[1].pact.why in {NO, "the offer makes no sense"}
-    assert hosts[0].pact.why == "node1, node2 did not take the secret"
+    assert hosts[1].agreement.why in {NO, "the offer makes no sense"}
+    assert hosts[0].agreement.why == "node1, node2 did not take the secret"
 
 
 def test_a_place_that_nobody_has_signed_is_not_taken_by_who_has_the_secret() -> None:
     """It would put the host under somebody else's orders. The true one is waited for."""
     store, channel = MemoryStore(), Channel()
     leader, host = Host(store, channel.of_host()), Host(store, channel.of_host())
-    leader.pact.offer(leader.client)
+    leader.agreement.offer(leader.client)
     forged = json.dumps({**assign([record("evil"), record("node1")])[1]._asdict(), "to": "born node1", "signed": "no"})
-    store.write("r0/place/1", forged)
+    store.write("r0/assignment/1", forged)
     thread, results = follow(store, host, 1)
-    gathering = Gathering(leader.client, "r0/", 2, can_probe=False)
-    records = gathering.gather(meeting_of("node0"), record("node0"))
-    until(lambda: host.ignored() == "r0/place/1")
+    collection = RecordCollection(leader.client, "r0/", 2, can_probe=False)
+    records = collection.collect(rdzv_of("node0"), record("node0"))
+    until(lambda: host.ignored() == "r0/assignment/1")
     assert not results
-    gathering.hand_out(records)
+    collection.publish_assignments(records)
     thread.join(DEADLINE_S)
     assert results[0].leader_name == "node0"
     assert is_agreed([leader, host]) == [True, True]
@@ -288,14 +295,16 @@ def test_a_record_that_somebody_else_has_signed_is_handed_in_again() -> None:
     """It looks as if it were signed, and is deleted; the host, which looks after it, writes the true one."""
     store, channel = MemoryStore(), Channel()
     leader, host, other = (Host(store, channel.of_host(), job=job) for job in ("0123", "0123", "4567"))
-    leader.pact.offer(leader.client)
-    other.pact.offer(other.client)
+    leader.agreement.offer(leader.client)
+    other.agreement.offer(other.client)
     other.client.set("r0/host/1", encode_record(record("evil")))
     store.values.pop(OFFER_KEY)
-    leader.pact.offer(leader.client)
+    leader.agreement.offer(leader.client)
     assert is_signed(store.values["r0/host/1"])
-    gathering = Gathering(leader.client, "r0/", 2, can_probe=False)
-    thread, results = in_background(lambda: gathering.hand_out(gathering.gather(meeting_of("node0"), record("node0"))))
+    collection = RecordCollection(leader.client, "r0/", 2, can_probe=False)
+    thread, results = in_background(
+        lambda: collection.publish_assignments(collection.collect(rdzv_of("node0"), record("node0")))
+    )
     until(lambda: "r0/host/1" not in store.values)
     follower, found = follow(store, host, 1)
     thread.join(DEADLINE_S)
@@ -309,7 +318,7 @@ def test_a_signed_value_counts_under_its_own_key_and_in_its_own_job_alone() -> N
     store, channel = MemoryStore(), Channel()
     hosts = [Host(store, channel.of_host()) for _ in range(3)]
     meet(store, hosts)
-    hosts[1].client.set("a0/log/0", "told")
+    hosts[1].client.set("a0/log/0", "entry")
     for key in ("a0/log/1", "a1/log/0"):
         store.write(key, store.values["a0/log/0"])
         assert hosts[2].client.find(key) is None
@@ -321,8 +330,8 @@ def test_a_host_without_a_secret_reads_nothing_that_is_signed() -> None:
     hosts = [Host(store, channel.of_host()) for _ in range(2)]
     meet(store, hosts)
     late = Host(store, channel.of_host(is_there=False))
-    assert late.client.find("a0/beat/1") is None
-    assert late.client.find("r0/place/1") is None
+    assert late.client.find("a0/heartbeat/1") is None
+    assert late.client.find("r0/assignment/1") is None
 
 
 # ------------------------------------------------------------------------------------------------------------- details
@@ -335,12 +344,12 @@ def test_a_credential_is_renewed_while_hosts_are_waited_for(monkeypatch: pytest.
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for kind, offers in (("munge", ["0", "1"]), ("file", ["2", "2"])):
         host = Host(store, channel.of_host(kind=kind))
-        host.pact.offer(host.client)
+        host.agreement.offer(host.client)
         seen = [store.values[OFFER_KEY].decode()]
-        host.pact.keep(host.client)
+        host.agreement.keep(host.client)
         assert store.values[OFFER_KEY].decode() == seen[0]
         now[0] += 101.0
-        host.pact.keep(host.client)
+        host.agreement.keep(host.client)
         assert [*seen, store.values[OFFER_KEY].decode()] == offers
         assert len({secret for secret, *_ in channel.secrets.values()}) == (1 if kind == "munge" else 2)
 
@@ -354,26 +363,26 @@ def test_where_nothing_can_encrypt_the_job_is_not_signed(hide: int, monkeypatch:
     def fail(_secret: bytes) -> None:
         raise CannotSealError("ImportError: no cryptography")
 
-    monkeypatch.setattr(hosts[hide].pact, "_adopt", fail)
-    assert [place.host for place in meet(store, hosts)] == [0, 1]
+    monkeypatch.setattr(hosts[hide].agreement, "_adopt", fail)
+    assert [assignment.host for assignment in meet(store, hosts)] == [0, 1]
     assert is_agreed(hosts) == [False] * 2
-    assert hosts[hide].pact.why.startswith("evidence cannot be encrypted: ImportError")
+    assert hosts[hide].agreement.why.startswith("evidence cannot be encrypted: ImportError")
 
 
 def test_nothing_that_shows_a_pact_shows_its_secret() -> None:
     """In a traceback, say."""
     host = Host(MemoryStore(), Channel().of_host())
-    host.pact.offer(host.client)
-    assert repr(host.pact) == "Pact(hidden)"
+    host.agreement.offer(host.client)
+    assert repr(host.agreement) == "SecretAgreement(hidden)"
 
 
 def test_what_is_told_of_keys_is_what_they_are() -> None:
     """A key of somebody else's looks like none of these by accident."""
     kinds = {
         "r0/host/1": "host",
-        "r12/place/3": "place",
+        "r12/assignment/3": "assignment",
         "a0/log/1": "attempt",
-        "a12/beat/3": "attempt",
+        "a12/heartbeat/3": "attempt",
         "r0/open": "",
         "round": "",
         "saferun/job": "",
@@ -382,5 +391,5 @@ def test_what_is_told_of_keys_is_what_they_are() -> None:
         "a/x": "",
         "": "",
     }
-    assert {key: pact_module._kind_of(key) for key in kinds} == kinds
-    assert encode_place(assign([record("a")])[0])
+    assert {key: secret_agreement._kind_of(key) for key in kinds} == kinds
+    assert encode_assignment(assign([record("a")])[0])

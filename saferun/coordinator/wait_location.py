@@ -31,22 +31,22 @@ _HIGHEST_FD = 1 << 20
 _ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
 
 
-def waiting_place(pid: int) -> str:
+def wait_location(pid: int) -> str:
     """``ext4 at /scratch``, ``NFS``; empty where that cannot be found."""
     path = _path_of_call(pid)
     if path:
-        kind, place = mount_of(path, _read(f"/proc/{pid}/mountinfo"))
-        if place:
-            return f"{kind} at {place}"
+        kind, location = mount_of(path, _read(f"/proc/{pid}/mountinfo"))
+        if location:
+            return f"{kind} at {location}"
     wchan = _read(f"/proc/{pid}/wchan")
     return next((kind for start, kind in _OF_WCHAN.items() if wchan.startswith(start)), "")
 
 
 def _path_of_call(pid: int) -> str:
     """The file that a system call works on whose first argument is a descriptor: read, write, fsync, close."""
-    words = _read(f"/proc/{pid}/syscall").split()
+    fields = _read(f"/proc/{pid}/syscall").split()
     try:
-        fd = int(words[1], 16)
+        fd = int(fields[1], 16)
         target = os.readlink(f"/proc/{pid}/fd/{fd}") if fd < _HIGHEST_FD else ""
     except (IndexError, ValueError, OSError):
         return ""
@@ -66,12 +66,12 @@ def mount_of(path: str, mountinfo: str) -> tuple[str, str]:
         fields = before.split(" ")
         if not separator or len(fields) < 5 or not after:  # noqa: PLR2004 - the fifth is the mount point
             continue
-        place = fields[4]
+        location = fields[4]
         for escaped, plain in _ESCAPES:
-            place = place.replace(escaped, plain)
+            location = location.replace(escaped, plain)
         # Of those that are mounted on each other the last one is seen.
-        if (path == place or path.startswith(place.rstrip("/") + "/")) and len(place) >= len(found[1]):
-            found = (after.split(" ")[0], place)
+        if (path == location or path.startswith(location.rstrip("/") + "/")) and len(location) >= len(found[1]):
+            found = (after.split(" ")[0], location)
     return found
 
 
