@@ -323,7 +323,7 @@ class Job(JobSender):
                 self._joining = False
                 self._fail(str(message["what"]), str(message["hint"]), 2 if message.get("usage") is True else 1)
             case "waiting":
-                self._print_line(f"saferun: {display_text(message['words'], LONGEST_MESSAGE)}")
+                self._print_line(f"saferun: {display_text(message['text'], LONGEST_MESSAGE)}")
             case "made":
                 # Removed with the run's own directories if the coordinator cannot, whoever is killed.
                 which = number(message["device"]), number(message["inode"])

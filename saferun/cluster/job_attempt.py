@@ -386,7 +386,7 @@ class JobAttempt:
             self._sender.abort_attempt("membership", text)
 
     def _on_malformed(self, message: JsonObject) -> None:
-        raise ValueError(f"an entry of the job's log: {message.get('words') or 'it cannot be read'}")
+        raise ValueError(f"an entry of the job's log: {message.get('text') or 'it cannot be read'}")
 
     def _on_start_stage(self, message: JsonObject) -> None:
         self.start_stage = message

@@ -362,6 +362,15 @@ def test_a_warning_of_the_coordinators_is_told(listening: Listening) -> None:
     assert listening.events == []
 
 
+def test_what_is_waited_for_and_what_is_malformed_is_printed(listening: Listening) -> None:
+    """As the coordinator puts it."""
+    listening.hear(op="waiting", text="waiting for 1 of 2 hosts: node2 (30 s)")
+    listening.join()
+    listening.hear(op="malformed", attempt=0, k=0, text="not a number")
+    assert listening.said[0] == "saferun: waiting for 1 of 2 hosts: node2 (30 s)"
+    assert "an entry of the job's log: not a number" in listening.said[1]
+
+
 def test_a_meeting_that_fails_is_a_start_that_failed_and_a_store_that_is_lost_later_leaves_this_host_alone(
     listening: Listening,
 ) -> None:
@@ -512,7 +521,7 @@ OPS = st.sampled_from(
 )
 KNOWN = st.sampled_from(
     [
-        *("attempt", "host", "task", "name", "text", "message", "changed", "why", "text", "label", "peers", "what"),
+        *("attempt", "host", "task", "name", "text", "message", "changed", "why", "label", "peers", "what"),
         *("hint", "kind", "verdict", "n", "next", "exit_code", "wait_s", "restarts", "reason", "ranks", "signum"),
         *("hosts", "changed", "progress"),
     ]
