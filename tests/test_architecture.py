@@ -319,14 +319,14 @@ def test_the_coordinator_knows_only_the_ground_floor() -> None:
     What ``sharing`` imports it imports in a process of its own, which it forks before the coordinator imports torch.
     """
     forked = {"saferun.linux.prctl", "saferun.cluster.secret_sharing"}
+    texts = {f"saferun.text.{name}" for name in ("decoding", "framing", "typed_json", "wording")}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {module}"
         for path in _sources(PACKAGE / "coordinator")
         for module, line in _imports(path)
         if _is_of(module, "saferun")
         and _room(module) not in {"coordinator", "errors", "model", "__init__"}
-        and module
-        not in {"saferun.linux.descriptors", "saferun.text.decoding", "saferun.text.framing", "saferun.text.typed_json"}
+        and module not in {"saferun.linux.descriptors", *texts}
         and module not in {"saferun.cluster.messages", "saferun.cluster.secret", "saferun.cluster.signed"}
         and (path.stem != "sharing" or module not in forked)
     ]
