@@ -102,7 +102,8 @@ def test_the_default_profile_gives_evidence_for_a_failure(folder: Path) -> None:
             environ = environ_of(job, rank)
             assert environ["PYTHONFAULTHANDLER"] == "1"
             assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
-            assert environ["TORCH_SHOW_CPP_STACKTRACES"] == "1"
+            assert environ["TORCH_SYMBOLIZE_MODE"] == "dladdr"
+            assert environ["NCCL_DEBUG_FILE"].endswith(f"/rank_{rank}/nccl.%h.%p.log")
             dump = environ.get("TORCH_FR_DUMP_TEMP_FILE") or environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
             (rank_dir,) = job.run_dir.resolve().glob(f"*/attempt_0/rank_{rank}")
             assert Path(dump).parent == rank_dir
@@ -155,16 +156,19 @@ def test_unset_takes_a_variable_out(folder: Path) -> None:
     with launch(folder, *unset, nproc=2, environ={"MINE": "1"}) as job:
         assert job.wait() == 0
         assert not environ_of(job).keys() & set(names)
-        assert environ_of(job)["TORCH_SHOW_CPP_STACKTRACES"] == "1"
+        assert environ_of(job)["TORCH_SYMBOLIZE_MODE"] == "dladdr"
 
 
 def test_the_users_own_variable_wins_over_a_profile(folder: Path) -> None:
     """And a line says so, where it makes a difference."""
-    name = "TORCH_SHOW_CPP_STACKTRACES"
-    with launch(folder, environ={name: "0", "PYTHONFAULTHANDLER": "1"}) as job:
+    name = "TORCH_SYMBOLIZE_MODE"
+    with launch(folder, environ={name: "fast", "PYTHONFAULTHANDLER": "1", "NCCL_DEBUG": "INFO"}) as job:
         assert job.wait() == 0
-        assert environ_of(job)[name] == "0"
-        assert words_of(job) == [f"{name} stays as your environment sets it; profile production would set {name}=1"]
+        assert environ_of(job)[name] == "fast"
+        assert "NCCL_DEBUG_FILE" not in environ_of(job)
+        assert words_of(job) == [
+            f"{name} stays as your environment sets it; profile production would set {name}=dladdr"
+        ]
 
 
 def test_force_in_a_profile_wins_over_the_user_and_says_so(folder: Path) -> None:

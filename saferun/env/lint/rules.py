@@ -133,7 +133,7 @@ def _name_finding(name: str, environ: Mapping[str, str], known: KnownNames, near
         return None
     if is_ambient(name):
         return None if name in DOCUMENTED else _misspelt_place(name, value, near_misses, family)
-    meant = near_misses.meant(name, family)
+    meant = near_misses.meant(name, family) if name not in DOCUMENTED else ""
     hint = f"did you mean {meant}?" if meant else ""
     unsure = _why_not_sure(name, family, known) or _plugin_not_seen(family, environ, known)
     if unsure:

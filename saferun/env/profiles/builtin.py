@@ -173,7 +173,8 @@ PROFILES: dict[str, Profile] = {
                 why=(
                     "Compares every collective over all ranks before it runs, and names the ranks that differ in "
                     "operation, shape or type; DDP says which parameters got no gradient. Every collective waits for "
-                    "a second one, over gloo. Not for DDP over gloo, which crashes with it (seen with torch 2.13)."
+                    "a second one, over gloo, and for writes to the store. Not for DDP over gloo, which crashes with "
+                    "it (seen with torch 2.13)."
                 ),
                 cost="heavy",
                 vendor="nvidia",
@@ -187,7 +188,8 @@ PROFILES: dict[str, Profile] = {
                 why=(
                     "Compares every collective over all ranks before it runs, and names the ranks that differ in "
                     "operation, shape or type; DDP says which parameters got no gradient. Every collective waits for "
-                    "a second one, over gloo. Not for DDP over gloo, which crashes with it (seen with torch 2.13)."
+                    "a second one, over gloo, and for writes to the store. Not for DDP over gloo, which crashes with "
+                    "it (seen with torch 2.13)."
                 ),
                 cost="heavy",
                 vendor="amd",
@@ -208,9 +210,48 @@ PROFILES: dict[str, Profile] = {
                 reader=("libtorch_cpu.so",),
             ),
             Variable(
+                name="TORCH_SHOW_CPP_STACKTRACES",
+                value="1",
+                place=Place(path="configs/debug.yaml", line=35),
+                why=(
+                    "An exception from torch's C++ code carries its C++ stack, some 30 lines for each. Exceptions "
+                    "that the program catches cost the same: with TORCH_SYMBOLIZE_MODE=dladdr about 4 ms for each "
+                    "place, the first time (measured with 2.13 on a CPU)."
+                ),
+                cost="light",
+                source="https://docs.pytorch.org/docs/stable/debugging_environment_variables.html",
+                reader=("libtorch_cpu.so",),
+            ),
+            Variable(
+                name="TORCH_NCCL_ENABLE_TIMING",
+                value="1",
+                place=Place(path="configs/debug.yaml", line=46),
+                why=(
+                    "The Flight Recorder marks the collectives that have begun on the GPU, and how long each took. "
+                    "It costs a CUDA event more for each collective."
+                ),
+                cost="moderate",
+                source="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
+                reader=("libtorch_cuda.so", "libtorch_hip.so"),
+            ),
+            Variable(
+                name="NCCL_CHECK_MODE",
+                value="DEBUG_GLOBAL",
+                place=Place(path="configs/debug.yaml", line=55),
+                why=(
+                    "NCCL compares the arguments of each call between the ranks, and fails with a message where they "
+                    "differ, instead of hanging."
+                ),
+                cost="heavy",
+                vendor="nvidia",
+                versions=(("nccl", ">=2.29.7"),),
+                source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+                reader=("libnccl.so.2",),
+            ),
+            Variable(
                 name="TORCH_CPP_LOG_LEVEL",
                 value="INFO",
-                place=Place(path="configs/debug.yaml", line=35),
+                place=Place(path="configs/debug.yaml", line=66),
                 why="Without it most of what TORCH_DISTRIBUTED_DEBUG has to say is not printed.",
                 cost="moderate",
                 source="https://docs.pytorch.org/docs/stable/debugging_environment_variables.html",
@@ -219,7 +260,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG",
                 value="INFO",
-                place=Place(path="configs/debug.yaml", line=42),
+                place=Place(path="configs/debug.yaml", line=73),
                 why=(
                     "NCCL and RCCL say which interfaces, devices and paths they chose, and what failed. RCCL reads "
                     "this name too; nothing reads RCCL_DEBUG."
@@ -231,7 +272,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG_SUBSYS",
                 value="INIT,ENV,NET,GRAPH,COLL",
-                place=Place(path="configs/debug.yaml", line=51),
+                place=Place(path="configs/debug.yaml", line=82),
                 why=(
                     "Start-up, variables that were read, network, topology, and each collective with its size and "
                     "count."
@@ -243,7 +284,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="NCCL_DEBUG_FILE",
                 value="{rank_dir}/nccl.%h.%p.log",
-                place=Place(path="configs/debug.yaml", line=58),
+                place=Place(path="configs/debug.yaml", line=89),
                 why=(
                     "One file a process instead of standard output (%h is the host, %p the process). Nothing reads "
                     "RCCL_DEBUG_FILE."
@@ -254,7 +295,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_TRACE_BUFFER_SIZE",
                 value="20000",
-                place=Place(path="configs/debug.yaml", line=66),
+                place=Place(path="configs/debug.yaml", line=97),
                 why="The Flight Recorder reaches ten times as far back; a rank needs some tens of megabytes for it.",
                 cost="light",
                 versions=(("torch", "<2.8"),),
@@ -265,7 +306,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_BUFFER_SIZE",
                 value="20000",
-                place=Place(path="configs/debug.yaml", line=75),
+                place=Place(path="configs/debug.yaml", line=106),
                 why="The Flight Recorder reaches ten times as far back; a rank needs some tens of megabytes for it.",
                 cost="light",
                 versions=(("torch", ">=2.8"),),
@@ -276,7 +317,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_TRACE_CPP_STACK",
                 value="1",
-                place=Place(path="configs/debug.yaml", line=84),
+                place=Place(path="configs/debug.yaml", line=115),
                 why="The Flight Recorder keeps the C++ stack of each collective as well.",
                 cost="moderate",
                 versions=(("torch", "<2.8"),),
@@ -287,7 +328,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_CPP_STACK",
                 value="1",
-                place=Place(path="configs/debug.yaml", line=93),
+                place=Place(path="configs/debug.yaml", line=124),
                 why="The Flight Recorder keeps the C++ stack of each collective as well.",
                 cost="moderate",
                 versions=(("torch", ">=2.8"),),
@@ -298,7 +339,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/debug.yaml", line=103),
+                place=Place(path="configs/debug.yaml", line=134),
                 why=(
                     "Writing anything into this pipe (torch appends RANK.pipe) makes the rank dump its Flight "
                     "Recorder and go on. The file system of the run directory has to know FIFOs."
@@ -311,7 +352,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/debug.yaml", line=112),
+                place=Place(path="configs/debug.yaml", line=143),
                 why=(
                     "Writing anything into this pipe (torch appends RANK.pipe) makes the rank dump its Flight "
                     "Recorder and go on. The file system of the run directory has to know FIFOs."
@@ -324,7 +365,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="GLOO_LOG_LEVEL",
                 value="INFO",
-                place=Place(path="configs/debug.yaml", line=121),
+                place=Place(path="configs/debug.yaml", line=152),
                 why="gloo says which device and address it chose.",
                 cost="light",
                 versions=(("torch", ">=2.11"),),
@@ -345,7 +386,8 @@ PROFILES: dict[str, Profile] = {
                 place=Place(path="configs/memory-debug.yaml", line=7),
                 why=(
                     "Segments grow instead of being added: a job that runs out of memory without this and not with "
-                    "it suffered from fragmentation."
+                    "it suffered from fragmentation. Programs that share the GPU's memory by cudaIpcGetMemHandle "
+                    "themselves (some custom all-reduces) fail with it."
                 ),
                 cost="moderate",
                 vendor="nvidia",
@@ -356,11 +398,11 @@ PROFILES: dict[str, Profile] = {
             ),
             Variable(
                 name="PYTORCH_HIP_ALLOC_CONF",
-                value="garbage_collection_threshold:0.8,max_split_size_mb:512",
-                place=Place(path="configs/memory-debug.yaml", line=19),
+                value="max_split_size_mb:512",
+                place=Place(path="configs/memory-debug.yaml", line=21),
                 why=(
-                    "Unused blocks are given back from 80 % on, and large blocks are not split: the remedies against "
-                    "fragmentation that torch has on ROCm, where segments cannot grow."
+                    "Large blocks are not split: the remedy against fragmentation that these releases of torch have "
+                    "on ROCm, where segments cannot grow."
                 ),
                 cost="moderate",
                 vendor="amd",
@@ -372,10 +414,11 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="PYTORCH_ALLOC_CONF",
                 value="expandable_segments:True",
-                place=Place(path="configs/memory-debug.yaml", line=31),
+                place=Place(path="configs/memory-debug.yaml", line=33),
                 why=(
                     "Segments grow instead of being added: a job that runs out of memory without this and not with "
-                    "it suffered from fragmentation. It is the name from 2.9 on."
+                    "it suffered from fragmentation. Programs that share the GPU's memory by cudaIpcGetMemHandle "
+                    "themselves (some custom all-reduces) fail with it. It is the name from 2.9 on."
                 ),
                 cost="moderate",
                 vendor="nvidia",
@@ -386,11 +429,28 @@ PROFILES: dict[str, Profile] = {
             ),
             Variable(
                 name="PYTORCH_ALLOC_CONF",
-                value="garbage_collection_threshold:0.8,max_split_size_mb:512",
-                place=Place(path="configs/memory-debug.yaml", line=42),
+                value="expandable_segments:True",
+                place=Place(path="configs/memory-debug.yaml", line=45),
                 why=(
-                    "Unused blocks are given back from 80 % on, and large blocks are not split: the remedies against "
-                    "fragmentation that every torch has on ROCm. It is the name from 2.9 on."
+                    "Segments grow instead of being added: a job that runs out of memory without this and not with "
+                    "it suffered from fragmentation. Programs that share the GPU's memory by hipIpcGetMemHandle "
+                    "themselves (some custom all-reduces) fail with it. On ROCm segments can grow from ROCm 7 and "
+                    "torch 2.11 on."
+                ),
+                cost="moderate",
+                vendor="amd",
+                versions=(("torch", ">=2.11"), ("rocm", ">=7.0")),
+                source="https://github.com/pytorch/pytorch/pull/177974",
+                reader=("libc10.so",),
+                same_as=("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
+            ),
+            Variable(
+                name="PYTORCH_ALLOC_CONF",
+                value="max_split_size_mb:512",
+                place=Place(path="configs/memory-debug.yaml", line=57),
+                why=(
+                    "Large blocks are not split: the remedy against fragmentation that every torch has on ROCm. It "
+                    "is the name from 2.9 on."
                 ),
                 cost="moderate",
                 vendor="amd",
@@ -402,7 +462,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="HSA_TOOLS_LIB",
                 value="/opt/rocm/lib/librocm-debug-agent.so.2",
-                place=Place(path="configs/memory-debug.yaml", line=53),
+                place=Place(path="configs/memory-debug.yaml", line=68),
                 why=(
                     "AMD's debug agent prints the registers and the code of the waves that caused a memory fault, "
                     "and of all waves on SIGQUIT."
@@ -416,7 +476,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="HSA_ENABLE_DEBUG",
                 value="1",
-                place=Place(path="configs/memory-debug.yaml", line=64),
+                place=Place(path="configs/memory-debug.yaml", line=79),
                 why="The debug agent of ROCm releases before 7.0 needs it.",
                 cost="moderate",
                 vendor="amd",
@@ -510,22 +570,34 @@ PROFILES: dict[str, Profile] = {
         extends=("minimal",),
         variables=(
             Variable(
-                name="TORCH_SHOW_CPP_STACKTRACES",
-                value="1",
-                place=Place(path="configs/production.yaml", line=26),
+                name="NCCL_DEBUG",
+                value="WARN",
+                place=Place(path="configs/production.yaml", line=28),
                 why=(
-                    "An exception from torch's C++ code carries its C++ stack. Only a raised exception costs "
-                    "anything: with TORCH_SYMBOLIZE_MODE=dladdr about 4 ms for each place it is raised from, the "
-                    "first time (measured with 2.13 on a CPU); the text of the exception grows by some kilobytes."
+                    "NCCL and RCCL write down what went wrong before a call failed: torch's exception quotes the "
+                    "last warning only, which is a consequence in most cases. NVIDIA calls it the least for "
+                    "production; a healthy job writes nothing but NCCL's version."
                 ),
-                cost="light",
-                source="https://docs.pytorch.org/docs/stable/debugging_environment_variables.html",
-                reader=("libtorch_cpu.so",),
+                source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+                reader=("libnccl.so.2", "librccl.so.1"),
+                together_with="NCCL_DEBUG_FILE",
+            ),
+            Variable(
+                name="NCCL_DEBUG_FILE",
+                value="{rank_dir}/nccl.%h.%p.log",
+                place=Place(path="configs/production.yaml", line=39),
+                why=(
+                    "One file a process in the rank's directory instead of standard output (%h is the host, %p the "
+                    "process)."
+                ),
+                source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+                reader=("libnccl.so.2", "librccl.so.1"),
+                together_with="NCCL_DEBUG",
             ),
             Variable(
                 name="TORCH_SYMBOLIZE_MODE",
                 value="dladdr",
-                place=Place(path="configs/production.yaml", line=36),
+                place=Place(path="configs/production.yaml", line=48),
                 why=(
                     "Names the functions of C++ stacks from the symbol tables. The default starts addr2line, which "
                     "takes most of a second for the first exception on a CPU build and can take minutes on a CUDA "
@@ -538,7 +610,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_TRACE_BUFFER_SIZE",
                 value="2000",
-                place=Place(path="configs/production.yaml", line=48),
+                place=Place(path="configs/production.yaml", line=60),
                 why=(
                     "The Flight Recorder keeps the last 2000 collectives of each rank, with the Python line that "
                     "issued them: which shows the rank that fell out of step. It costs one walk of the Python stack "
@@ -553,7 +625,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_BUFFER_SIZE",
                 value="2000",
-                place=Place(path="configs/production.yaml", line=59),
+                place=Place(path="configs/production.yaml", line=71),
                 why=(
                     "The Flight Recorder keeps the last 2000 collectives of each rank, with the Python line that "
                     "issued them: which shows the rank that fell out of step. It is torch's own value from 2.11, and "
@@ -568,7 +640,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DUMP_ON_TIMEOUT",
                 value="1",
-                place=Place(path="configs/production.yaml", line=71),
+                place=Place(path="configs/production.yaml", line=83),
                 why=(
                     "When a collective fails or times out on one rank, every rank writes its Flight Recorder to a "
                     "file before it ends. The ranks ask the store once a second whether one of them has failed."
@@ -582,7 +654,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_DUMP_ON_TIMEOUT",
                 value="1",
-                place=Place(path="configs/production.yaml", line=82),
+                place=Place(path="configs/production.yaml", line=94),
                 why=(
                     "When a collective fails or times out on one rank, every rank writes its Flight Recorder to a "
                     "file before it ends. The ranks ask the store once a second whether one of them has failed."
@@ -596,7 +668,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/production.yaml", line=94),
+                place=Place(path="configs/production.yaml", line=106),
                 why=(
                     "Puts the Flight Recorder's dump beside the rank's output instead of into /tmp, where the next "
                     "job overwrites it."
@@ -609,7 +681,7 @@ PROFILES: dict[str, Profile] = {
             Variable(
                 name="TORCH_FR_DUMP_TEMP_FILE",
                 value="{rank_dir}/flight_recorder_",
-                place=Place(path="configs/production.yaml", line=103),
+                place=Place(path="configs/production.yaml", line=115),
                 why=(
                     "Puts the Flight Recorder's dump beside the rank's output instead of into the user's cache, "
                     "where the next job overwrites it."
@@ -656,9 +728,14 @@ PROFILES: dict[str, Profile] = {
             ),
             Variable(
                 name="TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
-                value="120000",
+                value="30000",
                 place=Place(path="configs/slow-network.yaml", line=27),
-                why="The Flight Recorder's dump gets 2 minutes to reach a slow file system before the process ends.",
+                why=(
+                    "The Flight Recorder's dump gets 30 s to reach a slow file system (torch gives it 15 s). The "
+                    "watchdog waits up to four times that: after an NCCL error every rank holds its GPU for up to 2 "
+                    "minutes before it ends."
+                ),
+                cost="light",
                 versions=(("torch", "<2.15"),),
                 source="https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html",
                 reader=("libtorch_cuda.so", "libtorch_hip.so"),
@@ -666,9 +743,14 @@ PROFILES: dict[str, Profile] = {
             ),
             Variable(
                 name="TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
-                value="120000",
-                place=Place(path="configs/slow-network.yaml", line=36),
-                why="The Flight Recorder's dump gets 2 minutes to reach a slow file system before the process ends.",
+                value="30000",
+                place=Place(path="configs/slow-network.yaml", line=38),
+                why=(
+                    "The Flight Recorder's dump gets 30 s to reach a slow file system (torch gives it 15 s). The "
+                    "watchdog waits up to four times that: after an NCCL error every rank holds its GPU for up to 2 "
+                    "minutes before it ends."
+                ),
+                cost="light",
                 versions=(("torch", ">=2.15"),),
                 source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/FlightRecorder.hpp",
                 reader=("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so"),

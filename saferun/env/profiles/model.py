@@ -56,6 +56,7 @@ class Variable(Value):
         reader: the libraries that read it, or ``python: MODULE``.
         same_as: other names of the same setting: where one is set, this variable steps back.
         needs_file: a file without which it means nothing.
+        together_with: another variable of the same profile: where that is not set by it, this one is left out too.
         force: whether it also replaces what the user's environment sets.
     """
 
@@ -74,6 +75,7 @@ class Variable(Value):
     same_as: tuple[str, ...] = ()
     needs_file: str = ""
     force: bool = False
+    together_with: str = ""
 
 
 class Removal(Value):

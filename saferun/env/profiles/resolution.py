@@ -65,6 +65,7 @@ def resolve(
         state.drop_aliases_of(name, "--env")
     for name in unset:
         _check_name("--unset", name, "")
+    flagged = dict.fromkeys(name for name, _ in env)
     settings: dict[str, Setting] = {}
     kept: list[Kept] = []
     for name, (variable, owner) in state.chosen.items():
@@ -72,18 +73,19 @@ def resolve(
             continue
         found = next((other for other in (name, *variable.same_as) if other in user_environ and other not in unset), "")
         if found and not variable.force:
-            differs = found != name or user_environ[found] != variable.value
+            # One of two that belong together gives way without a line: the user's has its own way to be seen.
+            differs = not variable.together_with and (found != name or user_environ[found] != variable.value)
             kept.append(Kept(variable, owner.name, found, differs))
             continue
         replaced = user_environ.get(name)
         if replaced == variable.value:
             replaced = None
         settings[name] = Setting(variable, owner.name, f"profile {owner.name} ({variable.place})", replaced)
+    _drop_lone(settings, flagged)
     for name, value in env:
         replaced = user_environ.get(name)
         variable = Variable(name, value, Place("--env", 1))
         settings[name] = Setting(variable, None, "--env", replaced if replaced != templates.fill(value, {}) else None)
-    flagged = dict.fromkeys(name for name, _ in env)
     return Resolution(
         profiles=tuple(profile.name for profile in layers),
         settings=tuple(sorted(settings.values(), key=lambda setting: setting.variable.name)),
@@ -91,6 +93,14 @@ def resolve(
         skipped=tuple(sorted(state.skipped, key=lambda skipped: skipped.variable.name)),
         removed=_removed(state, unset, user_environ, settings),
     )
+
+
+def _drop_lone(settings: dict[str, Setting], flagged: Mapping[str, None]) -> None:
+    """Take out what belongs together with a variable that somebody else sets, or nobody."""
+    for name, setting in list(settings.items()):
+        other = setting.variable.together_with
+        if other and (other in flagged or other not in settings or settings[other].profile != setting.profile):
+            del settings[name]
 
 
 def layered(profiles: ProfileSet, names: Sequence[str]) -> list[Profile]:
@@ -246,6 +256,9 @@ def render(
         if any(field in _NEED_RUN_DIR and field not in values for field in templates.fields(template)):
             continue
         rendered[setting.variable.name] = templates.fill(template, values)
+    for setting in resolution.settings:
+        if setting.variable.together_with and setting.variable.together_with not in rendered:
+            rendered.pop(setting.variable.name, None)
     return rendered
 
 

@@ -169,6 +169,8 @@ def _details(variable: Variable, origin: str) -> list[str]:
         lines.append(f"{_INDENT}replaces what your environment sets")
     if variable.same_as:
         lines.append(f"{_INDENT}steps back where {' or '.join(variable.same_as)} is set")
+    if variable.together_with:
+        lines.append(f"{_INDENT}only together with {variable.together_with} of the same profile")
     if variable.reader:
         lines.append(f"{_INDENT}read by: {', '.join(variable.reader)}")
     if variable.source:

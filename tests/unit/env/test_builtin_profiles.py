@@ -208,7 +208,7 @@ def test_production_costs_next_to_nothing(vendor: str, torch: str) -> None:
     assert profile_costs <= {"none", "light"}
     assert not any(variable.force for layer in layers_of("production") for variable in layer.variables)
     got = rendered("production", vendor, torch)
-    assert got["TORCH_SHOW_CPP_STACKTRACES"] == "1"
+    assert "TORCH_SHOW_CPP_STACKTRACES" not in got, "it buries the commonest errors, and costs caught ones too"
     assert got["TORCH_SYMBOLIZE_MODE"] == "dladdr", "with addr2line the first exception can take minutes"
     assert got["PYTHONFAULTHANDLER"] == "1"
 
@@ -220,7 +220,66 @@ def test_production_sets_what_torchrun_sets() -> None:
 
 def test_production_sets_nothing_that_writes_to_a_stream_of_a_healthy_job() -> None:
     got = rendered("production", "nvidia", "2.13.0")
-    assert not got.keys() & {"NCCL_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "GLOO_LOG_LEVEL"}
+    assert not got.keys() & {"TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "GLOO_LOG_LEVEL"}
+
+
+def test_production_has_nccls_warnings_in_a_file_or_not_at_all() -> None:
+    """NCCL writes to standard output where it has no file, and that belongs to the script."""
+    got = rendered("production", "nvidia", "2.13.0", rank=3)
+    assert (got["NCCL_DEBUG"], got["NCCL_DEBUG_FILE"]) == ("WARN", "/r/rank_3/nccl.%h.%p.log")
+    names = {"NCCL_DEBUG", "NCCL_DEBUG_FILE"}
+    assert not rendered("production", "nvidia", "2.13.0", run_dir=None).keys() & names
+    assert not rendered("production", "nvidia", "2.13.0", user={"NCCL_DEBUG": "INFO"}).keys() & names
+    assert not rendered("production", "nvidia", "2.13.0", user={"NCCL_DEBUG_FILE": "/home/me/nccl"}).keys() & names
+
+
+def test_what_others_ask_of_nccl_stays_on_the_console() -> None:
+    """--env and another profile, as the user's environment does."""
+    assert "NCCL_DEBUG_FILE" not in rendered("nccl-debug", "nvidia", "2.13.0")
+    resolution = resolve(
+        load_profiles([]),
+        ["production"],
+        vendor="nvidia",
+        versions={"torch": "2.13.0"},
+        user_environ={},
+        env=[("NCCL_DEBUG", "INFO")],
+    )
+    assert {s.variable.name: s.profile for s in resolution.settings if "NCCL_DEBUG" in s.variable.name} == {
+        "NCCL_DEBUG": None
+    }
+    user = resolve(
+        load_profiles([]),
+        ["production"],
+        vendor="nvidia",
+        versions={"torch": "2.13.0"},
+        user_environ={"NCCL_DEBUG": "INFO"},
+    )
+    assert not [kept for kept in user.kept if kept.differs], "a line at every launch of whoever sets it"
+
+
+def test_slow_network_holds_the_gpus_of_a_failed_job_for_two_minutes_at_most() -> None:
+    """The watchdog waits up to four times as long for a dump, and the heartbeat's time is 8 minutes."""
+    for torch in TORCH_RELEASES:
+        got = rendered("slow-network", "nvidia", torch)
+        wait = got.get("TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC") or got["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]
+        assert 15_000 <= int(wait) <= 30_000
+
+
+def test_segments_grow_on_rocm_where_they_can() -> None:
+    def allocator(torch: str, rocm: str) -> str:
+        got = resolve(
+            load_profiles([]),
+            ["memory-debug"],
+            vendor="amd",
+            versions={"torch": torch, "rocm": rocm},
+            user_environ={},
+            exists=lambda _path: False,
+        )
+        return next(s.variable.value or "" for s in got.settings if s.variable.name.endswith("ALLOC_CONF"))
+
+    assert allocator("2.15.0", "7.1") == "expandable_segments:True"
+    for torch, rocm in (("2.15.0", "6.4"), ("2.10.0", "7.1"), ("2.8.0", "7.1")):
+        assert allocator(torch, rocm) == "max_split_size_mb:512"
 
 
 def test_production_puts_dumps_into_the_directory_of_the_rank() -> None:
@@ -257,6 +316,8 @@ def test_debug_logs_into_a_file_of_each_process() -> None:
     assert got["NCCL_DEBUG"] == "INFO"
     assert got["NCCL_DEBUG_FILE"] == "/r/rank_1/nccl.%h.%p.log"
     assert got["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert (got["TORCH_SHOW_CPP_STACKTRACES"], got["TORCH_NCCL_ENABLE_TIMING"]) == ("1", "1")
+    assert got["NCCL_CHECK_MODE"] == "DEBUG_GLOBAL"
 
 
 def test_debug_spares_jobs_over_gloo_the_level_that_crashes_them() -> None:

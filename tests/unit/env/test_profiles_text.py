@@ -89,7 +89,9 @@ def test_explain_tells_who_takes_a_variable_out(tmp_path: Path) -> None:
 def test_diff_shows_what_one_profile_adds_to_another() -> None:
     profiles = load_profiles([])
     assert text.diff_lines(profiles, "production", "nccl-debug", vendor="any", versions={"torch": "2.13"}) == [
+        "- NCCL_DEBUG=WARN",
         "+ NCCL_DEBUG=INFO on rank 0, WARN on the others  [cost: light]",
+        "- NCCL_DEBUG_FILE='{rank_dir}/nccl.%h.%p.log'",
         "+ NCCL_DEBUG_SUBSYS=INIT,ENV,NET,GRAPH",
         "+ TORCH_CPP_LOG_LEVEL=INFO on rank 0 only  [cost: light]",
     ]
