@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from saferun.files.file_stream import Answer, FileStream, report
+from saferun.files.file_stream import FileStream, OnAnswer, report
 from saferun.files.ring import ASK
-from saferun.files.server import FileServer
+from saferun.files.server import FileServer, read_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +33,12 @@ class DirectFiles:
         self._opened += 1
         return FileStream(path, self._opened, self, how)
 
-    def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+    def ask(self, name: str, arguments: list[object], on_answer: OnAnswer | None = None) -> None:
         """See Files. The answer comes before this returns."""
         self._server.handle(ASK, 0, memoryview(json.dumps([0, name, arguments]).encode()))
         answer = self._said.pop()
         if on_answer is not None:
-            on_answer(answer)
+            on_answer(read_answer(answer))
 
     def finish(self) -> None:
         """Close everything, and try once more what has failed."""

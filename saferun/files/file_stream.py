@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from saferun.files.ring import CLOSE, DATA, GAP, OPEN
-from saferun.files.server import APPENDED, FRESH, LAZY, WHOLE
+from saferun.files.server import APPENDED, FRESH, LAZY, WHOLE, Answer
 from saferun.model import JsonObject
 
 TYPE_CHECKING = False
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-__all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "FileStream", "Files"]
+__all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "Answer", "FileStream", "Files", "OnAnswer"]
 
 _PIECE_BYTES = 128 << 10
 _AMPLE_BYTES = 256 << 10
 _HUNG = "the file system did not answer"
 
-Answer = Callable[[JsonObject | None], None]
-"""Takes ``{"value": …}`` or ``{"error": [errno, message, path]}``; None: no answer came in time."""
+OnAnswer = Callable[[Answer | None], None]
+"""Takes the answer; None: none came in time."""
 
 
 class Files(Protocol):
@@ -43,7 +43,7 @@ class Files(Protocol):
     def open(self, path: str, how: int) -> FileStream:
         """Open a file: FRESH, LAZY, APPENDED or WHOLE. What fails is reported to ``on_failed``."""
 
-    def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+    def ask(self, name: str, arguments: list[object], on_answer: OnAnswer | None = None) -> None:
         """Have one of the operations carried out (``saferun.files.operations``)."""
 
 

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 
 from saferun.config import LogConfig
+from saferun.files.file_stream import Answer
 from saferun.files.run_dir import RunDirectory
 from saferun.files.trees import add_tree, log_tree
-from saferun.model import JsonObject, LogDestinations, Placement
+from saferun.model import LogDestinations, Placement
 
 _OUT, _ERR = 1, 2
 _ERROR_FILE = "error.json"
@@ -56,12 +57,12 @@ class LogDirectory:
         name = self._job_name or f"{placement.run_id}_{os.urandom(4).hex()}"
         names = [str(place.local_rank) for place in placement.ranks]
 
-        def on_answer(answer: JsonObject | None) -> None:
-            if answer is not None and "error" in answer:
-                errno, message, path = answer["error"]
-                on_ready(OSError(errno, message, path or base))
+        def on_answer(answer: Answer | None) -> None:
+            if answer is not None and (error := answer.error) is not None:
+                error.filename = error.filename or base
+                on_ready(error)
                 return
-            self._job_name = answer["value"] if answer is not None else name
+            self._job_name = answer.value if answer is not None else name
             add_tree(log_tree(base, str(self._job_name)))  # for a writer that follows the first one
             path = os.path.join(base, str(self._job_name), f"attempt_{attempt}")
             paths = [os.path.join(path, rank) for rank in names]
@@ -84,11 +85,11 @@ class LogDirectory:
             self._ready(placement, attempt, paths, on_ready, answers=False)
             return
 
-        def on_answer(answer: JsonObject | None) -> None:
-            if answer is not None and "error" in answer:
-                errno, message, path = answer["error"]
-                self._run_dir.lost(path, OSError(errno, message))
-            answers = answer is not None and "error" not in answer
+        def on_answer(answer: Answer | None) -> None:
+            error = answer.error if answer is not None else None
+            if error is not None:
+                self._run_dir.lost(error.filename, error)
+            answers = answer is not None and error is None
             # There may be no run directory by now.
             there = paths if self._run_dir.path is not None else []
             self._ready(placement, attempt, there, on_ready, answers=answers and bool(there))

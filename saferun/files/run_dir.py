@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import SaferunError, UsageError, suppress
-from saferun.files.file_stream import APPENDED, WHOLE, Files, FileStream
+from saferun.files.file_stream import APPENDED, WHOLE, Answer, Files, FileStream
 from saferun.files.trees import Tree, add_tree
 from saferun.linux.children import fork
+from saferun.linux.ownership import NotOursError
 from saferun.linux.scratch import Scratch
 from saferun.model import JsonObject
 
@@ -130,19 +131,19 @@ class RunDirectory:
         self.files.place = path
         add_tree(Tree(top if ours else path))  # for a writer that follows the first one, and for captures
 
-        def on_answer(answer: JsonObject | None) -> None:
-            if answer is not None and "error" in answer:
-                errno, message, failed = answer["error"]
-                self.path = self.host_path = None
-                if answer.get("is_theirs") and not ours:
-                    hint = "pass another --run-dir, or --run-dir none to keep no files"
-                    where = f"{shorter_path(failed)}: " if failed not in {path, chosen, ""} else ""
-                    self.refusal = UsageError(f"--run-dir {chosen}: {where}{message}", hint)
-                else:
-                    hint = _THEIRS_HINT if answer.get("is_theirs") else ""
-                    self.lost(f"no run directory: {failed or chosen}", OSError(errno, message), hint)
-            elif answer is None:
+        def on_answer(answer: Answer | None) -> None:
+            if answer is None:
                 self._failing.add(path)  # it may yet be made, and is not relied upon
+            elif (error := answer.error) is not None:
+                self.path = self.host_path = None
+                is_theirs = isinstance(error, NotOursError)
+                if is_theirs and not ours:
+                    hint = "pass another --run-dir, or --run-dir none to keep no files"
+                    where = f"{shorter_path(error.filename)}: " if error.filename not in {path, chosen, ""} else ""
+                    self.refusal = UsageError(f"--run-dir {chosen}: {where}{error.strerror}", hint)
+                else:
+                    hint = _THEIRS_HINT if is_theirs else ""
+                    self.lost(f"no run directory: {error.filename or chosen}", error, hint)
             self._begin()
 
         arguments: list[object] = [path, host_path, top if ours else "", latest if ours else []]
@@ -230,14 +231,13 @@ class RunDirectory:
             on_made(made)
             return
 
-        def on_answer(answer: JsonObject | None) -> None:
-            if answer is not None and "error" in answer:
-                errno, message, path = answer["error"]
-                on_made(OSError(errno, message, path))
+        def on_answer(answer: Answer | None) -> None:
+            if answer is not None and answer.error is not None:
+                on_made(answer.error)
                 return
             base = self.scratch.expected_path() if is_large else ""
             if answer is not None:
-                base, device, inode = answer["value"]
+                base, device, inode = answer.value
                 self.scratch.note(base, (device, inode))
             on_made([os.path.join(base, name) if base else "" for name in names])
 

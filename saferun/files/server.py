@@ -10,7 +10,7 @@ from saferun.files.operations import OPERATIONS
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
 from saferun.linux.ownership import NotOursError
-from saferun.model import JsonObject
+from saferun.model import JsonObject, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +20,21 @@ if TYPE_CHECKING:
 
 # How a file is opened: created at once, created at its first byte, appended to, or replaced as a whole.
 FRESH, LAZY, APPENDED, WHOLE = range(4)
+
+
+class Answer(Value):
+    """What an operation returned, or why it failed: a ``NotOursError`` where the file is another user's."""
+
+    value: Any = None
+    error: OSError | None = None
+
+
+def read_answer(message: JsonObject) -> Answer:
+    """The answer in a message of a file server."""
+    if "error" not in message:
+        return Answer(message["value"])
+    errno, text, path = message["error"]
+    return Answer(error=NotOursError(text, path) if message["is_theirs"] else OSError(errno, text, path))
 
 
 class FileServer:
@@ -123,10 +138,10 @@ class FileServer:
         try:
             answer: JsonObject = {"answer": number, "value": OPERATIONS[name](*arguments)}
         except OSError as error:
-            answer = {"answer": number, "error": [error.errno, error.strerror, str(error.filename or "")]}
-            answer["is_theirs"] = isinstance(error, NotOursError)
+            details = [error.errno, error.strerror, str(error.filename or "")]
+            answer = {"answer": number, "error": details, "is_theirs": isinstance(error, NotOursError)}
         except Exception as error:
-            answer = {"answer": number, "error": [0, f"{type(error).__name__}: {error}", ""]}
+            answer = {"answer": number, "error": [0, f"{type(error).__name__}: {error}", ""], "is_theirs": False}
         self._send(answer)
 
     def _report(self, path: str, error: OSError | None, missing_bytes: int) -> None:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
-from saferun.files.file_stream import Answer, FileStream, report
+from saferun.files.file_stream import FileStream, OnAnswer, report
 from saferun.files.inbox import Inbox, Outbox
 from saferun.files.process import serve
 from saferun.files.ring import ASK, DATA, END, STREAMS, RecordQueue
-from saferun.files.server import WHOLE
+from saferun.files.server import WHOLE, Answer, read_answer
 from saferun.linux.helper import Helper, LoopPart
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
@@ -115,7 +115,7 @@ class Writer(LoopPart):
             self._inbox = Inbox()
         self._poller: Poller | None = None
         self._forked = 0
-        self._asked: dict[int, tuple[Answer | None, float]] = {}
+        self._asked: dict[int, tuple[OnAnswer | None, float]] = {}
         self._asked_count = 0
         self._bell_at: float | None = None
         self._tail = 0
@@ -148,7 +148,7 @@ class Writer(LoopPart):
         return stream
 
     def ask(
-        self, name: str, arguments: list[object], on_answer: Answer | None = None, *, timeout_s: float = STALL_S
+        self, name: str, arguments: list[object], on_answer: OnAnswer | None = None, *, timeout_s: float = STALL_S
     ) -> None:
         """Have an operation carried out: see Files. Where no answer comes in time, it may still be carried out."""
         if self._given_up:
@@ -320,7 +320,7 @@ class Writer(LoopPart):
     def _on_message(self, message: JsonObject) -> None:
         try:
             if "answer" in message:
-                self._answer(message["answer"], message)
+                self._answer(message["answer"], read_answer(message))
             elif "room" in message:
                 self._check_pace(time.monotonic())
                 self._queue.pump()
@@ -330,7 +330,7 @@ class Writer(LoopPart):
         except Exception as error:
             self._break(error)
 
-    def _answer(self, number: int, answer: JsonObject | None) -> None:
+    def _answer(self, number: int, answer: Answer | None) -> None:
         on_answer, _ = self._asked.pop(number, (None, 0.0))
         if on_answer is not None:
             on_answer(answer)

@@ -12,7 +12,7 @@ from saferun.console.prefix import colored, render_legacy, render_template
 from saferun.console.rank_stream import LineFilter, RankStream
 from saferun.console.screen import ConsoleStream
 from saferun.errors import SaferunError
-from saferun.files.file_stream import FRESH, LAZY, FileStream
+from saferun.files.file_stream import FRESH, LAZY, Answer, FileStream
 from saferun.files.run_dir import shorter_path
 from saferun.linux.children import Child, SpawnError, await_report, begin_spawn, signal_group
 from saferun.linux.core_limits import RankPreparation, prepare_rank
@@ -373,9 +373,9 @@ class RankGroup:
             self._read_error(rank, path)
 
     def _read_error(self, rank: Rank, path: str) -> None:
-        def on_answer(answer: JsonObject | None) -> None:
+        def on_answer(answer: Answer | None) -> None:
             self._unread -= 1
-            rank.recorded = answer.get("value") if answer is not None else None
+            rank.recorded = answer.value if answer is not None else None
             if self._on_read is not None and not self._unread:
                 on_read, self._on_read = self._on_read, None
                 on_read()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 from saferun.launch.launch_context import LaunchContext
-from saferun.model import JsonObject
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from saferun.evidence import Diagnosis
+    from saferun.files.file_stream import Answer
 
 
 def write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum: int | None) -> None:
@@ -34,10 +34,10 @@ def write_error_file(context: LaunchContext, diagnosis: Diagnosis, stop_signum: 
             source = plan.destinations.error_files[plan.position(own)]
             returncode = first.status.returncode
 
-    def on_answer(answer: JsonObject | None) -> None:
+    def on_answer(answer: Answer | None) -> None:
         if answer is None:
             context.warn(f"TORCHELASTIC_ERROR_FILE {path}: the file system does not answer")
-        elif "error" in answer:
-            context.warn(f"TORCHELASTIC_ERROR_FILE {path}: {answer['error'][1]}")
+        elif answer.error is not None:
+            context.warn(f"TORCHELASTIC_ERROR_FILE {path}: {answer.error.strerror}")
 
     context.run_dir.files.ask("write_error", [path, message, source, returncode], on_answer)

@@ -31,7 +31,6 @@ _FEWEST_COLUMNS = 24
 _ROWS_IN_FULL = 12
 _MOST_ROWS = 40
 _MOST_HOST_COLUMNS = 40
-_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 _BAD = ("fail", "warn")
 _STATES = {
     "timeout": "timeout",
@@ -61,32 +60,27 @@ class _Row(Value):
 # -------------------------------------------------------------------------------------------------------------- console
 
 
-def result_lines(results: Sequence[CheckResult], *, color: bool = False, rest: str = "") -> list[str]:
+def result_lines(results: Sequence[CheckResult]) -> list[str]:
     """What the user reads of the checks: warnings and failures only, two lines each, the failures first.
 
     Equal words of several hosts are one sentence. At most 12 sentences, however many hosts there are.
 
     Args:
         results: what was found.
-        color: whether a terminal reads it.
-        rest: where more can be read, to be put behind "5 more warnings": `` in preflight.json``.
     """
     rows = _together([result for result in worst_first(results) if verdict_of(result) in _BAD])
     lines = []
     for item in rows[:_MOST_REPORTED]:
         who = f"{host_ranges(item.hosts)}: " if item.hosts else ""
-        if item.verdict == "fail":
-            begin = f"{_RED}saferun:{_PLAIN} " if color else "saferun: "
-        else:
-            begin = f"saferun: {_YELLOW}warning:{_PLAIN} " if color else "saferun: warning: "
-        lines.append(f"{begin}{who}{item.message}")
+        begin = "saferun" if item.verdict == "fail" else "saferun: warning"
+        lines.append(f"{begin}: {who}{item.message}")
         if item.hint:
             lines.append(f"hint: {item.hint}")
     left = rows[_MOST_REPORTED:]
     if left:
         failures = sum(item.verdict == "fail" for item in left)
         counts = [*_several(failures, "more failure"), *_several(len(left) - failures, "more warning")]
-        lines.append(f"saferun: {' and '.join(counts)}{redacted_line(rest, _LONGEST_MESSAGE)}")
+        lines.append(f"saferun: {' and '.join(counts)}")
     return lines
 
 

@@ -371,11 +371,11 @@ def test_where_nothing_is_broken_the_ranks_of_these_tests_do_connect(world: Worl
 
 
 # What verdicts are, and how they are shown.
-WORDS_OF_VERDICTS = {"results.py", "text.py", "json_report.py"}
+WORDS_OF_VERDICTS = {"results.py", "text.py", "json_report.py", "answers.py"}
 
 
 def test_every_refusal_has_its_proof() -> None:
-    """A ``"fail"`` that makes a verdict stands nowhere but in the places of the table."""
+    """A ``"fail"`` that makes a verdict, or a check's ``failure``, stands nowhere but in the places of the table."""
     folder = REPOSITORY / "saferun" / "preflight"
     found = Counter(place for path in (folder, folder / "checks") for place in _places(path))
     assert sorted(found) == sorted({row.place for row in REFUSALS})
@@ -392,7 +392,8 @@ def _places(folder: Path) -> Iterator[str]:
         for function in ast.walk(tree):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 for node in ast.walk(function):
-                    if isinstance(node, ast.Constant) and node.value == "fail" and id(node) not in compared:
+                    is_verdict = isinstance(node, ast.Constant) and node.value == "fail" and id(node) not in compared
+                    if is_verdict or (isinstance(node, ast.Name) and node.id == "failure"):
                         yield f"{folder.name}/{path.name} {function.name}"
         outside = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef))]
         constants = [node for top in outside for node in ast.walk(top) if isinstance(node, ast.Constant)]

@@ -22,7 +22,6 @@ from saferun.preflight.bisect.values import (
     Member,
     Outcome,
     Trial,
-    TrialRow,
 )
 from saferun.preflight.results import CheckResult
 
@@ -35,7 +34,6 @@ __all__ = [
     "Member",
     "Outcome",
     "Trial",
-    "TrialRow",
     "check_results",
 ]
 
@@ -76,7 +74,7 @@ class Bisection:
         self._interfaces = tuple(dict.fromkeys(interfaces)) or ("",)
         self._deadline_s = deadline_s
         self._tallies: dict[tuple[Group, str], Tally] = {}
-        self._rows: list[TrialRow] = []
+        self._trials = 0
         self._sets: list[FailingSet] = []
         self._works: list[str] = []
         self._fails: list[str] = []
@@ -110,7 +108,6 @@ class Bisection:
     def finding(self) -> Finding:
         """What is known by now."""
         is_complete = self._trial is None and not self._is_cut_short
-        rows = tuple(self._rows)
         count, parts = len(self._hosts), sum(len(group) for group in self._hosts.values())
         all_hosts = (
             f"all {count} hosts ({parts} {self._names.part}s)" if count > 1 else f"all {parts} {self._names.part}s"
@@ -120,9 +117,9 @@ class Bisection:
         ways = ", ".join(filter(None, self._works))
         good = f"{all_hosts} work{'s' * (parts == 1)}{' together' * (parts > 1)}{f' over {ways}' if ways else ''}"
         if not self._works and not self._fails:
-            return Finding("unknown", "nothing was tried yet", "", (), rows, is_complete)
+            return Finding("unknown", "nothing was tried yet", "", (), 0, is_complete)
         if not self._fails:
-            return Finding("ok", good, "", (), rows, is_complete)
+            return Finding("ok", good, "", (), self._trials, is_complete)
         sets = tuple(self._sets)
         lines = [found.line for found in sets]
         if not lines:
@@ -132,10 +129,10 @@ class Bisection:
         for interface, members in self._left_works.items():
             lines.append(f"without the bad ones, {self._names.hosts([members])} work{over(interface)}")
         if self._is_cut_short:
-            lines.append(f"the search was ended after {len(rows)} trials")
+            lines.append(f"the search was ended after {self._trials} trials")
         always = not sets or not all(found.sometimes for found in sets)
         hint = sets[0].hint if sets else ""
-        return Finding("fail" if always else "sometimes", "; ".join(lines), hint, sets, rows, is_complete)
+        return Finding("fail" if always else "sometimes", "; ".join(lines), hint, sets, self._trials, is_complete)
 
     # --------------------------------------------------------------------------------------------------------- the plan
 
@@ -230,10 +227,9 @@ class Bisection:
         return first
 
     def _try_once(self, wish: Wish, interface: str) -> Generator[Trial, Sequence[Outcome], list[bool]]:
-        if len(self._rows) >= self.limit:
+        if self._trials >= self.limit:
             raise _TrialsSpentError
-        number = len(self._rows) + 1
-        outcomes = yield Trial(number, wish.name, wish.groups, interface, self._deadline_s)
+        outcomes = yield Trial(self._trials + 1, wish.name, wish.groups, interface, self._deadline_s)
         by_member = {outcome.member: outcome for outcome in outcomes}
         failed = []
         for group in wish.groups:
@@ -242,7 +238,7 @@ class Bisection:
             before = self._tally(group, interface)
             self._tallies[group, interface] = Tally(before.failed + bool(bad), before.of + 1, bad or before.outcomes)
             failed.append(bool(bad))
-        self._rows.append(TrialRow(number, wish.name, interface, len(wish.groups), sum(failed)))
+        self._trials += 1
         return failed
 
     def _tally(self, group: Group, interface: str) -> Tally:
@@ -256,7 +252,7 @@ def _bound(units: int) -> int:
 
 def check_results(finding: Finding) -> tuple[CheckResult, ...]:
     """The finding as results of a check called ``collective``, for the tables of ``doctor``."""
-    facts = (("trials", str(len(finding.rows))),)
+    facts = (("trials", str(finding.trials)),)
     if finding.verdict == "unknown":
         return (CheckResult("collective", "skipped", finding.message, facts=facts),)
     if not finding.sets:

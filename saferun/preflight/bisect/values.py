@@ -89,16 +89,6 @@ class FailingSet(Value):
         return f"{self.host}: {self.message}" if self.host else self.message
 
 
-class TrialRow(Value):
-    """A trial that is over, for tables: ``failed`` of ``groups`` groups."""
-
-    number: int
-    name: str
-    interface: str
-    groups: int
-    failed: int
-
-
 class Finding(Value):
     """What the trials so far say.
 
@@ -108,7 +98,7 @@ class Finding(Value):
         message: one line that sums it up.
         hint: what to do first; empty where there is nothing to do.
         sets: the smallest failing sets.
-        rows: the trials, in order.
+        trials: how many there were.
         is_complete: whether the search came to its end.
     """
 
@@ -116,5 +106,5 @@ class Finding(Value):
     message: str
     hint: str
     sets: tuple[FailingSet, ...]
-    rows: tuple[TrialRow, ...]
+    trials: int
     is_complete: bool

@@ -10,6 +10,7 @@ from saferun.linux.small_files import list_directory, read_line, read_link
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.reading import listed, listed_are
 from saferun.preflight.nic_choice import fits, names_in
 from saferun.preflight.results import CheckResult
 
@@ -97,8 +98,10 @@ def check_fabric(context: CheckContext) -> CheckResult:
     if context.together:
         down = [nic.name for nic in hsn if not nic.is_up]
         if down and len(down) < len(hsn):
-            message = f"{_listed(down)} {_is(down)} down, and {len(hsn) - len(down)} other Slingshot interfaces are up"
-            hint = f"look at the cable and the switch port of {_listed(down)}: `ip link show {down[0]}`"
+            message = (
+                f"{listed_are(down, _MOST_SHOWN)} down, and {len(hsn) - len(down)} other Slingshot interfaces are up"
+            )
+            hint = f"look at the cable and the switch port of {listed(down, _MOST_SHOWN)}: `ip link show {down[0]}`"
             return _warning(message, hint, facts)
         result = _judge(context, ports) if context.vendor != "none" else None
         if result is not None:
@@ -112,7 +115,7 @@ def _judge(context: CheckContext, ports: Sequence[Port]) -> CheckResult | None:
         used = [port for port in ports if fits(port.device, value) and _is_port(port, value)]
         if ports and not used:
             message = f"{_HCA}={value[:80]} fits no RDMA device of this host, so that NCCL would use TCP"
-            return _warning(message, f"it has {_listed(list(dict.fromkeys(port.device for port in ports)))}")
+            return _warning(message, f"it has {listed([*dict.fromkeys(port.device for port in ports)], _MOST_SHOWN)}")
         ports = used
         is_named = not value.startswith("^")
     else:
@@ -140,7 +143,8 @@ def _judge_down(ports: Sequence[Port], *, is_named: bool) -> CheckResult | None:
     if not down or not up:
         return None
     names = [port.name for port in down]
-    message = f"{_listed(names)} {_is(names)} DOWN, and {_listed([port.name for port in up])} {_is(up)} ACTIVE"
+    others = listed_are([port.name for port in up], _MOST_SHOWN)
+    message = f"{listed_are(names, _MOST_SHOWN)} DOWN, and {others} ACTIVE"
     hint = (
         f"look at the cable and the switch port of {names[0]}; "
         f"if it is not meant to be used, set {_HCA}=^={','.join(port.device for port in down)}"
@@ -194,17 +198,6 @@ def _layer(port: Port) -> str:
     if port.driver == _EFA_DRIVER or port.device.startswith(_EFA_DRIVER):
         return "EFA"
     return {"Ethernet": "RoCE"}.get(port.layer, port.layer)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = list(names[:_MOST_SHOWN])
-    if len(names) > _MOST_SHOWN:
-        shown.append(f"{len(names) - _MOST_SHOWN} others")
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _is(names: Sequence[object]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 # ---------------------------------------------------------------------------------------------------------------- sysfs

@@ -11,6 +11,7 @@ from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.names import Lookup, is_elsewhere, resolve
+from saferun.preflight.checks.reading import listed, listed_are
 from saferun.preflight.nic_choice import (
     AUTO,
     GLOO_IFNAME,
@@ -173,7 +174,8 @@ def _judge_nccl(
     running = [nic._replace(is_up=True) for nic in nics]
     asleep = nccl_choice(running, environ).names
     if asleep:
-        message = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {_is_down(asleep)} on this host"
+        verb = "is" if len(asleep) == 1 else "are"
+        message = f"{NCCL_IFNAME}={_shown(value)} fits {_listed(asleep)} alone, which {verb} down on this host"
         return _warning(message, f"look at cables and switch ports, or use another: {_there(nics)}")
     near = next((near for name in nccl.missing if (near := near_name(name, nics))), "")
     meant = f"did you mean {near}? " if near else ""
@@ -225,20 +227,11 @@ def _there(nics: Sequence[Nic]) -> str:
     up = candidates(nics, {})
     down = [nic.name for nic in nics if not nic.is_up and nic.kind in {"ethernet", "infiniband", "bond"}]
     message = f"this host has {_listed(up)}"
-    return f"{message}; {_listed(down)} {_is_down(down)}" if down else message
+    return f"{message}; {listed_are(down, _MOST_SHOWN)} down" if down else message
 
 
 def _listed(names: Sequence[str]) -> str:
-    if not names:
-        return "no interface"
-    shown = list(names[:_MOST_SHOWN])
-    if len(names) > _MOST_SHOWN:
-        shown.append(f"{len(names) - _MOST_SHOWN} others")
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _is_down(names: Sequence[str]) -> str:
-    return "is down" if len(names) == 1 else "are down"
+    return listed(names, _MOST_SHOWN) if names else "no interface"
 
 
 def _belong(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from saferun.preflight.checks.context import CheckContext
 
@@ -28,3 +28,14 @@ def list_of_numbers(text: str) -> set[int]:
         if first.isdigit() and (not last or last.isdigit()):
             numbers.update(range(int(first), int(last or first) + 1))
     return numbers
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """``a``, ``a and b``, ``a, b and c``; of many, the first ones and how many others."""
+    shown = [*names[:most], *([f"{len(names) - most} others"] if len(names) > most else [])]
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def listed_are(names: Sequence[str], most: int) -> str:
+    """The same as the subject of a sentence: ``a is``, ``a and b are``."""
+    return f"{listed(names, most)} {'is' if len(names) == 1 else 'are'}"

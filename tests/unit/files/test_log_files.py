@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.files.file_stream import Answer
+from saferun.files.file_stream import OnAnswer
 from saferun.files.log_files import LogDirectory
 from saferun.files.run_dir import RunDirectory
 from saferun.model import LogDestinations, Placement
@@ -175,7 +175,7 @@ def test_error_files_have_a_place_also_when_the_run_directory_has_no_room_left(t
 class Silent(DirectFiles):
     """A file system that does not answer."""
 
-    def ask(self, name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+    def ask(self, name: str, arguments: list[object], on_answer: OnAnswer | None = None) -> None:
         if on_answer is not None and name != "remove_directories":
             on_answer(None)
         elif name == "remove_directories":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saferun.files.file_stream import Answer
+from saferun.files.file_stream import OnAnswer
 from saferun.files.run_dir import BASE, RunDirectory
 from tests.direct_files import DirectFiles
 
@@ -168,7 +168,7 @@ def test_where_no_memory_takes_a_rank_s_directory_the_writer_makes_it(
     asked: list[str] = []
     plain = run_dir.files.ask
 
-    def ask(name: str, arguments: list[object], on_answer: Answer | None = None) -> None:
+    def ask(name: str, arguments: list[object], on_answer: OnAnswer | None = None) -> None:
         asked.append(name)
         plain(name, arguments, on_answer)
 
@@ -189,7 +189,7 @@ def test_a_temporary_directory_of_which_nothing_is_heard_keeps_no_rank_from_its_
     run_dir = make(None, warnings, wanted=False)
     asked: list[str] = []
 
-    def ask(name: str, _arguments: list[object], on_answer: Answer = lambda _: None) -> None:
+    def ask(name: str, _arguments: list[object], on_answer: OnAnswer = lambda _: None) -> None:
         asked.append(name)
         on_answer(None)
 

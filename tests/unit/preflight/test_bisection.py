@@ -49,7 +49,7 @@ def run(
             outcomes += [Outcome(member, kind, where="" if kind == "ok" else "in barrier") for member in group]
         search.feed(trial, outcomes)
     finding = search.finding()
-    assert len(finding.rows) == len(trials)
+    assert finding.trials == len(trials)
     return finding, trials
 
 
@@ -255,7 +255,7 @@ def test_bad_gpus_of_several_hosts_are_searched_for_at_the_same_time() -> None:
     one, _ = run(lambda group, _over: Member(0, 5) in group, 4, gpus=8)
     both, _ = run(lambda group, _over: Member(0, 5) in group or Member(3, 1) in group, 4, gpus=8)
     assert {found.members for found in both.sets} == {(Member(0, 5),), (Member(3, 1),)}
-    assert len(both.rows) == len(one.rows)
+    assert both.trials == one.trials
 
 
 def test_a_bad_gpu_does_not_hide_a_bad_network() -> None:

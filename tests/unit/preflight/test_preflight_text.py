@@ -115,22 +115,16 @@ def test_there_are_never_more_than_a_screenful() -> None:
         CheckResult("links", "fail", f"cable {b}-{a} is dead", "h", host=f"{a}{b}") for a in letters for b in "xyz"
     ]
     warnings = [CheckResult("disk", "warn", f"disk-{a} is full", "h", host=a) for a in letters]
-    lines = result_lines([*warnings, *failures], rest=" in preflight.json")
+    lines = result_lines([*warnings, *failures])
     assert len(lines) == 25
     assert lines[0] == "saferun: ax: cable x-a is dead"
-    assert lines[-1] == "saferun: 66 more failures and 26 more warnings in preflight.json"
+    assert lines[-1] == "saferun: 66 more failures and 26 more warnings"
 
 
 def test_what_is_left_out_is_counted() -> None:
     failures = [CheckResult("links", "fail", f"{name} is dead", host="node1") for name in "abcdefghijklm"]
     warnings = [CheckResult("disk", "warn", f"{name} is full", host="node1") for name in "ab"]
     assert result_lines([*warnings, *failures])[-1] == "saferun: 1 more failure and 2 more warnings"
-
-
-def test_colours_are_for_terminals() -> None:
-    lines = result_lines([small_shm("node1"), dead_nic("node3")], color=True)
-    assert lines[0] == f"\x1b[31msaferun:\x1b[0m node3: {WORDS}"
-    assert lines[2] == "saferun: \x1b[33mwarning:\x1b[0m node1: /dev/shm has 64 MiB"
 
 
 def test_what_another_host_says_cannot_reach_the_terminal() -> None:

@@ -26,6 +26,7 @@ from saferun.evidence import (
     OomKill,
     ProcessSnapshot,
     RankCollectives,
+    RankGpu,
     RankOutput,
     StackDump,
     StackNode,
@@ -245,6 +246,7 @@ CAPTURES = st.builds(
     tuples(ANY_TEXT),
     ANY_NUMBER,
     tuples(st.builds(StuckLink, ANY_INTEGER, ANY_TEXT, ANY_TEXT, ANY_TEXT, ANY_INTEGER, ANY_INTEGER)),
+    tuples(st.builds(RankGpu, ANY_INTEGER, ANY_TEXT)),
 )
 
 OOM_KILLS = st.none() | st.builds(
