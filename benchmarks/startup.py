@@ -54,38 +54,41 @@ def processor_ms() -> float:
     return (used.ru_utime + used.ru_stime) * 1e3
 
 
-def free_port() -> int:
-    """A port that was free a moment ago; the bare side has nobody to serve it one."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+def hold_port() -> socket.socket:
+    """A port for the bare side, which has no launcher that serves it one: held, so that nobody else is given it.
+
+    Whoever binds it by its number with SO_REUSEADDR, as torch's store does, can listen on it nevertheless.
+    """
+    is_dual = socket.has_dualstack_ipv6()
+    held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
+    if is_dual:
+        held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    held.bind(("", 0))
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
 
 
-def start_bare(scratch: Scratch, directory: Path, script: str) -> list[subprocess.Popen[bytes]]:
+def start_bare(scratch: Scratch, directory: Path, script: str, port: int) -> list[subprocess.Popen[bytes]]:
     """The ranks side by side, without any launcher: the floor."""
-    common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    port = str(free_port())
+    common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-u", script]
-    return [
-        scratch.start(arguments, directory, extra={**common, "RANK": str(rank), "MASTER_PORT": port})
-        for rank in range(RANKS)
-    ]
+    return [scratch.start(arguments, directory, extra={**common, "RANK": str(rank)}) for rank in range(RANKS)]
 
 
 def measure_script(scratch: Scratch, side: str, script: str) -> dict[str, float]:
     """One run of the script by two ranks: milliseconds to the moment it notes, to the end, and of processor time."""
     directory = scratch.new_directory()
     used_ms = processor_ms()
-    began_ns = time.monotonic_ns()
-    if side == "bare":
-        processes = start_bare(scratch, directory, script)
-    else:
-        arguments = [*command(side), "--nproc_per_node", str(RANKS), script]
-        processes = [scratch.start(arguments, directory)]
-    for process in processes:
-        finish(process, directory)
-    ended_ns = time.monotonic_ns()
+    with hold_port() as held:
+        began_ns = time.monotonic_ns()
+        if side == "bare":
+            processes = start_bare(scratch, directory, script, held.getsockname()[1])
+        else:
+            arguments = [*command(side), "--nproc_per_node", str(RANKS), script]
+            processes = [scratch.start(arguments, directory)]
+        for process in processes:
+            finish(process, directory)
+        ended_ns = time.monotonic_ns()
     return {
         "noted": read_last_ms(directory, began_ns),
         "end": (ended_ns - began_ns) / 1e6,
