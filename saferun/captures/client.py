@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from saferun.files.inbox import Outbox
+    from saferun.linux.bare_socket import Socket
 
 READ_BYTES = 1 << 18
 _REPLACED_AT_MOST = 5
@@ -99,7 +99,7 @@ class Examiner:
                 return
             self._helper.attach(self._poller, self._on_message, self._on_lost)
 
-    def _serve(self, outbox: Outbox | None, connection: socket.socket) -> None:
+    def _serve(self, outbox: Outbox | None, connection: Socket) -> None:
         from saferun.linux.held_code import Recorder
 
         recorder = Recorder()

@@ -17,7 +17,6 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from saferun.captures.held_tools import held_fds, held_tool, hold_tools
+from saferun.linux.bare_socket import Socket
 from saferun.linux.children import reset_signals
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.json_lines import JsonLines
@@ -69,7 +69,7 @@ class _Work(Value):
 
 
 def serve(
-    connection: socket.socket,
+    connection: Socket,
     environ: Mapping[str, str],
     wanted: Sequence[str],
     outbox: Outbox | None,

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Mapping
 
+from saferun.linux.bare_socket import socketpair
 from saferun.linux.children import Child, spawn_unawaited
 from saferun.linux.json_lines import JsonLines
 from saferun.linux.poller import Poller
 from saferun.linux.signals import JOB_SIGNALS
-from saferun.linux.task_sockets import peer_of
 from saferun.model import JsonObject
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "coordinator", "__main__.py")
 _LAST_STDERR_BYTES = 8 << 10
-
-
-def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None:
-    """The connection to a coordinator that another process of this user owns; None: there is none yet.
-
-    Args:
-        path: its Unix socket.
-        poller: the loop's, if there is one.
-    """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(5.0)
-        connection.connect(path)
-        owner = peer_of(connection)
-    except OSError:
-        connection.close()
-        return None
-    if owner != os.getuid():
-        connection.close()  # anybody can take an abstract name
-        return None
-    return JsonLines(connection, poller)
 
 
 class CoordinatorLink:
@@ -63,7 +41,7 @@ class CoordinatorLink:
         more_fds: Mapping[str, int] | None = None,
         poller: Poller | None = None,
     ) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = socketpair()
         error_read, error_write = os.pipe()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         # By file, and with -P: nothing in the current directory can stand in for a module. By file also works where

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from saferun.cluster.coordinator_client import CoordinatorClient
-from saferun.cluster.coordinator_process import connect_to_task
 from saferun.cluster.job_values import JobCallbacks
 from saferun.config import LaunchConfig
 from saferun.errors import SaferunError, printable
+from saferun.linux.bare_socket import Socket
 from saferun.linux.names import DEADLINE_S, OwnName, known_at_once
 from saferun.linux.net import hold_port
 from saferun.linux.poller import Poller
-from saferun.linux.task_sockets import TaskSockets
+from saferun.linux.task_sockets import TaskSockets, connect_to_task
 from saferun.model import ExitStatus, JsonObject
 
 _FIRST_RETRY_S = 0.02
@@ -74,7 +73,7 @@ class JobChannel:
         self._on_stderr = callbacks.on_stderr
         task = config.hosts.task
         self.is_head = task is None or task.local_rank == 0
-        self._listeners: dict[str, socket.socket] = {}
+        self._listeners: dict[str, Socket] = {}
         self._task_sockets: TaskSockets | None = None
         self._task_path = ""
         self._retry_s = _FIRST_RETRY_S
@@ -114,7 +113,7 @@ class JobChannel:
             self.port = self._listeners["store"].getsockname()[1]
         self.control_port = self._listeners["control"].getsockname()[1]
 
-    def _hold_control_port(self, wanted: str) -> socket.socket:
+    def _hold_control_port(self, wanted: str) -> Socket:
         """The port for the job's own messages, which others look for where the first host is; elsewhere any will do."""
         if not wanted.isdigit():
             return hold_port(None)
@@ -265,7 +264,7 @@ class JobChannel:
         self._listeners.clear()
 
 
-def _first_free(ports: tuple[int, ...]) -> socket.socket:
+def _first_free(ports: tuple[int, ...]) -> Socket:
     """A listening socket on the first of these ports that can be had.
 
     Raises:

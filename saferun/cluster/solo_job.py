@@ -22,9 +22,8 @@ from saferun.supervisor.topology import single_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
-
     from saferun.evidence import HangVerdict
+    from saferun.linux.bare_socket import Socket
 
 # The ranks get this head start. A rank that wants the store has torch to import first, which takes it much longer;
 # ranks that are done sooner never wanted one, and then no coordinator is started at all.
@@ -80,8 +79,8 @@ class SoloJob:
             name="the store's process",
             open_link=open_link,
         )
-        self._port: socket.socket | None = None  # bound to the end
-        self._listener: socket.socket | None = None  # the same, where the coordinator serves the store on it
+        self._port: Socket | None = None  # bound to the end
+        self._listener: Socket | None = None  # the same, where the coordinator serves the store on it
         self._is_dropping = False  # the store of the previous attempt
         self._serve_sent = False
 

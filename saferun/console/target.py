@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from saferun.console.console_file import ConsoleFile
+from saferun.linux.bare_socket import MSG_DONTWAIT, Socket
 
 # The most that waits for a slow reader; beyond it whole lines are skipped (they are in the run directory) or, if no
 # files are kept, the ranks' streams are not read for a while.
@@ -255,10 +256,8 @@ class Target:
         other end of ``2>&1``), so the file is opened again.
         """
         if stat.S_ISSOCK(mode):
-            import socket
-
-            sock = socket.socket(fileno=os.dup(self.fd))
-            return lambda blocks: sock.sendmsg(blocks, (), socket.MSG_DONTWAIT)
+            sock = Socket(fileno=os.dup(self.fd))
+            return lambda blocks: sock.sendmsg(blocks, (), MSG_DONTWAIT)
         try:
             self.fd = os.open(f"/proc/self/fd/{self.fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:

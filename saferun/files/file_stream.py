@@ -7,20 +7,36 @@ import time
 from collections.abc import Callable
 
 from saferun.files.ring import CLOSE, DATA, GAP, OPEN
-from saferun.files.server import APPENDED, FRESH, LAZY, WHOLE, Answer
-from saferun.model import JsonObject
+from saferun.linux.ownership import NotOursError
+from saferun.model import JsonObject, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Any, Protocol
 else:
     Protocol = object
 
-__all__ = ["APPENDED", "FRESH", "LAZY", "WHOLE", "Answer", "FileStream", "Files", "OnAnswer"]
-
+# How a file is opened: created at once, created at its first byte, appended to, or replaced as a whole.
+FRESH, LAZY, APPENDED, WHOLE = range(4)
 _PIECE_BYTES = 128 << 10
 _AMPLE_BYTES = 256 << 10
 _HUNG = "the file system did not answer"
+
+
+class Answer(Value):
+    """What an operation returned, or why it failed: a ``NotOursError`` where the file is another user's."""
+
+    value: Any = None
+    error: OSError | None = None
+
+
+def read_answer(message: JsonObject) -> Answer:
+    """The answer in a message of a file server."""
+    if "error" not in message:
+        return Answer(message["value"])
+    errno, text, path = message["error"]
+    return Answer(error=NotOursError(text, path) if message["is_theirs"] else OSError(errno, text, path))
+
 
 OnAnswer = Callable[[Answer | None], None]
 """Takes the answer; None: none came in time."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import time
 from contextlib import suppress
 
-from saferun.files.inbox import FD, TOKENS, Outbox, put_back, tokens_for
+from saferun.files.inbox import TOKENS, Outbox, put_back, tokens_for
+from saferun.linux.bare_socket import MSG_DONTWAIT, MSG_NOSIGNAL, Socket, send_fds
 from saferun.linux.memory_file import memory_file
 
 
@@ -61,17 +61,18 @@ def _take(tokens_read: int, count: int, give_up_at: float) -> int:
 
 
 def _send(outbox_fd: int, message: bytes, fd: int, give_up_at: float) -> None:
-    # Not socket.send_fds: it ignores its flags (Python 3.11).
-    control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, FD.pack(fd))]
-    with socket.socket(fileno=os.dup(outbox_fd)) as connection:
+    connection = Socket(fileno=os.dup(outbox_fd))
+    try:
         while True:
             try:
-                connection.sendmsg([message], control, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                send_fds(connection, message, [fd], MSG_DONTWAIT | MSG_NOSIGNAL)
             except BlockingIOError:
                 if not _wait(outbox_fd, select.POLLOUT, give_up_at):
                     raise
             else:
                 return
+    finally:
+        connection.close()
 
 
 def _wait(fd: int, events: int, give_up_at: float) -> bool:

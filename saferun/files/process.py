@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import select
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +12,7 @@ from saferun.errors import suppress
 from saferun.files.inbox import Inbox
 from saferun.files.ring import DATA, END, Record, Ring
 from saferun.files.server import FileServer
+from saferun.linux.bare_socket import Socket
 from saferun.linux.limits import raise_files
 from saferun.linux.signals import JOB_SIGNALS
 from saferun.model import JsonObject
@@ -21,9 +21,7 @@ _BATCH_BYTES = 1 << 20
 _BELLS_BYTES = 4096
 
 
-def serve(
-    connection: socket.socket, ring: Ring, opened: Sequence[tuple[int, str]] = (), inbox: Inbox | None = None
-) -> None:
+def serve(connection: Socket, ring: Ring, opened: Sequence[tuple[int, str]] = (), inbox: Inbox | None = None) -> None:
     """Do all that comes.
 
     Args:
@@ -65,7 +63,7 @@ def serve(
     server.finish()
 
 
-def _is_alone(connection: socket.socket) -> bool:
+def _is_alone(connection: Socket) -> bool:
     try:
         return not connection.recv(_BELLS_BYTES)
     except OSError:

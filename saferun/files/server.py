@@ -6,35 +6,18 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
+from saferun.files.file_stream import APPENDED, LAZY, WHOLE
 from saferun.files.operations import OPERATIONS
 from saferun.files.ring import ASK, CLOSE, DATA, GAP, OPEN
 from saferun.files.sinks import Budget, Sink, WholeFile
 from saferun.linux.ownership import NotOursError
-from saferun.model import JsonObject, Value
+from saferun.model import JsonObject
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from saferun.files.inbox import Inbox
-
-# How a file is opened: created at once, created at its first byte, appended to, or replaced as a whole.
-FRESH, LAZY, APPENDED, WHOLE = range(4)
-
-
-class Answer(Value):
-    """What an operation returned, or why it failed: a ``NotOursError`` where the file is another user's."""
-
-    value: Any = None
-    error: OSError | None = None
-
-
-def read_answer(message: JsonObject) -> Answer:
-    """The answer in a message of a file server."""
-    if "error" not in message:
-        return Answer(message["value"])
-    errno, text, path = message["error"]
-    return Answer(error=NotOursError(text, path) if message["is_theirs"] else OSError(errno, text, path))
 
 
 class FileServer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from saferun.errors import suppress
@@ -22,6 +22,7 @@ _KEPT_BYTES = 256 << 10
 ALL_KEPT_BYTES = 4 << 20
 RETRY_S = 1.0
 _MOST_BLOCKS = 1024  # IOV_MAX
+_PIECE_BYTES = 1 << 20
 
 Report = Callable[[str, OSError | None, int], None]
 """Called when a file cannot be written (path, error, 0), or that it can be again (path, None, missing bytes)."""
@@ -284,3 +285,49 @@ class WholeFile:
                 os.close(fd)
             raise
         os.close(fd)
+
+
+class HandedFile(WholeFile):
+    """A file that another process has handed in: there as a whole, or not at all, and for its owner alone.
+
+    Args:
+        path: where it is to be.
+        fd: its content, in memory; -1: it could not be received.
+        report: called when it cannot be written, and when it can after all.
+        on_written: called once it is there.
+    """
+
+    mode = 0o600  # what a process has open and what it is called with is its owner's business alone
+
+    def __init__(self, path: str, fd: int, report: Report, on_written: Callable[[], object]) -> None:
+        super().__init__(path, report=report)
+        self._fd = fd
+        self._on_written = on_written
+
+    def close(self) -> None:
+        """Write it."""
+        super().close()
+        self._release()
+
+    def retry(self, now: float, *, at_once: bool = False) -> None:
+        """Try again, where that is due."""
+        super().retry(now, at_once=at_once)
+        self._release()
+
+    def forget(self) -> None:
+        """It is not to be written any more: a newer one takes its place."""
+        super().forget()
+        self._release()
+
+    def _release(self) -> None:
+        if self.retry_at is None and self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._on_written()
+
+    def _blocks(self) -> Iterator[bytes]:
+        at = 0
+        # Not at the descriptor's own position: it may be the second time.
+        while block := os.pread(self._fd, _PIECE_BYTES, at):
+            at += len(block)
+            yield block

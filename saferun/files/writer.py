@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
-from saferun.files.file_stream import FileStream, OnAnswer, report
+from saferun.files.file_stream import WHOLE, Answer, FileStream, OnAnswer, read_answer, report
 from saferun.files.inbox import Inbox, Outbox
-from saferun.files.process import serve
 from saferun.files.ring import ASK, DATA, END, STREAMS, RecordQueue
-from saferun.files.server import WHOLE, Answer, read_answer
+from saferun.linux.bare_socket import Socket
 from saferun.linux.helper import Helper, LoopPart
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
@@ -294,11 +293,15 @@ class Writer(LoopPart):
     def _fork(self, opened: Sequence[tuple[int, str]] = ()) -> None:
         self._forked += 1
         ring, inbox = self._ring, self._inbox
+
+        def begin(line: Socket) -> None:
+            from saferun.files.process import serve  # beside the start of the supervisor
+
+            serve(line, ring, opened, inbox)
+
         keep = inbox.fds if inbox is not None else ()
         try:
-            self._helper = Helper(
-                "sr-writer", lambda line: serve(line, ring, opened, inbox), keep=keep, dies_with_parent=False
-            )
+            self._helper = Helper("sr-writer", begin, keep=keep, dies_with_parent=False)
         except OSError as error:
             self._give_up(f"no process that writes files: {error.strerror}")
             return

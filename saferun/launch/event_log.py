@@ -1,11 +1,13 @@
-"""What a launch writes about itself while it runs: its events, one a line, and run.json."""
+"""What a launch writes about itself: run.json, its events, one a line, and its story when something goes wrong."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 
 from saferun.launch.launch_context import LaunchContext
+from saferun.linux.helper import LoopPart
 from saferun.linux.scratch import current_directory
 from saferun.model import JsonObject
 from saferun.supervisor.events import Event
@@ -63,6 +65,46 @@ class EventLog:
                 torch_version=torch_version,
             ),
         )
+
+
+class StoryFile(LoopPart):
+    """A part of the loop: writes story.jsonl after a failure, a hang, or an error of saferun itself.
+
+    Not at once: the user reads first.
+
+    Args:
+        context: the launch.
+    """
+
+    def __init__(self, context: LaunchContext) -> None:
+        self._context = context
+        self._story = context.supervisor.story
+
+    @property
+    def deadline(self) -> float | None:
+        """At once, where there is something to be written."""
+        return 0.0 if self._story.is_wanted else None
+
+    def tick(self, _now: float) -> None:
+        """Write the file, if it is wanted."""
+        if not self._story.is_wanted:
+            return
+        self._story.is_wanted = False
+        try:
+            self._write()
+        except Exception as error:
+            self._context.warn(f"the story of the launch cannot be written: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """The launch is over."""
+        self.tick(0.0)
+
+    def _write(self) -> None:
+        from saferun.text.redaction import redacted_json
+
+        entries = self._story.entries(time.time() - time.monotonic())
+        lines = [json.dumps(redacted_json(entry), default=str) + "\n" for entry in entries]
+        self._context.run_dir.write_text("story.jsonl", "".join(lines), of_host=True)
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401

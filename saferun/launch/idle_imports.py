@@ -73,6 +73,8 @@ MODULES = (
     "saferun.preflight.text",
     "textwrap",
     "saferun.env.lint.findings",
+    # For a writer that takes the place of one that was lost
+    "saferun.files.process",
 )
 """In the order in which they are wanted."""
 FOR_SEVERAL_HOSTS = ("saferun.watchdog.job_detector", "saferun.cluster.evidence")

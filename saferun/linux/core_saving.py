@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 
 from saferun.errors import suppress
+from saferun.linux.bare_socket import Socket
 from saferun.linux.core_pattern import read_core_pattern, share_a_name
 from saferun.linux.helper import Helper, LoopPart
 from saferun.linux.poller import Poller
@@ -78,7 +78,7 @@ class CoreWatch(LoopPart):
             self._begin()
 
 
-def _save_cores(connection: socket.socket, directory: str, owner_pid: int) -> None:
+def _save_cores(connection: Socket, directory: str, owner_pid: int) -> None:
     """Run in the process, until the supervisor closes its end."""
     from saferun.linux.core_watch import CoreSaver
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Sequence
 
 from saferun.errors import suppress
+from saferun.linux.bare_socket import Socket, socketpair
 from saferun.linux.children import fork
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.json_lines import QUEUE_BYTES, JsonLines
@@ -42,13 +42,13 @@ class Helper:
     def __init__(
         self,
         name: str,
-        serve: Callable[[socket.socket], None],
+        serve: Callable[[Socket], None],
         *,
         keep: Sequence[int] = (),
         dies_with_parent: bool = True,
     ) -> None:
         self.name = name
-        ours, theirs = socket.socketpair()
+        ours, theirs = socketpair()
         parent_pid = os.getpid()
 
         def begin() -> None:
@@ -57,7 +57,7 @@ class Helper:
             set_name(name)
             fd = theirs.detach()
             _keep_only({fd, *keep})
-            serve(socket.socket(fileno=fd))
+            serve(Socket(fileno=fd))
 
         try:
             self._pid: int | None = fork(begin)
@@ -66,7 +66,7 @@ class Helper:
             raise
         finally:
             theirs.close()
-        self._connection: socket.socket | None = ours
+        self._connection: Socket | None = ours
         self._lines: JsonLines | None = None
         self._poller: Poller | None = None
         self._on_message: Callable[[JsonObject], None] = _nothing

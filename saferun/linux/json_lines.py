@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
 
 from saferun.errors import suppress
+from saferun.linux.bare_socket import Socket, receive_fds, send_fds
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
 from saferun.text.framing import MessageBuffer
@@ -39,7 +39,7 @@ class JsonLines:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Socket,
         poller: Poller | None = None,
         *,
         queue_bytes: int = QUEUE_BYTES,
@@ -55,7 +55,7 @@ class JsonLines:
         self._queue: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self._queued_bytes = 0
         # epoll has one registration per descriptor, and that of reading exists.
-        self._write_fd: socket.socket | None = None
+        self._write_fd = -1
 
     @property
     def fd(self) -> int:
@@ -92,9 +92,7 @@ class JsonLines:
         """The messages that have arrived; None when the peer has closed its end, or does not send lines."""
         try:
             if self._most_fds:
-                chunk, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, self._most_fds)
-                for fd in fds:
-                    os.set_inheritable(fd, False)
+                chunk, fds = receive_fds(self._socket, _READ_BYTES, self._most_fds)
                 self.fds += fds
             else:
                 chunk = self._socket.recv(_READ_BYTES)
@@ -134,17 +132,17 @@ class JsonLines:
         try:
             while self._queue:
                 data, fds = self._queue[0]
-                sent = socket.send_fds(self._socket, [data], fds) if fds else self._socket.send(data)
+                sent = send_fds(self._socket, data, fds) if fds else self._socket.send(data)
                 self._queued_bytes -= sent
                 if sent < len(data):
                     self._queue[0] = data[sent:], ()
                 else:
                     self._queue.popleft()
         except BlockingIOError:
-            if self._write_fd is None and self._poller is not None:
+            if self._write_fd < 0 and self._poller is not None:
                 with suppress(OSError):
-                    self._write_fd = self._socket.dup()
-                    self._poller.watch(self._write_fd.fileno(), self._flush, select.EPOLLOUT)
+                    self._write_fd = os.dup(self._socket.fileno())
+                    self._poller.watch(self._write_fd, self._flush, select.EPOLLOUT)
             return
         except OSError:  # the peer has gone
             self._queue.clear()
@@ -152,7 +150,7 @@ class JsonLines:
         self._stop_writing()
 
     def _stop_writing(self) -> None:
-        if self._write_fd is not None and self._poller is not None:
-            self._poller.unwatch(self._write_fd.fileno())
-            self._write_fd.close()
-            self._write_fd = None
+        if self._write_fd >= 0 and self._poller is not None:
+            self._poller.unwatch(self._write_fd)
+            os.close(self._write_fd)
+            self._write_fd = -1

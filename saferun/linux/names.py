@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from saferun.linux.bare_socket import Socket
 from saferun.linux.child_output import run_forked
 from saferun.linux.descriptors import close_all_but
 from saferun.linux.helper import Helper, LoopPart
@@ -134,7 +135,7 @@ class OwnName(LoopPart):
             self._helper.close()
 
 
-def _serve(line: socket.socket, name: str) -> None:
+def _serve(line: Socket, name: str) -> None:
     while True:
         answer = _resolve(name)
         line.sendall(json.dumps(answer).encode() + b"\n")

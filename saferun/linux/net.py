@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import socket
 
 from saferun.errors import SaferunError
+from saferun.linux.bare_socket import AF_INET6, SO_REUSEADDR, SOL_SOCKET, Socket, dual_stack_socket, gethostname
 from saferun.linux.procfs import read_cmdline, read_stat
 from saferun.linux.small_files import list_directory, read_link, read_text
 
@@ -17,7 +17,7 @@ _INODE_FIELD = 9
 _LOCAL = ("127.", "169.254.", "::1", "fe8", "fe9", "fea", "feb")
 
 
-def hold_port(port: int | None, *, listening: bool = True) -> socket.socket:
+def hold_port(port: int | None, *, listening: bool = True) -> Socket:
     """Bind a TCP port of all addresses, IPv6 and IPv4, as torch's TCPStore does.
 
     Args:
@@ -28,17 +28,14 @@ def hold_port(port: int | None, *, listening: bool = True) -> socket.socket:
     Raises:
         SaferunError: the port is in use (the message names the process that holds it, if visible), or not permitted.
     """
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = dual_stack_socket()
     try:
         if port:
             # Connections of an earlier job may linger on the port. Not if the kernel chooses: it could choose a port
             # that another launch holds in the same way.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        sock.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", port or 0))  # noqa: S104 - as torch's store does
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        sock.bind(("::" if sock.family == AF_INET6 else "0.0.0.0", port or 0))  # noqa: S104 - as torch's store does
+        sock.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         if listening:
             sock.listen(_BACKLOG)
     except OverflowError:
@@ -108,7 +105,7 @@ def _program(cmdline: list[str]) -> str:
 
 def short_host_name() -> str:
     """This host's name up to the first dot."""
-    return socket.gethostname().split(".", 1)[0] or "localhost"
+    return gethostname().split(".", 1)[0] or "localhost"
 
 
 def own_addresses() -> list[str]:

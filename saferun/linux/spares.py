@@ -10,11 +10,11 @@ from __future__ import annotations
 import marshal
 import os
 import signal
-import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 from saferun.errors import suppress
+from saferun.linux.bare_socket import AF_UNIX, SOCK_SEQPACKET, Socket, receive_fds, send_fds, socketpair
 from saferun.linux.children import ALL_SIGNALS, Child, report_error, reset_signals
 from saferun.linux.core_limits import RankPreparation, prepare_rank
 from saferun.linux.descriptors import close_all_but
@@ -35,7 +35,7 @@ class Spares:
     """
 
     def __init__(self, count: int) -> None:
-        self._waiting: deque[tuple[int, socket.socket]] = deque()
+        self._waiting: deque[tuple[int, Socket]] = deque()
         with suppress(OSError):
             for _ in range(count):
                 self._waiting.append(_fork_spare())
@@ -76,7 +76,7 @@ class Spares:
         pid, connection = self._waiting.popleft()
         error_read, error_write = os.pipe()
         try:
-            socket.send_fds(connection, [message], [stdout, stderr, error_write])
+            send_fds(connection, message, [stdout, stderr, error_write])
         except OSError:  # it was killed
             os.close(error_read)
             _end(pid)
@@ -107,8 +107,8 @@ def _end(pid: int) -> None:
             os.waitpid(pid, 0)
 
 
-def _fork_spare() -> tuple[int, socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def _fork_spare() -> tuple[int, Socket]:
+    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
     parent_pid = os.getpid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
     try:
@@ -125,7 +125,7 @@ def _fork_spare() -> tuple[int, socket.socket]:
     return pid, ours
 
 
-def _wait(connection: socket.socket, mask: set[int | signal.Signals], parent_pid: int) -> None:
+def _wait(connection: Socket, mask: set[int | signal.Signals], parent_pid: int) -> None:
     """Wait for the message, and start the program. Never returns."""
     error_write = -1
     where = "setsid"
@@ -134,11 +134,9 @@ def _wait(connection: socket.socket, mask: set[int | signal.Signals], parent_pid
         reset_signals(mask)
         os.setsid()
         close_all_but(connection.fileno())
-        message, fds, _, _ = socket.recv_fds(connection, _LONGEST_BYTES, _DESCRIPTORS)
+        message, fds = receive_fds(connection, _LONGEST_BYTES, _DESCRIPTORS)
         if not message:
             os._exit(0)  # it is not needed
-        for fd in fds:
-            os.set_inheritable(fd, False)
         stdout, stderr, error_write = fds
         where = "dup2"
         os.set_inheritable(0, True)

@@ -17,7 +17,9 @@ import struct
 from collections.abc import Iterator
 
 from saferun.errors import SaferunError, suppress
+from saferun.linux.json_lines import JsonLines
 from saferun.linux.ownership import NotOursError, open_directory, owner_text
+from saferun.linux.poller import Poller
 
 _BACKLOG = 4096
 _LONGEST_PATH_BYTES = 107
@@ -182,6 +184,27 @@ def _check_free(path: str) -> None:
         "two processes of this job claim to be local rank 0 of this host",
         "start each task of the job once, or pass --scheduler none to use the command-line options only",
     )
+
+
+def connect_to_task(path: str, poller: Poller | None = None) -> JsonLines | None:
+    """The connection to a coordinator that another process of this user owns; None: there is none yet.
+
+    Args:
+        path: its Unix socket.
+        poller: the loop's, if there is one.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(5.0)
+        connection.connect(path)
+        owner = peer_of(connection)
+    except OSError:
+        connection.close()
+        return None
+    if owner != os.getuid():
+        connection.close()  # anybody can take an abstract name
+        return None
+    return JsonLines(connection, poller)
 
 
 def peer_of(connection: socket.socket) -> int:

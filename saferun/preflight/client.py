@@ -7,11 +7,11 @@ forked as soon as the command line has been read, so that it imports what it nee
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from saferun.linux.bare_socket import Socket
 from saferun.linux.helper import Helper, LoopPart
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
@@ -38,12 +38,14 @@ class CheckProcess(Helper):
     """
 
     def __init__(self, *, beside: bool = False) -> None:
-        def serve(connection: socket.socket) -> None:
+        def serve(connection: Socket) -> None:
             if beside:
                 os.nice(_IDLE_NICE)
+            import socket
+
             from saferun.preflight.checks.serve import answer
 
-            answer(connection)
+            answer(socket.socket(fileno=connection.detach()))
 
         super().__init__("sr-checks", serve)
 

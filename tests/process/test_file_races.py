@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
 from saferun.files.file_stream import APPENDED, FRESH, WHOLE
 from saferun.files.operations import make_log_directories, make_run_directory, write_error
 from saferun.files.private_file import new_name, write_private
 from saferun.linux import task_sockets
-from saferun.linux.task_sockets import TaskSockets
+from saferun.linux.task_sockets import TaskSockets, connect_to_task
 from tests.direct_files import DirectFiles
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
 from tests.process.watching import ROUNDS, Attacker, rounds_until

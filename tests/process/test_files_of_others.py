@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
 from saferun.files import trees
 from saferun.files.file_stream import APPENDED, FRESH, WHOLE
@@ -27,7 +26,7 @@ from saferun.linux.core_pattern import CorePattern
 from saferun.linux.error_files import read_error_file
 from saferun.linux.ownership import identity, make_directory, owner_of_new
 from saferun.linux.scratch import remove_scratch
-from saferun.linux.task_sockets import TaskSockets
+from saferun.linux.task_sockets import TaskSockets, connect_to_task
 from tests.direct_files import DirectFiles
 from tests.process.launching import STAY, read_stat, running, until
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all, start_as_user

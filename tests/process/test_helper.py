@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from saferun.linux.bare_socket import Socket, receive_fds
 from saferun.linux.children import reap
 from saferun.linux.helper import Helper
 from saferun.linux.json_lines import JsonLines
@@ -19,7 +20,7 @@ from saferun.linux.poller import Poller
 class Loop:
     """A loop with one helper."""
 
-    def __init__(self, serve: Callable[[socket.socket], None], **options: Any) -> None:
+    def __init__(self, serve: Callable[[Socket], None], **options: Any) -> None:
         self.poller = Poller()
         self.messages: list[dict[str, Any]] = []
         self.lost = 0
@@ -52,15 +53,15 @@ def _loops() -> Iterator[list[Loop]]:
         loop.poller.close()
 
 
-def _echo(connection: socket.socket) -> None:
+def _echo(connection: Socket) -> None:
     connection.setblocking(True)
-    with connection.makefile("rwb") as lines:
+    with socket.socket(fileno=connection.detach()) as whole, whole.makefile("rwb") as lines:
         for line in lines:
             lines.write(line)
             lines.flush()
 
 
-def _never_reads(connection: socket.socket) -> None:
+def _never_reads(connection: Socket) -> None:
     signal.pause()
     connection.close()
 
@@ -119,7 +120,7 @@ def test_a_process_that_is_ended_on_purpose_is_not_lost(loops: list[Loop]) -> No
 def test_a_signal_that_is_meant_for_the_job_does_not_end_it(loops: list[Loop], signum: int) -> None:
     """A scheduler sends it to every process of the job."""
 
-    def serve(connection: socket.socket) -> None:
+    def serve(connection: Socket) -> None:
         os.kill(os.getpid(), signum)
         _echo(connection)
 
@@ -134,7 +135,7 @@ def test_a_signal_that_is_meant_for_the_job_does_not_end_it(loops: list[Loop], s
 def test_it_keeps_no_descriptor_but_its_own_and_those_it_is_given(loops: list[Loop]) -> None:
     """A port or a pipe of a rank that a helper holds open never comes free."""
 
-    def serve(connection: socket.socket) -> None:
+    def serve(connection: Socket) -> None:
         fds = sorted(int(name) for name in os.listdir("/proc/self/fd"))
         # The listing itself has one open while it is read.
         JsonLines(connection).send({"fds": [fd for fd in fds if os.path.exists(f"/proc/self/fd/{fd}")]})
@@ -157,9 +158,9 @@ def test_it_keeps_no_descriptor_but_its_own_and_those_it_is_given(loops: list[Lo
 def test_descriptors_travel_with_a_message(loops: list[Loop]) -> None:
     """What is opened later can be handed over too."""
 
-    def serve(connection: socket.socket) -> None:
+    def serve(connection: Socket) -> None:
         connection.setblocking(True)
-        _, fds, _, _ = socket.recv_fds(connection, 4096, 4)
+        _, fds = receive_fds(connection, 4096, 4)
         os.write(fds[0], b"here")
         signal.pause()
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from saferun.cluster.coordinator_process import connect_to_task
 from saferun.errors import SaferunError
 from saferun.linux import child_output, descriptors, memory_file, pidfd, poller, scratch, task_sockets
 from saferun.linux.children import Child, fork
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.linux.system_call import system_call
+from saferun.linux.task_sockets import connect_to_task
 from tests.process.launching import customized, in_saferun, running, until
 from tests.without import lacks_pidfds
 

@@ -158,7 +158,7 @@ def test_a_port_that_takes_privileges_is_refused_in_two_lines(tmp_path: Path) ->
 def test_a_host_without_ipv6_is_no_obstacle(tmp_path: Path) -> None:
     """Kernels with ipv6.disable=1 have no such sockets at all."""
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text("import socket; socket.has_dualstack_ipv6 = lambda: False\n")
+    (tmp_path / "site" / "sitecustomize.py").write_text("import _socket; _socket.has_ipv6 = False\n")
     program = "import os, socket; socket.create_connection(('127.0.0.1', int(os.environ['MASTER_PORT']))); print('yes')"
     environ = {"PYTHONPATH": f"{tmp_path / 'site'}:{REPOSITORY}"}
     with running(tmp_path / "run", program, environ=environ) as job:

@@ -7,11 +7,11 @@ starts another.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 
+from saferun.linux.bare_socket import Socket
 from saferun.linux.helper import Helper
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject, Value
@@ -149,7 +149,7 @@ class TrialRun:
 
     # -------------------------------------------------------------------------------------------------------- within
 
-    def _become_server(self, connection: socket.socket) -> None:
+    def _become_server(self, connection: Socket) -> None:
         """In the child: run the program that has torch. Where it cannot be run, the process ends."""
         os.set_inheritable(connection.fileno(), True)
         os.execve(sys.executable, [sys.executable, "-P", _PROGRAM, str(connection.fileno())], self._environ)

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-from saferun.launch.story_file import StoryFile
+from saferun.launch.event_log import StoryFile
 from saferun.supervisor.events import Diagnosed, LaunchRequested, StartFailed
 from saferun.supervisor.machine import Limits, Supervisor
 from saferun.supervisor.policy import AttemptPolicy
