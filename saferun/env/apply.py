@@ -1,4 +1,4 @@
-"""What env profiles, ``--env`` and ``--unset`` come to for the ranks of this host."""
+"""The result of env profiles, ``--env`` and ``--unset`` for the ranks of this host."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from saferun.linux.gpu_nodes import gpu_vendor
 from saferun.linux.installed_versions import read_package_versions
 from saferun.model import RankAssignment
 
-# What torchrun sets of itself, and nothing of the job's order depends on.
-_TOLD = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+# Variables that torchrun sets by default, and that may be unset.
+_DEFAULTS_OF_TORCHRUN = ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 
 
 def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolution:
     """Decide which variables the ranks get, keep or lose.
 
     Args:
-        config: what was asked for.
-        environ: what the ranks would inherit.
+        config: the user's settings.
+        environ: the environment that the ranks would inherit.
 
     Raises:
-        UsageError: a profile that is not there or not in order, a malformed ``--env``.
+        UsageError: a missing or malformed profile, or a malformed ``--env``.
     """
     resolution = resolve(
         load_profiles(default_search_path(config.profile_path, environ)),
@@ -35,14 +35,14 @@ def resolve_environ(config: EnvironConfig, environ: Mapping[str, str]) -> Resolu
         env=config.env,
         unset=config.unset,
     )
-    # What the ranks would not inherit, but be told.
+    # Variables that the ranks would not inherit, but get by default.
     known = {*(removed.name for removed in resolution.removed), *(s.variable.name for s in resolution.settings)}
-    more = [Removed(name, "--unset") for name in _TOLD if name in config.unset and name not in known]
+    more = [Removed(name, "--unset") for name in _DEFAULTS_OF_TORCHRUN if name in config.unset and name not in known]
     return resolution._replace(removed=tuple(sorted((*resolution.removed, *more))))
 
 
 def host_vendor(wanted: str) -> Vendor:
-    """Whose GPUs env profiles are for on this host."""
+    """The GPU vendor for env profiles on this host."""
     if wanted == "nvidia":
         return "nvidia"
     if wanted == "amd":
@@ -53,38 +53,38 @@ def host_vendor(wanted: str) -> Vendor:
 
 
 def installed_versions(environ: Mapping[str, str]) -> dict[str, str]:
-    """The versions of torch, NCCL and ROCm that the ranks will have, as far as files tell."""
+    """The versions of torch, NCCL and ROCm of the ranks, as far as files have them."""
     if environ.get("PYTHON_EXEC", sys.executable) != sys.executable:
         return {}  # another interpreter, with packages of its own
     return read_versions(sys.path)
 
 
-def read_versions(places: Sequence[str]) -> dict[str, str]:
-    """The versions of ``torch``, ``nccl`` and ``rocm``, which profiles ask for, as far as files tell them.
+def read_versions(directories: Sequence[str]) -> dict[str, str]:
+    """The versions of ``torch``, ``nccl`` and ``rocm``, which profiles depend on, as far as files have them.
 
     Args:
-        places: the directories where packages are, in the order of import: ``sys.path`` of the ranks' interpreter.
+        directories: the directories with packages: ``sys.path`` of the ranks' interpreter.
     """
-    found = read_package_versions(places)
+    found = read_package_versions(directories)
     return {name: found[name] for name in COMPONENTS if name in found}
 
 
 def apply(
     resolution: Resolution,
     environ: MutableMapping[str, str],
-    place: RankAssignment,
+    assignment: RankAssignment,
     *,
     host: str,
     world_size: int,
     run_dir: str | None,
     rank_dir: str | None,
 ) -> None:
-    """Make a rank's environment what the resolution says.
+    """Apply a resolution to a rank's environment.
 
     Args:
-        resolution: what ``resolve_environ`` came to.
+        resolution: the result of ``resolve_environ``.
         environ: the rank's environment so far; changed.
-        place: the rank.
+        assignment: the rank.
         host: name of this host.
         world_size: number of ranks of the job.
         run_dir: the run directory, or None.
@@ -96,8 +96,8 @@ def apply(
         render(
             resolution,
             host=host,
-            rank=place.rank,
-            local_rank=place.local_rank,
+            rank=assignment.rank,
+            local_rank=assignment.local_rank,
             world_size=world_size,
             run_dir=run_dir,
             rank_dir=rank_dir,

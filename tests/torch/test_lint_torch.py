@@ -20,7 +20,7 @@ from saferun.env.lint.findings import Finding
 from saferun.env.lint.installation import find_installation
 from saferun.env.lint.knowledge import ADVICE
 from saferun.env.lint.known_names import HostFacts, KnownNames
-from saferun.env.lint.rules import knobs, lint, names_to_look_for
+from saferun.env.lint.rules import knobs, lint, names_to_search
 from saferun.env.lint.scanner import scan
 from saferun.env.lint.settings import SETTINGS
 
@@ -245,7 +245,7 @@ def test_the_variables_that_were_asked_for_at_run_time_are_known_and_not_only_do
 @pytest.mark.slow
 def test_the_second_stage_has_next_to_nothing_to_look_for(known: KnownNames) -> None:
     environ = dict.fromkeys(read_by_python(), "1")
-    assert not [name for name in names_to_look_for(environ, known) if name in ASKED_AT_RUN_TIME.split()]
+    assert not [name for name in names_to_search(environ, known) if name in ASKED_AT_RUN_TIME.split()]
     assert knobs(environ)
 
 
@@ -291,7 +291,7 @@ def test_a_job_is_linted_in_a_process_of_its_own(tmp_path: Path) -> None:
         answer = json.loads(done.stdout)
         said = {found["variable"]: found["verdict"] for found in answer["findings"]}
         assert said.get("NCCL_TIMEOUT") == "misconception"
-        if "cannot tell" in said.values():
+        if "uncertain" in said.values():
             continue  # a busy machine: the search ran out of time, and the next one goes on where it ended
         assert not {"TORCH_LOGS", "TORCH_MY_OWN_KNOB"} & set(said)
         assert "libtorch_cpu.so" in answer["libraries"]
@@ -309,5 +309,5 @@ def test_another_interpreter_is_asked_where_its_packages_are(tmp_path: Path) -> 
     result = check(environ, python=str(other))
     assert result.findings
     missing = check(environ, python="/nowhere/python")
-    assert [found.verdict for found in missing.findings] == ["cannot tell"]
+    assert [found.verdict for found in missing.findings] == ["uncertain"]
     assert missing.at_launch == ()

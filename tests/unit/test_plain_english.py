@@ -126,11 +126,13 @@ def _standard(word: str) -> str:
 # --------------------------------------------------------------------------------------------------- comments and names
 
 ROOMS = (
+    "captures",
     "cli",
     "cluster",
     "console",
     "coordinator",
     "diagnosis",
+    "env",
     "files",
     "preflight",
     "report",

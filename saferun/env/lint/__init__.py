@@ -1,7 +1,7 @@
-"""The environment lint: which variables of a job are read by something, and which values make sense.
+"""The environment lint: which variables of a job some installed software reads, and which values are valid.
 
-``families`` says who would read a name, ``knowledge`` and ``settings`` hold what is known of names and values,
-``scanner`` finds out what the installed libraries and modules mention, ``host_facts`` what the host has, and ``rules``
-(pure) draws the conclusions. ``check`` ties them together, and ``python -m saferun.env.lint`` runs that in a process
-of its own, beside the job.
+``families`` maps names to the libraries that read them, ``knowledge`` and ``settings`` hold facts about names and
+values, ``scanner`` finds the names in installed libraries and modules, ``host_facts`` collects facts of the host, and
+``rules`` (pure) derives the findings. ``check`` runs all of it, and ``python -m saferun.env.lint`` does so in a
+separate process, in parallel with the job.
 """

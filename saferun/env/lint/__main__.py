@@ -1,7 +1,7 @@
-"""``python -m saferun.env.lint``: lint this process's environment, beside a job and at the lowest priority.
+"""``python -m saferun.env.lint``: lint this process's environment, in parallel with a job and at the lowest priority.
 
 Prints one JSON object: ``findings`` (objects with the fields of ``Finding``), ``libraries`` and ``modules`` (what was
-searched) and ``unsearched``. Ends with 0 whatever it finds.
+searched) and ``unsearched``. Exits with 0 whatever it finds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ def main(arguments: list[str]) -> int:
     """Lint, and print.
 
     Args:
-        arguments: the interpreter of the ranks and their script; both may be left out.
+        arguments: the interpreter of the ranks and their script; both are optional.
     """
-    os.nice(19)  # the ranks start at this very moment
+    os.nice(19)  # the ranks are starting
     python = arguments[0] if arguments else sys.executable
     result = check(dict(os.environ), python=python, script=arguments[1] if len(arguments) > 1 else None)
     answer = {

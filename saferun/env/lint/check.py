@@ -10,20 +10,20 @@ from saferun.env.lint.findings import Finding
 from saferun.env.lint.host_facts import read_host_facts
 from saferun.env.lint.installation import Installation, find_installation
 from saferun.env.lint.known_names import KnownNames
-from saferun.env.lint.rules import knobs, lint, names_to_look_for
+from saferun.env.lint.rules import knobs, lint, names_to_search
 from saferun.env.lint.scanner import scan
 from saferun.model import Value
 
 
 class Result(Value):
-    """What the lint says, and what it was based on."""
+    """The lint's findings, and what they are based on."""
 
     findings: tuple[Finding, ...]
     known: KnownNames
 
     @property
     def at_launch(self) -> tuple[Finding, ...]:
-        """The findings that are worth a line at every launch."""
+        """The findings that are printed at every launch."""
         return tuple(finding for finding in self.findings if finding.at_launch)
 
 
@@ -37,14 +37,14 @@ def check(
 ) -> Result:
     """Lint the environment of ranks that this interpreter will run on this host.
 
-    Takes up to a second when an installation is seen for the first time, some milliseconds afterwards.
+    Takes up to a second for a new installation, some milliseconds afterwards.
 
     Args:
         environ: the environment of the ranks.
         python: their interpreter.
-        script: the training script: what it reads itself is known.
-        cache_directory: where to keep what was found; None: ``$XDG_CACHE_HOME/saferun``.
-        budget_s: how long the search may take; what it did not get to makes findings less sure, not wrong.
+        script: the training script, which is searched too.
+        cache_directory: where to cache the scan; None: ``$XDG_CACHE_HOME/saferun``.
+        budget_s: how long the search may take; an incomplete search makes findings less certain, not wrong.
     """
     host = read_host_facts(environ)
     installation = find_installation(environ, python=python, script=script) if knobs(environ) else None
@@ -54,6 +54,6 @@ def check(
         return Result(lint(environ, known, host), known)
     cache = cache_directory or name_cache.default_directory(environ)
     known = scan(
-        installation, cache_directory=cache, wanted=lambda known: names_to_look_for(environ, known), budget_s=budget_s
+        installation, cache_directory=cache, wanted=lambda known: names_to_search(environ, known), budget_s=budget_s
     )
     return Result(lint(environ, known, host), known)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from saferun.env.lint import knowledge
 from saferun.env.lint.findings import Finding, Verdict, shown
-from saferun.env.lint.known_names import HostFacts, KnownNames, Version, version_words
+from saferun.env.lint.known_names import HostFacts, KnownNames, Version, version_text
 from saferun.env.lint.settings import is_true
 from saferun.model import Value
 
@@ -21,7 +21,7 @@ _NCCL_SOCKETS = 64  # the most that NCCL opens for one connection
 
 
 class Job(Value):
-    """What the rules of this file look at."""
+    """The input of the rules in this file."""
 
     environ: Mapping[str, str]
     known: KnownNames
@@ -29,7 +29,7 @@ class Job(Value):
     versions: Mapping[str, Version]
 
     def value(self, name: str) -> str | None:
-        """A variable's value; None where it is not set or empty."""
+        """A variable's value; None if it is not set or empty."""
         return self.environ.get(name, "")[:_MAX_VALUE_CHARS].strip() or None
 
     def found(
@@ -153,7 +153,7 @@ def _log_settings_without_log(job: Job) -> Iterator[Finding]:
                 else "without NCCL_DEBUG it does nothing",
                 "set NCCL_DEBUG=INFO",
                 knowledge.NCCL_ENV,
-                at_launch=False,  # NCCL_DEBUG may stand in /etc/nccl.conf
+                at_launch=False,  # NCCL_DEBUG may be in /etc/nccl.conf
             )
 
 
@@ -162,7 +162,7 @@ def _blocking_launches_hang(job: Job) -> Iterator[Finding]:
     if is_true(job.value(name)) and nccl is not None and _HANGS_FROM <= nccl[:2] <= _HANGS_TO:
         yield job.found(
             name,
-            f"jobs are known to hang with it and NCCL {version_words(nccl)}",
+            f"jobs are known to hang with it and NCCL {version_text(nccl)}",
             "unset it, or install another NCCL",
             _NCCL_ISSUE_750,
             "known problem",
@@ -174,7 +174,7 @@ def _nonblocking_communicators_hang(job: Job) -> Iterator[Finding]:
     if is_true(job.value(name)) and nccl is not None and nccl[:2] == (2, 26):
         yield job.found(
             name,
-            f"jobs are known to hang with it and NCCL {version_words(nccl)}",
+            f"jobs are known to hang with it and NCCL {version_text(nccl)}",
             "unset it, or install another NCCL",
             _PYTORCH_ISSUE_153960,
             "known problem",
@@ -186,7 +186,7 @@ def _log_level_too_new(job: Job) -> Iterator[Finding]:
     if (job.value("NCCL_DEBUG") or "").upper() == "ATTN" and nccl is not None and nccl < (2, 32):
         yield job.found(
             "NCCL_DEBUG",
-            f"NCCL {version_words(nccl)} does not know ATTN and logs nothing",
+            f"NCCL {version_text(nccl)} does not know ATTN and logs nothing",
             "set NCCL_DEBUG=WARN",
             knowledge.NCCL_ENV,
             "bad value",
@@ -194,7 +194,7 @@ def _log_level_too_new(job: Job) -> Iterator[Finding]:
 
 
 def _blocking_launches_on_amd(job: Job) -> Iterator[Finding]:
-    # torch itself reads the name there, but only to word an error; what makes launches block is the HIP runtime.
+    # torch itself reads the name there, but only for an error message; the HIP runtime makes launches block.
     name = "CUDA_LAUNCH_BLOCKING"
     hip = job.known.owners.get("HIP", ())
     if not is_true(job.value(name)) or job.host.vendor != "amd" or not hip or is_true(job.value("HIP_LAUNCH_BLOCKING")):

@@ -1,6 +1,6 @@
-"""Names that the vendors document: near misses are measured against them first.
+"""Names that the vendors document: near misses are compared with them first.
 
-One that no installed library mentions belongs to another release, or to a library that is not there.
+A name that no installed library holds belongs to another release, or to a library that is not installed.
 
 Sources: NVIDIA, "NCCL environment variables" and "CUDA environment variables"; AMD, "HIP environment variables" and
 "RCCL environment variables"; PyTorch's documentation, and the strings of its builds for CUDA; the OpenMP

@@ -1,4 +1,4 @@
-"""The parts of a shared object that hold its strings."""
+"""The sections of a shared object that hold its strings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STRING_SECTIONS = (b".rodata", b".data")  # .data.rel.ro and .rodata.cst16 star
 
 
 def string_ranges(fd: int, size_bytes: int) -> list[tuple[int, int]]:
-    """Where in a file constant strings are: ``(offset, size)`` in bytes, of which none lies outside the file.
+    """The sections with constant strings: ``(offset, size)`` in bytes, all within the file.
 
     In a shared object these are its read-only and its initialised data: one part in twenty of a large library. Code,
     symbols, debugging information and GPU kernels hold none, and make up the rest. Of a file that is no 64-bit
@@ -39,7 +39,7 @@ def string_ranges(fd: int, size_bytes: int) -> list[tuple[int, int]]:
         return whole
     table = os.pread(fd, entry_size * count, table_offset)
     if len(table) < entry_size * count:
-        return whole  # it has become shorter meanwhile
+        return whole  # it was truncated meanwhile
     sections = [struct.unpack_from("<IIQQQQIIQQ", table, index * entry_size) for index in range(count)]
     names_at, names_size = sections[names_index][4:6]
     if names_at + names_size > size_bytes or names_size > _MAX_NAMES_BYTES:

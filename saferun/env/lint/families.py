@@ -1,4 +1,4 @@
-"""Families of environment variables: their prefixes, and the libraries that would read them."""
+"""Families of environment variables: their prefixes, and the libraries that read them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from saferun.model import Value
 
 
 class Family(Value):
-    """Variables that one piece of software reads.
+    """The variables of one software.
 
     Args:
-        name: what the software is called.
-        prefixes: what its variables start with.
+        name: the software's name.
+        prefixes: the prefixes of its variables.
         owners: how the file names of the libraries that read them start. Only with one of these searched may it be said
             that nothing reads a name.
-        sentinels: a library that holds all of these as strings of their own is an owner too (static linking).
-        composed: the library puts names together while it runs, so a name that its file does not hold means nothing.
+        sentinels: a library that holds all of these as separate strings is an owner too (static linking).
+        composed: the library composes names at run time, so a name may be read that its file does not hold.
     """
 
     name: str
@@ -27,14 +27,14 @@ class Family(Value):
 
 
 _HIP_OWNERS = ("libamdhip64.so",)
-_TORCH_WORDS = ("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCHELASTIC_")
+_TORCH_PREFIXES = ("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCHELASTIC_")
 _TORCH_OWNERS = ("libtorch_cpu.so", "libtorch.so")
 _MCA_OWNERS = ("libopen-pal.so", "libmpi.so", "libprrte.so")
 
 FAMILIES: tuple[Family, ...] = (
     # TorchX, TorchServe and the like, which may be installed elsewhere: on the host that launched the job, say.
     Family("torch-like", ("TORCH",), (), composed=True),
-    Family("torch", (*_TORCH_WORDS, "KINETO_", "ATEN_", "FBGEMM_", "AOTINDUCTOR_", "AOT_INDUCTOR_"), _TORCH_OWNERS),
+    Family("torch", (*_TORCH_PREFIXES, "KINETO_", "ATEN_", "FBGEMM_", "AOTINDUCTOR_", "AOT_INDUCTOR_"), _TORCH_OWNERS),
     Family("torchrun", ("PET_",), _TORCH_OWNERS),
     Family("gloo", ("GLOO_",), ("libtorch_cpu.so", "libgloo.so"), ("GLOO_SOCKET_IFNAME",)),
     Family("NCCL", ("NCCL_",), ("libnccl.so", "librccl.so"), ("NCCL_BUFFSIZE", "NCCL_SHM_DISABLE")),
@@ -74,8 +74,8 @@ _BY_PREFIX = sorted(
     ((prefix, family) for family in FAMILIES for prefix in family.prefixes), key=lambda row: -len(row[0])
 )
 
-# Set by container images, module files and build scripts to tell where something is or which release: no knobs, and
-# rightly read by nobody while a job runs.
+# Set by container images, module files and build scripts for paths and releases: these are no settings, and no library
+# reads them.
 _AMBIENT = re.compile(
     r"_(?:VERSION|VER|HOME|ROOT|DIR|PATH|PREFIX|BASE|BIN|INC|INCLUDES?|INCLUDE_(?:DIRS?|PATH)|LIBS?|LIBRAR(?:Y|IES)"
     r"|LIB(?:RARY)?_(?:DIRS?|PATH)|SRC|SOURCE|INSTALL|MODULE|TARGETS?|ARCH(?:S|_LIST|ITECTURES?)?|[CX]*FLAGS|PKG|URL"
@@ -83,7 +83,7 @@ _AMBIENT = re.compile(
     r"|COMPILER|RUNTIME|PLATFORM)$|^(?:CUDA(?:CXX|HOSTCXX|FLAGS|ARCHS))$"
 )
 
-# Words in the names of torch's variables that only its builds for a GPU read.
+# Parts of the names of variables that only torch's GPU builds read.
 _ACCELERATOR = re.compile(
     r"(?:^|_)(?:NCCL2?|CUDA|CUDNN|CUBLAS|CUBLASLT|CUSOLVER|HIP|HIPBLASLT|HIPSOLVER|ROCM|ROCBLAS|MIOPEN|XPU|GPU|MPS|MTIA"
     r"|SYMMM?EM|SYMM|NVSHMEM|TUNABLEOP|TF32|NVRTC|KERNEL|ROCSHMEM|DSA)(?:_|$)"
@@ -93,7 +93,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{1,127}")
 
 
 def family_of(name: str) -> Family | None:
-    """The family that a variable belongs to by its prefix (the longest counts), or None: it is no knob."""
+    """The family of a variable by its longest prefix; None if it is not a known library's setting."""
     if not name.startswith(PREFIXES) or not _NAME.fullmatch(name):
         return None
     for prefix, family in _BY_PREFIX:
@@ -103,10 +103,10 @@ def family_of(name: str) -> Family | None:
 
 
 def is_ambient(name: str) -> bool:
-    """Whether a variable tells where something is, or which release, rather than sets anything."""
+    """Whether a variable only names a path or a release."""
     return _AMBIENT.search(name) is not None
 
 
 def is_for_accelerators(name: str) -> bool:
-    """Whether one of torch's names can only mean something to a build for GPUs."""
+    """Whether only GPU builds of torch can read a name."""
     return _ACCELERATOR.search(name) is not None

@@ -1,4 +1,4 @@
-"""What the lint says: findings, how bad they are, and how they are put on one line."""
+"""Findings of the lint: their severity, and how each is printed on one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from saferun.text.redaction import REDACTED, redacted_text
 from saferun.text.secret_names import is_secret
 
 Verdict = Literal[
-    "known problem", "bad value", "contradiction", "misconception", "unknown name", "renamed", "cannot tell"
+    "known problem", "bad value", "contradiction", "misconception", "unknown name", "renamed", "uncertain"
 ]
 
 # Worst first.
@@ -21,7 +21,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = (
     "misconception",
     "unknown name",
     "renamed",
-    "cannot tell",
+    "uncertain",
 )
 
 _SHOWN_CHARS = 80
@@ -29,16 +29,16 @@ _LINE_CHARS = 700
 
 
 class Finding(Value):
-    """One thing to be said of one variable.
+    """One finding about one variable.
 
     Args:
         variable: its name.
-        value: its value as it may be shown: without secrets, printable, short.
-        verdict: how it is judged.
-        sentence: what is the matter.
+        value: its value for display: without secrets, printable, short.
+        verdict: the kind of finding.
+        sentence: what is wrong.
         hint: what to do.
-        source: where that is written, or what was searched.
-        at_launch: worth a line at every launch; the others are for those who ask.
+        source: where that is documented, or what was searched.
+        at_launch: whether it is printed at every launch, and not only on request.
     """
 
     variable: str
@@ -51,11 +51,11 @@ class Finding(Value):
 
 
 def shown(name: str, value: str) -> str:
-    """A value as it may be shown: nothing of a secret, no control characters, never long.
+    """A value for display: without secrets and control characters, and short.
 
     Args:
-        name: the variable's name, by which the value may be a secret.
-        value: its value, which may hold anything that an environment can hold.
+        name: the variable's name, which may mark the value as a secret.
+        value: its value, which is untrusted.
     """
     if is_secret(name):
         return REDACTED
@@ -64,9 +64,9 @@ def shown(name: str, value: str) -> str:
 
 
 def one_line(finding: Finding) -> str:
-    """A finding on one line of printable characters: ``NAME=value: what is the matter; what to do``."""
+    """A finding as one printable line: ``NAME=value: what is wrong; what to do``."""
     hint = f"; {finding.hint}" if finding.hint else ""
-    # Names of files and of packages stand in it, which may hold anything too.
+    # Names of files and packages in it are untrusted.
     return printable(f"{finding.variable}={finding.value}: {finding.sentence}{hint}"[:_LINE_CHARS])
 
 

@@ -1,4 +1,4 @@
-"""What this host has, as far as the lint asks: interfaces, GPUs, and what the paths are that variables name."""
+"""Facts of this host that the lint needs: interfaces, GPUs, and the paths that variables name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DRIVER_GPUS = "driver/nvidia/gpus"  # below /proc: one folder for each GPU, tho
 
 
 def read_host_facts(environ: Mapping[str, str], *, proc_root: str = "/proc", sysfs_root: str = "/sys") -> HostFacts:
-    """The facts of this host that a lint of this environment needs. What cannot be read is left unknown.
+    """Collect the facts of this host for the lint of an environment. What cannot be read stays unknown.
 
     Args:
-        environ: the environment of the ranks, whose paths are looked at.
-        proc_root: where procfs is.
-        sysfs_root: where sysfs is.
+        environ: the environment of the ranks, whose paths are checked.
+        proc_root: where procfs is mounted.
+        sysfs_root: where sysfs is mounted.
     """
     vendor = gpu_vendor(sysfs_root)
     return HostFacts(
@@ -33,13 +33,13 @@ def read_host_facts(environ: Mapping[str, str], *, proc_root: str = "/proc", sys
 
 
 def examine(path: str) -> PathFact:
-    """What a path is. Looks at names and permissions only, and opens nothing."""
+    """Check a path, by names and permissions only, without opening it."""
     try:
         exists = os.path.exists(path)
         above = path
         while above and not os.path.exists(above):
             above = os.path.dirname(above.rstrip("/"))
-        # What has to be made below it needs a directory; what is there is written to as it is.
+        # A missing file needs a writable directory above it; an existing one must itself be writable.
         may_be_made = os.access(above or ".", os.W_OK) and (exists or os.path.isdir(above or "."))
         return PathFact(exists, os.path.isdir(path), may_be_made)
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def _count_gpus(vendor: str | None, proc_root: str, sysfs_root: str) -> int | No
         gpus: Iterable[str] | None = _listed(f"{proc_root}/{_DRIVER_GPUS}")
         return len(list(gpus)) or None if gpus is not None else None
     if vendor == "amd":
-        # The processors among the nodes have no SIMD units.
+        # CPU nodes have no SIMD units.
         nodes = _listed(f"{sysfs_root}/class/kfd/kfd/topology/nodes")
         counted = [node for node in nodes or () if _has_simd(f"{sysfs_root}/class/kfd/kfd/topology/nodes/{node}")]
         return len(counted) or None
@@ -75,6 +75,6 @@ def _count_gpus(vendor: str | None, proc_root: str, sysfs_root: str) -> int | No
 
 
 def _has_simd(node: str) -> bool:
-    words = read_text(f"{node}/properties").split()
-    # One that may not be read may be a GPU: better one too many than a false alarm.
-    return not words or dict(zip(words[::2], words[1::2], strict=False)).get("simd_count", "0") != "0"
+    fields = read_text(f"{node}/properties").split()
+    # An unreadable node may be a GPU: count it, rather than risk a false alarm.
+    return not fields or dict(zip(fields[::2], fields[1::2], strict=False)).get("simd_count", "0") != "0"

@@ -1,4 +1,4 @@
-"""Where the software that the ranks use lies: asked from their interpreter, and from the environment."""
+"""Where the ranks' software is installed, from their interpreter and the environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from saferun.env.lint.families import NCCL_PLUGINS
 from saferun.model import Value
 
-# The current directory is no place to import from: a json.py there is not Python's. (Older Pythons have no -P for it.)
+# Do not import from the current directory: a json.py there is not Python's. (Older Pythons have no -P for it.)
 _ASK = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); import json; "
     "sys.stdout.write('\\nsaferun-answer ' + json.dumps([sys.prefix, sys.path]))"
@@ -26,13 +26,13 @@ _MAX_DIRECTORIES = 64
 
 
 class Installation(Value):
-    """What to search.
+    """The directories and files to search.
 
     Args:
-        package_directories: where packages are installed (``site-packages``).
-        source_directories: the user's own code: the script's directory, what PYTHONPATH names.
-        library_directories: where libraries of the system are, those that LD_LIBRARY_PATH names first.
-        preloaded: libraries that LD_PRELOAD names, and plug-ins of NCCL that are named by their path.
+        package_directories: directories of installed packages (``site-packages``).
+        source_directories: the user's own code: the script's directory and those in PYTHONPATH.
+        library_directories: directories of system libraries, those in LD_LIBRARY_PATH first.
+        preloaded: libraries in LD_PRELOAD, and plug-ins of NCCL that are named by their path.
     """
 
     package_directories: tuple[str, ...]
@@ -44,13 +44,13 @@ class Installation(Value):
 def find_installation(
     environ: Mapping[str, str], *, python: str = sys.executable, script: str | None = None, timeout_s: float = 10.0
 ) -> Installation | None:
-    """The software that ranks with this environment and interpreter use, or None: the interpreter did not tell.
+    """The software of ranks with this environment and interpreter; None if the interpreter did not respond.
 
     Args:
         environ: the ranks' environment.
-        python: their interpreter; asked in a child unless it is this very one.
-        script: the training script, whose neighbours are searched too.
-        timeout_s: how long the interpreter may take to answer.
+        python: their interpreter; run in a child unless it is this one.
+        script: the training script, whose directory is searched too.
+        timeout_s: how long the interpreter may take.
     """
     answer = _own() if python == sys.executable else _ask(python, environ, timeout_s)
     if answer is None:

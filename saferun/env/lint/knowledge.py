@@ -1,4 +1,4 @@
-"""Names that people set and that were renamed, removed or never existed, with what holds instead and the source."""
+"""Names that users set and that were renamed, removed or never existed, with the right ones and the source."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ MKL_ON_AMD: Final = "https://documentation.sigma2.no/jobs/mkl.html"
 
 
 class Advice(Value):
-    """What is known of a name.
+    """What is known about a name.
 
     Args:
-        kind: ``renamed``: another name has taken its place; ``misconception``: it never did, or no longer does, what
+        kind: ``renamed``: another name has replaced it; ``misconception``: it never did, or no longer does, what
             people set it for.
-        instead: the name that is read, or "".
-        sentence: what is the matter, to be said after the variable's name.
+        instead: the name that is read instead, or "".
+        sentence: what is wrong, to follow the variable's name.
         hint: what to do.
-        source: where that is written.
+        source: where that is documented.
         still_read: today's software reads the old name too. Otherwise the advice does not hold where something
             installed does read it: an older release, or the user's own script.
-        at_launch: worth a line at every launch.
+        at_launch: whether it is printed at every launch.
     """
 
     kind: Literal["renamed", "misconception"]
@@ -51,12 +51,12 @@ _TIMEOUT_HINT = "give the timeout to torch.distributed.init_process_group(timeou
 
 
 def _old(new: str, source: str) -> Advice:
-    """A name that torch reads still, with a warning of its own."""
+    """A name that torch still reads, with a warning of its own."""
     return Advice("renamed", new, f"torch reads {new} now, and warns of the old name", f"set {new}", source, True)
 
 
 def _alias(new: str, sentence: str, source: str) -> Advice:
-    """A name that works as well as the new one does."""
+    """A name that works like the new one."""
     return Advice("renamed", new, sentence, f"set {new} in new scripts", source, still_read=True, at_launch=False)
 
 
@@ -141,10 +141,10 @@ ADVICE: Final[dict[str, Advice]] = {
     "NCCL_SINGLE_RING_THRESHOLD": _removed("2.3", ""),
     "NCCL_LL_THRESHOLD": _removed("2.5", "NCCL_PROTO"),
     "NCCL_TREE_THRESHOLD": _removed("2.5", "NCCL_ALGO"),
-    "NCCL_MAX_NRINGS": _alias("NCCL_MAX_CTAS", "NCCL_MAX_CTAS has taken its place; this one still works", NCCL_ENV),
-    "NCCL_MIN_NRINGS": _alias("NCCL_MIN_CTAS", "NCCL_MIN_CTAS has taken its place; this one still works", NCCL_ENV),
-    "NCCL_MAX_NCHANNELS": _alias("NCCL_MAX_CTAS", "NCCL_MAX_CTAS has taken its place; this one still works", NCCL_ENV),
-    "NCCL_MIN_NCHANNELS": _alias("NCCL_MIN_CTAS", "NCCL_MIN_CTAS has taken its place; this one still works", NCCL_ENV),
+    "NCCL_MAX_NRINGS": _alias("NCCL_MAX_CTAS", "NCCL_MAX_CTAS has replaced it; this name still works", NCCL_ENV),
+    "NCCL_MIN_NRINGS": _alias("NCCL_MIN_CTAS", "NCCL_MIN_CTAS has replaced it; this name still works", NCCL_ENV),
+    "NCCL_MAX_NCHANNELS": _alias("NCCL_MAX_CTAS", "NCCL_MAX_CTAS has replaced it; this name still works", NCCL_ENV),
+    "NCCL_MIN_NCHANNELS": _alias("NCCL_MIN_CTAS", "NCCL_MIN_CTAS has replaced it; this name still works", NCCL_ENV),
     "NCCL_IFNAME": _never("nothing reads this name", "set NCCL_SOCKET_IFNAME", NCCL_ENV, "NCCL_SOCKET_IFNAME"),
     "NCCL_LOG_LEVEL": _never("nothing reads this name", "set NCCL_DEBUG", NCCL_ENV, "NCCL_DEBUG"),
     "NCCL_DEBUG_LEVEL": _never("nothing reads this name", "set NCCL_DEBUG", NCCL_ENV, "NCCL_DEBUG"),
@@ -163,8 +163,8 @@ ADVICE: Final[dict[str, Advice]] = {
     "MKL_DEBUG_CPU_TYPE": _never("MKL has not read this since its 2020 releases", "unset it", MKL_ON_AMD),
 }
 
-# Families whose names people mix up: the same variable, with the other's prefix. Left: what people write. Right: what
-# may be meant.
+# Families whose names users confuse: the same variable with the other's prefix. Left: what users write. Right: what may
+# be meant.
 SWAPPED_PREFIXES: Final[tuple[tuple[str, str], ...]] = (
     ("NCCL_", "TORCH_NCCL_"),
     ("TORCH_NCCL_", "NCCL_"),
@@ -182,7 +182,7 @@ SWAPPED_PREFIXES: Final[tuple[tuple[str, str], ...]] = (
     ("TORCH_", "TORCHDYNAMO_"),
 )
 
-# First words as they are misspelt. No rule of similarity may stand here: HCCL_, CCL_, ACCL_ and MSCCL_ are real.
+# Misspelt prefixes. They cannot be found by similarity: HCCL_, CCL_, ACCL_ and MSCCL_ exist.
 MISSPELT_PREFIXES: Final[dict[str, str]] = {
     "NCLL_": "NCCL_",
     "NNCL_": "NCCL_",

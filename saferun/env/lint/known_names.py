@@ -1,4 +1,4 @@
-"""What the installed libraries and modules mention, and what the host has: the facts that the rules judge by."""
+"""The names in installed libraries and modules, and facts of the host: the input of the rules."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Version = tuple[int, ...]
 
 
 class KnownNames(Value):
-    """Which names the libraries and modules of an installation mention, and what was searched.
+    """The names in the libraries and modules of an installation, and what was searched.
 
     Args:
-        readers: name -> the libraries and modules that hold it as a string of its own, as a name that is read is held.
-        mentions: name -> where it merely stands within other text: a message, a comment, the end of a longer name.
-        fragments: library -> the second halves of names that it joins to a prefix of its own.
-        open_prefixes: beginnings of names that something completes while it runs.
-        owners: family -> its libraries that were searched; without one, nobody can tell who reads a name.
+        readers: name -> the libraries and modules that hold it as a separate string, as if they read it.
+        mentions: name -> where it is only part of other text: a message, a comment, the end of a longer name.
+        fragments: library -> the second halves of names that it appends to a prefix of its own.
+        open_prefixes: prefixes that some code completes at run time.
+        owners: family -> its libraries that were searched; without one, the readers of a name are unknown.
         libraries: all libraries that were searched, by file name.
         modules: the distributions whose Python code was searched, with their versions.
         versions: ``torch``, ``nccl`` … -> version.
-        unsearched: what could not be read, or not in time; empty when all was.
+        unsearched: what could not be read, or not in time; empty if everything was searched.
     """
 
     readers: Mapping[str, tuple[str, ...]]
@@ -36,7 +36,7 @@ class KnownNames(Value):
     unsearched: tuple[str, ...]
 
     def readers_of(self, name: str) -> tuple[str, ...]:
-        """The libraries and modules that hold a name as a string of its own, or put it together."""
+        """The libraries and modules that hold a name as a separate string, or compose it."""
         found = self.readers.get(name)
         if found:
             return found
@@ -47,16 +47,16 @@ class KnownNames(Value):
         return ()
 
     def is_read(self, name: str) -> bool:
-        """Whether something holds a name as one that is read."""
+        """Whether a library or module seems to read a name."""
         return bool(self.readers_of(name))
 
     def has_owner(self, family: Family) -> bool:
-        """Whether a library that would read the family's names was searched."""
+        """Whether a library that reads the family's names was searched."""
         return bool(self.owners.get(family.name))
 
 
 class PathFact(Value):
-    """What a path that a variable names is on this host."""
+    """The state of a path in a variable on this host."""
 
     exists: bool
     is_directory: bool
@@ -68,15 +68,15 @@ _NO_VERSIONS: Mapping[str, Version] = {}
 
 
 class HostFacts(Value):
-    """What a host has; None where it is not known.
+    """Facts of a host; None if unknown.
 
     Args:
         interfaces: names of the network interfaces.
         ib_devices: names of the InfiniBand and RoCE devices.
         gpu_count: number of GPUs, hidden ones included.
         vendor: ``nvidia``, ``amd`` or "" (no GPU).
-        paths: what the paths are that the environment names (see ``rules.paths_to_examine``).
-        versions: versions that are known better than by looking at the installation; they win over the scan's.
+        paths: the paths in the environment (see ``rules.paths_to_examine``).
+        versions: versions that are known for certain; they override those of the scan.
     """
 
     interfaces: frozenset[str] | None = None
@@ -87,6 +87,6 @@ class HostFacts(Value):
     versions: Mapping[str, Version] = _NO_VERSIONS
 
 
-def version_words(version: Version) -> str:
-    """A version as people write it."""
+def version_text(version: Version) -> str:
+    """A version as text."""
     return ".".join(str(part) for part in version)

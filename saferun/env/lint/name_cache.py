@@ -1,4 +1,4 @@
-"""What a scan found, kept between launches in the user's cache directory."""
+"""The results of scans, cached between launches in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PREFIX = "env-names-"
 
 
 class Unit(Value):
-    """What one file, distribution or folder holds.
+    """The names in one file, distribution or directory.
 
     Args:
-        stamp: what must be unchanged for this to hold still.
-        readers: knobs that are strings of their own.
-        mentions: knobs that stand within other text.
-        fragments: second halves of names, of a library that joins them to a prefix.
-        open_prefixes: beginnings of names that something completes.
+        stamp: identifies the content; a change makes the entry invalid.
+        readers: names that are separate strings.
+        mentions: names within other text.
+        fragments: second halves of names, which the library appends to a prefix.
+        open_prefixes: prefixes that some code completes.
         files: further files that belong to it (the shared objects of a distribution).
-        asked: names that were looked for in it one by one -> 2 a string of its own, 1 a mention, 0 not there.
+        asked: names that were searched one by one -> 2 a separate string, 1 a mention, 0 not found.
         version: its version, or "".
         families: families whose sentinels one of its shared objects holds.
     """
@@ -44,7 +44,7 @@ class Unit(Value):
 
 
 def default_directory(environ: Mapping[str, str]) -> str | None:
-    """Where the cache is by the XDG rules, or None where this user has no home.
+    """The cache directory by the XDG rules; None if this user has no home.
 
     Source: https://specifications.freedesktop.org/basedir-spec/latest/
     """
@@ -58,19 +58,19 @@ def default_directory(environ: Mapping[str, str]) -> str | None:
 
 
 def path_for(directory: str, roots: Iterable[str]) -> str:
-    """The cache file of an installation, which is known by the directories that were searched."""
-    # Two installations that came to the same name would only overwrite each other: each unit knows its own path.
+    """The cache file of an installation, named after the directories that were searched."""
+    # A collision of names is harmless: each unit has its own path.
     digest = zlib.crc32("\0".join(roots).encode(errors="surrogateescape"))
     return f"{directory}/{_PREFIX}{digest:08x}.json"
 
 
 def load(path: str) -> dict[str, Unit]:
-    """The units that were kept; none where the file is missing, foreign, too large or makes no sense."""
+    """The cached units; none if the file is missing, another user's, too large or malformed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             status = os.fstat(fd)
-            # Somebody else's file could hide what is wrong with an environment, or claim what is not.
+            # Another user's file could hide findings, or fake them.
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size > _MAX_BYTES:
                 return {}
             with os.fdopen(os.dup(fd), "rb") as file:
@@ -85,7 +85,7 @@ def load(path: str) -> dict[str, Unit]:
 
 
 def save(path: str, units: Mapping[str, Unit]) -> None:
-    """Keep the units, for this user alone and in one step; where that fails, the next launch scans again."""
+    """Write the cache atomically, for this user only; if that fails, the next launch scans again."""
     temporary = f"{path}.{os.getpid()}"
     try:
         directory = os.path.dirname(path)
@@ -132,4 +132,4 @@ def _drop_oldest(directory: str) -> None:
 
 
 def _is_ours(entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(_PREFIX)  # what a killed process left half written is among them
+    return entry.name.startswith(_PREFIX)  # including temporary files of killed processes

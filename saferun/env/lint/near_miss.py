@@ -1,4 +1,4 @@
-"""The name that was meant: near misses by their letters, by the order of words, by another prefix."""
+"""The name that was probably meant: by similar letters, by the order of parts, by another prefix."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Collection
 
 from saferun.env.lint.knowledge import MISSPELT_PREFIXES, SWAPPED_PREFIXES
 
-_MAX_COMPARISONS = 4_000  # of one name with others; a hostile environment may hold many names
+_MAX_COMPARISONS = 4_000  # per name; a hostile environment may hold many names
 _MIN_LENGTH, _LONG, _MAX_LENGTH = 8, 12, 100  # in characters
-_MAX_REST = 4  # of a word whose end is left off
+_MAX_REST = 4  # characters missing at the end of a word
 _MAX_LONGER = 2  # or shorter
-_ALIKE = 0.9  # of the letters, in their order: one typing error in eight letters, two in twenty
+_ALIKE = 0.9  # similarity: one typing error in eight letters, two in twenty
 
 
 def closest(name: str, documented: Collection[str], mentioned: Collection[str]) -> str:
-    """The name that was most likely meant, or "" where none is near.
+    """The name that was most likely meant, or "" if none is similar.
 
     Args:
-        name: what is set.
-        documented: names that vendors document; one of these is what is meant more often than not.
+        name: the name that is set.
+        documented: names that vendors document, which are the most likely.
         mentioned: names that an installed library or module holds.
     """
     if not _MIN_LENGTH <= len(name) <= _MAX_LENGTH:
@@ -26,16 +26,16 @@ def closest(name: str, documented: Collection[str], mentioned: Collection[str]) 
     from difflib import get_close_matches
 
     for names in (documented, mentioned):
-        # The first word has a table of its own; here the names of one family are compared.
+        # Prefixes have a table of their own; here the names of one family are compared.
         alike = (other for other in names if other[:2] == name[:2] and abs(len(other) - len(name)) <= _MAX_LONGER)
         near = get_close_matches(name, sorted(set(alike) - {name})[:_MAX_COMPARISONS], 1, _ALIKE)
         if near:
             return near[0]
-    return _same_words(name, documented) or _cut_short(name, documented)
+    return _reordered(name, documented) or _cut_short(name, documented)
 
 
 def under_another_prefix(name: str, is_read: Callable[[str], bool]) -> str:
-    """The same name under the prefix that is really read (TORCH_NCCL_ for NCCL_, say), or ""."""
+    """The same name with the prefix that is really read (TORCH_NCCL_ for NCCL_, for example), or ""."""
     for wrong, right in SWAPPED_PREFIXES:
         if name.startswith(wrong):
             other = right + name[len(wrong) :]
@@ -45,19 +45,19 @@ def under_another_prefix(name: str, is_read: Callable[[str], bool]) -> str:
 
 
 def under_a_mended_prefix(name: str) -> str:
-    """The name with a misspelt first word put right, or "" where that word is no known misspelling."""
+    """The name with a misspelt prefix corrected, or "" if that is not a known misspelling."""
     word = name[: name.find("_") + 1]
     right = MISSPELT_PREFIXES.get(word)
     return right + name[len(word) :] if right else ""
 
 
-def _same_words(name: str, documented: Collection[str]) -> str:
-    words = sorted(name.split("_"))
-    return next((other for other in sorted(documented) if sorted(other.split("_")) == words), "")
+def _reordered(name: str, documented: Collection[str]) -> str:
+    parts = sorted(name.split("_"))
+    return next((other for other in sorted(documented) if sorted(other.split("_")) == parts), "")
 
 
 def _cut_short(name: str, documented: Collection[str]) -> str:
-    # CUDA_LAUNCH_BLOCK, NCCL_DEBUG_SUBSYSTEM: the last word with its end left off or added.
+    # CUDA_LAUNCH_BLOCK, NCCL_DEBUG_SUBSYSTEM: the end of the last word is missing, or one is added.
     found = []
     for other in documented:
         shorter, longer = sorted((name, other), key=len)

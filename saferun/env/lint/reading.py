@@ -1,4 +1,4 @@
-"""Which knobs the bytes of one file hold: a shared object's strings, or a Python source."""
+"""The names of settings in one file: in a shared object's strings, or a Python source."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _OVERLAP_BYTES = 256  # longer than any name
 _MAX_SOURCE_BYTES = 8 << 20
 _MAX_STRINGS_BYTES = 512 << 20
 _MAX_NAME_CHARS = 128
-_FEW = 8  # so many names are looked for one by one; for more, the text is taken apart first
-_INLINED_CHARS = 16  # a compiler that builds a text in registers keeps it in pieces of this length
+_FEW = 8  # the most names that are searched one by one; for more, the text is split first
+_INLINED_CHARS = 16  # compilers that build a string in registers split it into pieces of this length
 _MAX_PUT_TOGETHER = 1_000
 
-# Three characters and more: half of a name may be short (UCX_TLS). What follows tells whether the string ends there.
+# Three characters and more: half of a name may be short (UCX_TLS). What follows shows whether the string ends there.
 _IN_BINARY = re.compile(rb"[A-Z][A-Z0-9_]{2,}\0?")
 _IN_SOURCE = re.compile(rb"""[A-Z][A-Z0-9_]{3,}["']?""")
 _FORMATTED = re.compile(rb"\{([A-Za-z_]+)\.upper\(\)\}(_[A-Z0-9_]+)")
@@ -31,7 +31,7 @@ _NCCL_RELEASE = re.compile(rb"NCCL version (\d+\.\d+\.\d+)\+(?:cuda|hip)")
 _PREFIX_BYTES = tuple(prefix.encode() for prefix in PREFIXES)
 _SENTINELS = [(family.name, {name.encode() for name in family.sentinels}) for family in FAMILIES if family.sentinels]
 _COMPOSED_BYTES = frozenset(prefix.encode() for prefix in COMPOSED_PREFIXES)
-# Not the end of TORCH_NCCL_X or PYTORCH_X: those are what people leave a part of out.
+# Not the end of TORCH_NCCL_X or PYTORCH_X: users often omit a part of these.
 _ENDING = re.compile(
     rb"(?<=[A-Z0-9_])(?<!\nTORCH_)(?<!\nPY)(?<!\nPYTORCH_)(?=((?:" + b"|".join(_PREFIX_BYTES) + rb")[A-Z0-9_]+))"
 )
@@ -39,7 +39,7 @@ _QUOTES = (b'"', b"'")
 
 
 class Held(Value):
-    """What files hold; sets that grow as files are read."""
+    """The names found in files so far."""
 
     readers: set[str]
     mentions: set[str]
@@ -55,9 +55,9 @@ def nothing() -> Held:
 
 
 def read_library(path: str, held: Held) -> None:
-    """Add what a shared object holds.
+    """Add the names in a shared object.
 
-    The strings are read, not mapped: a mapped file that somebody replaces meanwhile would kill this process (SIGBUS).
+    The strings are read, not mapped: truncating a mapped file would kill this process (SIGBUS).
 
     Raises:
         OSError: it cannot be read.
@@ -82,7 +82,7 @@ def read_library(path: str, held: Held) -> None:
             if name.endswith(b"_") and name.count(b"_") > 1:
                 held.open_prefixes.add(text)
             held.readers.add(text)
-    # Linkers keep OMP_STACKSIZE as the end of GOMP_STACKSIZE.
+    # Linkers merge OMP_STACKSIZE into the end of GOMP_STACKSIZE.
     held.mentions.update(_endings(ended, library))
     held.families.update(name for name, sentinels in _SENTINELS if sentinels <= ended)
     if joins:
@@ -91,7 +91,7 @@ def read_library(path: str, held: Held) -> None:
 
 
 def read_source(path: str, held: Held) -> None:
-    """Add what a Python source holds: knobs in quotes, knobs in other text, knobs that it puts together.
+    """Add the names in a Python source: in quotes, in other text, and composed ones.
 
     Raises:
         OSError: it cannot be read.
@@ -129,7 +129,7 @@ def library_strings(path: str) -> Iterator[bytes]:
             while at < end:
                 chunk = os.pread(fd, min(_CHUNK_BYTES, end - at), at)
                 if not chunk:
-                    break  # the file has become shorter meanwhile
+                    break  # the file was truncated meanwhile
                 yield chunk
                 at += len(chunk) if at + len(chunk) >= end else max(len(chunk) - _OVERLAP_BYTES, 1)
     finally:
@@ -150,7 +150,7 @@ def source_text(path: str) -> bytes:
 
 
 def answer(names: Collection[str], text: bytes, *, is_library: bool) -> Iterator[tuple[str, int]]:
-    """For each of the names that is in a text: 2 if it is a string of its own, 1 if it stands within other text."""
+    """For each of the names in a text: 2 if it is a separate string, 1 if it is part of other text."""
     ends = (b"\0",) if is_library else _QUOTES
     if len(names) > _FEW:
         tokens = set((_IN_BINARY if is_library else _IN_SOURCE).findall(text))
@@ -163,7 +163,7 @@ def answer(names: Collection[str], text: bytes, *, is_library: bool) -> Iterator
 
 
 def _endings(names: Iterable[bytes], library: str) -> Iterator[str]:
-    """The ends of names that the linker may have let stand for names of their own, of what this library would read."""
+    """Suffixes of names that the linker may have merged with shorter names of this library."""
     for found in _ENDING.finditer(b"\n" + b"\n".join(names)):
         name = found[1].decode()
         family = family_of(name)
@@ -181,6 +181,6 @@ def _put_together(source: bytes) -> Iterator[str]:
 
 
 def _torchrun_variables(source: bytes) -> Iterator[str]:
-    # What stands in for torchrun's options: PET_NNODES for --nnodes.
+    # torchrun's options as variables: PET_NNODES for --nnodes.
     for option in _OPTION.findall(source)[:_MAX_PUT_TOGETHER]:
         yield "PET_" + option.decode().upper().replace("-", "_")

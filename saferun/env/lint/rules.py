@@ -1,4 +1,4 @@
-"""The lint itself: a job's environment and what is known of its host and installation in, findings out. Pure."""
+"""The rules of the lint: the environment and facts of host and installation in, findings out. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from saferun.env.lint.settings import SETTINGS
 from saferun.env.lint.value_checks import checkable_path, path_of_file, path_to_make, prefix_of_files
 
 MAX_FINDINGS = 200
-_MAX_NEAR_MISSES = 64  # searches for what was meant; each compares with hundreds of names
+_MAX_NEAR_MISSES = 64  # each search compares with hundreds of names
 _MAX_NAME_CHARS = 128
 _MAX_VALUE_CHARS = 4096
 _MAX_PATHS = 64
@@ -26,14 +26,14 @@ _MISSPELT = tuple(MISSPELT_PREFIXES)
 
 
 def lint(environ: Mapping[str, str], known: KnownNames, host: HostFacts) -> tuple[Finding, ...]:
-    """What is to be said of a job's environment, worst first; never more than ``MAX_FINDINGS``.
+    """The findings about a job's environment, worst first; at most ``MAX_FINDINGS``.
 
-    Bounded whatever the environment holds: long names are passed over, of long values only the beginning is looked at.
+    Bounded for every environment: long names are skipped, and only the beginning of long values is read.
 
     Args:
         environ: the environment of the ranks.
-        known: which names the installation that the ranks use mentions.
-        host: what the host has.
+        known: the names in the ranks' installation.
+        host: facts of the host.
     """
     versions = {**known.versions, **host.versions}
     job = Job(environ, known, host, versions)
@@ -43,14 +43,14 @@ def lint(environ: Mapping[str, str], known: KnownNames, host: HostFacts) -> tupl
         on_name = _name_finding(name, environ, known, near_misses)
         if on_name is not None:
             findings.append(on_name)
-        if on_name is None or on_name.verdict in {"renamed", "cannot tell"}:
+        if on_name is None or on_name.verdict in {"renamed", "uncertain"}:
             findings.extend(_value_findings(name, environ[name], host))
     findings.extend(find_conflicts(job))
     return tuple(sorted(findings, key=by_severity)[:MAX_FINDINGS])
 
 
 def knobs(environ: Mapping[str, str]) -> list[str]:
-    """The names in an environment that look like knobs of the software that the lint knows."""
+    """The names in an environment that seem to be settings of known software."""
     return [
         name
         for name in environ
@@ -58,8 +58,8 @@ def knobs(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def names_to_look_for(environ: Mapping[str, str], known: KnownNames) -> frozenset[str]:
-    """The names of which it would be said that nothing installed reads them: the rest of the installation decides."""
+def names_to_search(environ: Mapping[str, str], known: KnownNames) -> frozenset[str]:
+    """The names that no library or module seems to read so far, to be searched in the other packages."""
     return frozenset(
         name
         for name in knobs(environ)
@@ -68,7 +68,7 @@ def names_to_look_for(environ: Mapping[str, str], known: KnownNames) -> frozense
 
 
 def paths_to_examine(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The paths that the values of an environment name and that the rules ask about in ``HostFacts.paths``."""
+    """The paths in values of an environment that the rules need in ``HostFacts.paths``."""
     paths: list[str] = []
     for name, setting in SETTINGS.items():
         value = environ.get(name, "")
@@ -84,7 +84,7 @@ def paths_to_examine(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class _NearMisses:
-    """Finds the name that was meant, a bounded number of times."""
+    """Finds the name that was probably meant, a bounded number of times."""
 
     def __init__(self, known: KnownNames) -> None:
         self._known = known
@@ -137,11 +137,11 @@ def _name_finding(name: str, environ: Mapping[str, str], known: KnownNames, near
     hint = f"did you mean {meant}?" if meant else ""
     unsure = _why_not_sure(name, family, known) or _plugin_not_seen(family, environ, known)
     if unsure:
-        return _found(name, value, "cannot tell", unsure, hint, _searched(family, known), at_launch=False)
+        return _found(name, value, "uncertain", unsure, hint, _searched(family, known), at_launch=False)
     if name in DOCUMENTED:
         sentence = f"the {family.name} that is installed here does not read it; others do"
         return _found(name, value, "unknown name", sentence, "unset it", _searched(family, known))
-    sentence = f"nothing installed here reads it{_searched_words(family, known)}"
+    sentence = f"nothing installed here reads it{_searched_text(family, known)}"
     return _found(
         name, value, "unknown name", sentence, hint or "unset it, or look up its name", _searched(family, known)
     )
@@ -152,15 +152,15 @@ def _is_documented_and_held(name: str, known: KnownNames) -> bool:
 
 
 def _misspelt_place(name: str, value: str, near_misses: _NearMisses, family: Family) -> Finding | None:
-    # TORCH_EXTENSION_DIR looks like one of the many names that only tell where something is, but is one letter short.
+    # TORCH_EXTENSION_DIR seems to be one of the many names of paths, but lacks one letter.
     meant = near_misses.meant(name, family)
-    if not meant or meant not in DOCUMENTED or len(name) < 12:  # noqa: PLR2004 - short ones are near to much
+    if not meant or meant not in DOCUMENTED or len(name) < 12:  # noqa: PLR2004 - short names are similar to many
         return None
     return _found(name, value, "unknown name", "nothing reads this name", f"did you mean {meant}?", "")
 
 
 def _why_not_sure(name: str, family: Family, known: KnownNames) -> str:
-    """Why it cannot be said that nothing reads a name, or "" where it can."""
+    """Why it is uncertain that nothing reads a name, or "" if it is certain."""
     places = known.mentions.get(name)
     if places:
         return f"it is only mentioned, in {', '.join(places[:_LISTED])}"
@@ -196,14 +196,14 @@ def _shows_its_names(name: str, library: str, known: KnownNames) -> bool:
 
 def _advised(name: str, value: str, advice: Advice, known: KnownNames) -> Finding | None:
     if advice.still_read:
-        # In an older release the old name is the right one.
+        # In older releases the old name is right.
         if advice.instead and not known.is_read(advice.instead) and known.owners.get("torch"):
             return None
     else:
         readers = known.readers_of(name)
         if readers:
             sentence = f"{advice.sentence}, but {', '.join(readers[:_LISTED])} does"
-            return _found(name, value, "cannot tell", sentence, advice.hint, advice.source, at_launch=False)
+            return _found(name, value, "uncertain", sentence, advice.hint, advice.source, at_launch=False)
     return _found(name, value, advice.kind, advice.sentence, advice.hint, advice.source, at_launch=advice.at_launch)
 
 
@@ -223,7 +223,7 @@ def _searched(family: Family, known: KnownNames) -> str:
     return "searched: " + ", ".join(names[:8])
 
 
-def _searched_words(family: Family, known: KnownNames) -> str:
+def _searched_text(family: Family, known: KnownNames) -> str:
     owners = known.owners.get(family.name, ())
     return f" (searched {', '.join(owners[:_LISTED])} and Python's modules)" if owners else ""
 

@@ -1,14 +1,14 @@
-"""Which environment names the installed libraries and Python modules mention, found by looking into their files.
+"""The names of environment variables in installed libraries and Python modules, from their files.
 
-Two stages. The packages that a job's knobs belong to (torch, NVIDIA's and AMD's libraries, Triton, …) and the system's
-libraries of that kind are searched for all knobs. All other packages are only asked for single names, those of which it
-would otherwise be said that nothing reads them.
+Two stages. The packages that read a job's settings (torch, NVIDIA's and AMD's libraries, Triton, …) and the system's
+libraries of that kind are searched for all names. All other packages are only searched for those names that nothing
+seems to read otherwise.
 
-What was found is kept (``name_cache``). A shared object is known to be unchanged by its size and modification time. For
-the sources of a distribution its RECORD file stands in: a package that is installed, upgraded or removed gets a new
-one, and to stat thousands of sources at every launch would cost more than all the rest. (Somebody who edits an
-installed module by hand, and adds a variable to it, is not seen until the next installation.) The user's own code is
-looked at file by file, for it does change.
+The results are cached (``name_cache``). A shared object is unchanged if its size and modification time are. For the
+sources of a distribution its RECORD file is checked: a package that is installed, upgraded or removed gets a new one,
+and to stat thousands of sources at every launch would take longer than all the rest. (A variable that a user adds to an
+installed module by hand is not found until the next installation.) The user's own code is checked file by file, since
+it does change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from saferun.env.lint.sources import Source, files_of, find_sources, stamp_of, s
 from saferun.env.profiles.versions import numbers_of
 from saferun.model import Value
 
-_MAX_ASKED = 256  # single names that the other packages are searched for
+_MAX_ASKED = 256  # names that the other packages are searched for
 _ACCELERATOR_LIBRARIES = ("libtorch_cuda.so", "libtorch_hip.so", "libtorch_xpu.so")
 
 
@@ -38,15 +38,15 @@ def scan(
     wanted: Callable[[KnownNames], Iterable[str]] | None = None,
     budget_s: float = 10.0,
 ) -> KnownNames:
-    """What the libraries and modules of an installation mention. Never raises for what it finds there.
+    """Scan the names in the libraries and modules of an installation. Never raises for what it finds there.
 
-    A file that is broken, unreadable or vanishes is passed over; what could not be read in time is named in
-    ``unsearched``, and found at the next call, for what was read is kept.
+    A file that is malformed, unreadable or vanishes is skipped; what could not be read in time is listed in
+    ``unsearched``, and found at the next call, since the results so far are cached.
 
     Args:
         installation: what to search.
-        cache_directory: where to keep what was found; None: nowhere.
-        wanted: asked, with what the first stage found, for the names that the other packages are to be searched for.
+        cache_directory: where to cache the results; None: no cache.
+        wanted: returns the names to search in the other packages, from the result of the first stage.
         budget_s: how long it may take.
     """
     deadline = time.monotonic() + budget_s
@@ -69,19 +69,19 @@ def scan(
             if not source.is_central:
                 search.for_names(source, names)
     if cache_path and not search.units.items() <= kept.items():
-        # What was asked of other packages earlier is kept with them, as long as they are there.
+        # Earlier results of other packages are kept while these are installed.
         present = {source.path for source in sources}
         name_cache.save(cache_path, {key: unit for key, unit in {**kept, **search.units}.items() if key in present})
     return _summary(sources, search, names)
 
 
 class _Read(Value):
-    stamp: str  # "": not all could be read, so that it is to be tried again
+    stamp: str  # "": not everything could be read, so the next launch tries again
     libraries: tuple[str, ...]
 
 
 class _Search:
-    """Goes through sources, taking from the cache what is unchanged."""
+    """Scans sources, using the cache for unchanged ones."""
 
     def __init__(self, kept: Mapping[str, Unit], deadline: float) -> None:
         self._kept = kept
@@ -90,7 +90,7 @@ class _Search:
         self.unsearched: list[str] = []
 
     def for_all_knobs(self, source: Source) -> None:
-        """Take in all knobs that a source holds."""
+        """Add all names of settings in a source."""
         kept = self._unchanged(source)
         if kept is not None:
             self.units[source.path] = kept
@@ -113,7 +113,7 @@ class _Search:
             )
 
     def for_names(self, source: Source, names: Iterable[str]) -> None:
-        """Take in which of these names a source holds."""
+        """Add those of these names that a source holds."""
         kept = self._unchanged(source) or Unit("", version=source.version)
         answers = {name: kept.asked.get(name, 0) for name in names}
         new = [name for name in names if name not in kept.asked]
@@ -121,7 +121,7 @@ class _Search:
             self.units[source.path] = kept
             return
 
-        def ask(path: str, is_library: bool) -> None:  # noqa: FBT001 - as the readers of whole files
+        def ask(path: str, is_library: bool) -> None:  # noqa: FBT001 - same signature as the other reader
             for text in library_strings(path) if is_library else (source_text(path),):
                 for name, level in answer(new, text, is_library=is_library):
                     answers[name] = max(level, answers[name])
@@ -140,12 +140,12 @@ class _Search:
             return None
 
     def _read(self, source: Source, read: Callable[[str, bool], None]) -> _Read | None:
-        """Have all files of a source read; None where that is not possible, or not in time."""
+        """Read all files of a source; None if that is not possible, or not in time."""
         libraries: list[str] = []
         stamps: list[str] = []
         complete = True
         try:
-            # Before the reading, so that what is replaced meanwhile is read again the next time.
+            # Before reading, so that a file that is replaced meanwhile is read again the next time.
             stamps.append(stamp_of(source))
             for path, is_library in files_of(source):
                 if time.monotonic() > self._deadline:

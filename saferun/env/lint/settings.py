@@ -1,4 +1,4 @@
-"""What is known of values: which ones a variable may have, what becomes of others, and where that is written."""
+"""Valid values of variables, the effect of invalid ones, and where that is documented."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from saferun.env.lint.value_checks import (
     exact_interfaces,
     gpu_list,
     hca_list,
+    list_of,
     nccl_interfaces,
     one_of,
     path_of_file,
     path_to_make,
     prefix_of_files,
     whole_number,
-    words_of,
 )
 from saferun.model import Value
 
-Check = Callable[[str, HostFacts], str]  # the complaint, or "" where there is none
+Check = Callable[[str, HostFacts], str]  # returns what is wrong, or ""
 
 
 class Setting(Value):
-    """What is known of a variable's value.
+    """What is known about a variable's values.
 
     Args:
-        check: what is wrong with a value, if anything, on a host with these facts.
-        consequence: what a wrong value leads to.
-        source: where that is written.
+        check: checks a value on a host with these facts.
+        consequence: the effect of a wrong value.
+        source: where that is documented.
     """
 
     check: Check
@@ -67,12 +67,12 @@ SETTINGS: dict[str, Setting] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Setting(whole_number(0, 3), "torch knows 0 to 3", knowledge.TORCH_NCCL),
     "TORCH_NCCL_USE_COMM_NONBLOCKING": Setting(_TORCH_FLAG, _IGNORED, _TORCH_FLAG_CODE),
     "PYTORCH_USE_CUDA_DSA": Setting(_TORCH_FLAG, _IGNORED, knowledge.TORCH_DSA_CODE),
-    # Words that NCCL takes
+    # Keywords of NCCL
     "NCCL_DEBUG": Setting(
         one_of("VERSION", "WARN", "INFO", "TRACE", "ABORT", "NONE", "ERROR", "ATTN"), _NO_LOG, knowledge.NCCL_ENV
     ),
     "NCCL_DEBUG_SUBSYS": Setting(
-        words_of(
+        list_of(
             *("INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY"),
             *("NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "VERBS", "ALL"),
         ),
@@ -92,14 +92,14 @@ SETTINGS: dict[str, Setting] = {
         knowledge.NCCL_ENV,
     ),
     "NCCL_LAUNCH_MODE": Setting(one_of("PARALLEL", "GROUP"), "NCCL takes its default", knowledge.NCCL_ENV),
-    # Devices and files that NCCL takes
+    # Devices and files of NCCL
     "NCCL_SOCKET_IFNAME": Setting(nccl_interfaces, "NCCL finds no interface to use", knowledge.NCCL_ENV),
     "NCCL_IB_HCA": Setting(hca_list, "NCCL then uses sockets, or no network at all", knowledge.NCCL_ENV),
     "NCCL_TOPO_FILE": Setting(path_of_file, "NCCL goes without it", knowledge.NCCL_ENV),
     "NCCL_CONF_FILE": Setting(path_of_file, "NCCL goes without it", knowledge.NCCL_ENV),
     "NCCL_DEBUG_FILE": Setting(path_to_make, "NCCL writes to stdout instead", knowledge.NCCL_ENV),
     "NCCL_TOPO_DUMP_FILE": Setting(path_to_make, "NCCL cannot write it", knowledge.NCCL_ENV),
-    # Numbers with limits that NCCL takes
+    # Bounded numbers of NCCL
     "NCCL_NTHREADS": Setting(one_of("64", "128", "256", "512"), "NCCL takes its default", knowledge.NCCL_ENV),
     "NCCL_IB_RETRY_CNT": Setting(whole_number(0, 7), "InfiniBand knows 0 to 7", knowledge.NCCL_ENV),
     "NCCL_IB_TIMEOUT": Setting(whole_number(1, 31), "InfiniBand then waits for ever", knowledge.NCCL_ENV),

@@ -1,4 +1,4 @@
-"""What there is to search in an installation: distributions, shared objects, the user's own code."""
+"""What to search in an installation: distributions, shared objects, the user's own code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_TREE_FILES = 3_000
 _MAX_TREE_ENTRIES = 30_000
 _MAX_RECORD_BYTES = 32 << 20
 
-# Distributions whose code reads the knobs of the families, by the start of their names.
+# Distributions whose code reads settings of the families, by the prefix of their names.
 _CENTRAL = re.compile(
     r"(?:torch|pytorch|functorch|triton|nvidia|cuda|cupy|nccl|rccl|rocm|amd|ucx|libucx|ucc|mpi4py|intel|mkl|onemkl|numpy"
     r"|deepspeed|accelerate|lightning|megatron|transformer[-_.]?engine|apex|vllm|xformers|flash|horovod|jax|libtpu"
@@ -32,12 +32,12 @@ _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "d
 
 
 class Source(Value):
-    """Something to be searched.
+    """Something to search.
 
     Args:
-        kind: a distribution, a shared object, or a folder of the user's code.
+        kind: a distribution, a shared object, or a directory of the user's code.
         path: of a distribution, its RECORD; else its own.
-        name: what it is called.
+        name: its name.
         version: a distribution's version.
         root: the directory that a distribution is installed in.
     """
@@ -50,17 +50,17 @@ class Source(Value):
 
     @property
     def title(self) -> str:
-        """What to call it before people."""
+        """The name for messages."""
         return f"{self.name} {self.version}" if self.kind == "distribution" else self.name
 
     @property
     def is_central(self) -> bool:
-        """Whether knobs are read there, so that it is searched for all of them."""
+        """Whether its code reads settings, so that it is searched for all names."""
         return self.kind != "distribution" or _CENTRAL.match(self.name) is not None
 
 
 def find_sources(installation: Installation) -> Iterator[Source]:
-    """All that there is to search, the system's libraries first."""
+    """Everything to search, the system's libraries first."""
     seen: set[tuple[int, int]] = set()
     for path in _system_libraries(installation):
         try:
@@ -90,7 +90,7 @@ def _distributions(root: str) -> Iterator[Source]:
     for entry in names:
         if entry.endswith(".dist-info"):
             name, _, version = entry.removesuffix(".dist-info").rpartition("-")
-            if name and name.lower() != "saferun":  # its tables name the very names that nothing reads
+            if name and name.lower() != "saferun":  # its tables hold names that nothing reads
                 found.add(name.lower())
                 editable = _editable(f"{root}/{entry}/direct_url.json")
                 if editable:
@@ -100,18 +100,18 @@ def _distributions(root: str) -> Iterator[Source]:
                 elif os.path.isdir(f"{root}/{name}"):
                     yield Source("tree", f"{root}/{name}", name, version)
     if "torch" in names and "torch" not in found:
-        yield Source("tree", f"{root}/torch", "torch")  # installed by other means than pip
+        yield Source("tree", f"{root}/torch", "torch")  # not installed by pip
 
 
 def _editable(path: str) -> str:
-    # An installation with `pip install -e` tells here where its code is.
+    # An editable installation has the path of its code here.
     text = read_text(path, 65_536)
     found = re.search(r'"url"\s*:\s*"file://(/[^"]+)"', text)
     return found[1] if found and re.search(r'"editable"\s*:\s*true', text) and os.path.isdir(found[1]) else ""
 
 
 def files_of(source: Source) -> Iterator[tuple[str, bool]]:
-    """The files of a source, and of each whether it is a shared object.
+    """The files of a source, each with whether it is a shared object.
 
     Raises:
         OSError: the list of a distribution's files cannot be read.
@@ -153,7 +153,7 @@ def stamp_of(source: Source, libraries: Iterable[str] = ()) -> str:
 
     Args:
         source: the source.
-        libraries: the shared objects of a distribution, which its RECORD does not vouch for.
+        libraries: the shared objects of a distribution, which may change without its RECORD.
 
     Raises:
         OSError: one of its files is gone.

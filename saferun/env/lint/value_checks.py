@@ -1,4 +1,4 @@
-"""Checks of one value each: what is wrong with it, in words that follow the variable's name, or nothing."""
+"""Checks of single values: each returns what is wrong, to follow the variable's name in a message, or ""."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _PLACEHOLDER = re.compile(r"%[a-zA-Z]|\{[a-z_]+\}")
 Check = Callable[[str, HostFacts], str]
 
 
-def one_of(*words: str, ignore_case: bool = True, numbers: bool = False) -> Check:
-    """One of these words; ``numbers``: or any whole number."""
-    known = {word.upper() for word in words} if ignore_case else set(words)
+def one_of(*keywords: str, ignore_case: bool = True, numbers: bool = False) -> Check:
+    """One of these keywords; ``numbers``: or any whole number."""
+    known = {word.upper() for word in keywords} if ignore_case else set(keywords)
 
     def check(value: str, _host: HostFacts) -> str:
         word = value.upper() if ignore_case else value
         if word in known or (numbers and _NUMBER.fullmatch(value)):
             return ""
-        return f"is none of {', '.join(words)}"
+        return f"is none of {', '.join(keywords)}"
 
     return check
 
 
-def words_of(*words: str) -> Check:
-    """A comma-separated list of these words, perhaps with ``^`` in front."""
-    known = frozenset(words)
+def list_of(*keywords: str) -> Check:
+    """A comma-separated list of these keywords, optionally after ``^``."""
+    known = frozenset(keywords)
 
     def check(value: str, _host: HostFacts) -> str:
         wrong = [word for word in _items(value.removeprefix("^")) if word.upper() not in known]
-        return f"names {_quoted(wrong)}, which {_is_are(wrong)} none of {', '.join(words)}" if wrong else ""
+        return f"names {_quoted(wrong)}, which {_is_are(wrong)} none of {', '.join(keywords)}" if wrong else ""
 
     return check
 
@@ -42,7 +42,7 @@ def words_of(*words: str) -> Check:
 def whole_number(
     low: int | None = None, high: int | None = None, *, signed: bool = False, several: bool = False
 ) -> Check:
-    """A whole number (decimal or 0x…), perhaps within limits; ``several``: or a comma-separated list of them."""
+    """A whole number (decimal or 0x…), optionally bounded; ``several``: or a comma-separated list of them."""
 
     def check(value: str, _host: HostFacts) -> str:
         for item in _items(value) if several else [value.strip()]:
@@ -57,18 +57,18 @@ def whole_number(
 
 
 def nccl_interfaces(value: str, host: HostFacts) -> str:
-    """Interfaces as NCCL takes them: ``eth`` (a prefix), ``=eth0`` (exact), ``^docker`` (all but)."""
+    """Interfaces in NCCL's syntax: ``eth`` (a prefix), ``=eth0`` (exact), ``^docker`` (all but)."""
     return _prefixes(value, host.interfaces, "interface")
 
 
 def hca_list(value: str, host: HostFacts) -> str:
-    """InfiniBand devices as NCCL takes them: as interfaces, each with ``:port`` and more behind it."""
+    """InfiniBand devices in NCCL's syntax: like interfaces, each optionally followed by ``:port`` and more."""
     plain = ",".join(item.partition(":")[0] for item in value[:4096].split(","))
     return _prefixes(plain, host.ib_devices, "InfiniBand device")
 
 
 def exact_interfaces(value: str, host: HostFacts) -> str:
-    """A comma-separated list of exact names of interfaces, as gloo takes them."""
+    """A comma-separated list of exact names of interfaces, for gloo."""
     names = _items(value)
     if any(name.startswith(("^", "=")) for name in names):
         return "has a ^ or =, which only NCCL understands"
@@ -82,7 +82,7 @@ def exact_interfaces(value: str, host: HostFacts) -> str:
 
 
 def gpu_list(value: str, host: HostFacts) -> str:
-    """GPUs by index or UUID, of which the host must have as many."""
+    """GPUs by index or UUID, which the host must have."""
     items = [item.strip() for item in value[:8192].split(",")][:_MAX_ITEMS]
     if len(items) == 1 and items[0].lower() in {"", "-1", "none", "void", "nodevfiles"}:
         return ""  # hides all of them, on purpose
@@ -95,12 +95,12 @@ def gpu_list(value: str, host: HostFacts) -> str:
             if host.gpu_count is not None and int(item) >= host.gpu_count:
                 return f"names GPU {item}, but this host has {host.gpu_count or 'none'}"
         elif not item.startswith(("GPU-", "MIG-")):
-            return f"names {_quoted([item])}, which is no index and no UUID" if item else "has an empty place"
+            return f"names {_quoted([item])}, which is neither an index nor a UUID" if item else "has an empty item"
     return ""
 
 
 def path_of_file(value: str, host: HostFacts) -> str:
-    """A file that must be there."""
+    """A file that must exist."""
     if value.startswith("~"):
         return "starts with ~, which is not expanded"
     fact = host.paths.get(value)
@@ -110,7 +110,7 @@ def path_of_file(value: str, host: HostFacts) -> str:
 
 
 def path_to_make(value: str, host: HostFacts) -> str:
-    """A file or directory that is there, or can be made."""
+    """A file or directory that exists, or can be made."""
     if value.startswith("~"):
         return "starts with ~, which is not expanded"
     fact = host.paths.get(checkable_path(value))
@@ -118,7 +118,7 @@ def path_to_make(value: str, host: HostFacts) -> str:
 
 
 def prefix_of_files(value: str, host: HostFacts) -> str:
-    """The beginning of names of files, in a directory that must be there."""
+    """A prefix of file names, in a directory that must exist."""
     fact = host.paths.get(value.rpartition("/")[0] or ("/" if value.startswith("/") else "."))
     if fact is None or (fact.is_directory and fact.may_be_made):
         return ""
@@ -137,12 +137,12 @@ def _prefixes(value: str, existing: frozenset[str] | None, noun: str) -> str:
     text, excluded = (value[1:], True) if value.startswith("^") else (value, False)
     text, exact = (text[1:], True) if text.startswith("=") else (text, False)
     if excluded:
-        return ""  # excluding what is not there does no harm
+        return ""  # excluding missing ones does no harm
     missing = [
         name for name in _items(text) if not (name in existing if exact else any(e.startswith(name) for e in existing))
     ]
     if not missing or len(missing) < len(_items(text)):
-        return ""  # one that is there is enough; the others may belong to hosts of another kind
+        return ""  # one existing device is enough; the others may be those of other hosts
     how = "" if exact else " starting with"
     return f"this host has no {noun}{how} {_quoted(missing)} ({_there(missing, existing)})"
 
@@ -151,14 +151,14 @@ def _items(value: str) -> list[str]:
     return [item for item in (part.strip() for part in value[:4096].split(",")) if item][:_MAX_ITEMS]
 
 
-def _quoted(words: Iterable[str]) -> str:
-    listed = list(words)
+def _quoted(keywords: Iterable[str]) -> str:
+    listed = list(keywords)
     text = ", ".join("".join(char if char.isprintable() else "?" for char in word[:40]) for word in listed[:4])
-    return text + (" …" if len(listed) > 4 else "")  # noqa: PLR2004 - a line holds no more
+    return text + (" …" if len(listed) > 4 else "")  # noqa: PLR2004 - more do not fit on a line
 
 
-def _is_are(words: list[str]) -> str:
-    return "is" if len(words) == 1 else "are"
+def _is_are(keywords: list[str]) -> str:
+    return "is" if len(keywords) == 1 else "are"
 
 
 def _there(missing: list[str], existing: frozenset[str]) -> str:

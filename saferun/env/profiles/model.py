@@ -1,4 +1,4 @@
-"""Values of the env profiles: what a profile says, and what is left of it on one host. Pure."""
+"""Values of the env profiles: a profile, and its resolution on one host. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COMPONENTS = ("torch", "nccl", "rocm")  # whose versions a variable may depend o
 
 
 class Place(Value):
-    """Where something stands: a file and a line, counted from 1."""
+    """A position in a file: its path and a line, counted from 1."""
 
     path: str
     line: int
 
     def __str__(self) -> str:
-        """As compilers and editors write it; names of files may hold anything, and terminals obey some of it."""
+        """As compilers and editors write it; file names may hold control characters."""
         return f"{self.path if self.path.isprintable() else repr(self.path)}:{self.line}"
 
 
@@ -39,24 +39,24 @@ class RankValue(Value):
 
 
 class Variable(Value):
-    """One environment variable as a profile states it.
+    """One environment variable of a profile.
 
     Args:
         name: the variable.
-        value: a template (see ``saferun.env.profiles.templates``), or None: only the ranks named below get a value.
-        place: where it is stated.
+        value: a template (see ``saferun.env.profiles.templates``); None: only the ranks below get a value.
+        place: where it is defined.
         ranks: values for some global ranks, before ``value``.
         local_ranks: values for some local ranks, after ``ranks`` and before ``value``.
-        why: what it is good for.
-        cost: what it costs a healthy job.
-        vendor: whose GPUs it is for; ``any`` holds on every host.
+        why: its purpose.
+        cost: its cost for a healthy job.
+        vendor: the vendor of the GPUs it is for; ``any``: every host.
         versions: (component, range) pairs that must all hold, see ``saferun.env.profiles.versions``.
         breaks_with: (component, range) pairs it is known to hang or break with.
         source: URL of the documentation.
         reader: the libraries that read it, or ``python: MODULE``.
-        same_as: other names of the same setting: where one is set, this variable steps back.
-        needs_file: a file without which it means nothing.
-        together_with: another variable of the same profile: where that is not set by it, this one is left out too.
+        same_as: other names of the same setting: if the user sets one, this variable is not set.
+        needs_file: a file without which it has no effect.
+        together_with: another variable of the same profile: if that is not set by it, this one is left out too.
         force: whether it also replaces what the user's environment sets.
     """
 
@@ -79,7 +79,7 @@ class Variable(Value):
 
 
 class Removal(Value):
-    """A variable that a profile takes out: of earlier profiles, and with ``force`` of the user's environment too."""
+    """A variable that a profile removes: from earlier profiles, and with ``force`` from the user's environment too."""
 
     name: str
     place: Place
@@ -100,7 +100,7 @@ class Profile(Value):
 class Setting(Value):
     """A variable that the ranks get.
 
-    ``origin`` says in words who set it; ``replaces`` is the value of the user's environment that it displaced.
+    ``origin`` is what set it, for messages; ``replaces`` is the value of the user's environment that it replaces.
     """
 
     variable: Variable
@@ -110,7 +110,7 @@ class Setting(Value):
 
 
 class Kept(Value):
-    """A variable of a profile that stepped back because the user's environment already sets it.
+    """A variable of a profile that is not set because the user's environment sets it.
 
     ``found`` is the name found there: the variable's own, or another name of the same setting.
     """
@@ -122,7 +122,7 @@ class Kept(Value):
 
 
 class Skipped(Value):
-    """A variable of a profile that does not hold here, and why."""
+    """A variable of a profile that does not apply here, and why."""
 
     variable: Variable
     profile: str
@@ -130,14 +130,14 @@ class Skipped(Value):
 
 
 class Removed(Value):
-    """A variable taken out of what the ranks inherit, and by whom."""
+    """A variable that is removed from what the ranks inherit, and what removed it."""
 
     name: str
     origin: str
 
 
 class Resolution(Value):
-    """What env profiles, ``--env`` and ``--unset`` come to on one host. All parts are in the order of their names."""
+    """The result of env profiles, ``--env`` and ``--unset`` on one host. All parts are sorted by name."""
 
     profiles: tuple[str, ...]
     settings: tuple[Setting, ...] = ()

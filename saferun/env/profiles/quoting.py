@@ -1,10 +1,10 @@
-"""The valid word nearest to a mistyped one. Pure."""
+"""Suggestions for mistyped words. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_LONGEST = 100  # comparing costs the product of the lengths, and what was typed may be anything
+_LONGEST = 100  # comparing takes the product of the lengths
 
 
 def nearest(word: str, valid: Iterable[str]) -> str | None:
@@ -27,6 +27,6 @@ def advice(word: str, valid: Iterable[str]) -> str:
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """A piece of a user's file for a message: printable, and not longer than the message deserves."""
+    """A part of a user's file, for messages: printable and short."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "'" + "".join(char if char.isprintable() else repr(char)[1:-1] for char in cut) + "'"

@@ -1,4 +1,4 @@
-"""From the names of profiles to what the ranks of this host get. Pure, but for asking whether a file exists.
+"""From the names of profiles to the variables of this host's ranks. Pure, except for checks whether files exist.
 
 Profiles are layered from left to right, each after the ones it extends, and the later one wins. What the user's
 environment sets wins over a profile, unless the profile forces its value. ``--env`` wins over all.
@@ -41,20 +41,20 @@ def resolve(
     unset: Sequence[str] = (),
     exists: Callable[[str], bool] = os.path.exists,
 ) -> Resolution:
-    """What the layered profiles, ``--env`` and ``--unset`` come to.
+    """Resolve the layered profiles, ``--env`` and ``--unset``.
 
     Args:
-        profiles: where profiles are found.
+        profiles: the available profiles.
         names: the profiles to layer, from left to right.
-        vendor: whose GPUs the host has; ``any``: none that are known, and variables for one vendor are left out.
-        versions: the installed versions of ``torch``, ``nccl`` and ``rocm``, as far as they are known.
+        vendor: the vendor of the host's GPUs; ``any``: unknown or none, so that variables for one vendor are left out.
+        versions: the installed versions of ``torch``, ``nccl`` and ``rocm``, as far as known.
         user_environ: the environment that the ranks would inherit.
         env: the name and value of each ``--env``; values may hold placeholders.
         unset: the name of each ``--unset``.
         exists: whether a file exists.
 
     Raises:
-        UsageError: an unknown profile, a profile that is not in order or extends itself, a malformed ``--env``.
+        UsageError: an unknown profile, a malformed profile or one that extends itself, a malformed ``--env``.
     """
     layers = layered(profiles, names)
     state = _Layering(vendor, versions, exists)
@@ -96,7 +96,7 @@ def resolve(
 
 
 def _drop_lone(settings: dict[str, Setting], flagged: Mapping[str, None]) -> None:
-    """Take out what belongs together with a variable that somebody else sets, or nobody."""
+    """Remove variables whose companion is not set by the same profile."""
     for name, setting in list(settings.items()):
         other = setting.variable.together_with
         if other and (other in flagged or other not in settings or settings[other].profile != setting.profile):
@@ -104,7 +104,7 @@ def _drop_lone(settings: dict[str, Setting], flagged: Mapping[str, None]) -> Non
 
 
 def layered(profiles: ProfileSet, names: Sequence[str]) -> list[Profile]:
-    """The named profiles and all that they extend, each once, the ones extended before the ones that extend them.
+    """The named profiles and all that they extend, each once, base profiles before those that extend them.
 
     Raises:
         UsageError: an unknown profile, or one that extends itself through others.
@@ -142,7 +142,7 @@ def _parent(profiles: ProfileSet, profile: Profile, name: str) -> Profile:
 
 
 class _Layering:
-    """The variables chosen so far, as one profile after another is laid over them."""
+    """The variables chosen so far, as one profile after another is applied."""
 
     def __init__(self, vendor: Vendor, versions: Mapping[str, str], exists: Callable[[str], bool]) -> None:
         self._vendor = vendor
@@ -170,7 +170,7 @@ class _Layering:
             self.removals.pop(variable.name, None)
 
     def drop_aliases_of(self, name: str, by: str) -> None:
-        """Take out what sets the same thing by another name: the reader would heed only one of the two."""
+        """Remove variables of the same setting by another name: the library would read only one of the two."""
         for other, (variable, owner) in list(self.chosen.items()):
             if name in variable.same_as:
                 del self.chosen[other]
@@ -178,7 +178,7 @@ class _Layering:
 
     def _misfit(self, variable: Variable) -> str | None:
         if variable.vendor not in ("any", self._vendor):
-            return f"it is for {_VENDOR_WORDS[variable.vendor]}"
+            return f"it is for {_VENDOR_TEXTS[variable.vendor]}"
         reason = why_not(variable.versions, self._versions)
         if reason is None:
             reason = what_breaks(variable.breaks_with, self._versions)
@@ -187,7 +187,7 @@ class _Layering:
         return reason
 
 
-_VENDOR_WORDS = {"nvidia": "NVIDIA's GPUs", "amd": "AMD's GPUs"}
+_VENDOR_TEXTS = {"nvidia": "NVIDIA's GPUs", "amd": "AMD's GPUs"}
 
 
 def _check_name(option: str, name: str, value: str) -> None:
@@ -212,7 +212,7 @@ def _check_name(option: str, name: str, value: str) -> None:
 def _removed(
     state: _Layering, unset: Sequence[str], user_environ: Mapping[str, str], settings: Mapping[str, Setting]
 ) -> tuple[Removed, ...]:
-    """What is really taken out of the environment that the ranks would inherit."""
+    """The variables that are really removed from the environment that the ranks would inherit."""
     origins: dict[str, str] = {}
     for name, (removal, profile) in state.removals.items():
         if removal.force:
@@ -235,10 +235,10 @@ def render(
     run_dir: str | None,
     rank_dir: str | None,
 ) -> dict[str, str]:
-    """The variables that one rank gets, beside what it inherits (less ``resolution.removed``).
+    """The variables that one rank gets, in addition to what it inherits (without ``resolution.removed``).
 
     Args:
-        resolution: what ``resolve`` came to.
+        resolution: the result of ``resolve``.
         host: name of this host.
         rank: global rank.
         local_rank: rank among those of this host.
@@ -263,7 +263,7 @@ def render(
 
 
 def needs_run_dir(variable: Variable) -> bool:
-    """Whether a variable can be set only where there is a run directory."""
+    """Whether a variable needs a run directory."""
     values = [variable.value or "", *(part.value for part in (*variable.ranks, *variable.local_ranks))]
     return any(field in _NEED_RUN_DIR for value in values for field in templates.fields(value))
 

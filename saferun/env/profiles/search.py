@@ -1,8 +1,8 @@
-"""Where env profiles are found, and reading them when they are asked for.
+"""The search for env profiles, which are read when they are needed.
 
-The ones that come with saferun are compiled into ``builtin``: a launch with them reads no YAML at all.
-A directory is listed by names only, and its files are read when one of its profiles is wanted, so that a broken file
-nobody asked for stops no launch. What nobody named counts only where nobody else can have planted it (``found``).
+Those that come with saferun are compiled into ``builtin``: a launch with them reads no YAML at all. A directory is only
+listed, and its files are read when one of its profiles is needed, so that a malformed file that is not used stops no
+launch. What the user did not name is used only if no other user can have planted it (``found``).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 SETTINGS_FILE = "saferun.yaml"
 _OPTION = "--env-profile-path"
 _SUFFIXES = (".yaml", ".yml")
-_MAX_FILES = 1000  # of a directory: more than anybody keeps
+_MAX_FILES = 1000  # per directory: more than there ever are
 
 
 class FoundPath(str):
-    """A place of the search that nobody named."""
+    """A path of the search that the user did not name."""
 
     __slots__ = ()
 
 
 class _Source(Value):
-    """Where profiles are.
+    """A file or directory with profiles.
 
     Attributes:
-        files: the name of each, and the file that holds it; None: they come with saferun.
-        read: filled as they are asked for.
-        found: whether nobody named the directory.
+        files: name of each profile -> its file; None: those that come with saferun.
+        read: the profiles read so far.
+        found: whether the user did not name the directory.
     """
 
     files: Mapping[str, str] | None
@@ -45,14 +45,14 @@ class _Source(Value):
 
 
 def default_search_path(extra: Sequence[str], environ: Mapping[str, str], directory: str = ".") -> list[str]:
-    """The files and directories to look in for profiles, the nearest first; those that do not exist are left out.
+    """The files and directories to search for profiles, the nearest first; those that do not exist are left out.
 
-    Those that nobody named are of a type of their own (``FoundPath``), and have to be nobody else's.
+    Those that the user did not name have a type of their own (``FoundPath``), and must not be another user's.
 
     Args:
         extra: the values of ``--env-profile-path``; these must exist, and are kept.
         environ: for ``XDG_CONFIG_HOME`` and ``HOME``.
-        directory: where ``saferun.yaml`` is looked for.
+        directory: the directory of ``saferun.yaml``.
 
     Source: XDG Base Directory Specification, https://specifications.freedesktop.org/basedir-spec/latest/.
     """
@@ -75,7 +75,7 @@ def _is_same(path: str, other: str) -> bool:
 
 
 class ProfileSet:
-    """The profiles of a search path, the built-in ones last. A nearer profile hides a farther one of its name."""
+    """The profiles of a search path, the built-in ones last. A profile hides later ones of the same name."""
 
     def __init__(self, sources: Sequence[_Source]) -> None:
         self._sources = sources
@@ -85,14 +85,14 @@ class ProfileSet:
         return sorted({name for source in self._sources for name in _names(source)})
 
     def get(self, name: str, *, beyond: Profile | None = None) -> Profile:
-        """The nearest profile of a name.
+        """The first profile of a name.
 
         Args:
             name: the profile's name.
-            beyond: only farther ones than this profile of the same name: a profile may extend the one it hides.
+            beyond: only later ones than this profile of the same name: a profile may extend the one it hides.
 
         Raises:
-            UsageError: there is none, or its file is not in order.
+            UsageError: there is none, or its file is malformed.
         """
         passed = beyond is None
         for source in self._sources:
@@ -106,13 +106,13 @@ class ProfileSet:
 
 
 def load_profiles(search_path: Sequence[str]) -> ProfileSet:
-    """The profiles that the files and directories of a search path hold, and those that come with saferun.
+    """Load the profiles of the files and directories of a search path, and those that come with saferun.
 
     A directory holds one profile a file, named like the file (``mine.yaml``: ``mine``). A file holds one profile, or
     with the key ``profiles`` several of them by name, as a file of saferun's settings does.
 
     Raises:
-        UsageError: an entry does not exist, or a file with several profiles is not in order.
+        UsageError: an entry does not exist, or a file with several profiles is malformed.
     """
     sources = [_source(entry) for entry in search_path]
     sources.append(_Source(None, {}))
@@ -155,7 +155,7 @@ def _listed(directory: str) -> dict[str, str]:
         entries = sorted(os.listdir(directory))[:_MAX_FILES]
     except OSError as error:
         raise UsageError(f"{directory}: {error.strerror}", "make the directory readable") from None
-    # A file of settings is no profile, wherever it lies.
+    # A settings file is never a profile.
     files = [entry for entry in entries if entry.endswith(_SUFFIXES) and entry != SETTINGS_FILE]
     return {_stem(entry): os.path.join(directory, entry) for entry in files if not entry.startswith(".")}
 
@@ -198,16 +198,16 @@ def _counts(source: _Source, name: str) -> bool:
 
 
 def read_profile(path: str, name: str, *, shown: str | None = None, fd: int | None = None) -> Profile:
-    """The profile that a file of its own holds.
+    """Read the profile in a file of its own.
 
     Args:
         path: the file.
         name: the profile's name.
         shown: the name of the file in messages and origins, by default ``path``.
-        fd: the file, where it is open already; it is closed.
+        fd: the file, if it is already open; it is closed.
 
     Raises:
-        UsageError: the file is not in order.
+        UsageError: the file is malformed.
     """
     from saferun.env.profiles.model import Place, Profile
     from saferun.env.profiles.validation import profile_from_node

@@ -3,7 +3,7 @@
 ``{host} {rank} {local_rank} {world_size} {run_dir} {rank_dir}`` are replaced; ``{{rank}}`` stands for the text
 ``{rank}``. Other braces are kept as they are, so that JSON can be a value.
 
-Without regular expressions: every launch passes here, and compiling one costs more than the rest.
+Without regular expressions: this runs at every launch, and compiling one takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def fields(template: str) -> list[str]:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """The template with its placeholders replaced; what is not among ``values`` stays as it is."""
+    """The template with its placeholders replaced; those without a value stay as they are."""
     return "".join(
         part if kind == "text" else values.get(part, "{" + part + "}") if kind == "field" else "{" + part + "}"
         for kind, part in _parts(template)
@@ -27,7 +27,7 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def literal(text: str) -> str:
-    """A template that stands for a text as it is, whatever braces it holds."""
+    """A template for a literal text, with all braces escaped."""
     return "".join(
         part if kind == "text" else f"{{{{{part}}}}}" if kind == "field" else f"{{{{{{{part}}}}}}}"
         for kind, part in _parts(text)
@@ -43,7 +43,7 @@ def _parts(template: str) -> Iterator[tuple[str, str]]:
         end = template.find("}", begin)
         if end < 0:
             break
-        # isidentifier alone would take the letters of all alphabets.
+        # isidentifier alone would accept letters of all alphabets.
         is_name = template[begin:end].isidentifier() and template[begin:end].isascii()
         if is_name and (not doubled or template.startswith("}}", end)):
             yield "text", template[at:brace]

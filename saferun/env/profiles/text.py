@@ -1,4 +1,4 @@
-"""Env profiles in words: what a launch tells of them, and what ``saferunctl env`` prints. Pure: lines in, lines out.
+"""Env profiles as text: the lines of a launch, and those of ``saferunctl env``. Pure.
 
 Values that the user's own environment sets are never shown: they may be secrets.
 """
@@ -20,10 +20,10 @@ _DEFAULT_PROFILE = "production"
 
 
 def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
-    """What a launch says of its env profiles, without ``saferun:`` before it: only what somebody may want to change.
+    """The lines of a launch about its env profiles, without ``saferun:``: only what users may want to change.
 
-    That is: variables of the user's environment that stay or are replaced, profiles that cost much, variables that
-    were left out for want of a run directory.
+    That is: variables of the user's environment that stay or are replaced, profiles of high cost, variables that were
+    left out because there is no run directory.
     """
     lines = [
         f"{kept.found} stays as your environment sets it; profile {kept.profile} would set {_assignment(kept.variable)}"
@@ -43,7 +43,7 @@ def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
         if heavy:
             names = ", ".join(_assignment(variable) for variable in heavy)
             lines.append(f"env profile {profile} makes the job much slower ({names}); not for production")
-    # Whoever gets production without asking, and wants no files, misses nothing: torch has a place of its own for it.
+    # The default profile, production, is no loss without a run directory: torch has a default path for it.
     asked = [setting for setting in resolution.settings if setting.profile != _DEFAULT_PROFILE]
     homeless = [s.variable.name for s in asked if not has_run_dir and needs_run_dir(s.variable)]
     if homeless:
@@ -52,12 +52,11 @@ def launch_lines(resolution: Resolution, *, has_run_dir: bool) -> list[str]:
 
 
 def change_lines(resolution: Resolution, *, is_secret: Callable[[str], bool]) -> list[str]:
-    """Every change to the environment with its origin, one a line, and what was left out: for ``--dry-run``.
+    """Every change to the environment with its origin, one per line, and what was left out: for ``--dry-run``.
 
     Args:
-        resolution: what the env profiles, ``--env`` and ``--unset`` come to.
-        is_secret: whether a variable of this name is taken to hold a secret; the value that ``--env`` gives it is then
-            not shown.
+        resolution: the result of env profiles, ``--env`` and ``--unset``.
+        is_secret: whether a variable of this name holds a secret; its value in ``--env`` is then not shown.
     """
     lines: list[str] = []
     for setting in resolution.settings:
@@ -71,7 +70,7 @@ def change_lines(resolution: Resolution, *, is_secret: Callable[[str], bool]) ->
         f"{_assignment(kept.variable)}]"
         for kept in resolution.kept
     ]
-    # Another version's name for what is set anyway is left out without a word.
+    # Another version's name of a variable that is set anyway is omitted.
     covered = {setting.variable.name for setting in resolution.settings}
     covered.update(name for kept in resolution.kept for name in (kept.found, kept.variable.name))
     lines += [
@@ -94,7 +93,7 @@ def list_lines(profiles: ProfileSet) -> list[str]:
 
 
 def show_lines(profiles: ProfileSet, name: str, *, vendor: Vendor, versions: Mapping[str, str]) -> list[str]:
-    """``saferunctl env show PROFILE``: each variable with value, reason, cost, source; what does not hold here."""
+    """``saferunctl env show PROFILE``: each variable with value, reason, cost, source; what does not apply here."""
     layers = layered(profiles, [name])
     profile = layers[-1]
     resolution = resolve(profiles, [name], vendor=vendor, versions=versions, user_environ={})
@@ -200,7 +199,7 @@ def _values(variable: Variable) -> str:
 
 
 def _shell(value: str) -> str:
-    """A value as a shell would want it, with nothing that could move a terminal's cursor."""
+    """A value quoted for a shell, without control characters."""
     from shlex import quote
 
     return quote("".join(char if char.isprintable() else repr(char)[1:-1] for char in value))

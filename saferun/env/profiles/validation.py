@@ -1,4 +1,4 @@
-"""From the tree of a YAML file to profiles, or to an error that says where and what."""
+"""From the tree of a YAML file to profiles, or to an error with position and reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Word = TypeVar("_Word", bound=str)
 
 PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-MAX_VALUE_BYTES = 64 * 1024  # Linux takes 128 KiB for a variable, and a path may still be filled in
+MAX_VALUE_BYTES = 64 * 1024  # Linux allows 128 KiB per variable, and placeholders may still be replaced by paths
 MAX_RANK = 1_000_000
 
 _PROFILE_KEYS = ("description", "extends", "variables", "unset")
@@ -25,7 +25,7 @@ _VARIABLE_KEYS = (
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _RANKS = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 
-# What saferun itself tells each rank: another value would break the job, in ways that are hard to see.
+# Variables that saferun itself sets for each rank: other values would break the job in obscure ways.
 OWN_NAMES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -38,11 +38,11 @@ OWN_NAMES = frozenset(
 
 
 def profile_from_node(name: str, node: Node) -> Profile:
-    """The profile that a mapping describes.
+    """Convert a mapping to a profile.
 
     Raises:
-        UsageError: an unknown or missing key, or a value that is not of the key's kind; file, line and column stand in
-            the message, the nearest valid word in the hint.
+        UsageError: an unknown or missing key, or a value of the wrong kind; the message has file, line and column, the
+            hint the most similar valid word.
     """
     fields = _fields(node, _PROFILE_KEYS, f"profile {name}")
     variables = fields.get("variables")
@@ -57,7 +57,7 @@ def profile_from_node(name: str, node: Node) -> Profile:
 
 
 def profiles_from_collection(node: Node) -> dict[str, Profile]:
-    """The profiles of a mapping from names to profiles, as it stands below ``profiles:`` in a file of settings."""
+    """Convert a mapping from names to profiles, as below ``profiles:`` in a settings file."""
     if node.kind != "mapping":
         raise bad(
             node, f"profiles: is {node.description}, and must be a mapping", "write profiles:, then NAME: below it"
@@ -66,7 +66,7 @@ def profiles_from_collection(node: Node) -> dict[str, Profile]:
 
 
 def check_value(text: str) -> str | None:
-    """What is wrong with a value for an environment variable, in words; None if nothing is."""
+    """What is wrong with a value for an environment variable; None if nothing."""
     if "\0" in text:
         return "a NUL character, which no environment can hold"
     try:
@@ -104,12 +104,12 @@ def _text(node: Node) -> str:
 
 
 def _prose(node: Node) -> str:
-    """A text that may go over several lines, as one."""
+    """A text that may have several lines, as one line."""
     return _text(node._replace(text=" ".join(node.text.split())))
 
 
 def _items(node: Node | None) -> tuple[Node, ...]:
-    """A list, or the one item that stands in its place."""
+    """The items of a list, or a single item instead of one."""
     if node is None or (node.kind == "sequence" and not node.items):
         return ()
     return node.items if node.kind == "sequence" else (node,)

@@ -1,10 +1,10 @@
-"""Ranges of versions, as a profile writes them: ``>=2.8,<2.11``. Pure.
+"""Ranges of versions in profiles: ``>=2.8,<2.11``. Pure.
 
 A version is the numbers at its beginning: ``2.15.0a0+git1f0`` is 2.15.0, so a pre-release counts as its release (the
 names it reads are the release's). A bound counts for all that begins with it: 2.9.1 is a 2.9, so ``==2.9`` and
 ``<=2.9`` hold for it, and ``>2.9`` does not.
 
-Without regular expressions: every launch passes here, and compiling one costs more than the rest.
+Without regular expressions: this runs at every launch, and compiling one takes longer than the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def numbers_of(version: str) -> tuple[int, ...]:
 
 
 def holds(version: str, wanted: str) -> bool:
-    """Whether a version lies in a range. A version without numbers lies in none.
+    """Whether a version is in a range. A version without numbers is in none.
 
     Args:
         version: an installed version, ``2.13.0+cu130``.
@@ -79,9 +79,9 @@ def _padded(version: tuple[int, ...], width: int) -> tuple[int, ...]:
 
 
 def why_not(conditions: tuple[tuple[str, str], ...], versions: Mapping[str, str]) -> str | None:
-    """Why the ranges of a variable do not all hold, in words; None if they do.
+    """Why the ranges of a variable do not all match; None if they do.
 
-    A component of unknown version satisfies no range: a name that another version reads would do nothing.
+    A component of unknown version is in no range: a name for another version would have no effect.
     """
     for component, wanted in conditions:
         version = versions.get(component)
@@ -93,7 +93,7 @@ def why_not(conditions: tuple[tuple[str, str], ...], versions: Mapping[str, str]
 
 
 def what_breaks(conditions: tuple[tuple[str, str], ...], versions: Mapping[str, str]) -> str | None:
-    """The installed component that a variable is known to break with, in words; None if there is none known."""
+    """The installed component that a variable is known to break with, for messages; None if there is none."""
     for component, wanted in conditions:
         version = versions.get(component)
         if version is not None and holds(version, wanted):

@@ -1,4 +1,4 @@
-"""YAML from anybody, read in bounded time and memory into a plain tree with line numbers.
+"""Untrusted YAML, parsed in bounded time and memory into a plain tree with line numbers.
 
 The tree is built from the parser's events, and nothing is ever constructed from a tag. Aliases and anchors are refused
 (a few of them expand to gigabytes), as are deep nesting, large files, and everything that is not a regular file.
@@ -34,7 +34,7 @@ _KIND_TEXTS = {"scalar": "a single value", "mapping": "a mapping (name: value)",
 class Node(Value):
     """A piece of a YAML file.
 
-    ``text`` is a scalar as it is written: ``2000``, ``on`` and ``010`` stay what they are. ``pairs`` are a mapping's,
+    ``text`` is a scalar as written: ``2000``, ``on`` and ``010`` stay what they are. ``pairs`` are a mapping's,
     ``items`` a sequence's. ``tag`` is an explicit tag that means something to the reader (``!force``), else empty.
     Lines and columns count from 1.
     """
@@ -51,34 +51,34 @@ class Node(Value):
 
     @property
     def description(self) -> str:
-        """What kind of thing it is, as messages put it."""
+        """The kind of node, for messages."""
         return "nothing" if self.is_null else _KIND_TEXTS[self.kind]
 
 
 def bad(node: Node, what: str, hint: str) -> UsageError:
-    """An error at the place of a node."""
+    """An error at the position of a node."""
     return UsageError(f"{node.path}:{node.line}:{node.column}: {what}", hint)
 
 
 def read_yaml(path: str, *, shown: str | None = None, fd: int | None = None) -> Node | None:
-    """The tree of a YAML file, or None if the file holds nothing.
+    """Parse a YAML file; None if it is empty.
 
     Args:
         path: the file.
         shown: the name of the file in messages, by default ``path``.
-        fd: the file, where it is open already; it is closed.
+        fd: the file, if it is already open; it is closed.
 
     Raises:
-        UsageError: the file cannot be read, is not YAML, or is more than a file of settings needs to be.
+        UsageError: the file cannot be read, is not YAML, or exceeds a limit.
     """
     return parse_yaml(_read_text(path, shown or path, fd), shown or path)
 
 
 def parse_yaml(text: str, path: str) -> Node | None:
-    """The tree of YAML text; ``path`` is for messages. See ``read_yaml``."""
+    """Parse YAML text; ``path`` is for messages. See ``read_yaml``."""
     import yaml
 
-    # The parser written in C is many times as fast, where PyYAML was built with it.
+    # The parser in C is many times faster, if PyYAML was built with it.
     loader: Any = getattr(yaml, "CSafeLoader", None) or yaml.SafeLoader
     try:
         tree = _Tree(path)
@@ -90,8 +90,8 @@ def parse_yaml(text: str, path: str) -> Node | None:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark is not None else path
         problem = error.problem or error.context or "malformed"
-        raise UsageError(f"{where}: not YAML: {problem}", "correct the file at that place") from None
-    except Exception as error:  # the parser's own faults on malformed input: ValueError, OverflowError, …
+        raise UsageError(f"{where}: not YAML: {problem}", "correct the file at that position") from None
+    except Exception as error:  # the parser's own bugs on malformed input: ValueError, OverflowError, …
         raise UsageError(f"{path}: not YAML: {quoted(str(error), 200)}", "correct the file") from None
     return None if tree.root is None or tree.root.is_null else tree.root
 
@@ -99,7 +99,7 @@ def parse_yaml(text: str, path: str) -> Node | None:
 def _read_text(path: str, shown: str, fd: int | None) -> str:
     try:
         if fd is None:
-            # Without O_NONBLOCK a FIFO would wait for a writer for ever.
+            # Without O_NONBLOCK opening a FIFO would wait for a writer for ever.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -129,14 +129,14 @@ def _read_at_most(fd: int, size_bytes: int) -> bytes:
 
 
 class _Open(Value):
-    """A mapping or sequence whose end has not come yet; a mapping's ``children`` are key, value, key and so on."""
+    """A mapping or sequence that has not ended yet; a mapping's ``children`` are key, value, key and so on."""
 
     start: Node
     children: list[Node]
 
 
 class _Tree:
-    """A tree that grows by one event of the parser after the other, without recursion."""
+    """A tree that is built from the parser's events, without recursion."""
 
     def __init__(self, path: str) -> None:
         self.root: Node | None = None
@@ -146,7 +146,7 @@ class _Tree:
         self._nodes = 0
 
     def grow(self, event: Any) -> None:  # noqa: ANN401 - PyYAML's events have no common typed base
-        """Take the next event; raise what is wrong with it."""
+        """Process the next event; raise UsageError if it is not allowed."""
         kind = type(event).__name__
         if kind == "AliasEvent" or getattr(event, "anchor", None) is not None:
             raise bad(_at(event, self._path, "scalar"), "anchors and aliases are not allowed", "write the value out")

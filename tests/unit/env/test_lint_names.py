@@ -7,7 +7,7 @@ import pytest
 from saferun.env.lint.documented import DOCUMENTED
 from saferun.env.lint.families import FAMILIES, family_of
 from saferun.env.lint.known_names import HostFacts, KnownNames
-from saferun.env.lint.rules import lint, names_to_look_for
+from saferun.env.lint.rules import lint, names_to_search
 from tests.unit.env.lint_samples import (
     TODAY,
     installed,
@@ -56,7 +56,7 @@ def test_a_name_that_the_users_script_reads_is_not_called_unread_at_launch() -> 
     """Many scripts read NCCL_TIMEOUT themselves and pass it on."""
     known = TODAY._replace(readers={**TODAY.readers, "NCCL_TIMEOUT": ("/home/me/project",)})
     finding = only(lint({"NCCL_TIMEOUT": "1800"}, known, HostFacts()), "NCCL_TIMEOUT")
-    assert (finding.verdict, finding.at_launch) == ("cannot tell", False)
+    assert (finding.verdict, finding.at_launch) == ("uncertain", False)
     assert "/home/me/project" in finding.sentence
 
 
@@ -156,19 +156,19 @@ def test_of_libraries_that_put_names_together_nothing_is_said_at_launch(name: st
         owners={**TODAY.owners, "Open MPI": ("libmpi.so",), "UCX": ("libucs.so",), "libfabric": ("libfabric.so",)}
     )
     finding = only(lint({name: "1"}, known, HostFacts()), name)
-    assert (finding.verdict, finding.at_launch) == ("cannot tell", False)
+    assert (finding.verdict, finding.at_launch) == ("uncertain", False)
 
 
 def test_without_the_right_library_nobody_can_tell() -> None:
     """On a login node without NCCL, NCCL's names are not wrong; a hint is given to who asks."""
     finding = only(lint({"NCCL_SOCKET_IFNAM": "eth0"}, installed(), HostFacts()), "NCCL_SOCKET_IFNAM")
-    assert (finding.verdict, finding.at_launch) == ("cannot tell", False)
+    assert (finding.verdict, finding.at_launch) == ("uncertain", False)
     assert finding.hint == "did you mean NCCL_SOCKET_IFNAME?"
 
 
 def test_what_only_a_torch_for_gpus_reads_is_not_wrong_for_one_without() -> None:
     finding = only(lint({"TORCH_NCCL_SOMETHING_NEW": "1"}, installed(), HostFacts()), "TORCH_NCCL_SOMETHING_NEW")
-    assert (finding.verdict, finding.at_launch) == ("cannot tell", False)
+    assert (finding.verdict, finding.at_launch) == ("uncertain", False)
     assert only(lint({"TORCH_NCCL_SOMETHING_NEW": "1"}, TODAY, HostFacts()), "TORCH_NCCL_SOMETHING_NEW").at_launch
 
 
@@ -183,7 +183,7 @@ def test_what_only_a_torch_for_gpus_reads_is_not_wrong_for_one_without() -> None
 def test_doubt_is_never_a_line_at_launch(changes: dict[str, Any]) -> None:
     """A name in a comment, a name that something completes, and a search that ran out of time prove nothing."""
     finding = only(lint({"TORCH_FLUX": "1"}, installed(**changes), HostFacts()), "TORCH_FLUX")
-    assert (finding.verdict, finding.at_launch) == ("cannot tell", False)
+    assert (finding.verdict, finding.at_launch) == ("uncertain", False)
 
 
 def test_a_documented_name_of_another_release_is_told_as_such() -> None:
@@ -194,7 +194,7 @@ def test_a_documented_name_of_another_release_is_told_as_such() -> None:
 
 def test_a_driver_that_hides_its_names_proves_nothing() -> None:
     known = TODAY._replace(owners={**TODAY.owners, "CUDA": ("libcuda.so.1",)})
-    assert only(lint({"CUDA_SOMETHING": "1"}, known, HostFacts()), "CUDA_SOMETHING").verdict == "cannot tell"
+    assert only(lint({"CUDA_SOMETHING": "1"}, known, HostFacts()), "CUDA_SOMETHING").verdict == "uncertain"
     plain = known._replace(readers={**known.readers, "CUDA_VISIBLE_DEVICES": ("libcuda.so.1",)})
     assert only(lint({"CUDA_SOMETHING": "1"}, plain, HostFacts()), "CUDA_SOMETHING").verdict == "unknown name"
 
@@ -202,8 +202,8 @@ def test_a_driver_that_hides_its_names_proves_nothing() -> None:
 @pytest.mark.parametrize(
     ("plugin", "libraries", "verdict"),
     [
-        ("aws-ofi", (), "cannot tell"),
-        ("/opt/x/libnccl-net-x.so", (), "cannot tell"),
+        ("aws-ofi", (), "uncertain"),
+        ("/opt/x/libnccl-net-x.so", (), "uncertain"),
         ("/opt/x/libnccl-net-x.so", ("libnccl-net-x.so",), "unknown name"),
         ("none", (), "unknown name"),
     ],
@@ -228,7 +228,7 @@ def test_halves_of_names_count_where_one_library_holds_both() -> None:
 
 def test_the_rest_of_the_installation_is_asked_only_for_what_nothing_central_holds() -> None:
     environ = {"NCCL_DEBUG": "INFO", "TORCH_FLUX": "1", "PATH": "/bin", "NCCL_TIMEOUT": "1", "TP_SOCKET_IFNAME": "lo"}
-    assert names_to_look_for(environ, TODAY) == {"TORCH_FLUX", "NCCL_TIMEOUT"}
+    assert names_to_search(environ, TODAY) == {"TORCH_FLUX", "NCCL_TIMEOUT"}
 
 
 def test_every_documented_name_belongs_to_a_family() -> None:

@@ -52,8 +52,8 @@ from tests.unit.env.lint_samples import (
         ("NCCL_IB_HCA", "=mlx5_7:1", "InfiniBand device"),
         ("CUDA_VISIBLE_DEVICES", "0,4", "this host has 4"),
         ("CUDA_VISIBLE_DEVICES", "0,0", "twice"),
-        ("CUDA_VISIBLE_DEVICES", "cuda:0", "no index and no UUID"),
-        ("CUDA_VISIBLE_DEVICES", "0,,1", "empty place"),
+        ("CUDA_VISIBLE_DEVICES", "cuda:0", "neither an index nor a UUID"),
+        ("CUDA_VISIBLE_DEVICES", "0,,1", "empty item"),
         ("CUDA_DEVICE_ORDER", "PCI", "none of FASTEST_FIRST"),
         ("OMP_NUM_THREADS", "0", "is below 1"),
         ("OMP_NUM_THREADS", "auto", "is no number"),
@@ -227,7 +227,7 @@ def test_the_worst_comes_first() -> None:
     findings = lint(environ, TODAY, HostFacts())
     assert [VERDICTS.index(found.verdict) for found in findings] == sorted(VERDICTS.index(f.verdict) for f in findings)
     assert list(findings) == sorted(findings, key=by_severity)
-    assert [found.verdict for found in findings] == ["bad value", "misconception", "unknown name", "cannot tell"]
+    assert [found.verdict for found in findings] == ["bad value", "misconception", "unknown name", "uncertain"]
 
 
 @pytest.mark.parametrize("name", ["NCCL_PSK", "TORCH_HUB_TOKEN", "TORCH_API_KEY", "CUDA_LICENSE_SECRET", "FI_PASSWORD"])

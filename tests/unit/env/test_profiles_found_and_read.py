@@ -150,7 +150,7 @@ def test_an_error_names_file_line_column_fault_and_remedy(tmp_path: Path, body: 
 def test_what_is_not_yaml_is_told_with_its_line(tmp_path: Path, body: str) -> None:
     error = usage_error(profiles_of(tmp_path, a=body), "a")
     assert re.match(rf"{tmp_path}/a.yaml:[12]:\d+: not YAML: ", error.what)
-    assert error.hint == "correct the file at that place"
+    assert error.hint == "correct the file at that position"
 
 
 @pytest.mark.parametrize(("word", "expected"), [("Heavy", "heavy"), ("modrate", "moderate"), ("x", None), ("", None)])
