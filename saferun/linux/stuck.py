@@ -15,6 +15,7 @@ _WAITS = (
     (("p9_", "v9fs_"), ("9p", "virtiofs")),
     (("cifs_", "smb"), ("cifs", "smb3")),
 )
+_MOUNT_POINT = 4  # which field of mountinfo it is
 
 
 def stuck_text(pid: int) -> str:
@@ -63,7 +64,8 @@ def parse_mounts(mountinfo: str) -> list[tuple[str, str]]:
     """Parse mountinfo, in mount order."""
     found = []
     for line in mountinfo.splitlines():
-        fields = line.split(" ")
-        if "-" in fields and len(fields) > fields.index("-") + 1:
-            found.append((fields[4].replace("\\040", " "), fields[fields.index("-") + 1]))
+        about, _, file_system = line.partition(" - ")
+        fields = about.split(" ")
+        if file_system and len(fields) > _MOUNT_POINT:
+            found.append((fields[_MOUNT_POINT].replace("\\040", " "), file_system.partition(" ")[0]))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.linux.small_files import read_text
+from saferun.linux.small_files import read_pairs, read_text
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import list_of_numbers
@@ -22,7 +22,7 @@ def check_cpus(context: CheckContext) -> CheckResult:
     from saferun.linux.cgroups import cpu_quota
 
     online = len(list_of_numbers(read_text(context.path("sys/devices/system/cpu/online"))))
-    allowed = len(list_of_numbers(_allowed(context)))
+    allowed = len(list_of_numbers(read_pairs(context.path("proc/self/status")).get("Cpus_allowed_list", "")))
     quota = cpu_quota(context.root)
     facts = (
         ("online", str(online)),
@@ -51,10 +51,3 @@ def check_cpus(context: CheckContext) -> CheckResult:
     if quota is not None:
         message += f", and of their time that of {quota:g}"
     return ok(message, facts)
-
-
-def _allowed(context: CheckContext) -> str:
-    for line in read_text(context.path("proc/self/status")).splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            return line.partition(":")[2]
-    return ""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from saferun.linux.nic import Nic
 from saferun.linux.nics import read_nics
+from saferun.linux.small_files import read_text
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.backend import GLOO, known_backend
 from saferun.preflight.checks.context import CheckContext
@@ -83,12 +84,7 @@ def with_nccl_conf(context: CheckContext) -> Mapping[str, str]:
         environ.get("NCCL_CONF_FILE") or f"{environ.get('HOME', '')}/.nccl.conf",
         context.path("etc/nccl.conf"),
     ):
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                lines = file.read(65536).splitlines()
-        except OSError:
-            continue
-        for line in lines:
+        for line in read_text(path, 65536).splitlines():
             name, is_set, value = line.partition("=")
             if is_set and name.strip() in {NCCL_IFNAME, NCCL_FAMILY}:
                 found.setdefault(name.strip(), value.strip())

@@ -9,7 +9,7 @@ import os
 import threading
 
 from saferun.linux.procfs import parse_stat
-from saferun.linux.small_files import list_directory, read_bytes, read_text
+from saferun.linux.small_files import list_directory, read_bytes, read_pairs, read_text
 from saferun.preflight.checks.answers import failure, ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB, is_switched_on
@@ -144,14 +144,11 @@ def _raise_hint(option: str, wanted: int | str, hard: int | None, docker: str, u
 
 
 def _has_capability(context: CheckContext, number: int) -> bool:
-    for line in read_text(context.path("proc/self/status")).splitlines():
-        if line.startswith("CapEff:"):
-            word = line.split()[-1]
-            try:
-                return bool(int(word, 16) >> number & 1)
-            except ValueError:
-                return False
-    return False
+    try:
+        mask = int(read_pairs(context.path("proc/self/status")).get("CapEff", "0"), 16)
+    except ValueError:
+        return False
+    return bool(mask >> number & 1)
 
 
 def _own_threads(context: CheckContext) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saferun.linux.small_files import read_text
+from saferun.linux.small_files import read_pairs
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.checks.reading import MIB
@@ -46,10 +46,5 @@ def check_memory(context: CheckContext) -> CheckResult:
 
 def _meminfo(context: CheckContext) -> dict[str, int]:
     """The lines of /proc/meminfo, in bytes. Source: proc_meminfo(5)."""
-    counts: dict[str, int] = {}
-    for line in read_text(context.path("proc/meminfo")).splitlines():
-        name, _, rest = line.partition(":")
-        number = rest.split()[:1]
-        if number and number[0].isdigit():
-            counts[name] = int(number[0]) * 1024
-    return counts
+    sizes = {name: value.removesuffix(" kB") for name, value in read_pairs(context.path("proc/meminfo")).items()}
+    return {name: int(size) * 1024 for name, size in sizes.items() if size.isdecimal()}

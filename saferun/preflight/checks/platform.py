@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from saferun.linux.small_files import read_text
+from saferun.linux.small_files import list_directory, read_bytes, read_text
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
 from saferun.preflight.results import CheckResult
@@ -65,10 +65,7 @@ def check_platform(context: CheckContext) -> CheckResult:
 def _gpu_addresses(context: CheckContext) -> list[str]:
     """PCI addresses of the GPUs of the vendor in use."""
     if context.vendor == "nvidia":
-        try:
-            return sorted(os.listdir(context.path("proc/driver/nvidia/gpus")))
-        except OSError:
-            return []
+        return list_directory(context.path("proc/driver/nvidia/gpus"))
     if context.vendor == "amd":
         from saferun.linux.amd_gpus import read_kfd_ids
 
@@ -93,12 +90,7 @@ def _redirecting_bridges(context: CheckContext, address: str) -> Iterator[str]:
     """
     path = os.path.dirname(os.path.realpath(context.path("sys/bus/pci/devices", address)))
     while (name := os.path.basename(path)).count(":") == 2:  # noqa: PLR2004 - 0000:17:00.0
-        try:
-            with open(f"{path}/config", "rb") as file:
-                config = file.read(_CONFIG_BYTES)
-        except OSError:
-            return
-        if acs_control(config) & _REDIRECTS:
+        if acs_control(read_bytes(f"{path}/config", _CONFIG_BYTES)) & _REDIRECTS:
             yield name
         path = os.path.dirname(path)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from saferun import __version__
 from saferun.env.profiles.versions import numbers_of
-from saferun.linux.small_files import read_text
+from saferun.linux.small_files import list_directory, read_text
 from saferun.model import Value
 from saferun.preflight.checks.answers import ok, warning
 from saferun.preflight.checks.context import CheckContext
@@ -89,10 +89,7 @@ def _interpreter(context: CheckContext) -> tuple[list[str], str]:
             version = ".".join(value.strip().split(".")[:3])
     if not os.path.isfile(f"{prefix}/pyvenv.cfg"):
         prefix = os.path.dirname(os.path.dirname(os.path.realpath(path)))
-    try:
-        folders = sorted(name for name in os.listdir(f"{prefix}/lib") if name.startswith("python3."))
-    except OSError:
-        folders = []
+    folders = [name for name in list_directory(f"{prefix}/lib") if name.startswith("python3.")]
     if len(folders) == 1:
         version = version or folders[0].removeprefix("python")
     places = [f"{prefix}/lib/{folder}/{kind}" for folder in folders for kind in ("site-packages", "dist-packages")]

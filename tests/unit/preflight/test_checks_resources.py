@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from saferun.linux.stuck import parse_mounts
 from saferun.preflight.checks.all_checks import CHECKS
 from saferun.preflight.checks.context import Check, CheckContext
 from saferun.preflight.checks.run import run_checks
@@ -106,3 +107,8 @@ def test_what_a_check_answers_gets_its_name(check: Check, tmp_path: Path) -> Non
     run_checks([check], Root(tmp_path).context(), found.append)
     assert [result.name for result in found] == [check.name]
     assert check.deadline_s > 0
+
+
+@pytest.mark.parametrize("line", ["", "-", "- tmpfs", "1 2 - tmpfs", "22 1 0:5 / /dev/shm rw -", "22 1 0:5 / - tmpfs"])
+def test_a_line_of_mountinfo_that_is_cut_short_is_no_mount(line: str) -> None:
+    assert parse_mounts(f"{line}\n22 1 0:5 / /a\\040b rw shared:1 - tmpfs tmpfs rw") == [("/a b", "tmpfs")]
