@@ -214,7 +214,7 @@ class JobAttempt:
             self._is_ending = True
             self.control.end()
             rank = heard.ranks[0] if heard.ranks else None
-            self.abort_reason = AbortReason(heard.reason, heard.about, heard.message, rank, "")
+            self.abort_reason = AbortReason(heard.reason, heard.about, heard.text, rank, "")
             if self.leads and self.start_stage is None:
                 self.start_stage = {}
                 self._sender.request_start_stage()
@@ -223,7 +223,7 @@ class JobAttempt:
                 time.monotonic(),
                 attempt,
                 heard.reason,
-                heard.message,
+                heard.text,
                 heard.label,
                 ours=(heard.host, heard.task) == (self._roster.host, self._roster.task),
                 signum=heard.signum,
@@ -237,11 +237,11 @@ class JobAttempt:
             JobDecided(
                 time.monotonic(),
                 attempt,
-                "restart" if found.restarts_job else "finish",
+                "restart" if found.next == "restart" else "finish",
                 found.exit_code,
                 found.wait_s,
                 found.restarts,
-                found.messages,
+                found.text,
                 excluded=found.excluded,
             )
         )

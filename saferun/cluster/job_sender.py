@@ -73,7 +73,7 @@ class JobSender:
 
     def share(self, name: str, evidence: str, *, moved: bool = False, stopped: bool = False) -> None:
         """Hand a chunk of evidence to the leader."""
-        chunk = {"t": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
+        chunk = {"time": time.time(), "moved": moved, "stopped": stopped, "evidence": evidence}
         self._send("chunk", name=name, text=json.dumps(chunk))
 
     def send_state(self, state: JsonObject) -> None:

@@ -7,11 +7,12 @@ host that wrote it, and what only the leader may send is taken from host 0 only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from saferun.errors import printable
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, display_text, loads, measure, number
+from saferun.text.decoding import MALFORMED, display_text, loads, measure, number, text
+from saferun.text.typed_json import fit
 
 __all__ = [
     "LONGEST_MESSAGE",
@@ -38,45 +39,77 @@ _HIGHEST_EXIT_CODE = 255
 _MOST_RESTARTS = 1 << 40
 _LONGEST_WAIT_S = 30 * 86400.0
 # A chunk is an object of a few values, one of which is a long text.
-_DEEPEST_PIECE = 4
-_MOST_OF_A_PIECE = 64
-_LONGEST_PIECE = 16 << 20
+_DEEPEST_CHUNK = 4
+_MOST_OF_A_CHUNK = 64
+_LONGEST_CHUNK = 16 << 20
 _LATEST_TIME = float(1 << 40)
 _LEADERS = frozenset({"decision", "hang", "notice", "preflight", "watch"})
+
+
+def _number(highest: int, lowest: int = 0) -> Callable[[object], int]:
+    return lambda value: number(value, lowest, highest)
+
+
+def _line(longest: int) -> Callable[[object], str]:
+    return lambda value: display_text(value, longest)
+
+
+def _first(decode: Callable[[object], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    def decode_list(value: object) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise TypeError("a list is wanted")
+        return tuple(map(decode, value[:MOST_LINES]))
+
+    return decode_list
+
+
+def _seconds(highest: float) -> Callable[[object], float]:
+    return lambda value: measure(value, 0.0, highest)
+
+
+def _text(longest: int) -> Callable[[object], str]:
+    return lambda value: text(value, longest)
+
+
+def _task_or_none(value: object) -> int | None:
+    return None if value is None else number(value, 0, MOST_TASKS)
+
+
+Line = Annotated[str, _line(LONGEST_MESSAGE)]
 
 
 class Heard(Value):
     """That an attempt ends on all hosts, as one of them reports. ``ranks``: that it blames."""
 
-    reason: str
-    message: str
-    label: str
-    about: str
-    host: int
-    task: int
-    signum: int
-    ranks: tuple[int, ...]
-    lost_task: int | None
+    reason: Annotated[str, _line(_LONGEST_REASON)]
+    text: Line
+    label: Line
+    host: Annotated[int, _number(MOST_HOSTS)]
+    task: Annotated[int, _number(MOST_TASKS)]
+    about: Line = ""
+    signum: Annotated[int, _number(_MOST_SIGNALS)] = 0
+    ranks: Annotated[tuple[int, ...], _first(_number(_MOST_RANKS))] = ()
+    lost_task: Annotated[int | None, _task_or_none] = None
 
 
 class Decision(Value):
-    """What follows, on all hosts."""
+    """What follows, on all hosts. ``next``: ``restart`` or ``finish``."""
 
-    restarts_job: bool
-    exit_code: int
-    wait_s: float
-    restarts: int
-    messages: tuple[str, ...]
-    excluded: int
+    next: Annotated[str, _line(_LONGEST_REASON)]
+    exit_code: Annotated[int, _number(_HIGHEST_EXIT_CODE)]
+    wait_s: Annotated[float, _seconds(_LONGEST_WAIT_S)]
+    restarts: Annotated[int, _number(_MOST_RESTARTS)]
+    text: Annotated[tuple[str, ...], _first(_line(LONGEST_MESSAGE))] = ()
+    excluded: Annotated[int, _number(MOST_HOSTS, -1)] = -1
 
 
 class ChunkText(Value):
     """A chunk of evidence as it was sent. ``time``: when, by that host's clock."""
 
-    time: float
-    moved: bool
-    stopped: bool
-    evidence: str
+    time: Annotated[float, _seconds(_LATEST_TIME)]
+    evidence: Annotated[str, _text(_LONGEST_CHUNK)]
+    moved: bool = False
+    stopped: bool = False
 
 
 def is_leaders(kind: object) -> bool:
@@ -90,20 +123,8 @@ def abort_from(message: Mapping[str, Any]) -> Heard:
     Raises:
         One of ``MALFORMED``: it is no such message.
     """
-    ranks = message.get("ranks") or ()
-    lost = message.get("lost_task")
-    label = display_text(message["label"], LONGEST_MESSAGE)
-    return Heard(
-        display_text(message["reason"], _LONGEST_REASON),
-        display_text(message["text"], LONGEST_MESSAGE),
-        label,
-        display_text(message.get("about") or label, LONGEST_MESSAGE),
-        number(message["host"], 0, MOST_HOSTS),
-        number(message["task"], 0, MOST_TASKS),
-        number(message.get("signum") or 0, 0, _MOST_SIGNALS),
-        tuple(number(rank, 0, _MOST_RANKS) for rank in ranks[:MOST_LINES]),
-        None if lost is None else number(lost, 0, MOST_TASKS),
-    )
+    heard: Heard = fit(Heard, message)
+    return heard._replace(about=heard.about or heard.label)
 
 
 def decision_from(message: Mapping[str, Any]) -> Decision:
@@ -114,17 +135,8 @@ def decision_from(message: Mapping[str, Any]) -> Decision:
     """
     if message["host"] != 0:
         raise ValueError("another host than the one that leads has decided")
-    lines = message.get("text") or []
-    if not isinstance(lines, list):
-        raise TypeError("a list is wanted")
-    return Decision(
-        message["next"] == "restart",
-        number(message["exit_code"], 0, _HIGHEST_EXIT_CODE),
-        measure(message["wait_s"], 0.0, _LONGEST_WAIT_S),
-        number(message["restarts"], 0, _MOST_RESTARTS),
-        tuple(display_text(line, LONGEST_MESSAGE) for line in lines[:MOST_LINES]),
-        number(message.get("excluded", -1), -1, MOST_HOSTS),
-    )
+    decision: Decision = fit(Decision, message)
+    return decision
 
 
 def chunk_from(content: object) -> ChunkText:
@@ -135,13 +147,9 @@ def chunk_from(content: object) -> ChunkText:
     """
     if not isinstance(content, str):
         raise TypeError("a text is wanted")
-    found = loads(content, longest=_LONGEST_PIECE, deepest=_DEEPEST_PIECE, most=_MOST_OF_A_PIECE)
-    evidence = found["evidence"]
-    if not isinstance(evidence, str):
-        raise TypeError("a text is wanted")
-    return ChunkText(
-        measure(found["t"], 0.0, _LATEST_TIME), found.get("moved") is True, found.get("stopped") is True, evidence
-    )
+    found = loads(content, longest=_LONGEST_CHUNK, deepest=_DEEPEST_CHUNK, most=_MOST_OF_A_CHUNK)
+    chunk: ChunkText = fit(ChunkText, found)
+    return chunk
 
 
 def task_of(key: object) -> tuple[int, int]:

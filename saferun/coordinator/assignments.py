@@ -37,12 +37,19 @@ _LEAST_CHUNK_BYTES = 8 << 10
 _LARGEST_CHUNK_BYTES = 4 << 20
 
 
-def _number(highest: int = _MOST_ATTEMPTS, least: int = 0) -> Callable[[object], int]:
-    return lambda value: number(value, least, highest)
+def number_of(highest: int = _MOST_ATTEMPTS) -> Callable[[object], int]:
+    """What decodes a number from 0 to the highest."""
+    return lambda value: number(value, 0, highest)
 
 
-def _text(longest: int) -> Callable[[object], str]:
+def text_of(longest: int) -> Callable[[object], str]:
+    """What decodes a text of at most so many characters."""
     return lambda value: text(value, longest)
+
+
+def line_of(longest: int) -> Callable[[object], str]:
+    """What decodes a line for people, which is cut after so many characters."""
+    return lambda value: display_text(value, longest)
 
 
 def _name(value: object) -> str:
@@ -65,18 +72,18 @@ def _tasks_of(shape: type[Task]) -> Callable[[Any], tuple[Task, ...]]:
     return read
 
 
-Number = Annotated[int, _number()]
-Port = Annotated[int, _number(_HIGHEST_PORT)]
+Number = Annotated[int, number_of()]
+Port = Annotated[int, number_of(_HIGHEST_PORT)]
 Name = Annotated[str, _name]
-Path = Annotated[str, _text(_LONGEST_PATH)]
-Endpoint = Annotated[str, _text(_LONGEST_ENDPOINT)]
+Path = Annotated[str, text_of(_LONGEST_PATH)]
+Endpoint = Annotated[str, text_of(_LONGEST_ENDPOINT)]
 Addresses = Annotated[tuple[str, ...], _addresses]
 
 
 class TaskRecord(Value):
     """One saferun process of a host: its number of ranks, their role, its pid."""
 
-    nproc: Annotated[int, _number(_MOST_RANKS_OF_A_TASK)]
+    nproc: Annotated[int, number_of(_MOST_RANKS_OF_A_TASK)]
     role: Name
     pid: Number
 
@@ -97,9 +104,9 @@ class HostRecord(Value):
     files: Path = ""
     attempt: Number = 0
     restarts: Number = 0
-    most: Annotated[int, _number(_MOST_HOSTS)] = 1
-    born: Annotated[str, _text(_LONGEST_NAME)] = ""
-    host_info: Annotated[str, _text(_LONGEST_INFO)] = ""
+    most: Annotated[int, number_of(_MOST_HOSTS)] = 1
+    born: Annotated[str, text_of(_LONGEST_NAME)] = ""
+    host_info: Annotated[str, text_of(_LONGEST_INFO)] = ""
     probe_endpoint: Endpoint = ""
     full: bool = False
 
@@ -117,7 +124,7 @@ class TaskAssignment(Value):
 class ProbeTarget(Value):
     """A host that is to be probed: its number, its label, its probe endpoint."""
 
-    host: Annotated[int, _number(_MOST_HOSTS)]
+    host: Annotated[int, number_of(_MOST_HOSTS)]
     label: Name
     endpoint: Endpoint
 
@@ -132,14 +139,14 @@ class HostAssignment(Value):
     attempt: Number
     restarts: Number
     host: Number
-    hosts: Annotated[int, _number(_MOST_HOSTS)]
+    hosts: Annotated[int, number_of(_MOST_HOSTS)]
     label: Name
     leader_name: Name
     leader_port: Port
     leader_addresses: Addresses
     files: Path
     world_size: Number
-    chunk_limit_bytes: Annotated[int, _number(_LARGEST_CHUNK_BYTES)]
+    chunk_limit_bytes: Annotated[int, number_of(_LARGEST_CHUNK_BYTES)]
     tasks: Annotated[tuple[TaskAssignment, ...], _tasks_of(TaskAssignment)]
     probe_endpoints: tuple[ProbeTarget, ...] = ()
     checked: bool = False
@@ -276,7 +283,7 @@ def encode_record(record: HostRecord) -> str:
 
 def decode_record(content: bytes | str) -> HostRecord | None:
     """A host's record; None where it is malformed or out of bounds."""
-    record: HostRecord | None = _decoded(HostRecord, content)
+    record: HostRecord | None = typed(HostRecord, content)
     return record
 
 
@@ -287,13 +294,14 @@ def encode_assignment(assignment: HostAssignment) -> str:
 
 def decode_assignment(content: bytes | str) -> HostAssignment | None:
     """A host's assignment; None where it is malformed or out of bounds."""
-    assignment: HostAssignment | None = _decoded(HostAssignment, content)
+    assignment: HostAssignment | None = typed(HostAssignment, content)
     return assignment if assignment is not None and assignment.host < assignment.hosts else None
 
 
-def _decoded(shape: Any, content: bytes | str) -> Any:  # noqa: ANN401 - a type and a value of it
+def typed(shape: Any, content: bytes | str, *, longest: int = LONGEST_RECORD_BYTES) -> Any:  # noqa: ANN401 - a type and a value of it
+    """A value of a shape from JSON with all of its fields; None where it is malformed or out of bounds."""
     try:
-        found = loads(content, longest=LONGEST_RECORD_BYTES)
+        found = loads(content, longest=longest)
         return fit(shape, {field: found[field] for field in shape._fields})
     except MALFORMED:
         return None

@@ -6,7 +6,6 @@ store of its own and publishes where, in the store that the handler gives; from 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import queue
@@ -16,10 +15,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from saferun.cluster.signed import unverified
 from saferun.coordinator.arrivals import Arrivals, waiting_text
 from saferun.coordinator.assignments import HostRecord
 from saferun.coordinator.dial import dial, shown
+from saferun.coordinator.leader_address import (
+    ASK_AFTER_S,
+    ASK_KEY,
+    LeaderAddress,
+    mismatch_error,
+    mismatch_on_first_host,
+    publish_address,
+    read_address,
+)
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
@@ -29,15 +36,7 @@ from saferun.coordinator.record_collection import (
     publish_failure,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
-from saferun.coordinator.secrecy import (
-    MISMATCH_HINT,
-    NONE_THERE,
-    NOTE_KEY,
-    Mismatch,
-    decode_note,
-    encode_note,
-    mismatch_message,
-)
+from saferun.coordinator.secrecy import Mismatch
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.static import JOB_KEY, name_hint, way_hint
@@ -45,38 +44,18 @@ from saferun.coordinator.store import loopback_address, open_store
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import Search
 from saferun.coordinator.stores import Stores
-from saferun.model import Value
-from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
 
 _LEADER_KEY = "saferun/leader"
-# Set by a host that does not reach the control store, and how long it tries before.
-_ASK_KEY = "saferun/one_port"
-_ASK_AFTER_S = 5.0
 _POLL_S = 1.0
 _RECHECK_S = 0.5
 _DIAL_S = 3.5
 # When the handler has decided who takes part, all of them are there: they need not long for the rest.
 _EXCHANGE_S = 60.0
-_LONGEST_LEADER_BYTES = 64 << 10
-_LONGEST_NAME = 1024
-_MOST_ADDRESSES = 64
-_HIGHEST_PORT = 65535
 _EXIT_S = 2.0
 _BEFORE_THE_END_S = 2.0
-
-
-class Leader(Value):
-    """Where the first host serves its stores."""
-
-    job: str
-    control_port: int
-    ranks_port: int
-    master_addr: str
-    addresses: tuple[str, ...]
-    one_port: bool = False  # the control store is a part of the ranks' store
 
 
 class HandlerRendezvous:
@@ -328,14 +307,14 @@ class HandlerRendezvous:
                 client.signer.offer(client)
             client.check(JOB_KEY)
             control_port = port if one_port else self._stores.control_port
-            leader = Leader(job, control_port, ranks_port, way, own.addresses, one_port)
-            found.set(_LEADER_KEY, rdzv.secrecy.greet(_LEADER_KEY, json.dumps(leader._asdict())))
+            address = LeaderAddress(
+                job, control_port, ranks_port, way, own.addresses, rdzv.run_id, rdzv.most, one_port=one_port, moves=0
+            )
+            publish_address(found, _LEADER_KEY, rdzv, address)
             return client
 
         def mismatch() -> Mismatch | None:
-            """What a host has left that has another job secret."""
-            is_signed = rdzv.secrecy.greeting is not None
-            return decode_note(found.find(NOTE_KEY), rdzv.name, job) if is_signed else None
+            return mismatch_on_first_host(found, rdzv, job)
 
         one_port = ranks is not None and (rdzv.one_port or self._one_port)
         client = serve(one_port=one_port)
@@ -345,7 +324,7 @@ class HandlerRendezvous:
             "r0/",
             hosts,
             can_probe=not one_port,
-            is_asked_for=lambda: may_move and found.check(_ASK_KEY),
+            is_asked_for=lambda: may_move and found.check(ASK_KEY),
             mismatch=mismatch,
         )
         try:
@@ -377,7 +356,7 @@ class HandlerRendezvous:
 
     def _find_leader(
         self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, *, moved: bool
-    ) -> tuple[StoreClient, Leader, str]:
+    ) -> tuple[StoreClient, LeaderAddress, str]:
         """A connection to the first host's control store, who that is, and the address under which ranks find it.
 
         Where the control store cannot be reached, it is asked for as a part of the ranks' store. ``moved``: it is one.
@@ -393,13 +372,13 @@ class HandlerRendezvous:
                     message, "see what saferun says on the other hosts, and whether they can be reached"
                 )
             stored = store.find_stored(_LEADER_KEY, _RECHECK_S)
-            leader = read_leader(unverified(stored)) if stored is not None else None
+            leader = read_address(stored)
             if leader is None or stored is None or (moved and not leader.one_port):
                 continue
             if kind := rdzv.secrecy.mismatch(_LEADER_KEY, stored):
                 message = "the first host has another job secret, or none"
                 failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > _ASK_AFTER_S:
+                if time.monotonic() - failing_since > ASK_AFTER_S:
                     raise self._mismatched(rdzv, own, store, host, kind, leader)
                 time.sleep(_RECHECK_S)
                 continue
@@ -409,27 +388,23 @@ class HandlerRendezvous:
             if client is not None:
                 return client, leader, way
             failing_since = failing_since or time.monotonic()
-            if time.monotonic() - failing_since > _ASK_AFTER_S:
-                store.set(_ASK_KEY, "")
+            if time.monotonic() - failing_since > ASK_AFTER_S:
+                store.set(ASK_KEY, "")
 
     def _mismatched(
-        self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, kind: str, leader: Leader
+        self, rdzv: RendezvousRound, own: HostRecord, store: StoreClient, host: int, kind: str, leader: LeaderAddress
     ) -> JoinFailedError:
-        """The error, here and on the first host, for a job secret that is not the same on both."""
-        where = leader.master_addr
-        first = rdzv.expected[0] if rdzv.expected else f"the first host ({where})"
-        error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, is_usage=True)
-        if kind == NONE_THERE:
+        def fail_round(error: JoinFailedError) -> None:
             client, _, _ = self._connect(leader, own, None)
             if client is not None:
                 publish_failure(client, "r0/", error)
                 client.add("r0/read", 1)
-            return error
-        store.set(NOTE_KEY, encode_note(kind, host, rdzv.name, leader.job))
-        store.check(NOTE_KEY)
-        return error
 
-    def _connect(self, leader: Leader, own: HostRecord, signer: Signer | None) -> tuple[StoreClient | None, str, str]:
+        return mismatch_error(kind, store, rdzv, host, leader, fail_round)
+
+    def _connect(
+        self, leader: LeaderAddress, own: HostRecord, signer: Signer | None
+    ) -> tuple[StoreClient | None, str, str]:
         """A connection to the control store and the address that it was found at, or why there is none."""
         store_class, message = self._stores.store_class, ""
         others = [address for address in leader.addresses if address not in own.addresses] or leader.addresses
@@ -482,22 +457,6 @@ def master_addr(named: str, addresses: tuple[str, ...]) -> str:
 def is_loopback(address: str) -> bool:
     """Whether an address leads every host to itself."""
     return address.startswith("127.") or address in {"::1", "localhost"}
-
-
-def read_leader(content: bytes) -> Leader | None:
-    """Where the first host serves its stores; None where that is malformed."""
-    try:
-        found = loads(content, longest=_LONGEST_LEADER_BYTES)
-        leader = Leader(
-            text(found["job"], _LONGEST_NAME),
-            number(found["control_port"], 0, _HIGHEST_PORT),
-            number(found["ranks_port"], 0, _HIGHEST_PORT),
-            display_text(found["master_addr"], _LONGEST_NAME),
-            tuple(display_text(address, _LONGEST_NAME) for address in found["addresses"][:_MOST_ADDRESSES]),
-        )
-        return leader._replace(one_port=found.get("one_port") is True)
-    except MALFORMED:
-        return None
 
 
 def _message_of(error: BaseException) -> str:

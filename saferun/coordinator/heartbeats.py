@@ -16,13 +16,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from saferun.coordinator.assignments import line_of, number_of, text_of, typed
 from saferun.coordinator.store_channel import StoreChannel
 from saferun.coordinator.store_client import StoreBrokenError, StoreClient
 from saferun.coordinator.wait_location import wait_location
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 
 CHANGE = 1 << 32
 _LONGEST_STATE_BYTES = 256 << 10
@@ -64,7 +64,7 @@ class Heartbeats:
         self._written = 0
         self._wanted = 0
         self._tasks: dict[str, Any] = {str(task): {"s": "run"} for task in supervisors}
-        self._chunks: list[tuple[int, str]] = []
+        self._chunks: list[ChunkName] = []
         self._stuck: dict[str, str] = {}
         self._locations: dict[str, str] = {}  # where those in state D wait
         self._seen_in_d: set[int] = set()
@@ -84,7 +84,7 @@ class Heartbeats:
 
     def add_chunk(self, task: int, name: str) -> None:
         """A chunk has been written to the store."""
-        self._change(lambda: self._chunks.append((task, name)))
+        self._change(lambda: self._chunks.append(ChunkName(task, name)))
 
     def set_acked(self) -> None:
         """All tasks of this host have taken in the decision."""
@@ -149,8 +149,8 @@ class Heartbeats:
         self._stored = client.put(key, self._stored, str(self._sum), self._sum)
 
     def _text(self) -> str:
-        state = {"t": self._tasks, "p": self._chunks[-_MOST_CHUNKS:], "x": self._stuck, "a": self._acked}
-        return json.dumps({**state, "w": self._locations})
+        chunks = tuple(self._chunks[-_MOST_CHUNKS:])
+        return json.dumps(HostState(self._tasks, chunks, self._stuck, self._acked, self._locations)._asdict())
 
     def _check_supervisors(self) -> None:
         stuck = stuck_processes(self._supervisors, self._seen_in_d)
@@ -204,14 +204,43 @@ def _state_of(pid: int) -> str:
 # ----------------------------------------------------------------------------------------------------------- the leader
 
 
-class HostState(Value):
-    """What a host says of itself."""
+def _by_task(decode: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    def decode_all(value: dict[str, Any]) -> dict[str, Any]:
+        return {_task(key): decode(entry) for key, entry in value.items()}
 
-    tasks: dict[str, Any]
-    chunks: list[tuple[int, str]]
-    stuck: dict[str, str]
+    return decode_all
+
+
+def _task(key: str) -> str:
+    if not (key.isascii() and key.isdecimal() and len(key) < 6):  # noqa: PLR2004 - bounded
+        raise ValueError("no task")
+    return key
+
+
+def _task_state(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("an object is wanted")
+    return value
+
+
+class ChunkName(Value):
+    """A chunk of evidence that a task has written to the store."""
+
+    task: Annotated[int, number_of(_MOST_TASKS)]
+    name: Annotated[str, text_of(_LONGEST_LOCATION)]
+
+
+class HostState(Value):
+    """What a host reports about its tasks, by their numbers.
+
+    ``stuck``: the supervisors in state D or T; ``locations``: what those wait for.
+    """
+
+    tasks: Annotated[dict[str, Any], _by_task(_task_state)]
+    chunks: tuple[ChunkName, ...]
+    stuck: Annotated[dict[str, str], _by_task(line_of(1))]
     acked: bool
-    locations: dict[str, str]
+    locations: Annotated[dict[str, str], _by_task(line_of(_LONGEST_LOCATION))]
 
 
 def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
@@ -221,29 +250,11 @@ def read_state(content: bytes, tasks: int = _MOST_TASKS) -> HostState | None:
         content: what the host has written.
         tasks: how many saferuns it has.
     """
-    try:
-        found = loads(content, longest=_LONGEST_STATE_BYTES)
-        state = HostState(
-            tasks={_task(key, tasks): value for key, value in found["t"].items()},
-            chunks=[
-                (number(task, 0, tasks - 1), text(name, _LONGEST_LOCATION)) for task, name in found["p"][:_MOST_CHUNKS]
-            ],
-            stuck={_task(key, tasks): display_text(letter, 1) for key, letter in found["x"].items()},
-            acked=found["a"] is True,
-            locations={
-                _task(key, tasks): display_text(location, _LONGEST_LOCATION)
-                for key, location in found.get("w", {}).items()
-            },
-        )
-    except MALFORMED:
+    state: HostState | None = typed(HostState, content, longest=_LONGEST_STATE_BYTES)
+    if state is None:
         return None
-    return state if all(isinstance(value, dict) for value in state.tasks.values()) else None
-
-
-def _task(key: str, tasks: int) -> str:
-    if not (key.isascii() and key.isdecimal() and len(key) < 6 and int(key) < tasks):  # noqa: PLR2004 - bounded
-        raise ValueError("there is no such task")
-    return key
+    named = [*map(int, (*state.tasks, *state.stuck, *state.locations)), *(chunk.task for chunk in state.chunks)]
+    return state if all(task < tasks for task in named) else None
 
 
 class PeerStatus:
@@ -255,7 +266,7 @@ class PeerStatus:
         self.silent_s = 0.0
         self.waiting_s = 0.0
         self.is_reported_waiting = False
-        self.state = HostState({}, [], {}, acked=False, locations={})
+        self.state = HostState({}, (), {}, acked=False, locations={})
         self.is_lost = False
         self.is_asked = False  # it is being probed right now
         self.is_doubted = False  # it has been silent for half of the time

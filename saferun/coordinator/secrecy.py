@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from saferun.cluster.signed import Signer, cipher_of, is_signed
+from saferun.coordinator.assignments import Name, number_of, typed
 from saferun.model import Value
-from saferun.text.decoding import MALFORMED, display_text, loads, number, text
 
 if TYPE_CHECKING:
     from saferun.cluster.secret import JobSecret
@@ -25,7 +25,6 @@ NONE_HERE, NONE_THERE, OTHER = "none here", "none there", "other"
 _GREETING = "greeting"
 _MARK = "saferun/job"
 _LONGEST_NAME = 255
-_LONGEST_NOTE_BYTES = 4096
 _MOST_HOSTS = 1 << 20
 
 
@@ -34,6 +33,13 @@ class Mismatch(Value):
 
     host: int
     what: str
+
+
+class _Note(Value):
+    kind: Name
+    host: Annotated[int, number_of(_MOST_HOSTS)]
+    name: Name
+    job: Name
 
 
 class Secrecy:
@@ -108,24 +114,18 @@ def mismatch_message(kind: str, first: str, name: str) -> str:
 
 def encode_note(kind: str, host: int, name: str, job: str) -> str:
     """What a host with another secret leaves for the first one. It is not signed, and is only printed."""
-    return json.dumps([kind, host, name[:_LONGEST_NAME], job])
+    return json.dumps(_Note(kind, host, name[:_LONGEST_NAME], job)._asdict())
 
 
 def decode_note(content: bytes | None, first: str, job: str) -> Mismatch | None:
-    """What such a note says to the first host; None: nothing about this job.
+    """What such a note means for the first host; None: nothing about this job.
 
     Args:
         content: the note, if there is one.
         first: the first host's name.
         job: the number that this host has drawn.
     """
-    if content is None:
+    note: _Note | None = typed(_Note, content or b"")
+    if note is None or note.job != job or note.kind not in {NONE_HERE, OTHER}:
         return None
-    try:
-        kind, host, name, about = loads(content, longest=_LONGEST_NOTE_BYTES)
-        if about != job or kind not in {NONE_HERE, OTHER}:
-            return None
-        named = display_text(text(name, _LONGEST_NAME), _LONGEST_NAME) or "?"
-        return Mismatch(number(host, 0, _MOST_HOSTS), mismatch_message(kind, first, named))
-    except MALFORMED:
-        return None
+    return Mismatch(note.host, mismatch_message(note.kind, first, note.name))

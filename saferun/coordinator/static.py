@@ -11,16 +11,21 @@ attempt, as the ranks' store does; everybody is sent to the next one when all ha
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from saferun.cluster.signed import unverified
 from saferun.coordinator.dial import shown
+from saferun.coordinator.leader_address import (
+    ASK_AFTER_S,
+    ASK_KEY,
+    LeaderAddress,
+    mismatch_error,
+    mismatch_on_first_host,
+    publish_address,
+    read_address,
+)
 from saferun.coordinator.record_collection import (
     MovedError,
     OnePortError,
@@ -29,22 +34,11 @@ from saferun.coordinator.record_collection import (
     await_assignment,
 )
 from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousResult, RendezvousRound
-from saferun.coordinator.secrecy import (
-    MISMATCH_HINT,
-    NONE_THERE,
-    NOTE_KEY,
-    Mismatch,
-    decode_note,
-    encode_note,
-    mismatch_message,
-)
 from saferun.coordinator.secret_agreement import SecretAgreement
 from saferun.coordinator.shared_store import shared_class
 from saferun.coordinator.store_client import FORGED, StoreBrokenError, StoreClient
 from saferun.coordinator.store_search import Search
 from saferun.coordinator.stores import Stores
-from saferun.model import Value
-from saferun.text.decoding import MALFORMED, loads, number, text
 
 if TYPE_CHECKING:
     from saferun.cluster.signed import Signer
@@ -55,13 +49,6 @@ _NO_CONTROL_S = 10.0
 # A job before this one may take a moment to give its port back.
 _FOREIGN_GRACE_S = 5.0
 _RECHECK_S = 0.5
-_HIGHEST_PORT = 65535
-_MOST_ADDRESSES = 16
-_LONGEST_NAME = 1024
-_LONGEST_CONTROL_BYTES = 4096
-# Set by a host that reaches the ranks' store and not the control store, and how long it tries before.
-_ASK_KEY = "saferun/one_port"
-_ASK_AFTER_S = 5.0
 # How long the hosts may take to leave a store that is about to be replaced.
 _LEFT_S = 5.0
 _CONTROL_HINT = "saferun's own messages go there: open that port (--control-port), or pass --control-port same"
@@ -197,16 +184,9 @@ class StaticRendezvous:
             prefix,
             rdzv.most,
             can_probe=not self._one_port,
-            is_asked_for=lambda: may_move and ranks is not None and ranks.check(_ASK_KEY),
-            mismatch=lambda: self._mismatch(rdzv),
+            is_asked_for=lambda: may_move and ranks is not None and ranks.check(ASK_KEY),
+            mismatch=lambda: mismatch_on_first_host(self._stores.ranks, rdzv, self._job),
         )
-
-    def _mismatch(self, rdzv: RendezvousRound) -> Mismatch | None:
-        """What a host has left that has another job secret."""
-        ranks = self._stores.ranks
-        if rdzv.secrecy.greeting is None or ranks is None:
-            return None
-        return decode_note(ranks.find(NOTE_KEY), rdzv.name, self._job)
 
     def _serve_ranks(self, rdzv: RendezvousRound) -> None:
         """Serve a new ranks' store, with the job's own messages in it where there is no other port for them."""
@@ -226,10 +206,18 @@ class StaticRendezvous:
     def _publish(self, rdzv: RendezvousRound) -> None:
         ranks = self._stores.ranks
         assert ranks is not None  # noqa: S101 - it is served
-        control = {"port": self._stores.control_port, "run_id": rdzv.run_id, "most": rdzv.most, "job": self._job}
-        control |= {"addresses": rdzv.addresses, "one_port": self._one_port, "moves": self._moves}
-        ranks.set(_CONTROL_KEY, rdzv.secrecy.greet(_CONTROL_KEY, json.dumps(control)))
-        ranks.check(_CONTROL_KEY)
+        address = LeaderAddress(
+            self._job,
+            self._stores.control_port,
+            self._stores.ranks_port,
+            rdzv.master_addr,
+            tuple(rdzv.addresses),
+            rdzv.run_id,
+            rdzv.most,
+            one_port=self._one_port,
+            moves=self._moves,
+        )
+        publish_address(ranks, _CONTROL_KEY, rdzv, address)
 
     # ------------------------------------------------------------------------------------------------------- the others
 
@@ -271,18 +259,18 @@ class StaticRendezvous:
 
     def _find_control(self, rdzv: RendezvousRound, *, moved: bool = False) -> StoreClient:
         """A connection to the control store; ``moved``: not to where it was before."""
-        control: dict[int, _Control] = {}
-        mismatches: list[_SecretMismatch] = []
+        control: dict[int, LeaderAddress] = {}
+        mismatches: list[tuple[str, StoreClient, LeaderAddress]] = []
 
         def accept(client: StoreClient) -> str | None:
             stored = client.find_stored(_CONTROL_KEY, _NO_CONTROL_S)
-            found = _read_control(stored)
+            found = read_address(stored)
             if found is None or stored is None:
                 return "serves a store that is not saferun's"
             if found.run_id != rdzv.run_id:
                 return f"belongs to another job: its run id is {found.run_id!r}, this one's {rdzv.run_id!r}"
             if kind := rdzv.secrecy.mismatch(_CONTROL_KEY, stored):
-                mismatches.append(_SecretMismatch(kind, client, found))
+                mismatches.append((kind, client, found))
                 return "belongs to a job with another job secret, or without one"
             self._check_moved(found, moved=moved)
             control[client.address[1]] = found
@@ -299,46 +287,43 @@ class StaticRendezvous:
                     raise JoinFailedError(*_unreachable(message, rdzv, hint))
                 if search.foreign_for_s() > _FOREIGN_GRACE_S:
                     hint = "give all hosts of a job the same --rdzv-id and --master-port, and other jobs other ports"
-                    raise self._mismatched(rdzv, mismatches[-1]) if mismatches else JoinFailedError(message, hint)
+                    raise self._mismatched(rdzv, *mismatches[-1]) if mismatches else JoinFailedError(message, hint)
         finally:
             search.end()
         self._port = client.address[1]
         return self._connect_found(rdzv, client, control[self._port], moved=moved)
 
-    def _connect_found(self, rdzv: RendezvousRound, ranks: StoreClient, found: _Control, *, moved: bool) -> StoreClient:
+    def _connect_found(
+        self, rdzv: RendezvousRound, ranks: StoreClient, found: LeaderAddress, *, moved: bool
+    ) -> StoreClient:
         """A connection to the control store of a job that is the right one."""
         if moved and found.job != self._job:
             raise StoreBrokenError("the first host has gone, and come again")
         self._job, self._moves = found.job, found.moves
         signer = self._signer(rdzv, found.job)
-        if found.most != rdzv.most:
+        if found.hosts != rdzv.most:
             first = rdzv.expected[0] if rdzv.expected else "the first host"
-            message = f"{rdzv.name} was started for {rdzv.most} hosts, {first} for {found.most}"
+            message = f"{rdzv.name} was started for {rdzv.most} hosts, {first} for {found.hosts}"
             error = JoinFailedError(message, "give all hosts the same --nnodes")
             self._spoil(rdzv, ranks, found, error, signer=signer)
             raise error
         return self._connect_control(rdzv, ranks, found, signer)
 
-    def _check_moved(self, found: _Control, *, moved: bool) -> None:
+    def _check_moved(self, found: LeaderAddress, *, moved: bool) -> None:
         if moved and found.job == self._job and found.moves <= self._moves:
             raise StoreBrokenError("the store of the previous attempt is still there")
 
-    def _mismatched(self, rdzv: RendezvousRound, mismatch: _SecretMismatch) -> JoinFailedError:
-        """The error, here and on the first host, for a job secret that is not the same on both."""
-        kind, ranks, found = mismatch
-        where = rdzv.master_addr
-        first = rdzv.expected[0] if rdzv.expected else f"the first host ({where})"
-        error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, is_usage=True)
-        if kind == NONE_THERE:
+    def _mismatched(
+        self, rdzv: RendezvousRound, kind: str, ranks: StoreClient, found: LeaderAddress
+    ) -> JoinFailedError:
+        def fail_round(error: JoinFailedError) -> None:
             self._spoil(rdzv, ranks, found, error, signer=None)
-            return error
-        with suppress(StoreBrokenError):
-            ranks.set(NOTE_KEY, encode_note(kind, rdzv.node_rank or 0, rdzv.name, found.job))
-            ranks.check(NOTE_KEY)
-        return error
+
+        seen = found._replace(master_addr=rdzv.master_addr)
+        return mismatch_error(kind, ranks, rdzv, rdzv.node_rank or 0, seen, fail_round)
 
     def _connect_control(
-        self, rdzv: RendezvousRound, ranks: StoreClient, found: _Control, signer: Signer | None
+        self, rdzv: RendezvousRound, ranks: StoreClient, found: LeaderAddress, signer: Signer | None
     ) -> StoreClient:
         """A connection to the control store: at its own port, at whichever address; else at the ranks' store's port."""
         if found.one_port:
@@ -349,8 +334,8 @@ class StaticRendezvous:
             return None if job is not None and job.decode(errors="replace") == found.job else "is not this job's store"
 
         ways = dict.fromkeys([rdzv.master_addr, *(a for a in found.addresses if a not in rdzv.addresses)])
-        searches = [Search(self._stores.store_class, way, [found.port], accept, signer) for way in ways]
-        ask_at = time.monotonic() + min(_ASK_AFTER_S, rdzv.remaining_s / 3)
+        searches = [Search(self._stores.store_class, way, [found.control_port], accept, signer) for way in ways]
+        ask_at = time.monotonic() + min(ASK_AFTER_S, rdzv.remaining_s / 3)
         try:
             while True:
                 for search in searches:
@@ -370,9 +355,9 @@ class StaticRendezvous:
 
     def _has_moved(self, rdzv: RendezvousRound, ranks: StoreClient) -> bool:
         """Whether the control store is a part of the ranks' store by now; asks for it."""
-        ranks.set(_ASK_KEY, "")
+        ranks.set(ASK_KEY, "")
         stored = ranks.find_stored(_CONTROL_KEY, _NO_CONTROL_S)
-        found = _read_control(stored)
+        found = read_address(stored)
         if found is None or stored is None or found.job != self._job or not found.one_port:
             return False
         if rdzv.secrecy.mismatch(_CONTROL_KEY, stored):
@@ -380,7 +365,7 @@ class StaticRendezvous:
         self._moves = found.moves
         return True
 
-    def _connect_shared(self, ranks: StoreClient, found: _Control, signer: Signer | None) -> StoreClient:
+    def _connect_shared(self, ranks: StoreClient, found: LeaderAddress, signer: Signer | None) -> StoreClient:
         client = StoreClient.connect(shared_class(self._stores.store_class), ranks.address, signer=signer)
         job = client.get(JOB_KEY, _NO_CONTROL_S, forged=FORGED)
         if job is None or job.decode(errors="replace") != found.job:
@@ -391,7 +376,7 @@ class StaticRendezvous:
         self,
         rdzv: RendezvousRound,
         ranks: StoreClient,
-        found: _Control,
+        found: LeaderAddress,
         error: JoinFailedError,
         *,
         signer: Signer | None,
@@ -421,57 +406,3 @@ def way_hint(host: str, option: str) -> str:
 def name_hint(option: str) -> str:
     """What to look at where a host that the user named is not known."""
     return f"look at this host's name service and /etc/hosts, or pass an address as {option}"
-
-
-class _Control(Value):
-    """Where the control store is, as the ranks' store says.
-
-    ``one_port``: in the ranks' store itself. ``moves``: how often it has become another one.
-    """
-
-    port: int
-    run_id: str
-    most: int
-    job: str
-    addresses: tuple[str, ...]
-    one_port: bool
-    moves: int
-
-
-class _SecretMismatch(Value):
-    """A first host with another job secret: how it differs, its ranks' store, and what it says of itself."""
-
-    kind: str
-    ranks: StoreClient
-    control: _Control
-
-
-def _read_control(stored: bytes | None) -> _Control | None:
-    """Where the control store is, as the first host has published it; its signature is checked elsewhere."""
-    if stored is None or len(stored) > _LONGEST_CONTROL_BYTES:
-        return None
-    try:
-        found = loads(unverified(stored))
-        # No names: a name service is not asked for what another host says.
-        addresses = (text(address, _LONGEST_NAME) for address in (found.get("addresses") or [])[:_MOST_ADDRESSES])
-        return _Control(
-            number(found["port"], 1, _HIGHEST_PORT),
-            text(found["run_id"], _LONGEST_CONTROL_BYTES),
-            number(found["most"]),
-            text(found["job"], _LONGEST_NAME),
-            tuple(address for address in addresses if _is_address(address)),
-            found.get("one_port") is True,
-            number(found.get("moves", 0)),
-        )
-    except MALFORMED:
-        return None
-
-
-def _is_address(text: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, text)
-        except (OSError, ValueError):
-            continue
-        return True
-    return False

@@ -79,7 +79,13 @@ def entry(chance: random.Random) -> str:
 
 def state(chance: random.Random) -> str:
     """One of host 1's: what is right says that it runs, with parts that were never asked for."""
-    right = {"t": {"0": {"s": "run"}}, "p": [[0, f"hang-{chance.randrange(2000)}"]], "x": {}, "a": False}
+    right = {
+        "tasks": {"0": {"s": "run"}},
+        "chunks": [[0, f"hang-{chance.randrange(2000)}"]],
+        "stuck": {},
+        "acked": False,
+        "locations": {},
+    }
     wrong = {**right, chance.choice(["t", "p", "x", "a"]): chance.choice([*WRONG, {"²": "D"}, {"9" * 5000: {}}])}
     return chance.choice([json.dumps(right), json.dumps(wrong), "[" * 3000])
 

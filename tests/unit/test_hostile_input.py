@@ -48,9 +48,9 @@ from saferun.coordinator.assignments import (
     encode_assignment,
 )
 from saferun.coordinator.assignments import encode_record as record_text
-from saferun.coordinator.handlers import read_leader
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.job_log import JobLog
+from saferun.coordinator.leader_address import read_address
 from saferun.coordinator.record_collection import _failure
 from saferun.coordinator.secrecy import decode_note, encode_note
 from saferun.coordinator.tasks import TaskConnection
@@ -184,8 +184,15 @@ SPY = [
     }
 ]
 ERROR = {"message": {"message": "x", "extraInfo": {"timestamp": "1700000000", "py_callstack": "x"}, "errorCode": 1}}
-STATE = {"t": {"0": {"s": "run"}}, "p": [[0, "end"]], "x": {"0": "D"}, "a": False, "w": {"0": "/mnt"}}
+STATE = {
+    "tasks": {"0": {"s": "run"}},
+    "chunks": [[0, "end"]],
+    "stuck": {"0": "D"},
+    "acked": False,
+    "locations": {"0": "/mnt"},
+}
 LEADER = {"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["10.0.0.1"]}
+LEADER |= {"run_id": "r", "hosts": 2, "one_port": False, "moves": 0}
 SIGNER = Signer(JobSecret(bytes(32)), "job")
 RECORD = HostRecord(
     "node1", (TaskRecord(2, "default", 7),), ("10.0.0.1",), 29500, "run", host_info="{}", probe_endpoint="{}"
@@ -223,7 +230,7 @@ DECODERS: dict[str, Decoder] = {
     ),
     "signed values": Decoder(lambda content: SIGNER.open("a0/log/0", content), (SIGNER.protect("a0/log/0", "7"),)),
     "legible values": Decoder(unverified, (SIGNER.protect("saferun/control", "7"),)),
-    "leaders": Decoder(read_leader, dumped(LEADER)),
+    "leaders": Decoder(read_address, dumped(LEADER)),
     "failures": Decoder(_failure, dumped(["what", "hint"])),
     "offers of secrets": Decoder(
         lambda content: read_offer(text_of(content)),

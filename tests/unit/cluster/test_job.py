@@ -142,7 +142,7 @@ def listening() -> Listening:
 
 
 def piece(text: str = "evidence", at: float | None = None) -> str:
-    return json.dumps({"t": time.time() if at is None else at, "moved": True, "stopped": False, "evidence": text})
+    return json.dumps({"time": time.time() if at is None else at, "moved": True, "stopped": False, "evidence": text})
 
 
 def test_the_hosts_agreement_becomes_a_placement(listening: Listening) -> None:
@@ -421,12 +421,12 @@ def test_a_trouble_that_makes_no_sense_ends_nothing(listening: Listening, field:
     [
         "[" * 100_000,
         '{"a":' * 100_000,
-        '{"t": 1' + "0" * 400 + ', "evidence": ""}',
-        '{"t": Infinity, "evidence": ""}',
-        '{"t": 1e999, "evidence": ""}',
-        '{"t": -1, "evidence": ""}',
-        '{"t": 1, "evidence": []}',
-        '{"t": 1, "evidence": "", "x": [' + "0," * 100_000 + "0]}",
+        '{"time": 1' + "0" * 400 + ', "evidence": ""}',
+        '{"time": Infinity, "evidence": ""}',
+        '{"time": 1e999, "evidence": ""}',
+        '{"time": -1, "evidence": ""}',
+        '{"time": 1, "evidence": []}',
+        '{"time": 1, "evidence": "", "x": [' + "0," * 100_000 + "0]}",
         "",
         "7",
     ],

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 0.2
 # Whoever waits so long does not come back before the test is over.
 FOR_EVER_S = 100_000.0
-DONE = {"t": {"0": {"s": "done"}}, "p": [], "x": {}, "a": False}
+DONE = {"tasks": {"0": {"s": "done"}}, "chunks": [], "stuck": {}, "acked": False, "locations": {}}
 
 
 class Leader:
@@ -148,7 +148,7 @@ def test_a_state_that_somebody_has_overwritten_is_written_again(monkeypatch: pyt
 
         def is_overwritten() -> bool:
             # Again and again: it may be written before the leader has read it.
-            store.put("a0/state/1", json.dumps({**DONE, "t": {"0": {"s": "run"}}}))
+            store.put("a0/state/1", json.dumps({**DONE, "tasks": {"0": {"s": "run"}}}))
             store.put("a0/heartbeat/1", "7")
             return leader.states.get("1/0") == {"s": "run"}
 

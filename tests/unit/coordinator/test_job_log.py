@@ -90,15 +90,16 @@ def test_a_message_is_marked_with_the_host_that_wrote_it() -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        *({"t": {"1": {"s": "run"}}}, {"t": {"²": {}}}, {"t": {"0": 7}}, {"t": {"0" * 5000: {}}}, {"t": []}),
-        *({"x": {"a": "D"}}, {"x": {"5": "D"}}, {"x": {"0": 1}}, {"p": [[1, "end"]]}, {"p": [[0, "e" * 9999]]}),
-        *({"w": {"a": "x"}}, {"w": {"0": None}}, {"p": [[float("inf"), "end"]]}, {"p": {"0": 1}}),
+        *({"tasks": {"1": {"s": "run"}}}, {"tasks": {"²": {}}}, {"tasks": {"0": 7}}, {"tasks": []}),
+        *({"tasks": {"0" * 5000: {}}}, {"chunks": {"0": 1}}, {"chunks": [[float("inf"), "end"]]}),
+        *({"stuck": {"a": "D"}}, {"stuck": {"5": "D"}}, {"stuck": {"0": 1}}, {"chunks": [[1, "end"]]}),
+        *({"locations": {"a": "x"}}, {"locations": {"0": None}}, {"chunks": [[0, "e" * 9999]]}),
     ],
     ids=lambda field: str(field)[:30],
 )
 def test_a_state_names_only_tasks_that_its_host_has(field: dict[str, Any]) -> None:
     """The leader keeps what it is told of each, and looks up the one that waits for a file system by its number."""
-    state = {"t": {"0": {"s": "run"}}, "p": [], "x": {}, "a": False}
+    state = {"tasks": {"0": {"s": "run"}}, "chunks": [], "stuck": {}, "acked": False, "locations": {}}
     assert read_state(json.dumps(state).encode(), 1) is not None
     assert read_state(json.dumps({**state, **field}).encode(), 1) is None
 

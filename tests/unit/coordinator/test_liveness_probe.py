@@ -12,9 +12,10 @@ import pytest
 from saferun.coordinator.arrivals import waiting_text
 from saferun.coordinator.dial import CONNECTED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE, dial, kind_of, plain, shown
 from saferun.coordinator.evidence_chunks import is_chunk_name
-from saferun.coordinator.handlers import is_loopback, master_addr, read_leader
+from saferun.coordinator.handlers import is_loopback, master_addr
 from saferun.coordinator.heartbeats import read_state
 from saferun.coordinator.host import Host
+from saferun.coordinator.leader_address import read_address
 from saferun.coordinator.liveness_probe import Observation, judge, probe_host
 from saferun.coordinator.rendezvous_round import RendezvousRound
 from tests.ports import own_port
@@ -172,8 +173,8 @@ def test_who_is_missing_is_named_where_names_are_known() -> None:
         b"[",
         b"7",
         b"{}",
-        b'{"t": 1, "p": [], "x": {}, "a": 1}',
-        b'{"t": {"x": {}}, "p": [], "x": {}, "a": true}',
+        b'{"tasks": 1, "chunks": [], "stuck": {}, "acked": 1, "locations": {}}',
+        b'{"tasks": {"x": {}}, "chunks": [], "stuck": {}, "acked": true, "locations": {}}',
         b"[" * 9**5,
     ],
 )
@@ -184,11 +185,12 @@ def test_a_malformed_state_is_none(text: bytes) -> None:
 
 def test_a_state_is_read_as_it_was_written() -> None:
     """The rest of it is bounded."""
-    state = read_state(b'{"t": {"0": {"s": "run"}}, "p": [[0, "end"]], "x": {"0": "T"}, "a": false}')
+    content = b'{"tasks": {"0": {"s": "run"}}, "chunks": [[0, "end"]], "stuck": {"0": "T"}, "acked": false,'
+    state = read_state(content + b' "locations": {}}')
     assert state is not None
     assert (state.tasks, state.chunks, state.stuck, state.acked) == (
         {"0": {"s": "run"}},
-        [(0, "end")],
+        ((0, "end"),),
         {"0": "T"},
         False,
     )
@@ -196,10 +198,18 @@ def test_a_state_is_read_as_it_was_written() -> None:
 
 def test_a_malformed_leader_is_none() -> None:
     """A port is a port."""
-    good = b'{"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["b"]}'
-    assert read_leader(good) is not None
-    for bad in (good.replace(b": 1", b": 65536"), good.replace(b'"job"', b'"bob"'), good.replace(b'["b"]', b"7"), b"x"):
-        assert read_leader(bad) is None
+    good = b'{"job": "x", "control_port": 1, "ranks_port": 2, "master_addr": "a", "addresses": ["b", "10.0.0.1"],'
+    good += b' "run_id": "r", "hosts": 2, "one_port": false, "moves": 0}'
+    address = read_address(good)
+    assert address is not None
+    assert address.addresses == ("10.0.0.1",)  # no name service is asked for what another host sends
+    for bad in (
+        good.replace(b": 1", b": 65536"),
+        good.replace(b'"job"', b'"bob"'),
+        good.replace(b'["b", "10.0.0.1"]', b"7"),
+        b"x",
+    ):
+        assert read_address(bad) is None
 
 
 @pytest.mark.parametrize(

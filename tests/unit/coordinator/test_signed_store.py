@@ -261,7 +261,8 @@ def test_a_state_that_is_written_again_or_made_up_is_none() -> None:
     say("run")
     leader.look()
     assert leader.states == [{"1/0": {"s": "quiet"}}, {"1/0": {"s": "run"}}]
-    for forged in (quiet, b'{"t": {"0": {"s": "gone"}}, "p": [], "x": {}, "a": false}'):
+    plain = b'{"tasks": {"0": {"s": "gone"}}, "chunks": [], "stuck": {}, "acked": false, "locations": {}}'
+    for forged in (quiet, plain):
         store.write("a0/state/1", forged)
         heartbeats._add(client, CHANGE + 1)  # the host has something to say, and somebody writes over it
         leader.look()

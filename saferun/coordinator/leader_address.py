@@ -1,0 +1,125 @@
+"""Where the first host serves the control store, as it publishes it in another store; and job secrets that differ.
+
+The other store is the ranks' store of a static job, or that of torch's rendezvous handler. Every host can read the
+address, whatever its job secret: it is signed, not encrypted, so that a host with another secret can report that.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Annotated
+
+from saferun.cluster.signed import unverified
+from saferun.coordinator.assignments import Name, Number, Port, text_of, typed
+from saferun.coordinator.rendezvous_round import JoinFailedError, RendezvousRound
+from saferun.coordinator.secrecy import (
+    MISMATCH_HINT,
+    NONE_THERE,
+    NOTE_KEY,
+    Mismatch,
+    decode_note,
+    encode_note,
+    mismatch_message,
+)
+from saferun.coordinator.store_client import StoreBrokenError, StoreClient
+from saferun.model import Value
+
+# Set by a host that reaches the other store and not the control store, and how long it tries before.
+ASK_KEY = "saferun/one_port"
+ASK_AFTER_S = 5.0
+_LONGEST_RUN_ID = 4096
+_MOST_ADDRESSES = 64
+
+
+def _numeric(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError("a list is wanted")
+    # No names: a name service is not asked for what another host sends.
+    return tuple(address for address in value[:_MOST_ADDRESSES] if isinstance(address, str) and _is_address(address))
+
+
+class LeaderAddress(Value):
+    """Where the first host serves its stores.
+
+    Attributes:
+        job: the random number of the job.
+        control_port: of the control store.
+        ranks_port: of the ranks' store; 0: torch's handler provides another one.
+        master_addr: where the ranks reach it.
+        addresses: all addresses of the host.
+        run_id: the job's name.
+        hosts: for how many hosts it was started.
+        one_port: whether the control store is a part of the ranks' store.
+        moves: how often the control store has become another one.
+    """
+
+    job: Name
+    control_port: Port
+    ranks_port: Port
+    master_addr: Name
+    addresses: Annotated[tuple[str, ...], _numeric]
+    run_id: Annotated[str, text_of(_LONGEST_RUN_ID)]
+    hosts: Number
+    one_port: bool
+    moves: Number
+
+
+def publish_address(store: StoreClient, key: str, rdzv: RendezvousRound, address: LeaderAddress) -> None:
+    """Publish where the control store is; when this returns, every host can read it."""
+    store.set(key, rdzv.secrecy.greet(key, json.dumps(address._asdict())))
+    store.check(key)
+
+
+def read_address(stored: bytes | None) -> LeaderAddress | None:
+    """A published address, whether or not its signature is right; None where it is malformed."""
+    address: LeaderAddress | None = typed(LeaderAddress, unverified(stored or b""))
+    return address
+
+
+def mismatch_on_first_host(store: StoreClient | None, rdzv: RendezvousRound, job: str) -> Mismatch | None:
+    """What a host with another job secret has left for this one, the first; None: nothing about this job."""
+    if store is None or rdzv.secrecy.greeting is None:
+        return None
+    return decode_note(store.find(NOTE_KEY), rdzv.name, job)
+
+
+def mismatch_error(
+    kind: str,
+    store: StoreClient,
+    rdzv: RendezvousRound,
+    host: int,
+    found: LeaderAddress,
+    fail_round: Callable[[JoinFailedError], None],
+) -> JoinFailedError:
+    """The error, here and on the first host, for a job secret that is not the same on both.
+
+    Args:
+        kind: how it differs.
+        store: where the address was published.
+        rdzv: the round of this host.
+        host: its number.
+        found: what the first host has published.
+        fail_round: fails the round for a first host without a secret, which reads no notes.
+    """
+    first = rdzv.expected[0] if rdzv.expected else f"the first host ({found.master_addr})"
+    error = JoinFailedError(mismatch_message(kind, first, rdzv.name), MISMATCH_HINT, is_usage=True)
+    if kind == NONE_THERE:
+        fail_round(error)
+        return error
+    with suppress(StoreBrokenError):
+        store.set(NOTE_KEY, encode_note(kind, host, rdzv.name, found.job))
+        store.check(NOTE_KEY)
+    return error
+
+
+def _is_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+        except (OSError, ValueError):
+            continue
+        return True
+    return False
