@@ -25,13 +25,7 @@ from saferun.config import LaunchConfig
 from saferun.errors import printable
 from saferun.linux.poller import Poller
 from saferun.model import JsonObject
-from saferun.supervisor.events import (
-    HostsDone,
-    HostsReachable,
-    HostsUnreachable,
-    JobAborted,
-    JobDecided,
-)
+from saferun.supervisor.events import HostsDone, HostsReachable, HostsUnreachable, JobAborted, JobDecided
 from saferun.text.decoding import display_text, number
 
 if TYPE_CHECKING:

@@ -37,9 +37,6 @@ _LONGEST_CONTENT = 1024
 _LONGEST_NAME = 1024
 # A file system that takes longer is no way to share a secret.
 _FILE_S = 2.0
-# Before it ends, credentials are made again; munged allows an hour at most.
-LONGEST_TTL_S = 3600
-
 
 # A call still waits for a file system: no other one is made to wait with it.
 _is_waiting = threading.Event()

@@ -13,11 +13,7 @@ from saferun.linux.net import hold_port
 from saferun.linux.poller import Poller
 from saferun.model import ExitStatus, JsonObject
 from saferun.supervisor.actions import BroadcastDecision, JoinHosts
-from saferun.supervisor.events import (
-    StartFailed,
-    StoreServed,
-    StoreUnavailable,
-)
+from saferun.supervisor.events import StartFailed, StoreServed, StoreUnavailable
 from saferun.supervisor.topology import single_host
 
 TYPE_CHECKING = False

@@ -141,10 +141,10 @@ class Tasks:
         """The connection of a task, if it is there."""
         return next((c for c in self.connected() if c.task == task), None)
 
-    def send_all(self, message: Message, but: TaskConnection | None = None) -> None:
+    def send_all(self, message: Message) -> None:
         """Send a message to all tasks that have joined."""
         for connection in self.connected():
-            if connection.task is not None and connection is not but:
+            if connection.task is not None:
                 connection.send(message)
 
     def answer_probes(self, answers: bool) -> None:  # noqa: FBT001

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from saferun.coordinator.store import open_store
 from saferun.errors import printable
 from saferun.linux.descriptors import close_all_but
 from saferun.model import Value
@@ -94,28 +95,19 @@ def run(order: MemberOrder, parent_pid: int, report_fd: int, output_fd: int) -> 
         os._exit(0)
 
 
-def keep_store(listen_fd: int, address: str, port: int, parent_pid: int) -> NoReturn:
+def keep_store(listen_fd: int, parent_pid: int) -> NoReturn:
     """Serve a store for groups of this host, in the forked child, until it is killed.
 
     It is no member's: one that is stopped or gone would take it along.
 
     Args:
         listen_fd: a listening socket.
-        address: where it listens.
-        port: likewise.
         parent_pid: the server's, with which this process dies.
     """
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         _detach("sr-trial-store", parent_pid, listen_fd, null)
-        arguments = {"host_name": address, "port": port, "world_size": None, "is_master": True}
-        arguments |= {"wait_for_workers": False}
-        stores: Any = dist
-        try:
-            store = stores.TCPStore(**arguments, master_listen_fd=os.dup(listen_fd))
-        except (RuntimeError, ValueError):
-            # The libuv server of older releases cannot take over a socket; the older server can.
-            store = stores.TCPStore(**arguments, master_listen_fd=os.dup(listen_fd), use_libuv=False)
+        store = open_store(dist.TCPStore, listen_fd)  # type: ignore[attr-defined]
         while store is not None:
             signal.pause()
     finally:

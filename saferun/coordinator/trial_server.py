@@ -206,7 +206,7 @@ class TrialServer:
                 # Without it, the members report that they were refused.
                 running.store_pid = os.fork()
                 if running.store_pid == 0:
-                    keep_store(listener.fileno(), address, port, server_pid)
+                    keep_store(listener.fileno(), server_pid)
         return address, port
 
     def _order(
