@@ -245,7 +245,7 @@ def test_many_attempts_leave_little_in_the_store() -> None:
             for host in job:
                 host.expect("entry", attempt=attempt)
             control = json.loads(ranks_store(joined[0]).get("saferun/control"))
-            store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["port"]})
+            store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["control_port"]})
             if attempt >= 2:
                 last = f"a{attempt - 2}/state/1"
                 until(lambda: not store.check([last]), "the attempt before the last is forgotten")  # noqa: B023

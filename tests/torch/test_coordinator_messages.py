@@ -93,7 +93,7 @@ def test_what_others_write_is_bounded_and_may_be_nonsense() -> None:
     with hosts("node1", "node2") as job:
         joined = join_all(job)
         control = json.loads(ranks_store(joined[0]).get("saferun/control"))
-        store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["port"]})
+        store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["control_port"]})
         for k, nonsense in enumerate(
             ["", "[", "[[[" * 5000, '{"m": 7}', '{"m": {"kind": "hang", "x": "%s"}}' % ("x" * 70000)]
         ):
@@ -140,7 +140,7 @@ def test_parts_reach_the_leader_and_leave_the_store() -> None:
             assert (part["task"], part["text"]) == (0, "é" * 1000 + str(n))
         assert len(job[0].expect("chunk", host=1, name="end")["text"]) == limit
         control = json.loads(ranks_store(joined[0]).get("saferun/control"))
-        store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["port"]})
+        store = ranks_store({"master_addr": "127.0.0.1", "master_port": control["control_port"]})
         until(lambda: not store.check(["a0/chunk/1/0/end"]), "the part is deleted")
         assert not [message for message in job[0].read_all() if message["op"] == "chunk"]
 

@@ -122,7 +122,7 @@ def test_a_job_survives_messages_that_make_no_sense_while_it_trains(
     with hosts(tmp_path, TRAIN, *options) as jobs:
         port, _ = (noted(job, "port") for job in jobs)
         control = json.loads(unverified(connected(port).get("saferun/control")))
-        store = connected(control["port"])
+        store = connected(control["control_port"])
         for job in jobs:
             job.release("first")
         before = [noted(job, "first") for job in jobs]

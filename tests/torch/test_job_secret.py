@@ -44,7 +44,7 @@ def control_store_of(job: Job) -> tuple[Any, bytes]:
     ranks = connected(int((job.folder / "port").read_text()))
     stored = ranks.get("saferun/control")
     control = json.loads(unverified(stored))
-    return ranks if control["one_port"] else connected(control["port"]), stored
+    return ranks if control["one_port"] else connected(control["control_port"]), stored
 
 
 def decide(store: Any, prefix: str = "") -> None:

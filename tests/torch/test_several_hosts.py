@@ -232,7 +232,7 @@ def test_a_host_whose_ranks_have_ended_is_not_lost_by_its_silence(tmp_path: Path
         for job in (leader, other):
             job.hear("ready")
         port = int((other.folder / "job" / "port").read_text())
-        control = connected(json.loads(connected(port).get("saferun/control"))["port"])
+        control = connected(json.loads(connected(port).get("saferun/control"))["control_port"])
         other.release("end")
         until(lambda: b'"done"' in control.get("a0/state/1"), "its coordinator has said so")
         pids = processes_of(other)
