@@ -247,6 +247,7 @@ CAPTURES = st.builds(
     ANY_NUMBER,
     tuples(st.builds(StuckLink, ANY_INTEGER, ANY_TEXT, ANY_TEXT, ANY_TEXT, ANY_INTEGER, ANY_INTEGER)),
     tuples(st.builds(RankGpu, ANY_INTEGER, ANY_TEXT)),
+    tuples(ANY_TEXT),
 )
 
 OOM_KILLS = st.none() | st.builds(
