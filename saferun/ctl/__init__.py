@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None: those of this process.
 
     Returns:
-        The exit code: 0, or 1 where the answer is bad news, or 2 for a wrong question.
+        The exit code: 0, or 1 where the answer is bad news, or 2 for a usage error.
     """
     parser = _Parser(prog="saferunctl", description="Inspect a host, settings and runs.")
     parser.add_argument("--version", action="version", version=f"saferunctl {__version__}")

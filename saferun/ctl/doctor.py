@@ -17,7 +17,7 @@ EPILOG = (
     "--scheduler, --start-timeout, --nic, --preflight-full, --env-profile, --run-dir (for preflight.json) and others. "
     "A training script may be named; it is not run, but is compared between the hosts. Start it on every host like "
     "saferun: srun saferunctl doctor. The first host prints the table. Exit code: 0, or 1 where a check failed, or 2 "
-    "for a wrong question."
+    "for a usage error."
 )
 
 
@@ -74,7 +74,7 @@ def config_of(arguments: argparse.Namespace, more: Sequence[str]) -> LaunchConfi
     if arguments.backend != "auto" and not arguments.collective:
         raise UsageError(f"--backend {arguments.backend} is for --collective", "pass --collective as well")
     if not 1.0 <= arguments.trial_timeout <= _LONGEST_TRIAL_S:
-        raise UsageError(f"--trial-timeout {arguments.trial_timeout:g} is no time for a trial", "use 1 to 3600 seconds")
+        raise UsageError(f"--trial-timeout {arguments.trial_timeout:g} is out of range", "use 1 to 3600 seconds")
     config = read_config(["--preflight", "only", *more, NO_SCRIPT], os.environ)
     checks = config.checks
     if checks.preflight != "only":

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions.add_parser("list", help="the env profiles, with what they cost")
     show = actions.add_parser("show", help="what a profile sets on this host, and why")
     show.add_argument("profile")
-    explain = actions.add_parser("explain", help="what a variable is good for, and which profiles set it")
+    explain = actions.add_parser("explain", help="what a variable does, and which profiles set it")
     explain.add_argument("variable")
     diff = actions.add_parser("diff", help="how two profiles differ on this host")
     diff.add_argument("first")
@@ -90,7 +90,7 @@ def _lint(arguments: argparse.Namespace) -> int:
     apply(resolution, environ, RankAssignment(0, 0, 0), host=host, world_size=1, run_dir=None, rank_dir=None)
     result = check(environ, python=arguments.python, script=arguments.script, budget_s=_SEARCH_S)
     shown = result.findings if arguments.all else result.at_launch
-    lines = [one_line(finding) for finding in shown] or ["nothing to complain about"]
+    lines = [one_line(finding) for finding in shown] or ["no problems found"]
     searched = f"searched: {', '.join(result.known.libraries) or 'no libraries'}"
     if result.known.unsearched:
         searched += f"; not found or not searched: {', '.join(result.known.unsearched)}"

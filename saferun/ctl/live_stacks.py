@@ -356,7 +356,7 @@ def picture(scene: Scene, capture: Capture) -> list[str]:
     """What was seen, for a person."""
     taken = [dump for dump in capture.stacks if dump.threads]
     count = len({dump.pid for dump in capture.stacks} | {process.pid for process in capture.processes})
-    ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "no rank, shown as rank 0"
+    ranks = ranks_text(target.rank for target in scene.targets) if scene.has_ranks else "not a rank, shown as rank 0"
     lines = [f"{scene.title}: {ranks}; {count} process{'es' if count != 1 else ''}"]
     groups = _groups(scene, capture)
     if groups:

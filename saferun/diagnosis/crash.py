@@ -227,7 +227,7 @@ def _culprit(evidence: Evidence, hosts: Hosts, root: _Case, cases: Sequence[_Cas
     ranks = tuple(sorted({*root.cause.ranks, *alike}))
     others = [rank for rank in alike if rank != root.end.rank]
     where = f" ({hosts_text(hosts.of_ranks(others))})" if others and hosts.are_several else ""
-    tail = f"; {ranks_text(others)}{where} failed alike" if others else ""
+    tail = f"; {ranks_text(others)}{where} failed in the same way" if others else ""
     return Judgement(root.cause._replace(ranks=ranks), f"{_first_line(evidence, hosts, root)}{tail}", root.end)
 
 

@@ -246,7 +246,7 @@ def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_is_shown_with_its_calls(sleeper: subprocess.Popen[bytes], tmp_path: Path) -> None:
     text = answer(str(sleeper.pid), cwd=tmp_path)
     assert text.startswith(f"process {sleeper.pid} (")
-    assert "no rank, shown as rank 0; 1 process\n" in text
+    assert "not a rank, shown as rank 0; 1 process\n" in text
     for words in ("merged stacks:", "lesson", "wait_for_the_teacher", "school.py:6", "sleep"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 120

@@ -158,7 +158,7 @@ def test_diff_tells_what_would_change() -> None:
 @pytest.mark.usefixtures("place")
 def test_lint_of_an_environment_without_knobs_is_content() -> None:
     """Nothing is searched where there is nothing to look for."""
-    assert answer("env", "lint") == ["nothing to complain about", "searched: no libraries"]
+    assert answer("env", "lint") == ["no problems found", "searched: no libraries"]
 
 
 @pytest.mark.usefixtures("place")
@@ -166,7 +166,7 @@ def test_lint_of_real_variables_is_content_and_says_what_it_searched() -> None:
     """An all-clear is worth as much as the search behind it."""
     environ = {"TORCH_SHOW_CPP_STACKTRACES": "1", "OMP_NUM_THREADS": "4", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     content, searched = answer("env", "lint", environ=environ)
-    assert content == "nothing to complain about"
+    assert content == "no problems found"
     assert "libtorch_cpu.so" in searched
 
 
@@ -194,7 +194,7 @@ def test_lint_knows_what_the_script_reads(place: Path) -> None:
     (place / "train.py").write_text("import os\nprint(os.environ['TORCH_MY_OWN_SWITCH'])\n")
     environ = {"TORCH_MY_OWN_SWITCH": "1"}
     assert answer("env", "lint", environ=environ, code=1)[0].startswith("TORCH_MY_OWN_SWITCH=1: ")
-    assert answer("env", "lint", "train.py", environ=environ)[0] == "nothing to complain about"
+    assert answer("env", "lint", "train.py", environ=environ)[0] == "no problems found"
 
 
 def test_lint_can_look_at_profiles(place: Path) -> None:
@@ -202,7 +202,7 @@ def test_lint_can_look_at_profiles(place: Path) -> None:
     (place / "saferun.yaml").write_text("profiles: {mine: {variables: {NCCL_SOCKET_IFNAME: eht0}}}")
     line, _ = answer("env", "lint", "--env-profile", "mine", code=1)
     assert line.startswith("NCCL_SOCKET_IFNAME=eht0: ")
-    assert answer("env", "lint", "--env-profile", "minimal")[0] == "nothing to complain about"
+    assert answer("env", "lint", "--env-profile", "minimal")[0] == "no problems found"
 
 
 @pytest.mark.usefixtures("place")

@@ -43,7 +43,7 @@ def check_master(context: CheckContext) -> CheckResult:
     here, nor is one that a firewall forbids or that no network leads to: both may come up with the hosts.
     """
     if not context.together:
-        return ok("one host has no way to go")
+        return ok("only one host: no route is needed")
     if context.serves:
         return ok("this host serves the store")
     if not context.master:

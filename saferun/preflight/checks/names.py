@@ -77,7 +77,7 @@ def check_names(context: CheckContext) -> CheckResult:
     loopback, where other hosts never find it; NCCL does not care.
     """
     if not context.together:
-        return ok("one host needs no names")
+        return ok("only one host: no names are needed")
     from saferun.linux.nics import read_nics
 
     own = socket.gethostname()

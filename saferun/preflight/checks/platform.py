@@ -34,7 +34,7 @@ def check_platform(context: CheckContext) -> CheckResult:
     addresses = _gpu_addresses(context)
     facts: list[tuple[str, str]] = [("gpus", str(len(addresses)))]
     if len(addresses) < 2:  # noqa: PLR2004 - several
-        return ok("there are no several GPUs that would talk to each other", facts)
+        return ok("fewer than two GPUs", facts)
     is_virtual = "hypervisor" in read_text(context.path("proc/cpuinfo"), _CPUINFO_BYTES).split()
     balancing = read_text(context.path("proc/sys/kernel/numa_balancing")).strip()
     translated = [address for address in addresses if _iommu_type(context, address).startswith("DMA")]

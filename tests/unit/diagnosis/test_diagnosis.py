@@ -271,7 +271,7 @@ def test_ranks_that_fail_alike_are_one_cause() -> None:
     assert first_rank(found) == 3
     assert found.cause is not None
     assert found.cause.ranks == tuple(range(8))
-    assert found.headline.endswith("ranks 0-2, 4-7 failed alike")
+    assert found.headline.endswith("ranks 0-2, 4-7 failed in the same way")
     assert [traceback.ranks for traceback in found.tracebacks] == [tuple(range(8))]
 
 

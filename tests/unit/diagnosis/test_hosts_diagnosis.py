@@ -72,7 +72,7 @@ def test_ranks_that_fail_alike_on_several_hosts_are_one_failure() -> None:
     )
     found = diagnose(evidence)
     assert "rank 0 (node1" in found.headline
-    assert found.headline.endswith("ranks 1-7 (node1, node2, node3, node4) failed alike")
+    assert found.headline.endswith("ranks 1-7 (node1, node2, node3, node4) failed in the same way")
     assert [traceback.ranks for traceback in found.tracebacks] == [tuple(range(8))]
 
 

@@ -116,7 +116,7 @@ given to one
 
 AN_EXCEPTION_EVERYWHERE = """\
 saferun: rank 0 (node1, local rank 0, pid 4000) failed first at 03:15:33, 31.4 s after the start: KeyError: \
-'labels', at train.py:52 in step; exit code 1; ranks 1-7 failed alike
+'labels', at train.py:52 in step; exit code 1; ranks 1-7 failed in the same way
   the traceback of ranks 0-7 (8), in saferun_runs/7/node1/attempt_0/rank_0/stderr.log:
   | Traceback (most recent call last):
   |   File "train.py", line 88, in <module>
