@@ -21,8 +21,10 @@ from saferun.evidence import CoreDump
 from saferun.linux.core_files import CoreFile, delete_core, find_cores, move_core, open_core
 from saferun.linux.core_notes import CoreError, read_core_notes
 from saferun.linux.core_pattern import CorePattern
+from tests.process.core_steps import PATTERN, Crew, functions
 from tests.process.somebody import SOMEBODY, as_user, needs_root, place_for_all
-from tests.process.test_cores import PATTERN, Crew, crew, functions, limits
+from tests.process.test_core_tools import limits
+from tests.process.test_cores import crew
 from tests.process.watching import ROUNDS, Attacker, rounds_until
 from tests.unit.linux.test_core_files import make_core
 
