@@ -52,6 +52,10 @@ _RECOVERY_ACTIONS = {
     6: "a reset of the bus",
     7: "a reboot of the system",
 }
+# nvmlGpuFabricState_t; 0: the GPU is behind no NVSwitch.
+_FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
+_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ
+_MOST_COMPARED = 16  # GPUs, each with each
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 # The members of a field's value, by its type.
 _VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -158,14 +162,17 @@ class NvidiaReader:
             facts["driver"] = _text(driver)
         if cuda := self._ask(facts, "nvmlSystemGetCudaDriverVersion"):
             facts["runtime"] = f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+        handles: dict[int, Any] = {}
         for index in range(self._ask(facts, "nvmlDeviceGetCount") or 0):
             gpu: dict[str, Any] = {"index": index}
             self.snapshot.gpus.append(gpu)
             handle = self._ask(gpu, "nvmlDeviceGetHandleByIndex", index)
             if handle is not None:
+                handles[index] = handle
                 self._read_gpu(gpu, handle)
             elif "denied" not in gpu:
                 gpu.setdefault("fault", f"does not answer (NVML: {_first(gpu.get('errors'))})")
+        self._read_direct_access(facts, handles)
         self.snapshot.step = ""
         self._ask(facts, "nvmlShutdown")
         self.snapshot.step = ""
@@ -181,7 +188,7 @@ class NvidiaReader:
 
     def _read_gpu(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401 - an opaque pointer
         for read in (self._read_identity, self._read_load, self._read_processes, self._read_memory_errors,
-                     self._read_links, self._read_modes):  # fmt: skip
+                     self._read_links, self._read_modes, self._read_fabric):  # fmt: skip
             if "fault" in gpu:
                 return
             read(gpu, handle)
@@ -261,6 +268,41 @@ class NvidiaReader:
         self._put(
             gpu, "compute_mode", lambda mode: _COMPUTE_MODES.get(mode, str(mode)), "nvmlDeviceGetComputeMode", handle
         )
+
+    def _read_fabric(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
+        """The state of NVLink behind NVSwitches, from Hopper on."""
+        # From CUDA 14 on only the second one is left.
+        for version in ("", "V"):
+            shape = getattr(self._nvml, f"c_nvmlGpuFabricInfo{version}_t", None)
+            info = shape and shape()
+            if info and self._ask_into(gpu, f"nvmlDeviceGetGpuFabricInfo{version}", handle, info):
+                break
+        else:
+            return
+        state = _FABRIC_STATES.get(int(info.state))
+        if state is not None:
+            gpu["fabric_state"], gpu["fabric_status"] = state, int(info.status)
+            gpu["fabric_cluster"] = bytes(info.clusterUuid).hex() if any(info.clusterUuid) else ""
+
+    def _ask_into(self, gpu: dict[str, Any], name: str, handle: Any, info: Any) -> bool:  # noqa: ANN401
+        import ctypes
+
+        return self._ask(gpu, name, handle, ctypes.byref(info), quiet=True) is not None
+
+    def _read_direct_access(self, facts: dict[str, Any], handles: dict[int, Any]) -> None:
+        """The pairs of GPUs that cannot read each other's memory."""
+        missing = []
+        numbers = list(handles)[:_MOST_COMPARED]
+        for place, one in enumerate(numbers):
+            for other in numbers[place + 1 :]:
+                pair = handles[one], handles[other]
+                status = self._ask({}, "nvmlDeviceGetP2PStatus", *pair, _P2P_READ, quiet=True)
+                if status is None:
+                    return
+                if status:
+                    missing.append([one, other, int(status)])
+        if missing:
+            facts["p2p_missing"] = missing
 
     def _put(
         self,

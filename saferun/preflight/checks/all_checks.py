@@ -15,6 +15,7 @@ from saferun.preflight.checks.memory import check_memory
 from saferun.preflight.checks.names import DEADLINE_S, check_names
 from saferun.preflight.checks.platform import check_platform
 from saferun.preflight.checks.ports import check_ports
+from saferun.preflight.checks.rdma import check_rdma
 from saferun.preflight.checks.shared_memory import check_shared_memory
 from saferun.preflight.checks.versions import check_versions
 
@@ -29,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     Check("ports", check_ports),
     Check("interfaces", check_interfaces, DEADLINE_S + _MARGIN_S),
     Check("fabric", check_fabric),
+    Check("rdma", check_rdma),
     Check("master", check_master, DEADLINE_S + ANSWER_TIMEOUT_S + _MARGIN_S),
     Check("open_files", check_open_files),
     Check("processes", check_processes),

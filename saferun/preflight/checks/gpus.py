@@ -18,6 +18,7 @@ from saferun.linux.gpus import gpu_vendor
 from saferun.model import JsonObject, Value
 from saferun.preflight.checks.answers import ok, skipped, warning
 from saferun.preflight.checks.context import CheckContext
+from saferun.preflight.checks.gpu_fabric import fabric_faults
 from saferun.preflight.checks.reading import GIB, MIB
 from saferun.preflight.checks.versions import read_versions
 from saferun.preflight.results import CheckResult
@@ -111,6 +112,7 @@ def _judge(context: CheckContext, vendor: str, content: JsonObject) -> CheckResu
         *_driver_faults(context, content, cuda),
         *_count_faults(context, visible, serves=serves),
         *(fault for gpu in used for fault in _hardware_faults(gpu, vendor)),
+        *(_Fault(*fault) for fault in fabric_faults(context, content, used)),
         *_busy_faults(context, used, gpus if visible is None else [gpus[place] for place in visible]),
     ]
     facts = [

@@ -1,9 +1,10 @@
 """What the state of the GPUs means for a launch: NVML, /dev and sysfs are stand-ins."""
 
-# ruff: noqa: N802 - the stand-in has the names of what it stands for
+# ruff: noqa: N802, N815 - the stand-in has the names of what it stands for
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -33,6 +34,17 @@ NOT_SUPPORTED, IS_LOST = NvmlError(3, "Not Supported"), NvmlError(15, "GPU is lo
 MISMATCH, NO_DRIVER = NvmlError(18, "Driver/library version mismatch"), NvmlError(9, "Driver Not Loaded")
 
 
+class FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t of nvml.h."""
+
+    _fields_ = (
+        ("clusterUuid", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint),
+        ("cliqueId", ctypes.c_uint32),
+        ("state", ctypes.c_uint8),
+    )
+
+
 class Gpu:
     """One GPU, as the library would tell of it."""
 
@@ -44,6 +56,8 @@ class Gpu:
         self.rows = (0, 0, 0, 0)
         self.mode = 0
         self.lost = False
+        self.fabric: tuple[int, int, bytes] | None = None  # state, status, cluster
+        self.alone = False  # no direct access to the other ones
         vars(self).update(facts)
 
 
@@ -101,6 +115,18 @@ class Nvml:
 
     def nvmlDeviceGetMigMode(self, _gpu: Gpu) -> list[int]:
         raise NOT_SUPPORTED
+
+    c_nvmlGpuFabricInfo_t = FabricInfo
+
+    def nvmlDeviceGetGpuFabricInfo(self, gpu: Gpu, info: Any) -> int:
+        if gpu.fabric is None:
+            raise NOT_SUPPORTED
+        info._obj.state, info._obj.status, cluster = gpu.fabric
+        ctypes.memmove(info, cluster.ljust(16, b"\0"), 16)
+        return 0
+
+    def nvmlDeviceGetP2PStatus(self, one: Gpu, other: Gpu, _index: int) -> int:
+        return 1 if one.alone or other.alone else 0
 
 
 @pytest.fixture
@@ -266,6 +292,67 @@ def test_the_worst_of_several_faults_comes_first(root: Root) -> None:
     assert result.message.startswith("GPU 1 fell off the bus")
     assert "GPU 0 is in use" in result.message
     assert not result.transient, "what is broken does not go away by itself"
+
+
+# -------------------------------------------------------------------------------------- NVSwitches, IMEX, direct access
+
+CLUSTER = bytes(range(1, 17))
+SET_UP = (3, 0, b"")
+
+
+def test_gpus_whose_nvswitches_are_set_up_are_in_order(root: Root) -> None:
+    """As an HGX H200 host has it; GPUs without NVSwitches say that they are not supported, or nothing."""
+    for fabric in (SET_UP, None, (0, 0, b"")):
+        result = check_gpus(launch(root, together=True), nvml=Nvml(Gpu(fabric=fabric), Gpu(fabric=fabric)))
+        assert result.verdict == "ok", fabric
+
+
+@pytest.mark.parametrize("state", [1, 2])
+def test_nvswitches_that_nobody_has_set_up_are_told(root: Root, state: int) -> None:
+    """CUDA fails with error 802, "system not yet initialized"."""
+    result = check_gpus(launch(root), nvml=Nvml(*(Gpu(fabric=(state, 0, b"")) for _ in "01")))
+    assert (result.verdict, result.class_name, result.transient) == ("warn", "missing_gpu", False)
+    assert result.message == "GPUs 0-1: the NVIDIA fabric manager has not set up the NVSwitches (CUDA error 802)"
+    assert "systemctl status nvidia-fabricmanager" in result.hint
+
+
+def test_a_gpu_whose_nvlink_failed_is_told(root: Root) -> None:
+    result = check_gpus(launch(root), nvml=Nvml(Gpu(fabric=SET_UP), Gpu(fabric=(3, 999, b""))))
+    assert result.message == "GPU 1: NVLink could not be set up (NVML status 999)"
+
+
+def test_a_newer_nvml_has_the_second_version_of_the_call(root: Root) -> None:
+    class Newer(Nvml):
+        c_nvmlGpuFabricInfo_t = None  # type: ignore[assignment]
+        c_nvmlGpuFabricInfoV_t = FabricInfo
+        nvmlDeviceGetGpuFabricInfoV = Nvml.nvmlDeviceGetGpuFabricInfo
+
+    result = check_gpus(launch(root), nvml=Newer(Gpu(fabric=SET_UP), Gpu(fabric=(2, 0, b""))))
+    assert result.message.startswith("GPU 1: the NVIDIA fabric manager")
+
+
+def test_nvlink_between_hosts_needs_an_imex_channel(root: Root) -> None:
+    """GB200 NVL72: one NVLink domain of several hosts."""
+    nvml = Nvml(*(Gpu(fabric=(3, 0, CLUSTER)) for _ in "01"))
+    result = check_gpus(launch(root, together=True), nvml=nvml)
+    assert result.verdict == "warn"
+    assert "there is no IMEX channel (/dev/nvidia-caps-imex-channels)" in result.message
+    assert check_gpus(launch(root), nvml=nvml).verdict == "ok", "one host needs none"
+    assert check_gpus(launch(root, {"NCCL_MNNVL_ENABLE": "0"}, together=True), nvml=nvml).verdict == "ok"
+    root.write("dev/nvidia-caps-imex-channels/channel0")
+    assert check_gpus(launch(root, together=True), nvml=nvml).verdict == "ok"
+
+
+def test_one_gpu_without_direct_access_is_told_and_a_host_without_any_is_not(root: Root) -> None:
+    """A desktop's GPUs have no direct access at all."""
+    alone = Nvml(Gpu(), Gpu(), Gpu(alone=True), Gpu())
+    result = check_gpus(launch(root, nproc=4), nvml=alone)
+    assert result.message == "GPU 2 cannot access the memory of the others (P2P), which access each other's"
+    assert check_gpus(launch(root, nproc=2), nvml=alone).verdict == "ok", "no rank uses it"
+    none = Nvml(*(Gpu(alone=True) for _ in "0123"))
+    assert check_gpus(launch(root, nproc=4), nvml=none).verdict == "ok"
+    bridged = Nvml(Gpu(), Gpu(), Gpu(alone=True))
+    assert check_gpus(launch(root, nproc=3), nvml=bridged).verdict == "ok", "two with a bridge, and one"
 
 
 # --------------------------------------------------------------------------------------------------- number and driver

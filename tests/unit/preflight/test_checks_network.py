@@ -31,8 +31,8 @@ HOSTS = ("node0", "node1", "node2", "node3")
 
 
 def test_all_checks_have_names_of_their_own_and_deadlines() -> None:
-    assert [check.name for check in CHECKS[:5]] == ["names", "ports", "interfaces", "fabric", "master"]
-    assert all(0 < check.deadline_s <= 5 for check in CHECKS[:5])
+    assert [check.name for check in CHECKS[:6]] == ["names", "ports", "interfaces", "fabric", "rdma", "master"]
+    assert all(0 < check.deadline_s <= 5 for check in CHECKS[:6])
 
 
 # --------------------------------------------------------------------------------------------------------------- names
