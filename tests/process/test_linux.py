@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import resource
 import select
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from saferun.errors import SaferunError
-from saferun.linux import child_output, descriptors, memory_file, pidfd, poller, scratch, task_sockets
+from saferun.linux import child_output, descriptors, memory_file, pidfd, poller
 from saferun.linux.children import Child, fork
 from saferun.linux.poller import Poller
 from saferun.linux.procfs import read_stat
 from saferun.linux.system_call import system_call
-from saferun.linux.task_sockets import connect_to_task
 from tests.process.launching import customized, in_saferun, running, until
 from tests.without import lacks_pidfds
 
 LACKS = ("nothing", "Python's functions", "the system calls")
 DEADLINE_S = 30.0
+
+
 # An old kernel, or all of this runs below `tests/without.py kernel`.
 REFUSED = lacks_pidfds()
 
@@ -261,179 +259,6 @@ def test_all_descriptors_are_closed_but_a_few(lacks: str) -> None:
         [sys.executable, "-c", CLOSING, lacks], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert done.stdout.strip() == "[0, 1, 2, 6, 40]"
-
-
-# ---------------------------------------------------------------------------------------------------------- scratch
-
-
-@pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Three places for temporary files; the test says what they are like."""
-    found = [str(tmp_path / name) for name in ("first", "second", "third")]
-    for path in found:
-        os.mkdir(path)
-    monkeypatch.setattr(scratch, "scratch_bases", lambda: list(found))
-    return found
-
-
-def test_a_scratch_directory_is_private_and_goes_away(places: list[str]) -> None:
-    held = scratch.Scratch("id")
-    assert os.listdir(places[0]) == []
-    path = Path(held.path())
-    assert str(path.parent) == places[0]
-    assert path.stat().st_mode & 0o777 == 0o700
-    (path / "deep").mkdir()
-    (path / "deep" / "file").touch()
-    held.close()
-    assert os.listdir(places[0]) == []
-
-
-def test_a_deleted_scratch_directory_is_made_again(places: list[str]) -> None:
-    """Cleaners of temporary directories delete what is older than ten days."""
-    held = scratch.Scratch("id")
-    path = held.path()
-    os.rmdir(path)
-    assert held.path() == path
-    assert os.path.isdir(path)
-    held.close()
-    assert os.listdir(places[0]) == []
-
-
-def test_a_scratch_directory_is_locked_against_cleaners(places: list[str]) -> None:
-    """systemd-tmpfiles leaves alone what it cannot lock for itself; also what was deleted and made again."""
-    held = scratch.Scratch("id")
-    for again in (False, True):
-        if again:
-            os.rmdir(held.path())
-        fd = os.open(held.path(), os.O_RDONLY)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(fd)
-    held.close()
-    assert os.listdir(places[0]) == []
-
-
-@pytest.mark.parametrize("kind", ["is missing", "is a file", "holds somebody's directory", "holds a link"])
-def test_a_place_that_cannot_be_used_is_passed_over(kind: str, places: list[str]) -> None:
-    wanted = os.path.join(places[0], "saferun-id")
-    if kind in {"is missing", "is a file"}:
-        os.rmdir(places[0])
-    if kind == "is a file":
-        Path(places[0]).touch()
-    if kind == "holds somebody's directory":
-        os.mkdir(wanted, 0o755)
-    if kind == "holds a link":
-        os.symlink(places[2], wanted)
-    held = scratch.Scratch("id")
-    assert held.path() == os.path.join(places[1], "saferun-id")
-    if kind == "is missing":
-        os.mkdir(places[0])
-    assert held.path() == os.path.join(places[1], "saferun-id"), "nothing moves while a run lasts"
-    held.close()
-    if kind.startswith("holds"):
-        assert os.path.lexists(wanted), "what is somebody else's is left alone"
-
-
-def test_where_no_place_can_be_used_it_says_so(places: list[str]) -> None:
-    for path in places:
-        os.rmdir(path)
-    with pytest.raises(OSError, match=r"saferun-id"):
-        scratch.Scratch("id").path()
-
-
-def test_sockets_get_a_short_path(places: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A TMPDIR that is too long for a socket's path still serves for files."""
-    long = tmp_path / ("long" * 20)
-    long.mkdir()
-    short = Path(f"/tmp/short-{os.urandom(4).hex()}")
-    short.mkdir()
-    try:
-        monkeypatch.setattr(scratch, "scratch_bases", lambda: [str(long), *places, str(short)])
-        monkeypatch.setattr(scratch, "_memory_bases", list)
-        held = scratch.Scratch("0123456789abcdef")
-        assert Path(held.path()).parent == long
-        assert Path(held.socket_path()).parent == short
-        held.close()
-        assert not os.listdir(short)
-        assert not os.listdir(long)
-    finally:
-        short.rmdir()
-
-
-def test_the_places_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", "relative")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/runtime")
-    bases = scratch.scratch_bases()
-    assert bases[:2] == [str(tmp_path / "relative"), "/tmp"]
-    assert {"/dev/shm", "/var/tmp", "/runtime", str(tmp_path)} <= set(bases)
-
-
-# ------------------------------------------------------------------------------------------------- sockets of tasks
-
-
-@pytest.fixture
-def no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nowhere a private directory can be made."""
-    monkeypatch.setattr(task_sockets, "_bases", lambda: ["/proc/nowhere"])
-
-
-@pytest.mark.usefixtures("no_directories")
-def test_where_there_is_no_directory_tasks_meet_under_a_name() -> None:
-    sockets = task_sockets.TaskSockets(os.urandom(8).hex())
-    (path,) = sockets.paths()
-    assert path.startswith(f"\0saferun-{os.getuid()}-")
-    assert connect_to_task(path) is None
-    listener, listens_at = sockets.listen()
-    assert listens_at == path
-    lines = connect_to_task(path)
-    assert lines is not None
-    with pytest.raises(SaferunError, match="local rank 0"):
-        sockets.listen()
-    assert not sockets.squatted
-    lines.close()
-    listener.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-@pytest.mark.usefixtures("no_directories")
-def test_somebody_else_under_that_name_is_not_spoken_to() -> None:
-    """Anybody can take an abstract name."""
-    sockets = task_sockets.TaskSockets(os.urandom(8).hex())
-    (path,) = sockets.paths()
-    ready_read, ready_write = os.pipe()
-
-    def pretend() -> None:
-        os.setuid(65534)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
-        listener.listen()
-        os.write(ready_write, b"x")
-        signal.pause()
-        listener.close()
-
-    pid = fork(pretend)
-    try:
-        assert os.read(ready_read, 1) == b"x"
-        assert connect_to_task(path) is None
-        with pytest.raises(SaferunError, match="user 65534 has taken @saferun-") as raised:
-            sockets.listen()
-        assert "XDG_RUNTIME_DIR" in raised.value.hint
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(ready_read)
-        os.close(ready_write)
-
-
-def test_a_directory_that_cannot_be_written_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that an earlier job left in a /tmp that is read-only by now."""
-    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
-    sockets = task_sockets.TaskSockets(os.urandom(8).hex())
-    assert [path[0] for path in sockets.paths()] == ["\0"]
-    listener, path = sockets.listen()
-    assert path.startswith("\0")
-    listener.close()
 
 
 # How much it says that it has locked, and how much the kernel says, in KiB.
