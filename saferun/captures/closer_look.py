@@ -52,6 +52,8 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
     families = [_Family(*rank) for rank in ranks]
     sockets = _Sockets(families, store_port)
     threads = [_Threads(family, sockets) for family in families]
+    servers: list[list[int]] = []
+    servers_cpu_s: list[list[float]] = [[] for _ in families]
     moments_s: list[float] = []
     for moment in range(_INTERVALS + 1):
         if moment:
@@ -60,11 +62,16 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
         sockets.look()
         for one in threads:
             one.look(is_last=moment == _INTERVALS)
+        servers = servers or _servers_of(threads)
+        for pids, cpu_s in zip(servers, servers_cpu_s, strict=True):
+            cpu_s.append(sum(map(_family_cpu_s, pids)))
     return JobLook(
         tuple(moments_s),
         tuple(
-            RankLook(family.local_rank, tuple(sockets.connections_of(family)), tuple(one.found(moments_s)))
-            for family, one in zip(families, threads, strict=True)
+            RankLook(
+                family.local_rank, tuple(sockets.connections_of(family)), tuple(one.found(moments_s)), tuple(cpu_s)
+            )
+            for family, one, cpu_s in zip(families, threads, servers_cpu_s, strict=True)
         ),
     )
 
@@ -82,7 +89,7 @@ class _Family:
         self.local_rank = local_rank
         self.worker_pid = worker_pid
         pids = [rank_pid, *descendants_of(rank_pid)][:_FAMILY_LIMIT]
-        self.sockets_of = {pid: {inode for fd in list_fds(pid) if (inode := _socket_inode(pid, fd))} for pid in pids}
+        self.sockets_of = {pid: set(_inodes_of(pid)) for pid in pids}
         self.sockets = set().union(*self.sockets_of.values())
 
 
@@ -106,6 +113,7 @@ class _Sockets:
         self._known: dict[int, TcpCounters] = {}
         self._internal: set[int] = set()
         self._unix_peers: dict[int, int] | None = None
+        self._ends: dict[tuple[tuple[bytes, int], tuple[bytes, int]], int] = {}
 
     def look(self) -> None:
         """One more moment."""
@@ -149,6 +157,23 @@ class _Sockets:
                 tuple(moment.sent_bytes for moment in moments),
             )
 
+    def server_end(self, inode: int) -> int:
+        """The other end of a socket, where a process of this host has it that is of no rank; else 0."""
+        if inode in self._internal:
+            return 0
+        one = self._known.get(inode)
+        if one is None:
+            end = self._unix_peer(inode)
+        else:
+            self._ends = self._ends or {(other.local, other.remote): number for number, other in self._known.items()}
+            end = self._ends.get((one.remote, one.local), 0)
+        return 0 if any(end in other.sockets for other in self._families) else end
+
+    def _unix_peer(self, inode: int) -> int:
+        if self._unix_peers is None:
+            self._unix_peers = unix_peers()
+        return self._unix_peers.get(inode, 0)
+
     def carries_uncounted(self, family: _Family, pid: int, inode: int) -> bool:
         """Whether a socket leads out of the job, and what it carries is counted nowhere else."""
         if inode in self._internal:
@@ -156,9 +181,7 @@ class _Sockets:
         one = self._known.get(inode)
         if one is not None:
             return not self._has_counters and not one.is_listening
-        if self._unix_peers is None:
-            self._unix_peers = unix_peers()
-        peer = self._unix_peers.get(inode, 0)
+        peer = self._unix_peer(inode)
         # A loop wakes itself up through a pair of sockets.
         others = (other.sockets for other in self._families if other is not family)
         return peer not in family.sockets_of.get(pid, ()) and not any(peer in sockets for sockets in others)
@@ -187,6 +210,12 @@ class _Threads:
         self._sockets = sockets
         self._found: dict[int, _OneThread] = {}
         self._runs: dict[int, int] = {}
+        self.awaited: set[int] = set()
+        """Sockets that a thread waits for data of, at the first moment."""
+
+    def server_ends(self) -> set[int]:
+        """The sockets of servers on this host that a thread waits for."""
+        return {end for inode in self.awaited if (end := self._sockets.server_end(inode))}
 
     def look(self, *, is_last: bool) -> None:
         """One more moment."""
@@ -204,26 +233,33 @@ class _Threads:
             if not one.wakes[1:] or is_last or one.stat[0] == "D" or wakes != one.wakes[-2]:
                 one.stat = _read_stat(pid, tid)
             one.disk_waits += one.stat[0] == "D"
-            if one.wakes[1:]:
+            if not one.wakes[1:]:
+                call = read_syscall(pid, tid)
+                self.awaited |= set(self._awaited(call)) if call is not None else set()
+            else:
                 call = read_syscall(pid, tid) if one.wakes[-1] != one.wakes[-2] else _NOT_WOKEN
                 # One that runs at this moment has been woken up by something.
                 one.timeouts_s += [self._data_timeout_s(call)] if call is not None else []
 
-    def _data_timeout_s(self, call: SystemCall) -> float:
-        """After how long a thread goes on that waits for data of a socket; 0: it does not."""
+    def _awaited(self, call: SystemCall) -> list[int]:
+        """The sockets that a call waits for data of."""
         pid = self._family.worker_pid
+        fds: list[int] = []
         if call.name in _RECEIVES:
             fd = descriptor_of(call)
-            fds, timeout_s = [fd] if fd is not None else [], _NO_TIMEOUT_S
+            fds = [fd] if fd is not None else []
         elif (call.name in _TIMEOUT_MS or call.name in _TIMEOUT_AT) and not waits_uninterruptibly(pid):
             # (Reading its memory could wait for what that thread waits for.)
-            timeout_s = _timeout_s(pid, call)
             fds = polled_by(pid, call)
-        else:
+        return [inode for inode in (_socket_inode(pid, fd) for fd in fds) if inode]
+
+    def _data_timeout_s(self, call: SystemCall) -> float:
+        """After how long a thread goes on that waits for data of a socket which nothing counts; 0: it does not."""
+        pid = self._family.worker_pid
+        inodes = self._awaited(call)
+        if not any(self._sockets.carries_uncounted(self._family, pid, inode) for inode in inodes):
             return 0.0
-        inodes = [_socket_inode(pid, fd) for fd in fds]
-        is_wanted = any(inode and self._sockets.carries_uncounted(self._family, pid, inode) for inode in inodes)
-        return timeout_s if is_wanted else 0.0
+        return _NO_TIMEOUT_S if call.name in _RECEIVES else _timeout_s(pid, call)
 
     def found(self, moments_s: list[float]) -> Iterator[Thread]:
         """What was found."""
@@ -243,6 +279,35 @@ class _Threads:
                 one.disk_waits,
                 _data_wakes(one, moments_s),
             )
+
+
+# -------------------------------------------------------------------------------------------------------------- servers
+
+
+def _servers_of(threads: Iterable[_Threads]) -> list[list[int]]:
+    """Of each rank the processes of this host that have the other ends of the sockets it waits for."""
+    wanted = [one.server_ends() for one in threads]
+    every = set().union(*wanted)
+    owners: dict[int, int] = {}
+    for name in list_directory("/proc") if every else ():
+        if not name.isdigit():
+            continue
+        for inode in every.intersection(_inodes_of(int(name))):
+            owners[inode] = int(name)
+    return [sorted({owners[inode] for inode in inodes if inode in owners}) for inodes in wanted]
+
+
+def _inodes_of(pid: int) -> Iterator[int]:
+    return (inode for fd in list_fds(pid) if (inode := _socket_inode(pid, fd)))
+
+
+def _family_cpu_s(pid: int) -> float:
+    """CPU time of a process and all its descendants, also of those that have ended."""
+    ticks = 0
+    for one in [pid, *descendants_of(pid)[:_FAMILY_LIMIT]]:
+        content = read_bytes(f"/proc/{one}/stat", 8192)
+        ticks += sum(map(int, content[content.rfind(b")") + 2 :].split()[11:15]))
+    return ticks / _TICKS_PER_S
 
 
 def _data_wakes(one: _OneThread, moments_s: list[float]) -> tuple[int, ...]:

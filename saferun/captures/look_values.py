@@ -56,11 +56,19 @@ class Thread(Value):
 
 
 class RankLook(Value):
-    """One rank. ``threads`` are those of the process that does its work."""
+    """One rank.
+
+    Attributes:
+        local_rank: its number on this host.
+        connections: its TCP connections.
+        threads: those of the process that does its work.
+        servers_cpu_s: CPU time, at each moment, of processes on this host that a thread waits for an answer of.
+    """
 
     local_rank: int
     connections: tuple[Connection, ...]
     threads: tuple[Thread, ...]
+    servers_cpu_s: tuple[float, ...] = ()
 
 
 class JobLook(Value):

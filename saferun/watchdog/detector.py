@@ -132,6 +132,9 @@ class Watchdog:
         """How far the clock moves."""
         if any(rank.process.traced or rank.process.core_dumping or rank.process.state == "t" for rank in sample.ranks):
             return 0.0
+        if sample.ranks and all(rank.process.state == "T" for rank in sample.ranks):
+            # Who has stopped the whole job may continue it: a scheduler that lends its GPUs to another one does.
+            self._changed_s = self._clock_s
         if interval_s > max(self._timeout_s / 2, 4 * sample.asked_s):
             # What kept saferun from sampling may have kept the ranks from working.
             self._changed_s = self._clock_s

@@ -14,6 +14,7 @@ from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
 from saferun.model import Value
 from saferun.text.decoding import MALFORMED, loads
 from saferun.text.typed_json import fit
+from saferun.watchdog.signs import DOUBTED
 
 # More than what keeps connections alive, reports metrics or asks for work, all connections together.
 _BULK_BYTES_PER_S = 16_384
@@ -23,6 +24,7 @@ _STEADY_FACTOR = 4
 # What comes in bursts has not been asked for: an answer is not so much longer than its question.
 _PUSHED_BYTES_PER_S = 500
 _PUSHED_FACTOR = 64
+_UPLOADED_BYTES_PER_S = 4096
 # The same of a child that a rank waits for; see ``signs``.
 _WORK_SHARE = 0.003
 _DRIP_BYTES_PER_S = 256
@@ -35,6 +37,8 @@ _AS_EVER_SHARE = 0.2
 # A shorter life says little about what a thread does when the rank works.
 _LIVED_S = 10.0
 _DISK_WAITS = 2
+# Compilers use whole cores; a service that idles, or collects metrics, does not.
+_SERVER_SHARE = 0.2
 # Threads of torch, NCCL, RCCL and CUDA that wait, poll and keep connections alive. Not those of autograd.
 _NOT_THE_USERS = (
     *("pt_gloo", "gloo_", "pt_tcpst", "pt_nccl", "pt_worker", "pt_dist", "pt_elastic"),
@@ -48,7 +52,10 @@ def look_from(content: bytes) -> JobLook | None:
         look: JobLook = fit(JobLook, loads(content))
     except MALFORMED:
         return None
-    return look if len(look.moments_s) > 1 else None
+    count = len(look.moments_s)
+    connections = [one for rank in look.ranks for one in rank.connections]
+    is_whole = count > 1 and all(len(one.taken) == len(one.sent) == count for one in connections)
+    return look if is_whole else None
 
 
 class _First(Value):
@@ -80,7 +87,11 @@ class QuietWork:
             # It has moved by itself since then: this is another silence.
             self._before, self._first = None, {}
         before, self._before, self._before_s = self._before, now, moments_s[-1]
-        works = _carries(now, moments_s) or (before is not None and _has_carried(before, now, since_s))
+        works = (
+            _carries(now, moments_s)
+            or _is_served(now, moments_s)
+            or (before is not None and _has_carried(before, now, since_s))
+        )
         known = {(one.tid, one.start_ticks): one for one in before.threads} if before is not None else {}
         may_work = False
         for thread in filter(_is_users, now.threads):
@@ -92,9 +103,9 @@ class QuietWork:
             does = _thread_does(first, known.get(key), thread, since_s)
             works = works or does == "works"
             may_work = may_work or does == "may work"
-        if may_work and silent_s < patience_s:
-            works = True
-        return "works" if works else "may work" if may_work else "waits"
+        if works or (may_work and silent_s < patience_s):
+            return "works"
+        return "may work" if may_work and silent_s < patience_s * DOUBTED else "waits"
 
 
 def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: float) -> str:
@@ -144,20 +155,30 @@ def _last(thread: Thread) -> int:
 
 
 def _carries(look: RankLook, moments_s: Sequence[float]) -> bool:
-    """Whether a connection carries data all the time that the look lasts."""
-    for one in look.connections:
-        moments = list(zip(moments_s, one.taken, one.sent, strict=False))
-        in_each = [
-            (now[1] - before[1] + now[2] - before[2]) / max(now[0] - before[0], 1e-3)
-            for before, now in pairwise(moments)
-        ]
-        taken, sent = moments[-1][1] - moments[0][1], moments[-1][2] - moments[0][2]
-        is_lopsided = max(taken, sent) >= _STEADY_FACTOR * min(taken, sent)
-        if not one.is_accepted and is_lopsided and min(in_each) >= _STEADY_BYTES_PER_S:
-            return True
-        if min(in_each) >= _BULK_BYTES_PER_S:
-            return True
-    return False
+    """Whether connections carry data all the time that the look lasts."""
+    own = [one for one in look.connections if not one.is_accepted]
+    # Many small transfers at a time are one.
+    together = Connection(
+        0,
+        False,
+        tuple(map(sum, zip(*(one.taken for one in own), strict=True))),
+        tuple(map(sum, zip(*(one.sent for one in own), strict=True))),
+    )
+    return any(_is_steady(one, moments_s) for one in (*own, together) if one.taken)
+
+
+def _is_served(look: RankLook, moments_s: Sequence[float]) -> bool:
+    """Whether a process of this host that the rank waits for is at work, such as a compile server."""
+    cpu_s = look.servers_cpu_s
+    return bool(cpu_s) and cpu_s[-1] - cpu_s[0] > _SERVER_SHARE * (moments_s[-1] - moments_s[0])
+
+
+def _is_steady(one: Connection, moments_s: Sequence[float]) -> bool:
+    moments = list(zip(moments_s, one.taken, one.sent, strict=False))
+    least = min((now[1] - was[1] + now[2] - was[2]) / max(now[0] - was[0], 1e-3) for was, now in pairwise(moments))
+    taken, sent = moments[-1][1] - moments[0][1], moments[-1][2] - moments[0][2]
+    is_lopsided = max(taken, sent) >= _STEADY_FACTOR * min(taken, sent)
+    return least >= _BULK_BYTES_PER_S or (is_lopsided and least >= _STEADY_BYTES_PER_S)
 
 
 def _has_carried(before: RankLook, now: RankLook, since_s: float) -> bool:
@@ -168,8 +189,11 @@ def _has_carried(before: RankLook, now: RankLook, since_s: float) -> bool:
         taken, sent = _carried(known.get(one.inode), one)
         # Answers to those who fetch metrics are none of the rank's work; what it is sent is.
         total_bytes += taken + (0 if one.is_accepted else sent)
-        is_pushed = taken >= _PUSHED_FACTOR * sent and not one.is_accepted
-        if is_pushed and taken / since_s > _PUSHED_BYTES_PER_S:
+        if one.is_accepted:
+            continue
+        if taken >= _PUSHED_FACTOR * sent and taken / since_s > _PUSHED_BYTES_PER_S:
+            return True
+        if sent >= _PUSHED_FACTOR * taken and sent / since_s > _UPLOADED_BYTES_PER_S:
             return True
     return total_bytes / since_s > _BULK_BYTES_PER_S
 

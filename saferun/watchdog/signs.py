@@ -42,6 +42,8 @@ _CHURN_SHARE = 0.25
 _BESIDE = 5
 _SEEN_ENOUGH = 3
 _DATA_WORKER = "pt_data_worker"
+DOUBTED = 3
+"""For how many times as long as weak signs count they leave a verdict uncertain."""
 
 
 class Signs(Value):
@@ -51,11 +53,13 @@ class Signs(Value):
         moved: something went on.
         busy_pids: processes, the rank or its children, that may be working or busy-looping.
         main_is_busy: whether the main thread of the rank is.
+        may_work: whether a child shows the weak signs that the rank has waited too long for.
     """
 
     moved: bool
     busy_pids: frozenset[int] = frozenset()
     main_is_busy: bool = False
+    may_work: bool = False
 
 
 class _Rate:
@@ -135,7 +139,7 @@ class RankSigns:
         below = self._descendant_signs(sample, interval_s, patience_s)
         self._intervals_of_work += works
         self._idle_s = 0.0 if works else self._idle_s + interval_s
-        return Signs(moved or below.moved, frozenset(busy_pids | below.busy_pids), main == "busy")
+        return Signs(moved or below.moved, frozenset(busy_pids | below.busy_pids), main == "busy", below.may_work)
 
     # ----------------------------------------------------------------------------------------------------- its threads
 
@@ -160,7 +164,7 @@ class RankSigns:
             return Signs(moved=False)
         compare, self._had_descendants = self._had_descendants, True
         known, self._others = self._others, {}
-        moved = False
+        moved = may_work = False
         busy_pids: set[int] = set()
         churn_ns = 0
         for process in sample.others:
@@ -174,6 +178,7 @@ class RankSigns:
                 churn_ns += process.children_cpu_ns - other.baseline.children_cpu_ns
                 signs = self._child_signs(other, process, sample, interval_s, patience_s)
                 moved = moved or signs.moved
+                may_work = may_work or signs.may_work
                 busy_pids |= signs.busy_pids
             other.baseline = process
             self._others[process.pid, process.start_ticks] = other
@@ -184,7 +189,7 @@ class RankSigns:
         rank_itself.baseline = sample.process
         self._others[sample.process.pid, sample.process.start_ticks] = rank_itself
         churns = compare and self._churn.add(churn_ns / 1e9, interval_s, self._window_s) > _CHURN_SHARE
-        return Signs(moved or churns, frozenset(busy_pids))
+        return Signs(moved or churns, frozenset(busy_pids), may_work=may_work)
 
     def _child_signs(
         self, other: _Other, now: ProcessSample, rank: RankSample, interval_s: float, patience_s: float
@@ -204,8 +209,12 @@ class RankSigns:
         else:
             # The rank has done nothing since it started this child: it waits for it.
             limit, io_limit, weak = _SERVICE_SHARE, _SERVICE_IO_BYTES_PER_S, False
-            if other.seen >= _SEEN_ENOUGH and (rank.is_wrapper or self._idle_s < patience_s):
+            if other.seen >= _SEEN_ENOUGH:
                 weak = faults or share > _TASK_SHARE or io_bytes_per_s > _DRIP_BYTES
+            if weak and not rank.is_wrapper and self._idle_s >= patience_s:
+                weak = False
+                if io_bytes_per_s <= io_limit and share <= limit:
+                    return Signs(moved=False, may_work=self._idle_s < patience_s * DOUBTED)
         if weak or io_bytes_per_s > io_limit:
             return Signs(moved=True)
         if share <= limit:

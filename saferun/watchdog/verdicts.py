@@ -21,6 +21,7 @@ class _Reported(Value):
     ranks: frozenset[int]
     clock_s: float
     times: int
+    certain: bool
 
 
 class Verdicts:
@@ -42,7 +43,9 @@ class Verdicts:
         if self._count[verdict.certain] >= AT_MOST:
             return False
         last = self._reported.get(verdict.kind)
-        if last is None or (verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks)):
+        if last is None or (verdict.certain and not last.certain):
+            return True
+        if verdict.kind not in _ABOUT_ALL and not last.ranks.issuperset(verdict.ranks):
             return True
         if not verdict.certain and any(known.certain for known in self._open.values()):
             # The certain verdict has been reported, and what was done about it too.
@@ -56,6 +59,7 @@ class Verdicts:
             frozenset(verdict.ranks) | (last.ranks if last is not None else frozenset()),
             clock_s,
             last.times + 1 if last is not None else 1,
+            verdict.certain,
         )
         self._count[verdict.certain] += 1
         began_s = clock_s - verdict.quiet_s

@@ -79,6 +79,8 @@ class Watched:
         disturbed, self._is_disturbed = self._is_disturbed, self.is_asked
         signs = self._signs.take(sample, interval_s, disturbed=disturbed, patience_s=_PATIENCE * timeout_s)
         self.busy_pids, self.main_is_busy = signs.busy_pids, signs.main_is_busy
+        if signs.may_work:
+            self.doubted_s = clock_s
         self._take_state(sample.process, clock_s, moved=signs.moved)
         if sample.heartbeat_ns != self.beat_ns:
             self.beat_ns, self.beat_s = sample.heartbeat_ns, clock_s

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,8 @@ class QuietServers:
     """Listens on a TCP port of this host and on a Unix socket.
 
     ``drip N S`` sends N bytes every S seconds; ``sink N S`` reads N bytes every S seconds; ``answer N`` sends N bytes
-    for each piece that comes.
+    for each piece that comes; ``compute S`` computes in a child for so long, and sends a byte then. A datagram has
+    100 bytes sent back every 0.1 s.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,7 +28,11 @@ class QuietServers:
         self._unix.listen()
         self.port = self._tcp.getsockname()[1]
         self._closing = threading.Event()
-        for listener in (self._tcp, self._unix):
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp.bind(("127.0.0.1", self.port))
+        threading.Thread(target=self._serve_datagrams, daemon=True).start()
+        self._tcp6 = socket.create_server(("::1", self.port), family=socket.AF_INET6) if _has_ipv6() else self._tcp
+        for listener in {self._tcp, self._tcp6, self._unix}:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     @property
@@ -36,7 +43,7 @@ class QuietServers:
     def close(self) -> None:
         """End all connections."""
         self._closing.set()
-        for listener in (self._tcp, self._unix):
+        for listener in {self._tcp, self._tcp6, self._unix, self._udp}:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
@@ -49,6 +56,17 @@ class QuietServers:
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
+    def _serve_datagrams(self) -> None:
+        callers: set[tuple[str, int]] = set()
+        self._udp.settimeout(0.1)
+        while not self._closing.is_set():
+            with contextlib.suppress(OSError):
+                _, caller = self._udp.recvfrom(64)
+                callers.add(caller)
+            for caller in callers:
+                with contextlib.suppress(OSError):
+                    self._udp.sendto(bytes(100), caller)
+
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(60)
@@ -57,6 +75,10 @@ class QuietServers:
                 wanted += connection.recv(1)
             verb, *numbers = wanted.decode().split()
             size = int(numbers[0])
+            if verb == "compute":
+                _compute(size)
+                connection.sendall(b"x")
+                return
             if verb == "sink":
                 # A window that opens a little at a time, as that of a slow network.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
@@ -73,6 +95,19 @@ class QuietServers:
                 time.sleep(float(numbers[1]))
 
 
+def _compute(seconds: int) -> None:
+    program = f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+    subprocess.run([sys.executable, "-S", "-c", program], check=True)
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def quiet_servers(folder: Path) -> Iterator[QuietServers]:
     """The servers, for the time of a with block."""
@@ -85,14 +120,14 @@ def quiet_servers(folder: Path) -> Iterator[QuietServers]:
 
 CALL = """
 import os, socket, time, threading
-def call(wanted, unix=False, **options):
+def call(wanted, unix=False, address="127.0.0.1", **options):
     if unix:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(os.environ["SERVER_PATH"])
     else:
-        connection = socket.socket()
+        connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         for name, value in options.items(): connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
-        connection.connect(("127.0.0.1", int(os.environ["SERVER_PORT"])))
+        connection.connect((address, int(os.environ["SERVER_PORT"])))
     connection.sendall(wanted.encode() + b"\\n")
     return connection
 def in_thread(work, *arguments):

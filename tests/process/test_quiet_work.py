@@ -13,6 +13,7 @@ from saferun.captures import closer_look
 from saferun.linux import sock_diag
 from saferun.watchdog import monitor
 from tests.process.launching import DEADLINE_S
+from tests.process.quiet_jobs import Together
 from tests.process.quiet_servers import CALL, quiet_servers
 from tests.process.watch_jobs import SLEEPS, Job
 
@@ -36,7 +37,7 @@ AT_WORK = {
     "downloads 1 kB/s through a Unix socket": DOWNLOADS_BY_UNIX_SOCKET.format(100, 0.1),
     "downloads 1 MB/s through a Unix socket": DOWNLOADS_BY_UNIX_SOCKET.format(100_000, 0.1),
     "uploads": """
-connection = call("sink 4000 0.1", SO_SNDBUF=4096)
+connection = call("sink 40000 0.1", SO_SNDBUF=4096)
 while True: connection.send(bytes(4000))
 """,
     "downloads in a thread": """
@@ -130,51 +131,10 @@ time.sleep(1000)
 }
 
 
-class Together:
-    """Jobs of two ranks each, of which the second one sleeps, watched at the same time for some timeouts."""
-
-    def __init__(self, stack: contextlib.ExitStack, new_folder: Callable[[], Path], programs: dict[str, str]) -> None:
-        self.servers = stack.enter_context(quiet_servers(new_folder()))
-        self.jobs: dict[str, Job] = {}
-        first: Job | None = None
-        for name, program in programs.items():
-            job = Job(
-                new_folder(),
-                CALL + program,
-                SLEEPS,
-                timeout_s=TIMEOUT_S,
-                shared=first,
-                environ=self.servers.environ,
-            )
-            stack.callback(job.close)
-            first = first or job
-            self.jobs[name] = job
-
-    def run(self, timeouts: float) -> None:
-        """Watch all of them."""
-        for job in self.jobs.values():
-            job.begin()
-        enough_at = time.monotonic() + timeouts * TIMEOUT_S
-        while time.monotonic() < enough_at:
-            self._turn()
-
-    def until_reported(self, *names: str) -> None:
-        """Watch on until these jobs have a verdict."""
-        give_up_at = time.monotonic() + DEADLINE_S
-        while missing := [name for name in names if not self.jobs[name].verdicts]:
-            assert time.monotonic() < give_up_at, missing
-            self._turn()
-
-    def _turn(self) -> None:
-        for job in self.jobs.values():
-            job.turn(wait_s=0.0)
-        time.sleep(0.005)
-
-
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
     with contextlib.ExitStack() as stack:
-        jobs = Together(stack, lambda: tmp_path_factory.mktemp("job"), {**AT_WORK, **HANGING})
+        jobs = Together(stack, lambda: tmp_path_factory.mktemp("job"), {**AT_WORK, **HANGING}, TIMEOUT_S)
         jobs.run(TIMEOUTS)
         jobs.until_reported(*HANGING)
         yield jobs
@@ -249,7 +209,7 @@ def test_without_socket_diagnosis_wake_ups_count(tmp_path: Path, monkeypatch: py
             return folder
 
         hangs = "asks for work every two seconds"
-        jobs = Together(stack, new_folder, {**programs, hangs: HANGING[hangs]})
+        jobs = Together(stack, new_folder, {**programs, hangs: HANGING[hangs]}, TIMEOUT_S)
         jobs.run(TIMEOUTS)
         jobs.until_reported(hangs)
         assert [name for name, job in jobs.jobs.items() if job.verdicts] == [hangs]

@@ -158,6 +158,7 @@ def test_of_a_thread_that_is_new_it_is_not_known() -> None:
     looks = Looks(run=0.02, began_s=1.0)
     assert looks.all(19) == [WORKS] * 19
     assert looks.take(1210.0) == MAY_WORK
+    assert looks.take(3610.0) == WAITS
 
 
 def test_a_thread_that_waits_for_a_disk_again_and_again_works() -> None:

@@ -414,7 +414,8 @@ def test_weak_signs_of_a_child_are_not_believed_for_ever() -> None:
     child = _beside(Rates(main=0.012, wakes=20, io=2e3), comm="wandb-core", age_s=0.0)
     job = Job(30.0, HUNG_IN_GLOO, HUNG_IN_GLOO, children={0: [child]})
     assert job.run(3.5) == []
-    assert kinds(job.run(2.5)) == ["quiescent"]
+    assert {(verdict.kind, verdict.certain) for verdict in job.run(2.5)} == {("quiescent", False)}
+    assert {(verdict.kind, verdict.certain) for verdict in job.run(8.0)} == {("quiescent", False), ("quiescent", True)}
 
 
 def test_the_child_of_a_wrapper_is_believed_for_ever() -> None:
