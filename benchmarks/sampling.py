@@ -1,4 +1,4 @@
-"""Sampling: the processor time that watching 8 ranks for hangs takes, at rest, at work and in a hang.
+"""Sampling: the CPU time that watching 8 ranks for hangs takes, at rest, at work and in a hang, with closer looks.
 
 python benchmarks/sampling.py [--quick] [--only asleep,working,hung]
 """
@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from measure import Bar, Options, Scratch, Table, parse_options, progress, say_machine, stop, wait_until
+from saferun.captures.closer_look import look_closer
 from saferun.linux.poller import Poller
 from saferun.watchdog.monitor import Watch, WatchedRank
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 
 RANKS = 8
 HANG_TIMEOUT_S = 300.0
+# Of ranks that do not move, in a timeout: three, and one before the verdict.
+LOOKS = 4
 
 # A rank like those of real jobs: many threads, some of which wake up now and then, and data-loader workers.
 RANK = """\
 import os
+import socket
 import sys
 import threading
 import time
@@ -30,6 +34,7 @@ for _ in range(4):
     if os.fork() == 0:
         time.sleep(3600)
         os._exit(0)
+pairs = [socket.create_connection(listener.getsockname()) for listener in [socket.create_server(("127.0.0.1", 0))] * 50]
 for number in range(30):
     interval_s = 0.01 if number == 0 else 3600
     threading.Thread(target=lambda s=interval_s: [time.sleep(s) for _ in iter(int, 1)], daemon=True).start()
@@ -74,16 +79,26 @@ def measure_sampling(scratch: Scratch, script: str, what: str, window_s: float) 
             samples += 1
             watch.tick(now)
     used_s += time.thread_time()
+    look_s = -time.thread_time()
+    look_closer([(rank.local_rank, rank.pid, rank.pid) for rank in ranks], 0, 0.05)
+    look_s += time.thread_time()
     watch.end()
     poller.close()
     assert not verdicts
     for process in processes:
         stop(process)
     share = used_s / window_s * 100
-    return {"all ranks": share, "one rank": share / RANKS, "a sample": used_s / max(samples, 1) * 1e3}
+    return {
+        "all ranks": share,
+        "one rank": share / RANKS,
+        "a sample": used_s / max(samples, 1) * 1e3,
+        "a closer look": look_s * 1e3,
+        "closer looks": look_s * LOOKS / HANG_TIMEOUT_S * 100,
+    }
 
 
-UNITS = {"all ranks": "% core", "one rank": "% core", "a sample": "ms"}
+UNITS = {"all ranks": "% core", "one rank": "% core", "a sample": "ms", "a closer look": "ms", "closer looks": "% core"}
+BARS = {"all ranks": (Bar(0.1),), "closer looks": (Bar(0.1),)}
 
 
 def main(options: Options) -> None:
@@ -98,7 +113,7 @@ def main(options: Options) -> None:
             rounds = [measure_sampling(scratch, script, what, window_s) for _ in range(options.rounds or 1)]
             for metric, unit in UNITS.items():
                 values = {"saferun": [one[metric] for one in rounds]}
-                bars = {"saferun": (Bar(0.1),)} if metric == "all ranks" else None
+                bars = {"saferun": BARS[metric]} if metric in BARS else None
                 table.add(f"{RANKS} ranks {what}: {metric}", unit, values, bars)
     table.say()
 

@@ -29,11 +29,12 @@ _UPLOADED_BYTES_PER_S = 4096
 _WORK_SHARE = 0.003
 _DRIP_BYTES_PER_S = 256
 _IO_BYTES_PER_S = 16_384
+# One that is busy may as well busy-loop: its stacks decide about that; see ``signs``.
+_BUSY_SHARE = 0.1
 _WAKE_NS = 100_000
 _BLINK_NS = 1_000_000
 # What a thread has always done is not what the rank waits for.
 _AS_EVER = 1.5
-_AS_EVER_SHARE = 0.2
 # A shorter life says little about what a thread does when the rank works.
 _LIVED_S = 10.0
 _DISK_WAITS = 2
@@ -93,7 +94,7 @@ class QuietWork:
             or (before is not None and _has_carried(before, now, since_s))
         )
         known = {(one.tid, one.start_ticks): one for one in before.threads} if before is not None else {}
-        may_work = False
+        may_work = is_busy = False
         for thread in filter(_is_users, now.threads):
             works = works or (bool(thread.data_wakes) and min(thread.data_wakes) > 0)
             key = thread.tid, thread.start_ticks
@@ -103,13 +104,14 @@ class QuietWork:
             does = _thread_does(first, known.get(key), thread, since_s)
             works = works or does == "works"
             may_work = may_work or does == "may work"
+            is_busy = is_busy or does == "busy"
         if works or (may_work and silent_s < patience_s):
             return "works"
-        return "may work" if may_work and silent_s < patience_s * DOUBTED else "waits"
+        return "may work" if (may_work or is_busy) and silent_s < patience_s * DOUBTED else "waits"
 
 
 def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: float) -> str:
-    """The same of one thread. ``before``: in the look before, which ended so long ago."""
+    """The same of one thread, or ``busy``. ``before``: in the look before, which ended so long ago."""
     if now.in_disk_waits >= _DISK_WAITS and _last(now) > now.wakes[0] + 1:
         # One uninterruptible sleep after the other: it waits for a slow disk.
         return "works"
@@ -137,12 +139,14 @@ def _thread_does(first: _First, before: Thread | None, now: Thread, since_s: flo
     if not runs and not drips:
         return "waits"
     if lived_s < _LIVED_S:
-        return "may work"
+        return "busy" if share > _BUSY_SHARE else "may work"
     # What it did in the silence is taken off what it had done when it was first seen.
     share_before = (first.thread.run_ns / 1e9 - share * first.silent_s) / lived_s
     io_before = (first.thread.io_bytes - io_bytes_per_s * first.silent_s) / lived_s
-    runs = runs and (share > _AS_EVER_SHARE or share > _AS_EVER * share_before)
+    runs = runs and share > _AS_EVER * share_before
     drips = drips and io_bytes_per_s > _AS_EVER * io_before
+    if runs and share > _BUSY_SHARE:
+        return "busy"
     return "works" if runs or drips else "waits"
 
 

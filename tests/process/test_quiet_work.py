@@ -12,7 +12,7 @@ import pytest
 from saferun.captures import closer_look
 from saferun.linux import sock_diag
 from saferun.watchdog import monitor
-from tests.process.launching import DEADLINE_S
+from tests.process.launching import DEADLINE_S, running
 from tests.process.quiet_jobs import Together
 from tests.process.quiet_servers import CALL, quiet_servers
 from tests.process.watch_jobs import SLEEPS, Job
@@ -257,3 +257,28 @@ def test_a_rank_whose_descriptors_cannot_be_read_is_judged_as_before(
     with contextlib.closing(Job(tmp_path, SLEEPS, SLEEPS)) as job:
         job.begin()
         assert job.until_told().certain
+
+
+def test_a_job_that_downloads_goes_on_until_the_download_stands_still(tmp_path: Path) -> None:
+    """From the command to the verdict: only then nothing moves any more."""
+    program = f"""
+from rank import *
+{CALL}
+if RANK == 0:
+    connection = call("drip 100 0.1")
+    tell("downloads")
+    while connection.recv(1 << 16): pass
+stay()
+"""
+    options = ("--env-profile", "minimal", "--hang-timeout", "3", "--on-hang", "stop", "--shutdown-timeout", "2")
+    with (
+        quiet_servers(tmp_path) as servers,
+        running(tmp_path / "run", program, *options, nproc=2, environ=servers.environ, store=False) as job,
+    ):
+        job.hear("downloads", 1)
+        time.sleep(7)
+        assert "hangs" not in job.err
+        servers.close()
+        assert job.wait() != 0
+        assert "saferun: the job hangs" in job.err
+        assert "stopping all ranks (--on-hang stop)" in job.err

@@ -74,6 +74,40 @@ for batch in torch.utils.data.DataLoader(Slow(), num_workers=1, multiprocessing_
 if RANK == 0:
     subprocess.run([sys.executable, "-c", "import time; e = time.time() + 7\\nwhile time.time() < e: pass"], check=True)
 """,
+    "rank 0 downloads": """
+if RANK == 0:
+    import socket
+    listener = socket.create_server(("127.0.0.1", 0))
+    if os.fork() == 0:
+        if os.fork() == 0:
+            # A server of nobody's: neither this rank nor a child of it.
+            connection, _ = listener.accept()
+            for _ in range(70):
+                connection.sendall(bytes(100))
+                time.sleep(0.1)
+        os._exit(0)
+    os.wait()
+    address = listener.getsockname()
+    listener.close()
+    connection = socket.create_connection(address)
+    while connection.recv(1 << 16): pass
+""",
+    "rank 0 compresses in threads and writes the result": """
+if RANK == 0:
+    import concurrent.futures, zlib
+    weights = torch.randn(1 << 16).numpy().tobytes()
+    end = time.monotonic() + 8
+    def save(number):
+        with open(f"/tmp/{os.getpid()}.{number}", "wb", 0) as file:
+            os.unlink(file.name)
+            while time.monotonic() < end:
+                content = zlib.compress(weights)
+                for start in range(0, 4000, 1000):
+                    file.write(content[start : start + 1000])
+                    time.sleep(0.2)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(save, range(2)))
+""",
     "a compiler": """
 if RANK == 0:
     source = "\\n".join(

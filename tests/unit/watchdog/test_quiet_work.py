@@ -127,7 +127,6 @@ def test_what_a_hang_does_not_stop_is_no_work(does: dict[str, Any]) -> None:
     "does",
     [
         pytest.param({"run": 0.02}, id="works a little"),
-        pytest.param({"run": 0.9}, id="compresses"),
         pytest.param({"io": 1000}, id="writes slowly"),
         pytest.param({"io": 1e6}, id="writes"),
     ],
@@ -151,6 +150,13 @@ def test_a_thread_that_begins_to_work_when_the_main_thread_waits_is_work(does: d
 def test_what_a_thread_does_always_is_no_work(does: dict[str, Any]) -> None:
     """As far as can be known, and what it does is little."""
     assert Looks(**does).all() == [WAITS] * 4
+
+
+def test_a_thread_that_is_busy_may_busy_loop() -> None:
+    """Its stacks decide. Until then no verdict is certain, unless it has always been so busy."""
+    assert Looks(run=0.9, worked_before=False).all() == [WAITS, *[MAY_WORK] * 3]
+    assert Looks(run=0.9, began_s=1.0).all() == [MAY_WORK] * 4
+    assert Looks(run=0.9).all() == [WAITS] * 4
 
 
 def test_of_a_thread_that_is_new_it_is_not_known() -> None:

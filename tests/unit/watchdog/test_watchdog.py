@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saferun.captures.look_values import JobLook
+from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
 from saferun.evidence import Frame, HangVerdict, ThreadStack
 from saferun.watchdog.detector import Watchdog, sampling_interval_s
 from saferun.watchdog.py_spy_json import threads_from
@@ -345,6 +345,61 @@ def test_output_sequence_numbers_and_heartbeats_are_signs_of_life(timeout_s: flo
             if sign != "numbers":
                 getattr(job, sign)[0] += 1
         assert job.told == [], sign
+
+
+# ------------------------------------------------------------------------------------------------------- closer looks
+
+
+def downloads(at: float) -> JobLook:
+    """Rank 0 receives 1 kB/s."""
+    moments_s = tuple(at + number for number in range(4))
+    connection = Connection(7, False, tuple(int(1000 * moment_s) for moment_s in moments_s), (0, 0, 0, 0))
+    return JobLook(moments_s, (RankLook(0, (connection,), ()), RankLook(1, (), ())))
+
+
+@pytest.mark.parametrize("timeout_s", TIMEOUTS_S)
+def test_what_a_closer_look_finds_keeps_the_job_from_being_called_hung(timeout_s: float) -> None:
+    """Until it is over. The look is rare: nobody pays for it who works."""
+    job = Job(timeout_s, QUIET, HUNG_IN_GLOO, look=downloads)
+    assert job.run(6) == []
+    assert len(job.looked) <= 6 / 0.2
+    job.look = lambda _at: JobLook((0.0, 1.0), (RankLook(0, (), ()), RankLook(1, (), ())))
+    assert kinds(job.run(1.6)) == ["quiescent"]
+    assert job.told[0][1].certain
+
+
+@pytest.mark.parametrize("does", [TRAINS, WRITES_CHECKPOINT])
+def test_a_job_whose_samples_show_work_is_not_looked_at_closer(does: Rates) -> None:
+    job = Job(300.0, does, HUNG_IN_GLOO)
+    job.run(6)
+    assert job.looked == []
+
+
+def test_a_look_is_taken_just_before_a_verdict() -> None:
+    """Much may have begun since the last one."""
+    job = Job(300.0, QUIET, QUIET)
+    job.run(1.6)
+    [(told_at, _)] = job.told
+    assert 0 <= told_at - max(at for at in job.looked if at <= told_at) <= 20
+
+
+def test_a_thread_that_may_work_makes_a_verdict_uncertain() -> None:
+    """It is new, and so it is not known whether it does so always."""
+
+    def look(at: float) -> JobLook:
+        thread = Thread(12, 100, at, "python3", False, int(at * 9e8), (0, 0), 0, 0, 0, ())
+        return JobLook((at - 1, at), (RankLook(0, (), (thread,)),))
+
+    [verdict] = Job(30.0, QUIET, HUNG_IN_GLOO, look=look).run(1.6)
+    assert not verdict.certain
+
+
+def test_a_job_that_is_suspended_does_not_hang() -> None:
+    """All of its ranks are stopped; whoever did that may continue them."""
+    job = Job(30.0, Rates(state="T"), Rates(state="T"))
+    assert set(kinds(job.run(8))) == {"stopped"}
+    one = Job(30.0, Rates(state="T"), QUIET)
+    assert "quiescent" in kinds(one.run(8))
 
 
 # ------------------------------------------------------------------------------------------------ children, services
