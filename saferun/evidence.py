@@ -101,6 +101,7 @@ class CollectiveCall(Value):
         started: whether its kernel is known to have begun; hardly any job has that recorded.
         failed: whether torch has given it up: it timed out or failed.
         order: its place among all calls of the process; -1: unknown.
+        nth: of a send or receive, its place among those to or from that peer, from 1; -1: unknown.
     """
 
     seq: int
@@ -115,6 +116,7 @@ class CollectiveCall(Value):
     started: bool = False
     failed: bool = False
     order: int = -1
+    nth: int = -1
 
 
 class GroupProgress(Value):

@@ -38,6 +38,7 @@ _OP_NAMES = {
 }
 """The recorder's names that differ from the user's."""
 _BATCH = "coalesced"
+_TIMES = ("state", "time_discovered_started_ns")
 
 _Group = tuple[str, str, str]
 """Backend, name and description."""
@@ -127,7 +128,8 @@ def _add(entry: _Entry, kept: list[_Entry]) -> None:
                 member = kept[index]
                 if not member.is_p2p or member.seq != entry.p2p_seq:
                     break
-                kept[index] = member._replace(is_over=entry.is_over, failed=entry.failed)
+                raw = member.raw | {name: entry.raw.get(name) for name in _TIMES}
+                kept[index] = member._replace(is_over=entry.is_over, failed=entry.failed, raw=raw)
             return
         if not kept and _number(entry.raw.get("record_id")) > 0:
             return  # the entries it summarises have been overwritten
@@ -159,7 +161,11 @@ def _progress(
     waiting = [call.seq for call in collectives if call.seq not in done]
     if collectives:
         completed = min(waiting) - 1 if waiting else max(call.seq for call in collectives)
-    kept = tuple(_call(entry, is_over=entry.is_over or _is_done(entry, done)) for entry in _worth_keeping(calls, done))
+    places = _places(calls)
+    kept = tuple(
+        _call(calls[index], is_over=calls[index].is_over or _is_done(calls[index], done), nth=places.get(index, -1))
+        for index in _worth_keeping(calls, done)
+    )
     return GroupProgress(
         f"{backend}:{name}", description, ranks, enqueued, started, min(completed, enqueued), kept, number
     )
@@ -169,7 +175,20 @@ def _is_done(entry: _Entry, done: set[int]) -> bool:
     return not entry.is_p2p and entry.seq in done
 
 
-def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[_Entry]:
+def _places(calls: list[_Entry]) -> dict[int, int]:
+    """The place of each send and receive among those of its stream; empty where the first ones are gone."""
+    first = next((call.seq for call in calls if call.is_p2p), 0)
+    if first != 1:
+        return {}
+    counts: dict[str, int] = {}
+    places = {}
+    for index, call in enumerate(calls):
+        if call.is_p2p:
+            places[index] = counts[call.op] = counts.get(call.op, 0) + 1
+    return places
+
+
+def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[int]:
     """The newest calls, and the first waiting ones: a GPU may be hundreds of calls behind its rank."""
     kept = set(range(max(0, len(calls) - _NEWEST_CALLS), len(calls)))
     newest: dict[str, int] = {}
@@ -187,7 +206,7 @@ def _worth_keeping(calls: list[_Entry], done: set[int]) -> list[_Entry]:
     if len(kept) > _CALLS_LIMIT:
         oldest = [index for index in sorted(kept) if not calls[index].is_over][: _CALLS_LIMIT // 2]
         kept = {*oldest, *sorted(kept)[-(_CALLS_LIMIT - len(oldest)) :]}
-    return [calls[index] for index in sorted(kept)]
+    return sorted(kept)
 
 
 def _members(content: dict[str, Any]) -> dict[tuple[str, str], tuple[int, ...]]:
@@ -230,7 +249,7 @@ def _entry(raw: Any, backend: str) -> _Entry | None:  # noqa: ANN401 - JSON
     return _Entry(group, _number(raw.get("pg_id")), seq, _OP_NAMES.get(op, op), is_p2p, is_over, failed, p2p_seq, raw)
 
 
-def _call(entry: _Entry, *, is_over: bool) -> CollectiveCall:
+def _call(entry: _Entry, *, is_over: bool, nth: int) -> CollectiveCall:
     raw = entry.raw
     frames = tuple(_frame(frame) for frame in _list(raw.get("frames"))[:_FRAMES_LIMIT] if isinstance(frame, dict))
     return CollectiveCall(
@@ -246,6 +265,7 @@ def _call(entry: _Entry, *, is_over: bool) -> CollectiveCall:
         raw.get("state") == "started" or _number(raw.get("time_discovered_started_ns")) > 0,
         entry.failed and not is_over,
         _number(raw.get("record_id")),
+        nth,
     )
 
 

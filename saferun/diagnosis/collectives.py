@@ -1,49 +1,27 @@
 """The Flight Recorders of all ranks compared: which ranks called something else, which did not call. Pure.
 
 A process group numbers its collectives. Ranks that belong together give the same number to the same call, so that a
-rank that took another path through the code shows in the first number where they differ.
+rank that took another path through the code shows in the first number where they differ. Who of those that wait is held
+up by whom is found in ``wavefront``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
+from saferun.diagnosis.mismatched_calls import Mismatch, first_mismatch, groups_alike, left_out
+from saferun.diagnosis.process_groups import Group, groups_of
+from saferun.diagnosis.wavefront import Op, Root, Wavefront
+from saferun.evidence import RankCollectives
 from saferun.model import Value
-from saferun.text.decoding import loads
 from saferun.text.wording import ranks_text
 
-_EQUAL_SIZES = frozenset(
-    set(
-        """
-        all_reduce broadcast reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor
-    """.split()
-    )
-)
-"""In these every rank hands in as many elements as every other. In scatter, gather and all_to_all they need not."""
-_LONGEST_SIZES = 4096
-_DEFAULT_GROUP = "default_pg"
-_NAMELESS = {"", "undefined"}
-_SIZES_SHOWN = 60
+# Calls are counted up to one that all members have made in one of so many groups.
+_ANCHORS = 4
+_LINES_SHOWN = 16
 
 
 # ------------------------------------------------------------------------------------------------------------- findings
-
-
-class Mismatch(Value):
-    """Ranks that made another call than the others under the same number.
-
-    ``ranks`` are those in the minority. Where there is none, they are all that made any of the calls, and ``is_tie``.
-    ``calls``: who made which, the most common first.
-    """
-
-    group: str
-    seq: int
-    ranks: tuple[int, ...]
-    is_tie: bool
-    calls: tuple[tuple[tuple[int, ...], CollectiveCall], ...]
-    message: str
 
 
 class Missing(Value):
@@ -110,7 +88,19 @@ class GroupStand(Value):
 
 
 class CollectiveFindings(Value):
-    """What :func:`compare` has found. ``unavailable`` are ranks of whose collectives nothing is known."""
+    """What :func:`compare` has found. What tells of the cause comes first.
+
+    Attributes:
+        groups: how far each is.
+        mismatched: different calls under one number.
+        missing: who has not called what others are in.
+        stuck: calls that all have made and that do not end.
+        unpaired: sends and receives without their other end.
+        waiting: what each rank is in, the first of its calls first.
+        unavailable: ranks of whose collectives nothing is known.
+        culprits: the ranks that hold up the others: they called something else, or have not called, and wait for none.
+        suspects: ranks on which a call does not end that all have made; the cause is among them, or in the network.
+    """
 
     groups: tuple[GroupStand, ...] = ()
     mismatched: tuple[Mismatch, ...] = ()
@@ -119,17 +109,8 @@ class CollectiveFindings(Value):
     unpaired: tuple[Unpaired, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     unavailable: tuple[int, ...] = ()
-
-    @property
-    def culprits(self) -> tuple[int, ...]:
-        """The ranks that hold up the others: who called something else; else who did not call.
-
-        One that did not call because it waits in another group is held up itself, unless all of them are.
-        """
-        odd = {rank for mismatch in self.mismatched for rank in mismatch.ranks}
-        absent = {rank for missing in self.missing for rank in missing.ranks}
-        held_up = {rank for missing in self.missing for rank in missing.elsewhere}
-        return tuple(sorted(odd or absent - held_up or absent or {wait.peer for wait in self.unpaired}))
+    culprits: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -139,6 +120,17 @@ class CollectiveFindings(Value):
             *(missing.message for missing in self.missing),
             *(unpaired.message for unpaired in self.unpaired),
             *(stuck.message for stuck in self.stuck),
+        )
+
+    @property
+    def shown_lines(self) -> tuple[str, ...]:
+        """Those lines, as many of them as a reader takes in."""
+        lines, more = self.lines, len(self.lines) - _LINES_SHOWN
+        if more <= 0:
+            return lines
+        return (
+            *lines[:_LINES_SHOWN],
+            f"{more} more findings like these; report.txt lists the collectives of all ranks",
         )
 
 
@@ -155,272 +147,211 @@ def compare(collectives: Sequence[RankCollectives], world: Sequence[int]) -> Col
         world: all ranks of the job that may take part.
     """
     known = {one.rank: one for one in collectives if not one.failure}
-    unavailable = tuple(sorted({*world} - {*known}))
-    names: dict[str, str] = {}
-    for one in known.values():
-        for progress in one.groups:
-            names.setdefault(progress.group, progress.description)
-    # Where one name means several, the group's number and the backend distinguish them.
-    bare = [_bare_name(group, description) for group, description in names.items()]
-    groups = [
-        _Group(group, name if bare.count(name) == 1 else f"{name} ({group})", known, world)
-        for (group, _), name in zip(names.items(), bare, strict=True)
-    ]
-    waiting = tuple(sorted(wait for group in groups for wait in group.waiting()))
-    mismatched = tuple(mismatch for group in groups for mismatch in group.mismatched())
-    first_mismatch = {mismatch.group: mismatch.seq for mismatch in reversed(mismatched)}
-    limits = {group.name: first_mismatch.get(group.name) for group in groups}
-    return CollectiveFindings(
-        groups=tuple(group.stand() for group in groups),
-        mismatched=mismatched,
-        missing=tuple(missing for group in groups for missing in group.missing(waiting, limits[group.name])),
-        stuck=tuple(stuck for group in groups for stuck in group.stuck(limits[group.name])),
-        unpaired=tuple(unpaired for group in groups for unpaired in group.unpaired()),
-        waiting=waiting,
-        unavailable=unavailable,
-    )
+    groups = groups_of(known, world)
+    front = Wavefront(groups, known)
+    return _Comparison(groups, front, front.roots()).findings(tuple(sorted({*world} - {*known})))
 
 
-def _bare_name(group: str, description: str) -> str:
-    return group.partition(":")[2] if description in _NAMELESS and ":" in group else description or group
+class _Comparison:
+    """What the groups of a job show.
 
+    Args:
+        groups: all of them.
+        front: who waits for whom.
+        roots: where it began.
+    """
 
-class _Group:
-    """One process group, as all ranks together show it."""
+    def __init__(self, groups: Sequence[Group], front: Wavefront, roots: Sequence[Root]) -> None:
+        self._groups = groups
+        self._front = front
+        self._roots = roots
+        self._at_root = dict.fromkeys(root.op.group for root in roots if root.op.group >= 0)
+        self._waits = self._waiting()
 
-    def __init__(self, group: str, name: str, known: Mapping[int, RankCollectives], world: Sequence[int]) -> None:
-        self.name = name
-        self.ranks: dict[int, GroupProgress] = {}
-        members: set[int] = set()
-        self._position_to_rank: tuple[int, ...] = ()
-        for rank in sorted(known):
-            for progress in known[rank].groups:
-                if progress.group == group and rank not in self.ranks:
-                    self.ranks[rank] = progress
-                    members.update(progress.ranks)
-                    self._position_to_rank = self._position_to_rank or progress.ranks
-        is_default = any(progress.description == _DEFAULT_GROUP for progress in self.ranks.values())
-        self.members_known = is_default or bool(members)
-        if is_default:
-            members.update(world)
-            self._position_to_rank = self._position_to_rank or tuple(sorted(members))
-        # One that has not called anything here does not know the group.
-        nothing = GroupProgress(group, "", (), -1, -1, -1, ())
-        for rank in members & {*known}:
-            self.ranks.setdefault(rank, nothing)
-        self.unknown = tuple(sorted(members - {*known}))
-        self._calls = {rank: _by_seq(progress.calls) for rank, progress in self.ranks.items()}
-        self._waits_in = {
-            rank: _next_known(progress.completed, self._calls[rank])
-            for rank, progress in self.ranks.items()
-            if progress.completed < progress.enqueued
+    def findings(self, unavailable: tuple[int, ...]) -> CollectiveFindings:
+        """All of them."""
+        alike = groups_alike(self._groups)
+        by_group = {
+            place: first_mismatch(group, [one for one in alike.get(place, ()) if one is not group])
+            for place, group in enumerate(self._groups)
         }
+        # Only a mismatch that comes before what they wait in explains it.
+        telling = {
+            root.op.group: by_group[root.op.group]
+            for root in self._roots
+            if root.op.group >= 0 and any(found.seq <= root.op.number for found in by_group[root.op.group])
+        }
+        mismatched = _settled([mismatch for found in telling.values() for mismatch in found])
+        culprits = {rank for mismatch in mismatched for rank in mismatch.ranks}
+        suspects: set[int] = set()
+        for root in self._roots:
+            if root.op.group in telling:
+                continue
+            found = suspects if root.kind == "stuck" else culprits
+            found.update((self._left_out(root, alike) if root.kind == "circle" else ()) or root.suspects)
+        limits = {place: found[0].seq for place, found in by_group.items() if found}
+        order = sorted(range(len(self._groups)), key=lambda place: place not in self._at_root)
+        blamed = culprits | suspects
+        missing = [one for place in order for one in self._missing(self._groups[place], limits.get(place))]
+        stuck = [one for place in order for one in self._stuck(place, limits.get(place))]
+        return CollectiveFindings(
+            groups=tuple(_stand(group) for group in self._groups),
+            mismatched=tuple(mismatched),
+            missing=tuple(sorted(missing, key=lambda one: not blamed.intersection(one.ranks))),
+            stuck=tuple(stuck),
+            unpaired=tuple(sorted(self._unpaired(), key=lambda one: one.peer not in blamed)),
+            waiting=tuple(wait for _, waits in sorted(self._waits.items()) for wait in waits),
+            unavailable=unavailable,
+            culprits=tuple(sorted(culprits)),
+            suspects=tuple(sorted(suspects - culprits)),
+        )
 
-    def stand(self) -> GroupStand:
-        progress = tuple((rank, p.enqueued, p.completed) for rank, p in sorted(self.ranks.items()))
-        return GroupStand(self.name, progress, self.unknown, self.members_known)
+    def _left_out(self, root: Root, alike: Mapping[int, Sequence[Group]]) -> tuple[int, ...]:
+        """Of ranks that wait for each other, those that have left out a call before, or made one more."""
+        ranks = {*root.ranks}
+        widest = sorted(self._groups, key=lambda group: -len(group.ranks))[:_ANCHORS]
+        odd: set[int] = set()
+        for place, group in enumerate(self._groups):
+            if len(ranks.intersection(group.ranks)) > 1:
+                odd.update(left_out(group, widest, [one for one in alike.get(place, ()) if one is not group]))
+        return tuple(sorted(odd & ranks))
 
-    def waiting(self) -> list[Waiting]:
-        return [Waiting(rank, self.name, seq, self._op(seq, [rank])) for rank, seq in self._waits_in.items()]
+    def _waiting(self) -> dict[int, list[Waiting]]:
+        waits: dict[int, list[Waiting]] = {}
+        for rank, ops in self._front.first.items():
+            waits[rank] = [self._wait(rank, op) for op in sorted(ops)]
+        for group in self._groups:
+            for rank, seq in group.waits_in.items():
+                wait = Waiting(rank, group.name, seq, group.op(seq, [rank]))
+                if wait not in waits.setdefault(rank, []):
+                    waits[rank].append(wait)
+        return waits
 
-    # ------------------------------------------------------------------------------------ the same number, not the same
-
-    def mismatched(self) -> list[Mismatch]:
-        """The first number under which different calls were made; what follows it is out of step anyway."""
-        if not self._waits_in:
-            return []  # whatever they called, it has worked
-        for seq in sorted({seq for calls in self._calls.values() for seq in calls}):
-            made = {rank: calls[seq] for rank, calls in self._calls.items() if seq in calls}
-            if len(made) < 2 or any(len(calls) > 1 for calls in made.values()):  # noqa: PLR2004 - a pair
-                continue  # a coalesced call has several members
-            kinds: dict[tuple[object, ...], list[int]] = {}
-            sized = self._sized(made.values())
-            for rank, calls in sorted(made.items()):
-                kinds.setdefault(_kind(calls[0], sized), []).append(rank)
-            if len(kinds) > 1:
-                return self._mismatches(seq, sorted(kinds.values(), key=lambda ranks: (-len(ranks), ranks)), made)
-        return []
-
-    @staticmethod
-    def _sized(made: Iterable[Sequence[CollectiveCall]]) -> bool:
-        """Whether all made the same call, and it is one whose sizes can be compared on every rank."""
-        calls = [calls[0] for calls in made]
-        same = len({call.op for call in calls}) == 1
-        return same and calls[0].op in _EQUAL_SIZES and all(_elements(call.sizes) is not None for call in calls)
-
-    def _mismatches(
-        self, seq: int, parties: list[list[int]], made: Mapping[int, Sequence[CollectiveCall]]
-    ) -> list[Mismatch]:
-        calls = tuple((tuple(ranks), made[ranks[0]][0]) for ranks in parties)
-        if len(parties[0]) == len(parties[1]):
-            message = " and ".join(f"{ranks_text(ranks)} called {_call_text(call)}" for ranks, call in calls)
-            all_ranks = tuple(sorted(rank for ranks in parties for rank in ranks))
-            return [
-                Mismatch(self.name, seq, all_ranks, True, calls, f"{message} as collective {seq} of group {self.name}")
-            ]
-        usual_ranks, usual = calls[0]
-        return [
-            Mismatch(
-                self.name,
-                seq,
-                ranks,
-                False,
-                calls,
-                f"{ranks_text(ranks)} called {_call_text(call)} as collective {seq} of group {self.name} "
-                f"where {ranks_text(usual_ranks)} called {_call_text(usual)}",
-            )
-            for ranks, call in calls[1:]
-        ]
+    def _wait(self, rank: int, op: Op) -> Waiting:
+        group = self._groups[op.group]
+        if op.source < 0:
+            return Waiting(rank, group.name, op.number, group.op(op.number, [rank]))
+        return Waiting(rank, group.name, op.number, "send" if rank == op.source else "recv")
 
     # ----------------------------------------------------------------------------------------------- who has not called
 
-    def missing(self, waiting: Sequence[Waiting], mismatch_seq: int | None) -> list[Missing]:
-        furthest = max((progress.enqueued for progress in self.ranks.values()), default=-1)
-        laggards: dict[int, list[int]] = {}
-        for rank, progress in self.ranks.items():
-            if rank not in self._waits_in:
-                laggards.setdefault(progress.enqueued, []).append(rank)
+    def _missing(self, group: Group, mismatch_seq: int | None) -> list[Missing]:
+        if not group.waits_in:
+            return []
+        furthest = max(progress.enqueued for progress in group.ranks.values())
+        behind: dict[int, list[int]] = {}
+        for rank, progress in group.ranks.items():
+            if rank not in group.waits_in:
+                behind.setdefault(progress.enqueued, []).append(rank)
         found = []
-        for enqueued, ranks in sorted(laggards.items()):
-            ahead = {rank: seq for rank, seq in self._waits_in.items() if seq > enqueued}
+        for enqueued, ranks in sorted(behind.items()):
+            ahead = {rank: seq for rank, seq in group.waits_in.items() if seq > enqueued}
             seq = min(ahead.values(), default=-1)
-            if not ahead or (mismatch_seq is not None and seq > mismatch_seq):
-                continue
-            found.append(self._missing(sorted(ranks), seq, sorted(ahead), self._count(enqueued, furthest), waiting))
+            if ahead and (mismatch_seq is None or seq <= mismatch_seq):
+                count = _count(group, enqueued, furthest)
+                found.append(self._missing_of(group, sorted(ranks), seq, sorted(ahead), count))
         return found
 
-    def _missing(
-        self, ranks: list[int], seq: int, ahead: list[int], behind: int, waiting: Sequence[Waiting]
-    ) -> Missing:
-        op = self._op(seq, ahead)
-        other = {wait.rank: wait for wait in reversed(waiting) if wait.rank in ranks and wait.group != self.name}
+    def _missing_of(self, group: Group, ranks: list[int], seq: int, ahead: list[int], behind: int) -> Missing:
+        op = group.op(seq, ahead)
+        other = {rank: wait for rank in ranks for wait in self._waits.get(rank, ())[:1] if wait.group != group.name}
         message = (
             f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not called {_named(seq, op)} of group "
-            f"{self.name} that {ranks_text(ahead)} {_wait(ahead)} in; {'it is' if len(ranks) == 1 else 'they are'} "
+            f"{group.name} that {ranks_text(ahead)} {_wait(ahead)} in; {'it is' if len(ranks) == 1 else 'they are'} "
             f"{behind} behind"
         )
         if other:
             wait = other[min(other)]
             there = [rank for rank, its in other.items() if its[1:] == wait[1:]]
             subject = "it" if len(ranks) == 1 else ranks_text(there)
-            message += f"; {subject} {_wait(there)} in {_named(wait.seq, wait.op)} of group {wait.group}"
-        return Missing(self.name, seq, op, tuple(ranks), tuple(ahead), behind, tuple(sorted(other)), message)
-
-    def _count(self, enqueued: int, furthest: int) -> int:
-        """How many calls lie between; some numbers are used up by calls that are not recorded."""
-        seqs = {seq for calls in self._calls.values() for seq in calls}
-        first = max(enqueued, 0) + 1
-        if any(calls and min(calls) <= first and max(calls) == furthest for calls in self._calls.values()):
-            return len([seq for seq in seqs if seq > enqueued])
-        return max(1, furthest - max(enqueued, 0))
+            message += f"; {subject} {_wait(there)} in {_wait_text(wait)} of group {wait.group}"
+        return Missing(group.name, seq, op, tuple(ranks), tuple(ahead), behind, tuple(sorted(other)), message)
 
     # -------------------------------------------------------------------------------------------- all called, none ends
 
-    def stuck(self, mismatch_seq: int | None) -> list[Stuck]:
-        if not self._waits_in:
-            return []
-        seq = min(self._waits_in.values())
-        if any(progress.enqueued < seq for progress in self.ranks.values()):
-            return []  # a rank is missing
+    def _stuck(self, place: int, mismatch_seq: int | None) -> list[Stuck]:
+        group = self._groups[place]
+        found = [
+            self._stuck_transfer(group, root) for root in self._roots if root.op.group == place and root.op.source >= 0
+        ]
+        stuck = [one for one in found if one is not None]
+        if not group.waits_in:
+            return stuck
+        seq = min(group.waits_in.values())
+        if any(progress.enqueued < seq for progress in group.ranks.values()):
+            return stuck  # a rank is missing
         if mismatch_seq is not None and mismatch_seq <= seq:
-            return []
-        waiting = tuple(sorted(rank for rank, its_seq in self._waits_in.items() if its_seq == seq))
-        completed = tuple(sorted(rank for rank, progress in self.ranks.items() if progress.completed >= seq))
-        op = self._op(seq, waiting)
-        message = f"{ranks_text(waiting)} {_wait(waiting)} in {_named(seq, op)} of group {self.name}"
+            return stuck
+        waiting = tuple(sorted(rank for rank, its_seq in group.waits_in.items() if its_seq == seq))
+        completed = tuple(sorted(rank for rank, progress in group.ranks.items() if progress.completed >= seq))
+        op = group.op(seq, waiting)
+        message = f"{ranks_text(waiting)} {_wait(waiting)} in {_named(seq, op)} of group {group.name}"
         if completed:
             message += f", which has ended on {ranks_text(completed)}"
-        elif not self.unknown and self.members_known:
+        elif not group.unknown and group.members_known:
             message += ", which all members have called and none has completed"
-        if self.unknown:
-            message += f"; nothing is known of {ranks_text(self.unknown)}"
-        elif not self.members_known:
+        if group.unknown:
+            message += f"; nothing is known of {ranks_text(group.unknown)}"
+        elif not group.members_known:
             message += "; who else belongs to the group is not known"
-        return [Stuck(self.name, seq, op, waiting, completed, self.unknown, message)]
+        return [*stuck, Stuck(group.name, seq, op, waiting, completed, group.unknown, message)]
+
+    def _stuck_transfer(self, group: Group, root: Root) -> Stuck | None:
+        if root.kind != "stuck" or not root.is_complete:
+            return None
+        source, target = root.op.source, root.op.target
+        what = f"send from rank {source} to rank {target} in group {group.name}"
+        message = f"{ranks_text(root.ranks)} {_wait(root.ranks)} in the {what}"
+        if root.ended:
+            message += f", which has ended on {ranks_text(root.ended)}"
+        else:
+            message += ", which both have called and neither has completed"
+        return Stuck(group.name, root.op.number, "send", root.ranks, root.ended, (), message)
 
     # ----------------------------------------------------------------------------------------------- sends and receives
 
-    def unpaired(self) -> list[Unpaired]:
-        open_ends = {rank: _open_ends(progress.calls) for rank, progress in self.ranks.items()}
+    def _unpaired(self) -> list[Unpaired]:
         found = []
-        for rank, ends in open_ends.items():
-            for op, position in ends:
-                if position >= len(self._position_to_rank):
+        for rank, ops in sorted(self._front.first.items()):
+            for op in sorted(ops):
+                peer = op.target if rank == op.source else op.source
+                if op.source < 0 or self._front.state_of(peer, op) != "absent":
                     continue
-                peer = self._position_to_rank[position]
-                if peer not in open_ends or peer == rank:
-                    continue  # nothing is known of it
-                opposite = "recv" if op == "send" else "send"
-                if any(other == opposite and self._rank_at(back) == rank for other, back in open_ends[peer]):
-                    continue
-                preposition = "to" if op == "send" else "from"
-                message = (
-                    f"rank {rank} waits in a {op} {preposition} rank {peer} in group {self.name}, "
-                    f"and rank {peer} is in no {opposite} {'from' if op == 'send' else 'to'} it"
+                name, to, opposite, back = (
+                    ("send", "to", "recv", "from") if rank == op.source else ("recv", "from", "send", "to")
                 )
-                found.append(Unpaired(self.name, rank, peer, op, message))
+                group = self._groups[op.group].name
+                message = (
+                    f"rank {rank} waits in a {name} {to} rank {peer} in group {group}, "
+                    f"and rank {peer} is in no {opposite} {back} it"
+                )
+                found.append(Unpaired(group, rank, peer, name, message))
         return found
 
-    def _rank_at(self, position: int) -> int:
-        return self._position_to_rank[position] if position < len(self._position_to_rank) else -1
 
-    def _op(self, seq: int, ranks: Iterable[int]) -> str:
-        """What the ranks called under that number; of a coalesced call, the first."""
-        for rank in ranks:
-            for call in self._calls[rank].get(seq, ()):
-                return call.op
-        return ""
+def _stand(group: Group) -> GroupStand:
+    progress = tuple((rank, p.enqueued, p.completed) for rank, p in sorted(group.ranks.items()))
+    return GroupStand(group.name, progress, group.unknown, group.members_known)
 
 
-# ---------------------------------------------------------------------------------------------------------------- calls
+def _settled(mismatched: Iterable[Mismatch]) -> list[Mismatch]:
+    """Where it does not show who is the odd one, it is one that is so elsewhere."""
+    found = list(mismatched)
+    odd = {rank for mismatch in found if not mismatch.is_tie for rank in mismatch.ranks}
+    settled = []
+    for mismatch in found:
+        here = tuple(rank for rank in mismatch.ranks if rank in odd) if mismatch.is_tie else ()
+        settled.append(mismatch._replace(ranks=here) if here else mismatch)
+    return sorted(settled, key=lambda mismatch: mismatch.is_tie)
 
 
-def _by_seq(calls: Iterable[CollectiveCall]) -> dict[int, list[CollectiveCall]]:
-    found: dict[int, list[CollectiveCall]] = {}
-    for call in calls:
-        if not call.is_p2p:
-            found.setdefault(call.seq, []).append(call)
-    return found
-
-
-def _next_known(completed: int, calls: Mapping[int, object]) -> int:
-    """The first call after those that are complete; some numbers are used up by calls that are not recorded."""
-    return min((seq for seq in calls if seq > completed), default=completed + 1)
-
-
-def _open_ends(calls: Sequence[CollectiveCall]) -> list[tuple[str, int]]:
-    """The sends and receives that a rank is in: ``("send", position of the other in the group)``.
-
-    Members of a batch are never marked as complete; one that has a completed call behind it is taken for complete.
-    """
-    ends = []
-    for call in reversed(calls):
-        if call.retired:
-            break
-        op, _, positions = call.op.partition(" ")
-        _, arrow, other = positions.partition("->" if op == "send" else "<-")
-        if call.is_p2p and op in {"send", "recv"} and arrow and other.isascii() and other.isdecimal():
-            ends.append((op, int(other[:9])))
-    return list(dict.fromkeys(ends))
-
-
-def _kind(call: CollectiveCall, sized: bool) -> tuple[object, ...]:  # noqa: FBT001 - a part of the key or not
-    return (call.op, _elements(call.sizes)) if sized else (call.op,)
-
-
-def _elements(sizes: str) -> tuple[int, ...] | None:
-    """How many elements each tensor has: ``[[2, 3], [4]]`` -> ``(6, 4)``; None where it is not known."""
-    try:
-        shapes = loads(sizes, longest=_LONGEST_SIZES)
-        return tuple(math.prod(_dimension(size) for size in shape) for shape in shapes)
-    except (ValueError, TypeError):
-        return None
-
-
-def _dimension(size: object) -> int:
-    if type(size) is not int or not 0 <= size < 1 << 62:
-        raise ValueError("no size")
-    return size
+def _count(group: Group, enqueued: int, furthest: int) -> int:
+    """How many calls lie between; some numbers are used up by calls that are not recorded."""
+    seqs = {seq for calls in group.calls.values() for seq in calls}
+    first = max(enqueued, 0) + 1
+    if any(calls and min(calls) <= first and max(calls) == furthest for calls in group.calls.values()):
+        return len([seq for seq in seqs if seq > enqueued])
+    return max(1, furthest - max(enqueued, 0))
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -434,6 +365,5 @@ def _named(seq: int, op: str) -> str:
     return f"collective {seq} ({op})" if op else f"collective {seq}"
 
 
-def _call_text(call: CollectiveCall) -> str:
-    sizes = call.sizes if len(call.sizes) <= _SIZES_SHOWN else call.sizes[:_SIZES_SHOWN] + "…"
-    return f"{call.op} {sizes}" if call.sizes not in {"", "[]"} else call.op
+def _wait_text(wait: Waiting) -> str:
+    return f"a {wait.op}" if wait.op in {"send", "recv"} else _named(wait.seq, wait.op)

@@ -307,7 +307,7 @@ def _timed_out(
         return Judgement(cause, headline, root.end)
     idle = _idle(waits)
     if findings.culprits:
-        message = findings.missing[0].message if findings.missing else ""
+        message = findings.lines[0] if findings.lines else ""
         return Judgement(
             cause._replace(ranks=findings.culprits), f"{headline}; {message}" if message else headline, root.end
         )
@@ -317,6 +317,10 @@ def _timed_out(
         where = f" ({hosts.label(idle[0].rank)})" if hosts.are_several else ""
         message = f"{ranks_text([idle[0].rank])}{where} {idle[0].description}"
         return Judgement(cause._replace(ranks=ranks), f"{headline}; meanwhile {message}", root.end)
+    if findings.suspects and len(findings.suspects) < len(waits):
+        stuck = next((one for one in findings.stuck if {*findings.suspects}.intersection(one.waiting)), None)
+        message = f"; {stuck.message}" if stuck is not None else ""
+        return Judgement(cause._replace(ranks=findings.suspects), f"{headline}{message}", root.end)
     return Judgement(cause._replace(ranks=()), headline, root.end)
 
 
@@ -433,7 +437,7 @@ def _printed(failure: Failure) -> Sequence[str]:
 def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None, *, waited: bool) -> tuple[str, ...]:
     """What else is worth a line."""
     # While a job is well, ranks are a few calls apart too. Only where one has waited too long does that mean anything.
-    lines = [*findings.lines] if waited else [mismatch.message for mismatch in findings.mismatched]
+    lines = [*findings.shown_lines] if waited else [mismatch.message for mismatch in findings.mismatched]
     lines += gpu_lines(evidence.kernel_lines)[-_MOST_KERNEL_LINES:]
     unfinished = evidence.capture.timed_out
     if unfinished:

@@ -17,6 +17,7 @@ from saferun.diagnosis.hang_classes import (
     OTHER_WAY,
     SEVERITY,
     STORE_ADVICE,
+    STUCK_ADVICE,
     HangClass,
     class_of,
 )
@@ -66,7 +67,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     waits = located_waits(waits, hosts)
     verdict = _Case(evidence, hosts, findings, waits).judge()
     lines = [*silent_lines(hosts, verdict.headline)]
-    lines += [*verdict.findings, *(line for line in findings.lines if line not in verdict.headline)]
+    lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in verdict.headline)]
     lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=_headline(evidence.hang, verdict.headline),
@@ -114,6 +115,7 @@ class _Case:
             or self._different_collectives()
             or self._unheard()
             or self._network()
+            or self._stuck()
             or self._none_odd()
         )
 
@@ -169,6 +171,20 @@ class _Case:
             return None
         proof = self._findings.lines[0] if self._findings.lines else ""
         return self._named(absent, CLASSES["collective"], proof)
+
+    def _stuck(self) -> Judgement | None:
+        """A call that all its members have made, and that ends on none of these; the others wait for them."""
+        suspects = tuple(rank for rank in self._findings.suspects if rank in self._waits)
+        stuck = next((one for one in self._findings.stuck if set(suspects).intersection(one.waiting)), None)
+        if stuck is None or len(suspects) >= len(self._held_up):
+            return None
+        what = f"collective {stuck.seq} ({stuck.op})" if stuck.op != "send" else "send"
+        gets = "does not get" if len(suspects) == 1 else "do not get"
+        message = f"{gets} through a call that all have made ({what} of group {stuck.group})"
+        advice = STUCK_ADVICE.format(ranks=ranks_text(suspects))
+        place = self._waits[suspects[0]].location
+        cause = Cause("hang_stuck_collective", message, suspects, stuck.message, advice, place)
+        return Judgement(cause, f"{self._names(suspects)} {message}, and all others wait for {_them(suspects)}")
 
     # ---------------------------------------------------------------------------------------------- what the ranks do
 
@@ -363,6 +379,10 @@ def _what_they_wait_in(waits: Iterable[Wait]) -> str:
 
 def _has(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
+
+
+def _them(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
 
 
 def _waits(waits: Sequence[Wait]) -> str:

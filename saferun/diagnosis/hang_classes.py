@@ -48,6 +48,10 @@ _FIFO = HangClass("hang_fifo", "start the process that opens the other end of {w
 _LOCK_FILE = "a lock file"
 _LOCK_FILE_ADVICE = "look for a lock file that a killed process has left behind, and remove it"
 MISMATCH_ADVICE = "compare the code of the ranks: no collective may stand behind a condition that differs between them"
+STUCK_ADVICE = (
+    "look at the GPUs of {ranks} (nvidia-smi, Xid messages in the kernel log) and at the network between them; a kernel"
+    " of the job's own that never ends looks alike, and TORCH_NCCL_ENABLE_TIMING=1 shows whose it is"
+)
 ALL_ADVICE = "look at the ranks of other hosts, at the network between them, and at the captures' GPU states"
 STORE_ADVICE = "check whether all ranks were started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
 _FORKED = frozenset({"a forked child", "a process pool"})

@@ -183,11 +183,15 @@ _GPU_CALLS = Calls(
 
 
 def in_pending_collective(view: RankView) -> Found | None:
-    """The user's own line waits, it is not known in what, and a collective of this rank is not over."""
+    """It is not known in what the rank waits, and a collective of its own is not over.
+
+    Where it is certain that a collective no longer moves that is enough, whatever library's line it spins in: the
+    optimizer, ``clip_grad_norm_``, an ``item()`` in a trainer.
+    """
     if not view.pending or view.is_behind or next(native_calls(view), ""):
         return None
     in_user_code = next(library_calls(view), None) is None
-    is_stuck = view.hang is not None and view.hang.kind == "stuck_collective"
-    if in_user_code and (syscall(view) == "futex" or (is_stuck and is_at_work(view))):
+    is_stuck = view.hang is not None and view.hang.kind == "stuck_collective" and view.hang.certain
+    if (in_user_code and syscall(view) == "futex") or (is_stuck and is_at_work(view)):
         return found_in_collective(_pending_op(view))
     return None

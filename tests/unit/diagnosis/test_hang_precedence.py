@@ -207,6 +207,29 @@ def test_where_all_wait_in_the_same_collective_none_of_them_is_blamed(ranks: int
         assert "all ranks of node1 wait in all_reduce at train.py:52 in step" in found.headline
 
 
+def test_a_pair_that_does_not_get_through_its_call_is_named_though_its_cpus_are_ahead() -> None:
+    """All ranks wait in calls of their GPUs, and those of ranks 2 and 3 are the first that do not end."""
+
+    def stand(rank: int) -> RankCollectives:
+        pair = (0, 1) if rank < 2 else (2, 3)
+        own = CollectiveCall(5, "all_reduce", "[[4]]", rank < 2, is_p2p=False, created_ns=0, order=8)
+        common = CollectiveCall(3, "all_reduce", "[[1]]", False, is_p2p=False, created_ns=0, order=9)
+        return RankCollectives(
+            rank,
+            (
+                GroupProgress("nccl:4", "TENSOR", pair, 5, -1, 5 if rank < 2 else 4, (own,)),
+                GroupProgress("nccl:0", "default_pg", (0, 1, 2, 3), 3, -1, 2, (common,)),
+            ),
+        )
+
+    found = diagnose_hang(job(*[IN_STEP] * 4, recorders=tuple(map(stand, range(4)))))
+    assert found.cause is not None
+    assert (found.cause.class_name, found.cause.ranks) == ("hang_stuck_collective", (2, 3))
+    assert "ranks 2-3 (node1) do not get through a call that all have made (collective 5 (all_reduce)" in found.headline
+    assert found.cause.proof.endswith("which all members have called and none has completed")
+    assert "GPUs of ranks 2-3" in found.cause.advice
+
+
 def test_where_all_wait_in_the_store_somebody_has_not_been_started() -> None:
     in_store = (
         Frame("_create_c10d_store", f"{SITE}/torch/distributed/rendezvous.py", 9),

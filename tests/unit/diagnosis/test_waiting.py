@@ -24,6 +24,7 @@ from tests.unit.diagnosis.recorded_hangs import (
     NAMES,
     RANKS,
     SCRIPT,
+    SITE,
     capture_of,
     ends_of,
     look_of,
@@ -271,3 +272,19 @@ def test_of_two_looks_at_a_process_the_later_counts() -> None:
         look_of(0, syscall="read", wchan="pipe_read", waits_on="the FIFO /x"),
     )
     assert one(STEP, looks=looks).detail == "the FIFO /x"
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_in_a_stuck_collective_it_does_not_matter_in_which_library_a_rank_spins(certain: bool) -> None:
+    """A victim reads a value of its GPU in the optimizer, in FSDP or elsewhere, and is busy there."""
+    verdict = HangVerdict("stuck_collective", (0, 1), 300.0, certain=certain, busy=(0,))
+    recorders = (recorded(0, 3, 2), recorded(1, 3, 2))
+    look = look_of(0, state="R", syscall="", wchan="")
+    for file, function in (
+        ("torch/nn/utils/clip_grad.py", "clip_grad_norm_"),
+        ("torch/amp/grad_scaler.py", "step"),
+        ("torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py", "wait_for_unshard"),
+    ):
+        frame = Frame(function, f"{SITE}/{file}", 9)
+        found = one(frame, STEP, look=look, active=True, collectives=recorders, hang=verdict, ranks=(0, 1))
+        assert (found.kind == "collective") is certain, frame

@@ -1,0 +1,362 @@
+"""Who holds up all the others, by what each rank waits in: the ranks and calls that wait for no other. Pure.
+
+On a GPU calls are only queued: a rank whose GPU hangs goes on calling, and a rank that is held up has several calls
+that are not over. Of these the first counts, in the order in which the rank made them. It waits for the members that
+have not made the call, and for those that have and are still in an earlier one. Who is waited for and waits for none
+is where it began:
+
+* a rank that is in no call: it has not come to the one that others are in;
+* a call that all members have made and have nothing before: a GPU, a network, or calls that do not fit each other;
+* ranks that wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from saferun.diagnosis.process_groups import Group, Stream
+from saferun.evidence import CollectiveCall, RankCollectives
+from saferun.model import Value
+
+_UNKNOWN_ORDER = 1 << 62
+
+
+class Op(Value):
+    """A collective, or a send and its receive.
+
+    ``group``: its place in the list. ``number``: of a collective its sequence number, of a transfer its place among
+    those of the two ranks; -1: unknown. ``source`` and ``target`` are -1 for a collective.
+    """
+
+    group: int
+    number: int
+    source: int = -1
+    target: int = -1
+
+
+class Root(Value):
+    """Where a hang began.
+
+    Attributes:
+        kind: ``absent`` (``ranks`` are in no call, and others wait for them), ``stuck`` (``op`` has been called by all
+            of its members and ends on none of ``ranks``), ``circle`` (``ranks`` wait for each other).
+        ranks: as said.
+        op: of a stuck one, the call; of the others one that is waited in.
+        ended: of a stuck one, members on which it has ended.
+        suspects: those of ``ranks`` that may be the cause.
+        is_complete: whether nothing is unknown about the members.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    op: Op
+    ended: tuple[int, ...] = ()
+    suspects: tuple[int, ...] = ()
+    is_complete: bool = True
+
+
+class _Open(Value):
+    """A call of a rank that is not over."""
+
+    order: int
+    batch: int
+    op: Op
+
+
+class _Members(Value):
+    """The members of a call: those it waits for, those that are in it, those on which it has ended."""
+
+    awaited: tuple[int, ...]
+    here: tuple[int, ...]
+    ended: tuple[int, ...]
+    is_complete: bool
+
+
+Node = int | Op
+
+
+class Wavefront:
+    """What each rank waits in, and who waits for whom.
+
+    Args:
+        groups: of the job.
+        known: the recorders that answered, by rank.
+    """
+
+    def __init__(self, groups: Sequence[Group], known: Mapping[int, RankCollectives]) -> None:
+        self._groups = groups
+        self._known = known
+        self._of_rank: dict[int, list[Group]] = {}
+        for group in groups:
+            for rank in group.ranks:
+                self._of_rank.setdefault(rank, []).append(group)
+        self.first: dict[int, frozenset[Op]] = {}
+        for rank, opened in self._open_calls().items():
+            earliest = min(opened)
+            first = [
+                one for one in opened if one.order == earliest.order or (one.batch >= 0 and one.batch == earliest.batch)
+            ]
+            self.first[rank] = frozenset(one.op for one in first)
+        ops = dict.fromkeys(op for rank in sorted(self.first) for op in sorted(self.first[rank]))
+        self._members = {op: self._members_of(op) for op in ops}
+        self._hold_batches()
+
+    # -------------------------------------------------------------------------------------------------- what is open
+
+    def _open_calls(self) -> dict[int, list[_Open]]:
+        """The first call of each stream of each rank that is not over."""
+        found: dict[int, list[_Open]] = {}
+        for place, group in enumerate(self._groups):
+            for rank, seq in group.waits_in.items():
+                call = group.call(rank, seq)
+                found.setdefault(rank, []).append(_Open(_order(call), -1, Op(place, seq)))
+            for rank, streams in group.streams.items():
+                for stream, calls in streams.items():
+                    call = _first_open(calls)
+                    if call is not None and stream[1] >= 0:
+                        op = _transfer(place, rank, stream, call.nth)
+                        batch = place << 40 | call.seq
+                        found.setdefault(rank, []).append(_Open(_order(call), batch, op))
+        return found
+
+    # ------------------------------------------------------------------------------------------------ who is waited for
+
+    def _members_of(self, op: Op) -> _Members:
+        return self._of_collective(op) if op.source < 0 else self._of_transfer(op)
+
+    def _of_collective(self, op: Op) -> _Members:
+        group = self._groups[op.group]
+        awaited, here, ended = [], [], []
+        for rank, progress in group.ranks.items():
+            if op in self.first.get(rank, ()):
+                here.append(rank)
+            elif progress.completed >= op.number:
+                ended.append(rank)
+            else:
+                awaited.append(rank)
+        is_complete = group.members_known and not group.unknown
+        return _Members(tuple(sorted(awaited)), tuple(sorted(here)), tuple(sorted(ended)), is_complete)
+
+    def _of_transfer(self, op: Op) -> _Members:
+        ends = {rank: self.state_of(rank, op) for rank in (op.source, op.target)}
+        return _Members(
+            tuple(rank for rank, state in ends.items() if state in {"absent", "behind"}),
+            tuple(rank for rank, state in ends.items() if state == "here"),
+            tuple(rank for rank, state in ends.items() if state == "ended"),
+            "unknown" not in ends.values(),
+        )
+
+    def state_of(self, rank: int, op: Op) -> str:
+        """What an end of a transfer does: ``absent``, ``behind``, ``here``, ``ended``, ``unknown``."""
+        if rank not in self._known:
+            return "unknown"
+        if op in self.first.get(rank, ()):
+            return "here"
+        stream = ("send", op.target) if rank == op.source else ("recv", op.source)
+        streams = self._groups[op.group].streams.get(rank, {})
+        calls = streams.get(stream, [])
+        is_counted = not calls or calls[-1].nth >= 0
+        if op.number < 0 or not is_counted:
+            return "behind" if _first_open(calls) is not None else "absent"
+        if not calls or calls[-1].nth < op.number:
+            return "absent"
+        call = next((call for call in calls if call.nth == op.number), None)
+        return "ended" if call is None or call.retired else "behind"
+
+    def _hold_batches(self) -> None:
+        """A batch is over when all of it is: who waits in a part of it holds up the others."""
+        todo = [rank for rank, ops in self.first.items() if len(ops) > 1]
+        moves = True
+        while moves:
+            moves = False
+            for rank in todo:
+                ops = self.first[rank]
+                if any(self._members[op].awaited for op in ops):
+                    for op in ops:
+                        members = self._members[op]
+                        if not members.awaited and rank in members.here:
+                            moves = True
+                            here = tuple(one for one in members.here if one != rank)
+                            self._members[op] = members._replace(awaited=(rank,), here=here)
+
+    # ------------------------------------------------------------------------------------------------------------ roots
+
+    def roots(self) -> list[Root]:
+        """Where it began."""
+        found: list[Root] = []
+        idle: dict[int, Op] = {}
+        for component in _sinks([*self.first], self._next):
+            ranks = tuple(sorted(node for node in component if isinstance(node, int)))
+            ops = sorted(node for node in component if not isinstance(node, int))
+            if not ranks:
+                members = self._members[ops[0]]
+                suspects = self._suspects(ops[0], members)
+                found.append(Root("stuck", members.here, ops[0], members.ended, suspects, members.is_complete))
+            elif ops:
+                found.append(Root("circle", ranks, ops[0], (), self._odd_ones(ranks, ops)))
+            else:
+                idle[ranks[0]] = self._wanted(ranks[0])
+        idle.update(self._idle())
+        return [*(Root("absent", (rank,), op, (), (rank,)) for rank, op in sorted(idle.items())), *found]
+
+    def _idle(self) -> dict[int, Op]:
+        """Ranks that are in no call and have not made one that others have: they wait for none."""
+        found = {}
+        for place, group in enumerate(self._groups):
+            if not group.waits_in:
+                continue
+            newest = max(progress.enqueued for rank, progress in group.ranks.items() if rank in group.waits_in)
+            for rank, progress in group.ranks.items():
+                if rank not in self.first and progress.enqueued < newest and rank not in found:
+                    found[rank] = Op(place, max(progress.enqueued, 0) + 1)
+        return found
+
+    def _next(self, node: Node) -> Iterable[Node]:
+        if isinstance(node, int):
+            ops = self.first.get(node, frozenset())
+            held = [op for op in ops if self._members[op].awaited and self._members[op].awaited != (node,)]
+            return sorted(held or ops)
+        return self._members[node].awaited
+
+    def _wanted(self, rank: int) -> Op:
+        """A call that waits for this rank."""
+        return next((op for op, members in self._members.items() if rank in members.awaited), Op(-1, -1))
+
+    def _suspects(self, op: Op, members: _Members) -> tuple[int, ...]:
+        """Of those in a call that all have made: who may be the cause."""
+        ranks = list(members.here)
+        failing = [rank for rank in ranks if self._known[rank].incomplete]
+        if failing:
+            return tuple(failing)
+        calls = {rank: self._call(rank, op) for rank in ranks}
+        begun = [rank for rank, call in calls.items() if call is not None and call.started]
+        if begun and len(begun) < len(ranks):
+            return tuple(rank for rank in ranks if rank not in begun)
+        return self._of_other_size(calls) or self._least_advanced(op, ranks) or tuple(ranks)
+
+    def _least_advanced(self, op: Op, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Those whose other streams have not come as far as those of the rest, which have called as much in them.
+
+        A GPU that is well goes on in its other groups until there is no more to do without this call.
+        """
+        if op.source >= 0 or len(ranks) < 2:  # noqa: PLR2004 - the two ends of a send do different things
+            return ()
+        by_description: dict[str, dict[int, tuple[int, int]]] = {}
+        for rank in ranks:
+            for group in self._of_rank.get(rank, ()):
+                if group is not self._groups[op.group] and group.size < len(self._known):
+                    progress = group.ranks[rank]
+                    by_description.setdefault(group.description, {})[rank] = (progress.enqueued, progress.completed)
+        for stands in by_description.values():
+            completed = {done for _, done in stands.values()}
+            if len(stands) == len(ranks) and len({called for called, _ in stands.values()}) == 1 and len(completed) > 1:
+                return tuple(rank for rank in ranks if stands[rank][1] == min(completed))
+        return ()
+
+    @staticmethod
+    def _of_other_size(calls: Mapping[int, CollectiveCall | None]) -> tuple[int, ...]:
+        """The one that exchanges another amount than all others, which may differ and seldom does for one alone."""
+        sizes: dict[tuple[str, str], list[int]] = {}
+        for rank, call in calls.items():
+            if call is None or not call.op.startswith("all_to_all"):
+                return ()
+            sizes.setdefault((call.sizes, call.output_sizes), []).append(rank)
+        alone = [ranks for ranks in sizes.values() if len(ranks) == 1]
+        return tuple(alone[0]) if len(sizes) == 2 and len(alone) == 1 else ()  # noqa: PLR2004 - one and the rest
+
+    def _call(self, rank: int, op: Op) -> CollectiveCall | None:
+        group = self._groups[op.group]
+        if op.source < 0:
+            return group.call(rank, op.number)
+        stream: Stream = ("send", op.target) if rank == op.source else ("recv", op.source)
+        return _first_open(group.streams.get(rank, {}).get(stream, []))
+
+    def _odd_ones(self, ranks: Sequence[int], ops: Sequence[Op]) -> tuple[int, ...]:
+        """Of ranks that wait for each other: who has left the order in which the others call.
+
+        Where most members of a call are in it, those who are not are the odd ones; where few are in it, those few.
+        Where that decides nothing it is who has not called what the most wait in, and else it is all.
+        """
+        odd = dict.fromkeys(ranks, 0.0)
+        absent = dict.fromkeys(ranks, 0)
+        for op in ops:
+            members = self._members[op]
+            waiting, awaited = len(members.here), len(members.awaited)
+            weight = abs(waiting - awaited) / (waiting + awaited)
+            for rank in members.awaited if waiting > awaited else members.here:
+                if rank in odd:
+                    odd[rank] += weight
+            for rank in members.awaited:
+                if rank in absent and not self._has_called(rank, op):
+                    absent[rank] += waiting
+        return _largest(odd) or _largest(absent) or tuple(ranks)
+
+    def _has_called(self, rank: int, op: Op) -> bool:
+        if op.source < 0:
+            return self._groups[op.group].ranks[rank].enqueued >= op.number
+        return self.state_of(rank, op) != "absent"
+
+
+def _largest(scores: Mapping[int, float]) -> tuple[int, ...]:
+    """Those with the highest score; none where all have the same."""
+    most = max(scores.values())
+    return tuple(rank for rank, score in scores.items() if score == most) if most > min(scores.values()) else ()
+
+
+def _order(call: CollectiveCall | None) -> int:
+    return call.order if call is not None and call.order >= 0 else _UNKNOWN_ORDER
+
+
+def _first_open(calls: Iterable[CollectiveCall]) -> CollectiveCall | None:
+    """The first that is not over; one that has a call behind it that is over counts as over."""
+    found = None
+    for call in calls:
+        if call.retired:
+            found = None
+        elif found is None:
+            found = call
+    return found
+
+
+def _transfer(group: int, rank: int, stream: Stream, nth: int) -> Op:
+    do, peer = stream
+    return Op(group, nth, rank, peer) if do == "send" else Op(group, nth, peer, rank)
+
+
+def _sinks(starts: Sequence[Node], following: Callable[[Node], Iterable[Node]]) -> list[list[Node]]:
+    """The strongly connected parts of a graph that lead nowhere else (Tarjan), without recursion."""
+    index: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    component: dict[Node, int] = {}
+    place: dict[Node, int] = {}
+    stack: list[Node] = []
+    sinks: list[list[Node]] = []
+    for start in starts:
+        if start in index:
+            continue
+        index[start] = low[start] = len(index)
+        place[start] = len(stack)
+        stack.append(start)
+        work = [(start, iter(following(start)))]
+        while work:
+            node, rest = work[-1]
+            other = next(rest, None)
+            if other is not None:
+                if other not in index:
+                    index[other] = low[other] = len(index)
+                    place[other] = len(stack)
+                    stack.append(other)
+                    work.append((other, iter(following(other))))
+                elif other not in component:
+                    low[node] = min(low[node], index[other])
+                continue
+            work.pop()
+            if work:
+                low[work[-1][0]] = min(low[work[-1][0]], low[node])
+            if low[node] == index[node]:
+                part = stack[place[node] :]
+                del stack[place[node] :]
+                component.update(dict.fromkeys(part, index[node]))
+                if all(component[other] == index[node] for one in part for other in following(one)):
+                    sinks.append(part)
+    return sinks
