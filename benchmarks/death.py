@@ -56,7 +56,7 @@ def read_noticed_ns(directory: Path) -> int | None:
         for line in path.read_text().splitlines():
             event = json.loads(line)
             if "RankExited" in event.values():
-                return int(event["at"] * 1e9)
+                return int(event["monotonic_s"] * 1e9)
     return None
 
 

@@ -257,8 +257,8 @@ class Job(JobSender):
     def _note_signed(self, message: JsonObject) -> None:
         """Note by which secret the hosts sign their messages, or why by none."""
         by, why = (display_text(message.get(name) or "", LONGEST_MESSAGE) for name in ("signed", "unsigned_why"))
-        at = {"time": time.time(), "at": time.monotonic(), "attempt": self.current.number}
-        self._run_dir.write_event({"event": "MessagesSigned", **at, "by": by, "why_not": why})
+        at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self.current.number}
+        self._run_dir.write_event({"event": "MessagesSigned", **at, "signed_by": by, "unsigned_reason": why})
         if self.leads and not by and message.get("offered") == "munge":
             # Hosts of one cluster have munge, all or none of them. Another file system on each is nothing unusual.
             self._warn(f"messages between the hosts are not signed: {why}")

@@ -31,7 +31,13 @@ class EventLog:
 
     def record(self, event: Event, before: State, after: State) -> None:
         """Write an event that the supervisor has handled, and the state that it led to, if that is another one."""
-        entry: JsonObject = {"event": type(event).__name__, "time": time.time(), **_as_json(event)}
+        fields = _as_json(event)
+        entry: JsonObject = {
+            "event": type(event).__name__,
+            "time": time.time(),
+            "monotonic_s": fields.pop("at"),
+            **fields,
+        }
         if before is not after:
             entry["state"] = after.value
         if self._context.supervisor.remark:
@@ -40,7 +46,7 @@ class EventLog:
 
     def note(self, name: str) -> None:
         """Write an event that no decision follows from."""
-        at = {"time": time.time(), "at": time.monotonic(), "attempt": self._context.attempt}
+        at = {"time": time.time(), "monotonic_s": time.monotonic(), "attempt": self._context.attempt}
         self._context.run_dir.write_event({"event": name, **at})
 
     def describe(self) -> None:

@@ -301,5 +301,5 @@ def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -
         class_name=diagnosis.cause.class_name if diagnosis.cause is not None else "",
         host=next((host.label for host in diagnosis.hosts if host.host == excluded), ""),
     )
-    context.launch.run_dir.write_event({"event": "Decision", "at": time.monotonic(), **row._asdict()})
+    context.launch.run_dir.write_event({"event": "Decision", "monotonic_s": time.monotonic(), **row._asdict()})
     context.log.add_decision(row)

@@ -25,7 +25,9 @@ def signed_by(run: Path) -> list[tuple[int, str, str]]:
     events = [
         json.loads(line) for path in sorted(run.glob("node*/events.jsonl")) for line in path.read_text().splitlines()
     ]
-    return sorted((e["attempt"], e["by"], e["why_not"]) for e in events if e["event"] == "MessagesSigned")
+    return sorted(
+        (e["attempt"], e["signed_by"], e["unsigned_reason"]) for e in events if e["event"] == "MessagesSigned"
+    )
 
 
 @pytest.mark.parametrize("tasks", [1, 2], ids=["a task a host", "a task a rank"])

@@ -19,7 +19,7 @@ from tests.torch.test_job_secret import WAIT, control_store_of, decide
 def signed_by(runs: Path) -> list[tuple[str, str]]:
     """By which secret each host signs its messages, or why by none."""
     events = [json.loads(line) for path in sorted(runs.rglob("events.jsonl")) for line in path.read_text().splitlines()]
-    return [(event["by"], event["why_not"]) for event in events if event["event"] == "MessagesSigned"]
+    return [(event["signed_by"], event["unsigned_reason"]) for event in events if event["event"] == "MessagesSigned"]
 
 
 def private_in(runs: Path) -> list[str]:

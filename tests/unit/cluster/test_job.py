@@ -596,7 +596,7 @@ def test_that_messages_are_not_signed_is_said_where_they_should_be(
     listening.hear(**{**JOINED, **told})
     assert [line for line in listening.said if "sign" in line] == ([said] if said else [])
     assert [event["event"] for event in events] == ["MessagesSigned"]
-    assert events[0]["by"] == told["signed"]
+    assert events[0]["signed_by"] == told["signed"]
     assert len(listening.places) == 1
 
 
