@@ -312,7 +312,7 @@ def test_a_stranger_who_takes_no_connections_keeps_no_job_waiting(monkeypatch: p
             waiting[-1].setblocking(False)
             if waiting[-1].connect_ex(path):
                 break
-        with pytest.raises(SaferunError, match="a process that takes no connections has taken @saferun-"):
+        with pytest.raises(SaferunError, match="a process that accepts no connections has taken @saferun-"):
             TaskSockets("job-with-a-stranger").listen()
         for one in waiting:
             one.close()
