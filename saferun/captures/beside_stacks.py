@@ -104,6 +104,14 @@ def capture_kernel_log(scene: Scene) -> None:
         scene.emit("kernel_line", str(line))
 
 
+def capture_rdma_errors(scene: Scene) -> None:
+    """Errors of RDMA ports since the start of the job, on hosts that have such ports."""
+    from saferun.captures import rdma_errors
+
+    if rdma_errors.is_remembered():
+        _capture_host(scene, "rdma_errors", lambda _until: rdma_errors.capture_rdma_errors())
+
+
 def _capture_host(scene: Scene, name: str, capture: Callable[[float], HostCapture]) -> HostCapture:
     started_at = time.monotonic()
     scene.begin(name)

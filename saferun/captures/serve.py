@@ -50,6 +50,7 @@ EXAMINER_MODULES = (
     "saferun.captures.flight_recorder",
     "saferun.captures.worker_server",
     "saferun.captures.kernel_log",
+    "saferun.captures.rdma_errors",
     "saferun.captures.gpu_nvidia",
     "saferun.captures.gpu_amd",
     "saferun.captures.cores",
@@ -131,6 +132,7 @@ class _Warming:
             self._load(self._own.pop(0))
         else:
             self.is_over = True
+            _remember_errors()
             self._lines.send({"ready": True})
             import gc
 
@@ -148,6 +150,13 @@ class _Warming:
             import_module(name)
         # Dependencies first, so that each can be imported on its own.
         self._loaded += [*reversed(list(sys.modules)[before:]), name]
+
+
+def _remember_errors() -> None:
+    with suppress(Exception):  # the capture reports that they are not known
+        from saferun.captures.rdma_errors import remember_errors
+
+        remember_errors()
 
 
 class _Server:

@@ -9,6 +9,7 @@ from saferun.captures.beside_stacks import (
     capture_gpu_amd,
     capture_gpu_nvidia,
     capture_kernel_log,
+    capture_rdma_errors,
 )
 from saferun.captures.links import capture_links
 from saferun.captures.process_state import capture_process_state
@@ -47,6 +48,7 @@ CAPTURES: tuple[CaptureStep, ...] = (
     CaptureStep("gpu_nvidia", capture_gpu_nvidia, "gpu"),
     CaptureStep("gpu_amd", capture_gpu_amd, "gpu"),
     CaptureStep("kernel_log", capture_kernel_log),
+    CaptureStep("rdma_errors", capture_rdma_errors, "gpu"),
     # Only one tracer per process, and strace slows it down.
     CaptureStep("strace", capture_strace, "strace", is_late=True),
 )

@@ -162,7 +162,7 @@ def collective_timeout(failure: Failure) -> Cause | None:
 # ---------------------------------------------------------------------------------------------------------------- NCCL
 
 _LAST_ERROR = re.compile(r"\s*Last error:\s*(.{0,200})")
-_NCCL_DEBUG = "run it once with NCCL_DEBUG=WARN, which names the call that failed"
+_NCCL_DEBUG = "NCCL_DEBUG=WARN (set by default) names the call that failed, in nccl.*.log in the directory of the rank"
 _NCCL = (
     TextRule(
         "nccl_error",
