@@ -10,7 +10,6 @@ Source: ``torch/csrc/distributed/c10d/FlightRecorder*.hpp``, ``ProcessGroupNCCL.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
 from saferun.evidence import CollectiveCall, Frame, GroupProgress
@@ -288,11 +287,6 @@ def _types(raw: Any) -> str:  # noqa: ANN401 - JSON
 
 def _frame(raw: dict[str, Any]) -> Frame:
     return Frame(_text(raw.get("name")), _text(raw.get("filename"), 1024), max(0, _number(raw.get("line"))))
-
-
-def frames_of(calls: Iterable[CollectiveCall]) -> tuple[Frame, ...]:
-    """The stack of the first of these calls that has one, innermost call first."""
-    return next((call.frames for call in calls if call.frames), ())
 
 
 def _list(raw: Any) -> list[Any]:  # noqa: ANN401 - JSON

@@ -49,7 +49,11 @@ def run_request(request: Request | CoreRequest, write: Callable[[bytes], None], 
     """
     ends_at = started_at + request.budget_s
     if isinstance(request, CoreRequest):
-        steps: list[tuple[str, Callable[[Emit], None]]] = [("cores", lambda emit: _examine(request, emit))]
+        steps: list[tuple[str, Callable[[Emit], None]]] = []
+        if request.dead:
+            steps.append(("cores", lambda emit: _examine(request, emit)))
+        if request.recorders:
+            steps.append(("flight_recorder", lambda emit: _read_recorders(request, emit, ends_at - _WRAP_UP_S)))
         _run_in_parallel(steps, write, ends_at)
     else:
         _run_live(request, write, ends_at)
@@ -108,6 +112,14 @@ def _examine(request: CoreRequest, emit: Emit) -> None:
             emit("unwritten", found.name)
         else:
             emit("kernel_line", found)
+
+
+def _read_recorders(request: CoreRequest, emit: Emit, deadline: float) -> None:
+    from saferun.captures.recorder_dumps import READING_BYTES, read_dumps
+
+    limit_memory(READING_BYTES)
+    for found in read_dumps(request.recorders, request.since, deadline):
+        emit("note" if isinstance(found, CaptureNote) else "collectives", found)
 
 
 # -------------------------------------------------------------------------------------------------------- the processes

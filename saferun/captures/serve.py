@@ -54,6 +54,7 @@ EXAMINER_MODULES = (
     "saferun.captures.gpu_nvidia",
     "saferun.captures.gpu_amd",
     "saferun.captures.cores",
+    "saferun.captures.recorder_dumps",
 )
 """The modules that captures of any kind import."""
 _FDS_AT_ONCE = 16

@@ -83,17 +83,26 @@ class DeadProcess(Value):
     executable: str = ""
 
 
+class RecorderFile(Value):
+    """Where a rank that has ended may have written its Flight Recorder."""
+
+    rank: int
+    pid: int
+    path: str
+
+
 class CoreRequest(Value):
-    """Which cores to find.
+    """What of dead ranks to find: cores, and files of the Flight Recorder.
 
     Attributes:
-        dead: the ranks that died.
+        dead: the ranks that died and may have left a core.
         directory: where the files go; it exists. Empty: no files.
         mode: ``backtrace`` (the core is deleted once its stacks are read) or ``keep``.
         keep: how many cores may be kept.
         gdb: whether to run gdb even if pystack succeeds.
         budget_s: after this many seconds the process ends, complete or not.
         since: seconds since the epoch; older cores and lines of the kernel log are ignored.
+        recorders: where ranks that have ended may have written their Flight Recorders.
     """
 
     dead: tuple[DeadProcess, ...]
@@ -103,6 +112,7 @@ class CoreRequest(Value):
     gdb: bool = False
     budget_s: float = 60.0
     since: float = 0.0
+    recorders: tuple[RecorderFile, ...] = ()
 
 
 class HostCapture(Value):

@@ -14,7 +14,7 @@ from saferun.diagnosis.causes.failure import Failure, read_failure, shortened
 from saferun.diagnosis.causes.fatal_signals import time_limit
 from saferun.diagnosis.causes.gpu import broken_gpu
 from saferun.diagnosis.collectives import CollectiveFindings, compare
-from saferun.diagnosis.frames import UserCode
+from saferun.diagnosis.frames import UserCode, location_text
 from saferun.diagnosis.gpu_errors import error_in, gpu_lines
 from saferun.diagnosis.job_end import end_of_job, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
@@ -28,6 +28,7 @@ from saferun.diagnosis.network_faults import (
     refusals,
     wrong_interface,
 )
+from saferun.diagnosis.rank_view import user_frame
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
 from saferun.diagnosis.tracebacks import clean_lines, likeness, merge_tracebacks
 from saferun.evidence import Cause, Diagnosis, Evidence, RankOutput, Traceback
@@ -41,6 +42,7 @@ _ERROR_FILE_RESOLUTION_S = 1.0
 _CLOCKS_DIFFER_S = 0.25
 _MOST_KERNEL_LINES = 3
 _MOST_UNFINISHED = 6
+_MOST_PLACES = 4
 _EARLY_EXIT_ADVICE = (
     "no rank may end before all collectives are over: look for batches, epochs or branches that differ by rank"
 )
@@ -438,6 +440,8 @@ def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None
     """What else is worth a line."""
     # While a job is well, ranks are a few calls apart too. Only where one has waited too long does that mean anything.
     lines = [*findings.shown_lines] if waited else [mismatch.message for mismatch in findings.mismatched]
+    if waited:
+        lines += _calls_with_lines(evidence)
     lines += gpu_lines(evidence.kernel_lines)[-_MOST_KERNEL_LINES:]
     unfinished = evidence.capture.timed_out
     if unfinished:
@@ -445,3 +449,19 @@ def _lines(evidence: Evidence, findings: CollectiveFindings, cause: Cause | None
         lines.append(f"captures timed out: {', '.join(unfinished[:_MOST_UNFINISHED])}{more}")
     proof = cause.proof if cause is not None else ""
     return tuple(dict.fromkeys(shortened(line) for line in lines if line != proof))
+
+
+def _calls_with_lines(evidence: Evidence) -> list[str]:
+    """Where ranks made the first call that is not over, as those that have ended left it in their Flight Recorders."""
+    user = UserCode(evidence.script, evidence.cwd)
+    places: dict[tuple[str, str], list[int]] = {}
+    for one in evidence.capture.collectives:
+        waiting = [call for group in one.groups for call in group.calls if not call.retired and call.frames]
+        first = min(waiting, key=lambda call: call.order, default=None)
+        place = location_text(user_frame(first.frames, user)) if first is not None else ""
+        if first is not None and place:
+            places.setdefault((first.op, place), []).append(one.rank)
+    return [
+        f"{ranks_text(ranks)} called {op} at {place}, which is not over (Flight Recorder)"
+        for (op, place), ranks in list(places.items())[:_MOST_PLACES]
+    ]

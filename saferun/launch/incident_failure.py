@@ -6,13 +6,13 @@ import signal
 import time
 from collections.abc import Sequence
 
-from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess
+from saferun.captures.wire import CaptureReader, CoreRequest, DeadProcess, RecorderFile
 from saferun.cluster.evidence_exchange import abort_reason_of
 from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 from saferun.errors import printable
-from saferun.evidence import DecisionRow, Diagnosis, Evidence, OomKill
+from saferun.evidence import DecisionRow, Diagnosis, Evidence, OomKill, RankCollectives
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.ranks import Rank
@@ -28,6 +28,11 @@ from saferun.supervisor.policy.facts import facts_from, life_of
 
 _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")
 """What a rank that exited by itself may have printed where the kernel log knows more."""
+
+# How long files of the Flight Recorder may be read where there is no core.
+_RECORDERS_S = 10.0
+# torch appends the rank; what they name without being set is another job's as well.
+_RECORDER_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 class FailureIncident:
@@ -72,9 +77,11 @@ class FailureIncident:
         if action.hung and record.capture is None:
             # The leader has ended the job because of the hang that was captured last.
             record.capture, record.verdict = record.last_hang
-        dead = self._context.guarded("look for cores", self._dead) or []
-        if dead and self._context.launch.config.watch.cores != "off":
-            self._context.guarded("read the cores", self._read_cores, dead)
+        wants_cores = self._context.launch.config.watch.cores != "off"
+        dead = (self._context.guarded("look for cores", self._dead) or []) if wants_cores else []
+        recorders = self._context.guarded("look for Flight Recorders", self._recorders) or ()
+        if dead or recorders:
+            self._context.guarded("read what dead ranks left", self._read_remains, dead, recorders)
         if self._record.running is None and not self._is_concluded:
             self._conclude(None, "")
 
@@ -103,17 +110,33 @@ class FailureIncident:
                 dead.append(rank)
         return dead
 
-    def _read_cores(self, dead: Sequence[Rank]) -> None:
+    def _recorders(self) -> tuple[RecorderFile, ...]:
+        """Where ranks that nobody has captured may have written their Flight Recorders."""
+        group, capture = self._record.group, self._record.capture
+        if group is None:
+            return ()
+        captured = {one.rank for one in capture.collectives if not one.failure} if capture is not None else set()
+        files = []
+        for rank in self._record.ranks:
+            if rank.end is not None and not rank.end.status.ok and rank.place.rank not in captured:
+                environ = group.plan.environs[group.plan.position(rank.place)]
+                prefix = next((environ[name] for name in _RECORDER_PREFIXES if environ.get(name)), "")
+                if prefix.startswith("/"):
+                    files.append(RecorderFile(rank.place.rank, rank.child.pid, f"{prefix}{rank.place.rank}"))
+        return tuple(files)
+
+    def _read_remains(self, dead: Sequence[Rank], recorders: Sequence[RecorderFile]) -> None:
         context, watching = self._context, self._context.launch.config.watch
         cwd = current_directory()
         request = CoreRequest(
             tuple(DeadProcess(r.place.rank, r.child.pid, r.end.status.signum or 0, cwd) for r in dead if r.end),
-            directory=new_directory(context, self._record, "cores"),
+            directory=new_directory(context, self._record, "cores") if dead else "",
             mode=watching.cores,
             keep=watching.keep_cores,
             gdb=watching.gdb,
-            budget_s=CORE_BUDGET_S,
+            budget_s=CORE_BUDGET_S if dead else _RECORDERS_S,
             since=self._record.started_time,
+            recorders=tuple(recorders),
         )
         start_capture(
             context,
@@ -160,6 +183,7 @@ class FailureIncident:
                 cores=reader.cores,
                 kernel_lines=tuple(dict.fromkeys((*evidence.kernel_lines, *reader.kernel_lines))),
                 capture=capture._replace(
+                    collectives=_with_recorders(capture.collectives, reader.capture.collectives),
                     notes=capture.notes + reader.capture.notes,
                     timed_out=capture.timed_out + ((f"cores: {failure}",) if failure else ()),
                 ),
@@ -239,6 +263,14 @@ class FailureIncident:
         return self._context.hook.has_heartbeat(
             self._context.launch.attempt, (rank.place.rank for rank in self._record.ranks)
         )
+
+
+def _with_recorders(
+    captured: Sequence[RankCollectives], written: Sequence[RankCollectives]
+) -> tuple[RankCollectives, ...]:
+    """Those of living ranks, and of dead ones what they wrote before."""
+    of_dead = {one.rank for one in written}
+    return (*(one for one in captured if one.rank not in of_dead), *written)
 
 
 # ---------------------------------------------------------------------------------------------------------- the report

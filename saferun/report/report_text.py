@@ -292,7 +292,9 @@ def _collective_lines(ranks: Sequence[RankCollectives]) -> Iterator[str]:
             )
             for call in group.calls[-3:]:
                 state = "done" if call.retired else "failed" if call.failed else "not done"
-                yield f"    {call.seq} {call.op} {call.sizes}, {state}"
+                lines = (frame for frame in call.frames if "/torch/" not in frame.file)
+                at = next((f", at {frame_text(frame, WIDTH)}" for frame in lines), "")
+                yield f"    {call.seq} {call.op} {call.sizes}, {state}{at}"
 
 
 # -------------------------------------------------------------------------------------------------------------- stacks
