@@ -290,9 +290,11 @@ class Query:
         value: Any,  # noqa: ANN401 - depends on the kind
         budget_s: float,
         on_lost: Callable[[], None] | None = None,
+        *,
+        is_urgent: bool = True,
     ) -> None:
         """Send the request; for the arguments and errors see ``Examiner.ask``."""
-        self._number, self._fd = self._examiner.ask(kind, value, budget_s, on_lost)
+        self._number, self._fd = self._examiner.ask(kind, value, budget_s, on_lost, is_urgent=is_urgent)
         self._poller.watch(self._fd, self._on_readable)
 
     @property
@@ -331,6 +333,7 @@ class Answer(Query):
         budget_s: likewise.
         on_done: called with the answer, which is cut at ``limit_bytes``.
         limit_bytes: how much is read.
+        is_urgent: see ``Examiner.ask``.
 
     Raises:
         OSError: there is no examiner, or it accepts no requests.
@@ -346,12 +349,13 @@ class Answer(Query):
         on_done: Callable[[bytes], None],
         *,
         limit_bytes: int = 1 << 20,
+        is_urgent: bool = True,
     ) -> None:
         super().__init__(examiner, poller)
         self._on_done = on_done
         self._limit_bytes = limit_bytes
         self._content = bytearray()
-        self._send(kind, value, budget_s)
+        self._send(kind, value, budget_s, is_urgent=is_urgent)
 
     def _on_chunk(self, chunk: bytes) -> None:
         self._content += chunk

@@ -15,7 +15,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from saferun.captures.look_values import Connection, JobLook, RankLook, Thread
@@ -51,7 +51,12 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
     """
     families = [_Family(*rank) for rank in ranks]
     sockets = _Sockets(families, store_port)
-    threads = [_Threads(family, sockets) for family in families]
+    threads = [_Threads(family, family.worker_pid, sockets) for family in families]
+    # Of data-loader workers and other children only whether data wakes them up: their work shows in the samples.
+    children = [
+        [_Threads(family, pid, sockets, main_only=True) for pid in family.sockets_of if pid != family.worker_pid]
+        for family in families
+    ]
     servers: list[list[int]] = []
     servers_cpu_s: list[list[float]] = [[] for _ in families]
     moments_s: list[float] = []
@@ -60,7 +65,7 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
             time.sleep(max(0.0, moments_s[0] + interval_s * moment - time.monotonic()))
         moments_s.append(time.monotonic())
         sockets.look()
-        for one in threads:
+        for one in (*threads, *chain.from_iterable(children)):
             one.look(is_last=moment == _INTERVALS)
         servers = servers or _servers_of(threads)
         for pids, cpu_s in zip(servers, servers_cpu_s, strict=True):
@@ -69,9 +74,12 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
         tuple(moments_s),
         tuple(
             RankLook(
-                family.local_rank, tuple(sockets.connections_of(family)), tuple(one.found(moments_s)), tuple(cpu_s)
+                family.local_rank,
+                tuple(sockets.connections_of(family)),
+                tuple(thread for process in (one, *others) for thread in process.found(moments_s)),
+                tuple(cpu_s),
             )
-            for family, one, cpu_s in zip(families, threads, servers_cpu_s, strict=True)
+            for family, one, others, cpu_s in zip(families, threads, children, servers_cpu_s, strict=True)
         ),
     )
 
@@ -182,6 +190,9 @@ class _Sockets:
         if one is not None:
             return not self._has_counters and not one.is_listening
         peer = self._unix_peer(inode)
+        if pid != family.worker_pid and peer in family.sockets:
+            # What the rank asks of its services.
+            return False
         # A loop wakes itself up through a pair of sockets.
         others = (other.sockets for other in self._families if other is not family)
         return peer not in family.sockets_of.get(pid, ()) and not any(peer in sockets for sockets in others)
@@ -203,10 +214,12 @@ class _OneThread:
 
 
 class _Threads:
-    """The threads of the process that does a rank's work."""
+    """The threads of a process of a rank, or its main thread alone."""
 
-    def __init__(self, family: _Family, sockets: _Sockets) -> None:
+    def __init__(self, family: _Family, pid: int, sockets: _Sockets, *, main_only: bool = False) -> None:
         self._family = family
+        self._pid = pid
+        self._main_only = main_only
         self._sockets = sockets
         self._found: dict[int, _OneThread] = {}
         self._runs: dict[int, int] = {}
@@ -219,10 +232,10 @@ class _Threads:
 
     def look(self, *, is_last: bool) -> None:
         """One more moment."""
-        pid = self._family.worker_pid
+        pid = self._pid
         if not self._found:
-            names = list_directory(f"/proc/{pid}/task")[:_THREADS_LIMIT]
-            self._found = {int(name): _OneThread() for name in names}
+            names = [] if self._main_only else list_directory(f"/proc/{pid}/task")[:_THREADS_LIMIT]
+            self._found = {tid: _OneThread() for tid in {pid, *map(int, names)}}
         for tid, one in list(self._found.items()):
             run_ns, wakes = _read_run(pid, tid)
             if run_ns < 0:
@@ -243,7 +256,7 @@ class _Threads:
 
     def _awaited(self, call: SystemCall) -> list[int]:
         """The sockets that a call waits for data of."""
-        pid = self._family.worker_pid
+        pid = self._pid
         fds: list[int] = []
         if call.name in _RECEIVES:
             fd = descriptor_of(call)
@@ -255,7 +268,7 @@ class _Threads:
 
     def _data_timeout_s(self, call: SystemCall) -> float:
         """After how long a thread goes on that waits for data of a socket which nothing counts; 0: it does not."""
-        pid = self._family.worker_pid
+        pid = self._pid
         inodes = self._awaited(call)
         if not any(self._sockets.carries_uncounted(self._family, pid, inode) for inode in inodes):
             return 0.0
@@ -263,7 +276,7 @@ class _Threads:
 
     def found(self, moments_s: list[float]) -> Iterator[Thread]:
         """What was found."""
-        pid = self._family.worker_pid
+        pid = self._pid
         for tid, one in self._found.items():
             _, start_ticks, faults = one.stat
             yield Thread(

@@ -61,7 +61,7 @@ class RankLook(Value):
     Attributes:
         local_rank: its number on this host.
         connections: its TCP connections.
-        threads: those of the process that does its work.
+        threads: those of the process that does its work, and the main threads of its other processes.
         servers_cpu_s: CPU time, at each moment, of processes on this host that a thread waits for an answer of.
     """
 

@@ -288,6 +288,7 @@ class Watch:
                 _LOOK_DEADLINE_S,
                 self._take_look,
                 limit_bytes=_LOOK_LIMIT_BYTES,
+                is_urgent=False,
             )
         except OSError:
             self._watchdog.take_look(None)

@@ -179,6 +179,13 @@ if os.fork() == 0:
     while True: got += len(connection.recv(1 << 16))
 os.read(read_end, 20)
 """,
+    "loader that downloads through a Unix socket": """
+read_end, write_end = os.pipe()
+if os.fork() == 0:
+    connection = call("drip 100 0.1", unix=True)
+    while True: connection.recv(1 << 16)
+os.read(read_end, 20)
+""",
     # Subprocesses
     "evaluation in a subprocess": """
 subprocess.run(python("while True: sum(range(100_000))"))

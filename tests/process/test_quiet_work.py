@@ -122,6 +122,17 @@ def serve():
 in_thread(serve)
 time.sleep(1000)
 """,
+    "a service of its own that it keeps awake": """
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    while True: theirs.recv(1 << 16)
+def beat():
+    while True:
+        ours.send(bytes(20))
+        time.sleep(0.2)
+in_thread(beat)
+time.sleep(1000)
+""",
     "a thread that polls": """
 def poll():
     while True: time.sleep(0.005)
