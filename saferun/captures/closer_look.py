@@ -58,7 +58,7 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
         for family in families
     ]
     servers: list[list[int]] = []
-    servers_cpu_s: list[list[float]] = [[] for _ in families]
+    servers_busy_s: list[list[float]] = [[] for _ in families]
     moments_s: list[float] = []
     for moment in range(_INTERVALS + 1):
         if moment:
@@ -68,8 +68,8 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
         for one in (*threads, *chain.from_iterable(children)):
             one.look(is_last=moment == _INTERVALS)
         servers = servers or _servers_of(threads)
-        for pids, cpu_s in zip(servers, servers_cpu_s, strict=True):
-            cpu_s.append(sum(map(_family_cpu_s, pids)))
+        for pids, busy_s in zip(servers, servers_busy_s, strict=True):
+            busy_s.append(sum(map(_family_busy_s, pids)))
     return JobLook(
         tuple(moments_s),
         tuple(
@@ -77,9 +77,9 @@ def look_closer(ranks: Iterable[tuple[int, int, int]], store_port: int, interval
                 family.local_rank,
                 tuple(sockets.connections_of(family)),
                 tuple(thread for process in (one, *others) for thread in process.found(moments_s)),
-                tuple(cpu_s),
+                tuple(busy_s),
             )
-            for family, one, others, cpu_s in zip(families, threads, children, servers_cpu_s, strict=True)
+            for family, one, others, busy_s in zip(families, threads, children, servers_busy_s, strict=True)
         ),
     )
 
@@ -314,13 +314,16 @@ def _inodes_of(pid: int) -> Iterator[int]:
     return (inode for fd in list_fds(pid) if (inode := _socket_inode(pid, fd)))
 
 
-def _family_cpu_s(pid: int) -> float:
-    """CPU time of a process and all its descendants, also of those that have ended."""
-    ticks = 0
+def _family_busy_s(pid: int) -> float:
+    """How long a process and all its descendants have run, also those that have ended, or waited for a processor."""
+    busy_s = 0.0
     for one in [pid, *descendants_of(pid)[:_FAMILY_LIMIT]]:
         content = read_bytes(f"/proc/{one}/stat", 8192)
-        ticks += sum(map(int, content[content.rfind(b")") + 2 :].split()[11:15]))
-    return ticks / _TICKS_PER_S
+        busy_s += sum(map(int, content[content.rfind(b")") + 2 :].split()[11:15])) / _TICKS_PER_S
+        # A busy host leaves it less than it wants.
+        waited_ns = read_bytes(f"/proc/{one}/schedstat", 256).split()[1:2]
+        busy_s += sum(map(int, waited_ns)) / 1e9
+    return busy_s
 
 
 def _data_wakes(one: _OneThread, moments_s: list[float]) -> tuple[int, ...]:

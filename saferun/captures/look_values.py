@@ -62,13 +62,14 @@ class RankLook(Value):
         local_rank: its number on this host.
         connections: its TCP connections.
         threads: those of the process that does its work, and the main threads of its other processes.
-        servers_cpu_s: CPU time, at each moment, of processes on this host that a thread waits for an answer of.
+        servers_busy_s: how long, at each moment, those processes on this host have run, or waited for a processor, that
+            a thread waits for an answer of.
     """
 
     local_rank: int
     connections: tuple[Connection, ...]
     threads: tuple[Thread, ...]
-    servers_cpu_s: tuple[float, ...] = ()
+    servers_busy_s: tuple[float, ...] = ()
 
 
 class JobLook(Value):

@@ -173,8 +173,8 @@ def _carries(look: RankLook, moments_s: Sequence[float]) -> bool:
 
 def _is_served(look: RankLook, moments_s: Sequence[float]) -> bool:
     """Whether a process of this host that the rank waits for is at work, such as a compile server."""
-    cpu_s = look.servers_cpu_s
-    return bool(cpu_s) and cpu_s[-1] - cpu_s[0] > _SERVER_SHARE * (moments_s[-1] - moments_s[0])
+    busy_s = look.servers_busy_s
+    return bool(busy_s) and busy_s[-1] - busy_s[0] > _SERVER_SHARE * (moments_s[-1] - moments_s[0])
 
 
 def _is_steady(one: Connection, moments_s: Sequence[float]) -> bool:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.process.launching import REPOSITORY
+
 
 class QuietServers:
     """Listens on a TCP port of this host and on a Unix socket.
@@ -23,11 +25,9 @@ class QuietServers:
     def __init__(self, folder: Path) -> None:
         self._tcp = socket.create_server(("127.0.0.1", 0))
         self._unix = socket.socket(socket.AF_UNIX)
-        self.path = str(folder / "server.sock")
-        self._unix.bind(self.path)
+        self._unix.bind(str(folder / "server.sock"))
         self._unix.listen()
         self.port = self._tcp.getsockname()[1]
-        self._closing = threading.Event()
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind(("127.0.0.1", self.port))
         threading.Thread(target=self._serve_datagrams, daemon=True).start()
@@ -35,21 +35,8 @@ class QuietServers:
         for listener in {self._tcp, self._tcp6, self._unix}:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
-    @property
-    def environ(self) -> dict[str, str]:
-        """Where ranks find it."""
-        return {"SERVER_PORT": str(self.port), "SERVER_PATH": self.path}
-
-    def close(self) -> None:
-        """End all connections."""
-        self._closing.set()
-        for listener in {self._tcp, self._tcp6, self._unix, self._udp}:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-
     def _accept(self, listener: socket.socket) -> None:
-        while not self._closing.is_set():
+        while True:
             try:
                 connection, _ = listener.accept()
             except OSError:
@@ -59,7 +46,7 @@ class QuietServers:
     def _serve_datagrams(self) -> None:
         callers: set[tuple[str, int]] = set()
         self._udp.settimeout(0.1)
-        while not self._closing.is_set():
+        while True:
             with contextlib.suppress(OSError):
                 _, caller = self._udp.recvfrom(64)
                 callers.add(caller)
@@ -82,7 +69,7 @@ class QuietServers:
             if verb == "sink":
                 # A window that opens a little at a time, as that of a slow network.
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-            while not self._closing.is_set():
+            while True:
                 if verb == "answer":
                     if not connection.recv(1 << 16):
                         return
@@ -96,7 +83,8 @@ class QuietServers:
 
 
 def _compute(seconds: int) -> None:
-    program = f"import time; end = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
+    program = f"import os, time; end = time.monotonic() + {seconds}; parent = os.getppid()\n"
+    program += "while time.monotonic() < end and os.getppid() == parent: pass"
     subprocess.run([sys.executable, "-S", "-c", program], check=True)
 
 
@@ -108,10 +96,43 @@ def _has_ipv6() -> bool:
     return True
 
 
+class ServersProcess:
+    """The servers in a process of their own, whose CPU time is theirs alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+        self.path = str(folder / "server.sock")
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Where ranks find them."""
+        return {"SERVER_PORT": str(self.port), "SERVER_PATH": self.path}
+
+    def close(self) -> None:
+        """End all connections."""
+        # What computes notices the end of the process that wants it.
+        self._process.kill()
+        self._process.communicate()
+
+
+_PROGRAM = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(REPOSITORY)!r})
+from tests.process.quiet_servers import QuietServers
+print(QuietServers(Path(sys.argv[1])).port, flush=True)
+sys.stdin.read()
+"""
+
+
 @contextlib.contextmanager
-def quiet_servers(folder: Path) -> Iterator[QuietServers]:
+def quiet_servers(folder: Path) -> Iterator[ServersProcess]:
     """The servers, for the time of a with block."""
-    servers = QuietServers(folder)
+    servers = ServersProcess(folder)
     try:
         yield servers
     finally:

@@ -249,6 +249,101 @@ while True:
 """,
 }
 
+# Ranks that hang, and do what ranks do that hang; test_quiet_work.py has the plain ones.
+HANGS = {
+    "waits with a timeout for a silent Unix socket": """
+connection = call("drip 1 1000", unix=True)
+connection.recv(1)
+connection.settimeout(1)
+while True:
+    try: connection.recv(1 << 16)
+    except TimeoutError: pass
+""",
+    "waits with short timeouts for a silent Unix socket": """
+connection = call("drip 1 1000", unix=True)
+connection.recv(1)
+while True: select.select([connection], [], [], 0.05)
+""",
+    "waits for a silent server": """
+connection = call("drip 1 1000")
+connection.recv(1)
+connection.recv(1)
+""",
+    "an event loop with timers": """
+async def tick():
+    while True: await asyncio.sleep(0.05)
+asyncio.run(tick())
+""",
+    "an event loop that beats": """
+async def beat():
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ["SERVER_PORT"]))
+    writer.write(b"answer 60\\n")
+    while True:
+        await asyncio.sleep(1)
+        writer.write(bytes(60))
+        await reader.read(1 << 16)
+asyncio.run(beat())
+""",
+    "an event loop that threads wake up": """
+def wake(loop):
+    while True:
+        loop.call_soon_threadsafe(lambda: None)
+        time.sleep(0.1)
+async def wait():
+    in_thread(wake, asyncio.get_running_loop())
+    await asyncio.Event().wait()
+asyncio.run(wait())
+""",
+    "ships its log": """
+def ship():
+    connection = call("sink 10000 0.1")
+    while True:
+        connection.sendall(bytes(200))
+        time.sleep(1)
+in_thread(ship)
+time.sleep(1000)
+""",
+    "pushes metrics": """
+def push():
+    connection = call("sink 10000 0.1")
+    while True:
+        connection.sendall(bytes(4000))
+        time.sleep(5)
+in_thread(push)
+time.sleep(1000)
+""",
+    "beats by new connections": """
+def beat():
+    while True:
+        connection = call("answer 2000")
+        connection.sendall(bytes(300))
+        connection.recv(1 << 16)
+        connection.close()
+        time.sleep(2)
+in_thread(beat)
+time.sleep(1000)
+""",
+    "asks for datagrams": """
+connection = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+connection.settimeout(2)
+while True:
+    connection.sendto(b"x", ("127.0.0.1", 9))
+    try: connection.recv(1 << 16)
+    except OSError: time.sleep(2)
+""",
+    "a pool that has nothing to do": """
+pool = concurrent.futures.ThreadPoolExecutor(8)
+for future in [pool.submit(time.sleep, 0.1) for _ in range(8)]: future.result()
+time.sleep(1000)
+""",
+    "a forked worker that waits for its queue": """
+read_end, write_end = os.pipe()
+if os.fork() == 0:
+    while True: select.select([read_end], [], [], 5)
+time.sleep(1000)
+""",
+}
+
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
@@ -259,12 +354,30 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
         yield jobs
 
 
+@pytest.fixture(scope="module")
+def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
+    # Their server is at work for no other job.
+    with contextlib.ExitStack() as stack:
+        programs = {name: PRELUDE + program for name, program in HANGS.items()}
+        jobs = Together(stack, lambda: tmp_path_factory.mktemp("job"), programs, TIMEOUT_S)
+        jobs.run(1.0)
+        jobs.until_reported(*HANGS)
+        yield jobs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_quiet_work_is_no_hang(shapes: Together, name: str) -> None:
     """``--on-hang stop`` would have ended the job. What cannot be told from a loop may be suspected."""
     assert all(rank.poll() is None for rank in shapes.jobs[name].ranks)
     assert [verdict for verdict in shapes.jobs[name].verdicts if verdict.certain] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_is_found_whatever_goes_on_beside_it(hangs: Together, name: str) -> None:
+    """Else all of this would be worth nothing."""
+    assert {(verdict.kind, verdict.certain) for verdict in hangs.jobs[name].verdicts} == {("quiescent", True)}
 
 
 # ----------------------------------------------------------------------------------------------- ranks that may not run

@@ -179,6 +179,14 @@ def test_a_thread_that_data_wakes_up_in_each_interval_works() -> None:
     assert Looks(data_wakes=(3, 0, 2), is_main=True).all() == [WAITS] * 4
 
 
+def test_a_server_of_this_host_at_work_is_work() -> None:
+    """A rank that waits for its compile server shows nothing itself. One that idles is no reason to wait."""
+    moments_s = (60.0, 61.2, 62.4, 63.6)
+    for busy_s, does in (((5.0, 6.0, 7.0, 8.0), WORKS), ((5.0, 5.0, 5.1, 5.1), WAITS), ((), WAITS)):
+        look = RankLook(0, (), (), busy_s)
+        assert QuietWork().take(moments_s, look, silent_s=60.0, patience_s=PATIENCE_S) == does
+
+
 def test_what_was_before_the_rank_moved_is_forgotten() -> None:
     """In another silence other threads wait."""
     looks = Looks(run=0.02, worked_before=False)
