@@ -171,10 +171,7 @@ class _Comparison:
     def findings(self, unavailable: tuple[int, ...]) -> CollectiveFindings:
         """All of them."""
         alike = groups_alike(self._groups)
-        by_group = {
-            place: first_mismatch(group, [one for one in alike.get(place, ()) if one is not group])
-            for place, group in enumerate(self._groups)
-        }
+        by_group = {place: first_mismatch(group, alike.get(place, ())) for place, group in enumerate(self._groups)}
         # Only a mismatch that comes before what they wait in explains it.
         telling = {
             root.op.group: by_group[root.op.group]
@@ -213,7 +210,7 @@ class _Comparison:
         odd: set[int] = set()
         for place, group in enumerate(self._groups):
             if len(ranks.intersection(group.ranks)) > 1:
-                odd.update(left_out(group, widest, [one for one in alike.get(place, ()) if one is not group]))
+                odd.update(left_out(group, widest, alike.get(place, ())))
         return tuple(sorted(odd & ranks))
 
     def _waiting(self) -> dict[int, list[Waiting]]:

@@ -81,7 +81,7 @@ def _kinds_differ(group: Group, seq: int, made: Mapping[int, CollectiveCall], al
     most = max(votes.values())
     if list(votes.values()).count(most) > 1:
         for other in alike:
-            for calls in other.calls.values():
+            for calls in other.calls.values() if other is not group else ():
                 theirs = calls.get(seq, ())
                 kind = how(theirs[0]) if len(theirs) == 1 else ()
                 if kind in votes:
@@ -186,7 +186,7 @@ def left_out(group: Group, others: Iterable[Group], alike: Iterable[Group]) -> t
         votes = {count: len(ranks) for count, ranks in parties.items()}
         if list(votes.values()).count(max(votes.values())) > 1:
             for other in alike:
-                for rank in other.ranks.keys() & anchor.ranks.keys():
+                for rank in other.ranks.keys() & anchor.ranks.keys() if other is not group else ():
                     count = _calls_before(other, anchor, rank, seq)
                     if count in votes:
                         votes[count] += 1
@@ -212,7 +212,7 @@ def _calls_before(group: Group, anchor: Group, rank: int, seq: int) -> int:
 
 
 def groups_alike(groups: Sequence[Group]) -> dict[int, list[Group]]:
-    """For each group, by its place, the others of the same description and size."""
+    """For each group, by its place, all of the same description and size, itself among them."""
     by_kind: dict[tuple[str, int], list[int]] = {}
     for place, group in enumerate(groups):
         if group.description not in {"", "undefined", DEFAULT_GROUP}:

@@ -7,6 +7,7 @@ separate groups that are alike in all of that, where they are the same on all ra
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from saferun.evidence import CollectiveCall, GroupProgress, RankCollectives
@@ -131,10 +132,12 @@ def groups_of(known: Mapping[int, RankCollectives], world: Sequence[int]) -> lis
     separate = [ranks for by_rank in alike.values() for ranks in _separate(by_rank)]
     firsts = [next(iter(ranks.values())) for ranks in separate]
     names = [_bare_name(first) for first in firsts]
-    counts = {name: names.count(name) for name in {*names}}
+    counts = Counter(names)
+    members = [(name, tuple(sorted(first.ranks))) for name, first in zip(names, firsts, strict=True)]
+    alike_in_both = Counter(members)
     shown = [
-        name if counts[name] == 1 else f"{name} ({_distinction(first, firsts, name)})"
-        for name, first in zip(names, firsts, strict=True)
+        name if counts[name] == 1 else f"{name} ({_distinction(first, alike_in_both[name, ranks] == 1)})"
+        for (name, ranks), first in zip(members, firsts, strict=True)
     ]
     return [
         Group(name, first.description, ranks, known, world)
@@ -171,13 +174,10 @@ def _bare_name(progress: GroupProgress) -> str:
     return progress.description or progress.group
 
 
-def _distinction(progress: GroupProgress, others: Sequence[GroupProgress], name: str) -> str:
+def _distinction(progress: GroupProgress, by_members: bool) -> str:  # noqa: FBT001 - one way or the other
     """What distinguishes groups that are shown by one name: their members; else the group's own name and backend."""
-    if progress.ranks and progress.description != DEFAULT_GROUP:
-        members = tuple(sorted(progress.ranks))
-        same = [one for one in others if _bare_name(one) == name and tuple(sorted(one.ranks)) == members]
-        if len(same) == 1:
-            return ranks_text(members)
+    if by_members and progress.ranks and progress.description != DEFAULT_GROUP:
+        return ranks_text(sorted(progress.ranks))
     return progress.group
 
 

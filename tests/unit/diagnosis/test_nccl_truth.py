@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from random import Random
 
@@ -64,6 +65,39 @@ def test_the_faulty_rank_is_named_in_the_largest_jobs(world: int) -> None:
     picked = [Case(shape, world, 7100 + place, KINDS[place % len(KINDS)]) for place, shape in enumerate([*SHAPES] * 2)]
     answers = [judge(case) for case in picked[: 10 if world == 128 else 5]]
     assert_right(figures(answer for answer in answers if answer is not None), at_least=4)
+
+
+def calls_of(shape: str, world: int, kind: str) -> int:
+    """How many functions a comparison of all ranks calls."""
+    mesh, programs = SHAPES[shape](Random(7), world)  # noqa: S311 - no secret
+    at = next(at for at, step in enumerate(programs[5]) if at > 8 and step.do == "call")
+    job = Job(mesh, programs, [Fault(5, kind, at)])
+    recorder = PLAIN._replace(names="salted")
+    known = [
+        RankCollectives(rank, read_groups(dump(job, rank, recorder), "dump_nccl_trace_json")) for rank in range(world)
+    ]
+    count = 0
+
+    def take(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in {"call", "c_call"}
+
+    before = sys.getprofile()
+    sys.setprofile(take)
+    try:
+        compare(known, range(world))
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("kind", ["stops", "gpu", "skips"])
+@pytest.mark.parametrize("shape", ["data", "pipeline"])
+def test_twice_the_ranks_are_twice_the_work(shape: str, kind: str) -> None:
+    """Some 400 calls for each rank of a pipeline; nothing grows with the square of the ranks or of the groups."""
+    small, large = (calls_of(shape, world, kind) for world in (32, 64))
+    assert large < 2.2 * small
+    assert large < 700 * 64
 
 
 # ------------------------------------------------------------------------------- the four kinds of recorded GPU faults
