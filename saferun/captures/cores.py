@@ -19,7 +19,7 @@ from typing import IO
 from saferun.captures.capture_files import files_of_this_process
 from saferun.captures.core_reading import CoreJob, CoreReading, core_headline, read_cores, stack_lines
 from saferun.captures.tools import Steps, Tool, call_in_child, find_tool, responds, run_steps
-from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess
+from saferun.captures.wire import DEAD_FILE_SYSTEM, CoreRequest, CoresFound, DeadProcess, LibraryLog
 from saferun.evidence import CoreDump, OomKill
 from saferun.files.trees import make_directories
 from saferun.linux.cgroups import parse_oom_lines
@@ -84,8 +84,8 @@ class _Find(Value):
     executable: str
 
 
-def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | OomKill | Unwritten | str]:
-    """Examine ranks that a signal killed: lines of the kernel log, the OOM killer's kills, their cores.
+def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | LibraryLog | OomKill | Unwritten | str]:
+    """Examine ranks that a signal killed: lines of the kernel log, NCCL's warnings, OOM kills, their cores.
 
     For a rank whose signal leaves no core, or that was not killed by one, only the cores of its descendants count, such
     as data loaders.
@@ -96,6 +96,7 @@ def examine_cores(request: CoreRequest) -> Iterator[CoreDump | CoresFound | OomK
     deadline = time.monotonic() + max(request.budget_s - _WRAP_UP_S, request.budget_s / 2)
     limits = resource.getrlimit(resource.RLIMIT_CORE)
     yield from _from_kernel_log(request)
+    yield from _from_nccl(request)
     pattern = read_core_pattern()
     silent = _silent_file_system(request, pattern)
     if silent:
@@ -180,6 +181,14 @@ def _from_kernel_log(request: CoreRequest) -> Iterator[OomKill | str]:
             scope = "cgroup" if kill.is_cgroup else "host"
             yield OomKill(scope, kill.limit_bytes, kill.rss_bytes, (kill.pid,), 1, "kernel log")
             return
+
+
+def _from_nccl(request: CoreRequest) -> Sequence[LibraryLog]:
+    with suppress(Exception):  # cores are found even without
+        from saferun.captures.nccl_log import nccl_warnings
+
+        return nccl_warnings(request.dead)
+    return ()
 
 
 # ------------------------------------------------------------------------------------------------------------- finding

@@ -18,7 +18,7 @@ from saferun.captures.process_state import tree_snapshots
 from saferun.captures.scene import Emit, Process, Scene
 from saferun.captures.steps import CAPTURES, CaptureStep
 from saferun.captures.waiting import Ends
-from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, Request, encode
+from saferun.captures.wire import NOT_READY, CoreRequest, CoresFound, Done, LibraryLog, Request, encode
 from saferun.evidence import CaptureNote, CoreDump, OomKill
 from saferun.linux.children import reset_signals
 from saferun.linux.memory_limit import be_killed_first, limit_memory
@@ -108,6 +108,8 @@ def _examine(request: CoreRequest, emit: Emit) -> None:
             emit("cores_found", found)
         elif isinstance(found, OomKill):
             emit("oom", found)
+        elif isinstance(found, LibraryLog):
+            emit("library_log", found)
         elif isinstance(found, Unwritten):
             emit("unwritten", found.name)
         else:

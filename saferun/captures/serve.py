@@ -51,6 +51,7 @@ EXAMINER_MODULES = (
     "saferun.captures.worker_server",
     "saferun.captures.kernel_log",
     "saferun.captures.rdma_errors",
+    "saferun.captures.nccl_log",
     "saferun.captures.gpu_nvidia",
     "saferun.captures.gpu_amd",
     "saferun.captures.cores",

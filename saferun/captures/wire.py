@@ -74,13 +74,17 @@ class Request(Value):
 
 
 class DeadProcess(Value):
-    """A rank that a signal killed. ``cwd`` and ``executable`` are empty if unknown."""
+    """A rank that a signal killed. ``cwd`` and ``executable`` are empty if unknown.
+
+    ``directory`` is where libraries write logs of this rank; empty: nowhere.
+    """
 
     rank: int
     pid: int
     signum: int
     cwd: str = ""
     executable: str = ""
+    directory: str = ""
 
 
 class RecorderFile(Value):
@@ -170,6 +174,13 @@ class CoresFound(Value):
         return f"reading the {whose} ({self.size_bytes / (1 << 20):.0f} MiB) …"
 
 
+class LibraryLog(Value):
+    """What a library of a rank has written into a log file of its own."""
+
+    rank: int
+    lines: tuple[str, ...]
+
+
 class Done(Value):
     """The last message."""
 
@@ -189,6 +200,7 @@ _SHAPES: dict[str, type] = {
     "oom": OomKill,
     "link": StuckLink,
     "gpu": RankGpu,
+    "library_log": LibraryLog,
     "unwritten": str,
     "done": Done,
 }
@@ -262,6 +274,11 @@ class CaptureReader:
     def kernel_lines(self) -> tuple[str, ...]:
         """Lines of the kernel log."""
         return tuple(self._values["kernel_line"])
+
+    @property
+    def library_logs(self) -> tuple[LibraryLog, ...]:
+        """What libraries have written into log files of their own."""
+        return tuple(self._values["library_log"])
 
     @property
     def unwritten(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 from saferun.errors import printable
-from saferun.evidence import DecisionRow, Diagnosis, Evidence, OomKill, RankCollectives
+from saferun.evidence import DecisionRow, Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.ranks import Rank
@@ -129,7 +129,17 @@ class FailureIncident:
         context, watching = self._context, self._context.launch.config.watch
         cwd = current_directory()
         request = CoreRequest(
-            tuple(DeadProcess(r.place.rank, r.child.pid, r.end.status.signum or 0, cwd) for r in dead if r.end),
+            tuple(
+                DeadProcess(
+                    r.place.rank,
+                    r.child.pid,
+                    r.end.status.signum or 0,
+                    cwd,
+                    directory=context.launch.run_dir.rank_path(context.launch.attempt, r.place.rank) or "",
+                )
+                for r in dead
+                if r.end
+            ),
             directory=new_directory(context, self._record, "cores") if dead else "",
             mode=watching.cores,
             keep=watching.keep_cores,
@@ -181,6 +191,7 @@ class FailureIncident:
             capture = evidence.capture
             evidence = evidence._replace(
                 cores=reader.cores,
+                outputs=_with_logs(evidence.outputs, reader),
                 kernel_lines=tuple(dict.fromkeys((*evidence.kernel_lines, *reader.kernel_lines))),
                 capture=capture._replace(
                     collectives=_with_recorders(capture.collectives, reader.capture.collectives),
@@ -335,3 +346,13 @@ def _note_decision(context: Context, decision: Decision, diagnosis: Diagnosis) -
     )
     context.launch.run_dir.write_event({"event": "Decision", "monotonic_s": time.monotonic(), **row._asdict()})
     context.log.add_decision(row)
+
+
+def _with_logs(outputs: Sequence[RankOutput], reader: CaptureReader) -> tuple[RankOutput, ...]:
+    """NCCL writes its warnings to standard output, unless it is given a file, and they count as if they were there."""
+    lines = {log.rank: log.lines for log in reader.library_logs}
+    found = []
+    for output in outputs:
+        own = lines.get(output.rank if output.rank >= 0 else output.local_rank, ())
+        found.append(output._replace(last_stdout_lines=(*output.last_stdout_lines, *own)))
+    return tuple(found)

@@ -31,6 +31,15 @@ await_release(f"end.{ATTEMPT}")
 sys.exit(int(sys.argv[1 + ATTEMPT]))
 """
 
+# NCCL's exception is as vague as this, and its warnings are in the file that the profile names.
+NCCL_FAILS = """
+from rank import *
+path = os.environ["NCCL_DEBUG_FILE"].replace("%h", "n1").replace("%p", str(os.getpid()))
+with open(path, "w") as file:
+    file.write("n1:7:99 [0] misc/ibvwrap.cc:270 NCCL WARN Call to ibv_reg_mr failed: Cannot allocate memory\\n")
+raise RuntimeError("NCCL error in: NCCLUtils.cpp:77, unhandled system error (run with NCCL_DEBUG=INFO for details)")
+"""
+
 # What torchrun tells a rank, and saferun beside it.
 TOLD = frozenset(
     [
@@ -107,6 +116,13 @@ def test_the_default_profile_gives_evidence_for_a_failure(folder: Path) -> None:
             dump = environ.get("TORCH_FR_DUMP_TEMP_FILE") or environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
             (rank_dir,) = job.run_dir.resolve().glob(f"*/attempt_0/rank_{rank}")
             assert Path(dump).parent == rank_dir
+
+
+def test_nccl_s_own_log_of_a_rank_counts_as_evidence(folder: Path) -> None:
+    with launch(folder, "--max-restarts", "0", program=NCCL_FAILS) as job:
+        assert job.wait() == 1
+        assert "RDMA may not lock the memory that it needs" in job.err
+        assert "proof: Call to ibv_reg_mr failed: Cannot allocate memory" in job.err
 
 
 def test_none_gives_what_torchrun_gives(folder: Path) -> None:
