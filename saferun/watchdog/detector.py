@@ -101,11 +101,13 @@ class Watchdog:
         """The answer to ``Outcome.look_wanted``; None where there is none."""
         self._is_looking = False
         self._looked_s = self._clock_s
+        for watched in self._watched.values():
+            watched.works_unseen = False
         if look is None:
             return
         for found in look.ranks:
-            watched = self._watched.get(found.local_rank)
-            if watched is not None and watched.take_look(look.moments_s, found, self._clock_s, self._timeout_s):
+            rank = self._watched.get(found.local_rank)
+            if rank is not None and rank.take_look(look.moments_s, found, self._clock_s, self._timeout_s):
                 self._lively += _LIVELY
 
     def rank_ended(self, local_rank: int) -> None:
@@ -158,6 +160,8 @@ class Watchdog:
         return min(map(self._idle_s, self._watched.values()), default=0.0)
 
     def _idle_s(self, watched: Watched) -> float:
+        if watched.works_unseen:
+            return 0.0
         if not watched.busy_pids:
             return self._quiet_s(watched)
         # A busy rank may be working, unless it waits in a collective that makes no progress.

@@ -35,6 +35,7 @@ class Watched:
         beat_ns: its last heartbeat; 0: none yet.
         beat_s: when that was noticed.
         is_asked: whether it has been asked for its sequence numbers and has not answered.
+        works_unseen: whether it works by the last closer look, which samples do not show.
         doubted_s: when it was last seen to do what may be work, though for too long to count.
     """
 
@@ -51,6 +52,7 @@ class Watched:
         self.beat_s = clock_s
         self.is_asked = False
         self.suspects: dict[int, Suspect] = {}
+        self.works_unseen = False
         self.doubted_s = float("-inf")
         self._signs = RankSigns(window_s)
         self._quiet_work = QuietWork()
@@ -92,6 +94,7 @@ class Watched:
         )
         if signs.moved or works:
             self._shown_s = clock_s
+            self.works_unseen = False
             self.move(clock_s)
         elif signs.busy_pids:
             self.active_s = clock_s
@@ -144,11 +147,12 @@ class Watched:
         """Take what a closer look has found. Returns whether the rank works."""
         silent_s = clock_s - self._shown_s
         does = self._quiet_work.take(moments_s, look, silent_s=silent_s, patience_s=_PATIENCE * timeout_s)
-        if does == "works":
+        self.works_unseen = does == "works"
+        if self.works_unseen:
             self.move(clock_s)
         elif does == "may work":
             self.doubted_s = clock_s
-        return does == "works"
+        return self.works_unseen
 
     @property
     def is_in_collective(self) -> bool:

@@ -368,6 +368,16 @@ def test_what_a_closer_look_finds_keeps_the_job_from_being_called_hung(timeout_s
     assert job.told[0][1].certain
 
 
+def test_a_download_is_progress_also_between_two_looks() -> None:
+    """Its ranks get a signal at once; those of a job that hangs are captured before."""
+    job = Job(300.0, QUIET, HUNG_IN_GLOO, look=downloads)
+    job.run(0.3)
+    assert job.watchdog.quiet_s == 0.0
+    job.look = lambda _at: JobLook((0.0, 1.0), (RankLook(0, (), ()), RankLook(1, (), ())))
+    job.run(0.5)
+    assert job.watchdog.quiet_s > 60
+
+
 @pytest.mark.parametrize("does", [TRAINS, WRITES_CHECKPOINT])
 def test_a_job_whose_samples_show_work_is_not_looked_at_closer(does: Rates) -> None:
     job = Job(300.0, does, HUNG_IN_GLOO)
