@@ -272,7 +272,8 @@ class RankOutput(Value):
     """What a rank left behind: its last lines and the error file that ``@record`` wrote.
 
     ``last_lines`` are those of stderr, ``last_stdout_lines`` those of stdout. ``rank`` is -1 where only the local rank
-    is known, which is enough on one host.
+    is known, which is enough on one host. ``raised``: a traceback was the last thing that it had printed when saferun
+    stopped it.
     """
 
     local_rank: int
@@ -282,6 +283,7 @@ class RankOutput(Value):
     error_time: float
     last_stdout_lines: tuple[str, ...] = ()
     rank: int = -1
+    raised: bool = False
 
 
 class HostView(Value):
@@ -449,6 +451,19 @@ class Traceback(Value):
     lines: tuple[str, ...]
 
 
+class LostPeer(Value):
+    """How ranks failed that only failed because another one had, by their own tracebacks.
+
+    ``message``: ``lost its connection to another rank``. ``call``: what they had called: ``all_reduce``; empty where
+    that is not known. ``location``: where in the user's code.
+    """
+
+    ranks: tuple[int, ...]
+    message: str
+    call: str
+    location: str
+
+
 class Diagnosis(Value):
     """The cause of a failed or hanging attempt.
 
@@ -470,6 +485,7 @@ class Diagnosis(Value):
         abandoned_ranks: ranks that could not be killed, where there are several hosts; ``abandoned`` is empty there.
         hosts: the hosts of the job, where there are several.
         start: how far the start had come, as in :class:`Evidence`.
+        lost_peers: how the victims failed, as far as they printed it.
     """
 
     headline: str
@@ -489,6 +505,7 @@ class Diagnosis(Value):
     abandoned_ranks: tuple[int, ...] = ()
     hosts: tuple[HostView, ...] = ()
     start: str = ""
+    lost_peers: tuple[LostPeer, ...] = ()
 
 
 class DecisionRow(Value):

@@ -19,6 +19,7 @@ from saferun.diagnosis.gpu_errors import error_in, gpu_lines
 from saferun.diagnosis.job_end import end_of_job, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, addresses_in, hosts_text
 from saferun.diagnosis.judgement import Judgement
+from saferun.diagnosis.lost_peers import lost_peers, stopped_failures
 from saferun.diagnosis.merged_stacks import merge
 from saferun.diagnosis.network_faults import (
     NETWORK_CLASSES,
@@ -41,6 +42,7 @@ _ERROR_FILE_RESOLUTION_S = 1.0
 # Clocks that NTP keeps.
 _CLOCKS_DIFFER_S = 0.25
 _MOST_KERNEL_LINES = 3
+_AT_ITS_END = frozenset({"interpreter", "unanswering"})
 _MOST_UNFINISHED = 6
 _MOST_PLACES = 4
 _EARLY_EXIT_ADVICE = (
@@ -87,6 +89,13 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         cause = _scheduler(evidence) or (ended.cause if ended is not None else None)
     elif evidence.error and ended is None:
         cause = None
+    blamed = (first.rank,) if first is not None else ()
+    own = _stopped(evidence, hosts)
+    victims = _victims(cases, verdict) if ended is None else _collateral(cases)
+    if first is not None or ended is not None:
+        victims = tuple(sorted({*victims, *(case.end.rank for case in own if case.role is not Role.CULPRIT)}))
+    # How it failed says more of a rank than that it was about to end when it was captured.
+    waits = tuple(wait for wait in waits if wait.rank not in victims or wait.found.kind not in _AT_ITS_END)
     core = next(
         (core for core in evidence.cores if first is not None and (core.rank, core.pid) == (first.rank, first.pid)),
         None,
@@ -98,12 +107,12 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         first_failure=first,
         output=outputs.get(first.rank) if first is not None else None,
         also_failed=tuple(case.end for case in sorted(cases, key=lambda case: case.at) if case.end is not first),
-        stopped=tuple(end.rank for end in evidence.ends if end.stopped_by_us),
+        stopped=tuple(end.rank for end in evidence.ends if end.stopped_by_us and end.rank not in {*victims, *blamed}),
         abandoned=evidence.abandoned,
         # What ended the job has advice of its own.
         hint=evidence.error_hint if ended is None else "",
         cause=cause,
-        victims=_victims(cases, verdict) if ended is None else _collateral(cases),
+        victims=victims,
         groups=group_waits(waits),
         tree=merge(evidence.capture.stacks, evidence.script, evidence.cwd),
         tracebacks=_tracebacks(cases, first),
@@ -111,6 +120,7 @@ def diagnose_crash(evidence: Evidence) -> Diagnosis:
         findings=(*silent_lines(hosts, headline), *_lines(evidence, findings, cause, waited=waited)),
         abandoned_ranks=tuple(sorted(rank for host in evidence.hosts for rank in host.abandoned_ranks)),
         hosts=evidence.hosts,
+        lost_peers=lost_peers((case.failure, case.cause) for case in [*cases, *own] if case.end.rank in victims),
     )
 
 
@@ -128,11 +138,22 @@ def cases_of(evidence: Evidence, hosts: Hosts, outputs: dict[int, RankOutput]) -
         failure = read_failure(evidence, end, output, hosts)
         cause = _located(cause_of(failure), hosts)
         cases.append(_Case(_failed_at(end, output, evidence.started_at), failure, cause, role_of(cause)))
+    if cases and evidence.stop_signum is None and all(case.role is not Role.CULPRIT for case in cases):
+        # A rank that had raised by itself, and had not ended yet when it was stopped, explains more than its victims.
+        cases += [
+            case for case in _stopped(evidence, hosts) if case.role is Role.CULPRIT and outputs[case.end.rank].raised
+        ]
     cases.sort(key=lambda case: (case.role, case.at, case.end.rank))
     # The clocks of hosts differ by less than this; which of them reported first was decided at one place.
     near = [case for case in cases if case.role is cases[0].role and case.at - cases[0].at < _CLOCKS_DIFFER_S]
     first = next((case for case in near if reason is not None and case.end.rank == reason.rank), None)
     return cases if first is None or not hosts.are_several else [first, *(case for case in cases if case is not first)]
+
+
+def _stopped(evidence: Evidence, hosts: Hosts) -> list[_Case]:
+    """The ranks that saferun stopped, and that had an error of their own."""
+    found = ((failure, _located(cause_of(failure), hosts)) for failure in stopped_failures(evidence, hosts))
+    return [_Case(failure.end.time, failure, cause, role_of(cause)) for failure, cause in found]
 
 
 def _located(cause: Cause, hosts: Hosts) -> Cause:

@@ -47,6 +47,8 @@ _CPP_STACK = re.compile(r"#\d{1,3} |frame #\d|Exception raised from |C\+\+ Captu
 _MOST_FRAMES = 400
 _MOST_MESSAGE_LINES = 60
 _TOO_LATE = "<no Python frame>"
+# What may be printed between the last traceback and the end of the process.
+_LINES_AFTER_THE_LAST = 3
 
 
 class Block(Value):
@@ -202,6 +204,12 @@ def find_python_error(lines: Sequence[str]) -> PythonError | None:
         lines_after=after + (0 if is_uncaught else max(len(chain[-1].message) - 1, 0)),
         is_uncaught=is_uncaught,
     )
+
+
+def ends_with_traceback(lines: Sequence[str]) -> bool:
+    """Whether a traceback is the last thing that was printed, but for what Python and torch print at exit."""
+    error = find_python_error(lines)
+    return error is not None and (error.is_uncaught or error.lines_after <= _LINES_AFTER_THE_LAST)
 
 
 def recorded_error(message: str) -> PythonError | None:

@@ -50,6 +50,7 @@ class _Undiagnosed(Value):
     abandoned_ranks: tuple[()] = ()
     hosts: tuple[()] = ()
     start: str = ""
+    lost_peers: tuple[()] = ()
 
 
 class Context(Value):

@@ -60,7 +60,7 @@ class AttemptPlan(Value):
 class Rank:
     """A started rank."""
 
-    __slots__ = ("child", "end", "place", "recorded", "signals", "stderr_path", "streams")
+    __slots__ = ("child", "end", "lines_before_stop", "place", "recorded", "signals", "stderr_path", "streams")
 
     def __init__(self, place: RankAssignment, child: Child, streams: list[RankStream], stderr_path: str) -> None:
         self.place = place
@@ -68,6 +68,7 @@ class Rank:
         self.streams = streams
         self.stderr_path = stderr_path
         self.signals: set[int] = set()  # that saferun sent to it
+        self.lines_before_stop: tuple[str, ...] = ()  # the last ones of its stderr when it was sent the first of them
         self.end: RankEnd | None = None
         self.recorded: JsonObject | None = None  # its error file: message, time, content
 
@@ -334,6 +335,8 @@ class RankGroup:
                 continue
             if only_handled and signum not in caught_signals(rank.child.pid):
                 continue
+            if not rank.signals:
+                rank.lines_before_stop = _last_lines(rank, is_stderr=True)
             rank.signals.add(signum)
             signal_group(rank.child, signum)
             signalled.append(rank)
@@ -412,15 +415,17 @@ class RankGroup:
 
     def outputs(self) -> tuple[RankOutput, ...]:
         """What each rank has written last, in order of local rank."""
+        from saferun.diagnosis.tracebacks import ends_with_traceback
         from saferun.evidence import RankOutput
 
         outputs = []
         for rank in self.ranks:
             out, err = self._last_lines.get(rank.place.rank, ((), ())) if self.is_closed else _all_last_lines(rank)
             recorded = rank.recorded or {"message": "", "time": 0.0}
-            outputs.append(
-                RankOutput(rank.place.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out)
+            output = RankOutput(
+                rank.place.local_rank, err, rank.stderr_path, recorded["message"], recorded["time"], out
             )
+            outputs.append(output._replace(raised=ends_with_traceback(rank.lines_before_stop)))
         return tuple(outputs)
 
 

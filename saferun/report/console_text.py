@@ -302,6 +302,17 @@ def _finding_lines(diagnosis: Diagnosis, rest: str) -> list[str]:
     return lines
 
 
+def _how(diagnosis: Diagnosis) -> str:
+    """How the victims failed, where most of them failed alike."""
+    if not diagnosis.lost_peers:
+        return ""
+    most = max(diagnosis.lost_peers, key=lambda peers: len(peers.ranks))
+    call = f" in {shown(most.call, 80)}" if most.call else ""
+    place = f", {shown(most.location, 120)}" if most.location else ""
+    whose = f"{ranks_text(most.ranks)}: " if set(most.ranks) != set(diagnosis.victims) else ""
+    return f" ({whose}{shown(most.message, 160)}{call}{place})"
+
+
 def _fate_lines(diagnosis: Diagnosis) -> list[str]:
     """What became of the other ranks."""
     lines = []
@@ -310,7 +321,7 @@ def _fate_lines(diagnosis: Diagnosis) -> list[str]:
     if others:
         lines.append(f"  failed after it: {_failures(others, diagnosis.hosts)}")
     if victims:
-        lines.append(f"  failed because of it: {ranks_text(victims)}{_on(diagnosis.hosts, victims)}")
+        lines.append(f"  failed because of it: {ranks_text(victims)}{_on(diagnosis.hosts, victims)}{_how(diagnosis)}")
     if diagnosis.stopped:
         lines.append(
             f"  stopped because of it: {ranks_text(diagnosis.stopped)}{_on(diagnosis.hosts, diagnosis.stopped)}"

@@ -20,6 +20,7 @@ from saferun.evidence import (
     Evidence,
     GroupProgress,
     HostView,
+    LostPeer,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
@@ -168,6 +169,15 @@ def first_and_last(incidents: Sequence[_T]) -> list[_T]:
 # ----------------------------------------------------------------------------------------------------------- incidents
 
 
+def _lost_peers(page: Page, peers: LostPeer) -> JsonObject:
+    return {
+        "ranks": page.ranks("lost_peers", peers.ranks),
+        "message": page.text(peers.message),
+        "call": page.text(peers.call),
+        "location": page.text(peers.location),
+    }
+
+
 def _incident(incident: Incident, page: Page) -> JsonObject:
     evidence, diagnosis = incident.evidence, incident.diagnosis
     outcome = outcome_of(incident)
@@ -211,6 +221,7 @@ def _which_ranks(page: Page, evidence: Evidence, diagnosis: Diagnosis) -> JsonOb
     return {
         "also_failed": page.objects("also_failed", diagnosis.also_failed, lambda end: _end(page, end)),
         "victims": page.ranks("victims", diagnosis.victims),
+        "lost_peers": page.objects("lost_peers", diagnosis.lost_peers, lambda peers: _lost_peers(page, peers)),
         "stopped": page.ranks("stopped", diagnosis.stopped),
         "abandoned_local_ranks": page.ranks("abandoned_local_ranks", diagnosis.abandoned),
         "abandoned_ranks": page.ranks("abandoned_ranks", diagnosis.abandoned_ranks),

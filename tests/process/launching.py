@@ -282,7 +282,9 @@ class Job:
         """What is left of an ended launch: processes, and files outside of the run directory."""
         self._listen()
         words = {said.pid: said.word for said in self._unheard}
-        left = [f"process {pid} ({words.get(pid, '?')}): {command_line(pid)}" for pid in self.processes()]
+        lines = {pid: command_line(pid) for pid in self.processes()}
+        # One that has been killed, and has given back its memory already, lives no more.
+        left = [f"process {pid} ({words.get(pid, '?')}): {line}" for pid, line in lines.items() if line]
         # Not rglob: what is being removed meanwhile is no error.
         for folder, _, names in os.walk(self.folder / "tmp"):
             left += [f"file {folder}/{name}" for name in names]

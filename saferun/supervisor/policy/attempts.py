@@ -23,7 +23,6 @@ __all__ = [
 
 TRANSIENT = frozenset(
     {
-        "file_system_error",
         "gpu_busy",
         "master_unreachable",
         "name_resolution",

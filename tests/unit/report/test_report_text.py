@@ -105,7 +105,7 @@ by SIGSEGV
   | … 2 calls …  step  train.py:52
   where the others were:
     ranks 0-1 (2)  collective: all_reduce  train.py:52 in step
-  failed because of it: rank 3
+  failed because of it: rank 3 (lost its connection to another rank, train.py:52 in step)
   stopped because of it: ranks 0-1
 hint: look at the native call: a compiled extension that does not fit this torch, or a bad size or pointer \
 given to one

@@ -23,6 +23,7 @@ from saferun.evidence import (
     GroupProgress,
     HangVerdict,
     HostView,
+    LostPeer,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
@@ -313,6 +314,7 @@ DIAGNOSES = st.builds(
     ANY_RANKS,
     tuples(HOSTS),
     ANY_TEXT,
+    tuples(st.builds(LostPeer, ANY_RANKS, ANY_TEXT, ANY_TEXT, ANY_TEXT)),
 )
 
 INCIDENTS = st.builds(
