@@ -536,4 +536,5 @@ def test_the_checks_load_nothing_slow() -> None:
         check=True,
         timeout=60,
     )
-    assert set(done.stdout.split()) <= {"_weakrefset", "threading", "warnings"}  # the last by Python 3.13
+    sockets = {"_socket", "array", "math", "selectors", "socket"}  # the supervisor does without them
+    assert set(done.stdout.split()) <= sockets | {"_weakrefset", "threading", "warnings"}  # the last by Python 3.13
