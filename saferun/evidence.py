@@ -294,15 +294,13 @@ class HostView(Value):
         label: the name under which the job knows it.
         ranks: its ranks; the place in it is not the local rank where some are missing.
         addresses: its own addresses, as far as they are known.
-        cwd: the working directory of its ranks.
-        script: what they run.
+        cwd, script: the working directory of its ranks, and what they run.
         has_evidence: whether its evidence has come.
         lost_reason: ``gone`` (it is up, its saferun is not), ``unreachable``, ``cut`` (it is up, its connection to the
             store is not), ``frozen`` (its saferun makes no progress), ``unknown``; empty: it is not lost.
         lost_message: the same as a sentence.
         supervisor_pids: of its saferun processes.
-        oom: what the OOM killer did there.
-        kernel_lines: of its kernel log.
+        oom, kernel_lines: what the OOM killer did there, and lines of its kernel log.
         abandoned_ranks: its ranks that could not be killed.
     """
 
@@ -452,11 +450,7 @@ class Traceback(Value):
 
 
 class LostPeer(Value):
-    """How ranks failed that only failed because another one had, by their own tracebacks.
-
-    ``message``: ``lost its connection to another rank``. ``call``: what they had called: ``all_reduce``; empty where
-    that is not known. ``location``: where in the user's code.
-    """
+    """How ranks failed because another one had. ``call``: ``all_reduce``; empty where it is unknown."""
 
     ranks: tuple[int, ...]
     message: str
@@ -471,14 +465,12 @@ class Diagnosis(Value):
         headline: the cause in one line.
         first_failure: the rank that failed first (None where no rank did, as in a hang).
         output: what that rank left behind.
-        also_failed: those that failed by themselves after it.
-        stopped: ranks that saferun stopped because of it.
+        also_failed, stopped: those that failed by themselves after it, and those that saferun stopped because of it.
         abandoned: local ranks that could not be killed.
         hint: advice that the error itself came with.
         cause: why.
         victims: ranks that failed only because another one did.
-        groups: who waits in what.
-        tree: the merged stacks of the ranks that lived.
+        groups, tree: who waits in what, and the merged stacks of the ranks that lived.
         tracebacks: what failed ranks printed, each once.
         core: the core of the rank that is the cause.
         findings: further findings worth a line each: mismatched collectives, what was not ready, kernel messages.
@@ -506,27 +498,3 @@ class Diagnosis(Value):
     hosts: tuple[HostView, ...] = ()
     start: str = ""
     lost_peers: tuple[LostPeer, ...] = ()
-
-
-class DecisionRow(Value):
-    """What followed a failed attempt, and why, as the report has it.
-
-    Attributes:
-        attempt: the one that failed; 0 for the first.
-        time: seconds since the epoch.
-        next_step: ``retry`` (the start is tried again), ``restart`` (it uses up a restart) or ``finish``.
-        message: what follows and why, as it is printed: "starting again in 1.2 s (retry 1 of 3): port 29500 is in use".
-        wait_s: before the next attempt.
-        class_name: the class of the failure's cause, in the diagnosis' terms.
-        host: the host that caused it, or that leaves the job because of it; empty: none, or there is one host.
-        clock: the time as it is to be shown; empty where that is not wanted.
-    """
-
-    attempt: int
-    time: float
-    next_step: str
-    message: str
-    wait_s: float = 0.0
-    class_name: str = ""
-    host: str = ""
-    clock: str = ""

@@ -12,7 +12,7 @@ from saferun.cluster.job_values import EvidenceChunk
 from saferun.diagnosis import diagnose
 from saferun.diagnosis.start_stage import read_store_stage, stage_by_time, start_stage
 from saferun.errors import printable
-from saferun.evidence import DecisionRow, Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
+from saferun.evidence import Diagnosis, Evidence, OomKill, RankCollectives, RankOutput
 from saferun.launch.attempt_record import CORE_BUDGET_S, AttemptRecord, Context
 from saferun.launch.live_capture import new_directory, note_gaps, start_capture
 from saferun.launch.ranks import Rank
@@ -24,6 +24,7 @@ from saferun.report.console_text import failure_text, peer_text
 from saferun.supervisor.actions import Diagnose, ReportFailure
 from saferun.supervisor.events import Diagnosed
 from saferun.supervisor.policy import Decision, FailureFacts
+from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.supervisor.policy.facts import facts_from, life_of
 
 _ASK_KERNEL = ("killed by signal", "CUDA", "NCCL", "RCCL", "HIP ", "HSA_", "cuda", "ncclRemoteError")

@@ -12,9 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from saferun.evidence import DecisionRow, Diagnosis, Evidence
+    from saferun.evidence import Diagnosis, Evidence
     from saferun.preflight.results import HostInfo, Preflight
     from saferun.report.report_json import Incident
+    from saferun.supervisor.policy.decision_row import DecisionRow
 
 _CLOCK = "%Y-%m-%d %H:%M:%S"
 

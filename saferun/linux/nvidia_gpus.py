@@ -172,7 +172,7 @@ class NvidiaReader:
                 self._read_gpu(gpu, handle)
             elif "denied" not in gpu:
                 gpu.setdefault("fault", f"does not answer (NVML: {_first(gpu.get('errors'))})")
-        self._read_direct_access(facts, handles)
+        self._guarded(facts, self._read_direct_access, handles)
         self.snapshot.step = ""
         self._ask(facts, "nvmlShutdown")
         self.snapshot.step = ""
@@ -191,7 +191,14 @@ class NvidiaReader:
                      self._read_links, self._read_modes, self._read_fabric):  # fmt: skip
             if "fault" in gpu:
                 return
-            read(gpu, handle)
+            self._guarded(gpu, read, handle)
+
+    def _guarded(self, noted: dict[str, Any], read: Callable[[dict[str, Any], Any], None], argument: Any) -> None:  # noqa: ANN401
+        """An answer of the library that makes no sense costs what was to be read, and no other GPU."""
+        try:
+            read(noted, argument)
+        except Exception as error:
+            noted["errors"] = {**noted.get("errors", {}), read.__name__.lstrip("_"): error_text(error)}
 
     def _read_identity(self, gpu: dict[str, Any], handle: Any) -> None:  # noqa: ANN401
         self._put(gpu, "name", _text, "nvmlDeviceGetName", handle)

@@ -15,7 +15,6 @@ from saferun.evidence import (
     Capture,
     CaptureNote,
     CoreDump,
-    DecisionRow,
     Diagnosis,
     Evidence,
     GroupProgress,
@@ -30,6 +29,7 @@ from saferun.model import JsonObject, RankEnd, Value, signal_name
 from saferun.preflight.json_report import decision, preflight_part
 from saferun.preflight.results import Preflight
 from saferun.report.picture import Branch, branches_of
+from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.text.page import Page, count, integer, number, redacted_command
 
 SCHEMA = "saferun.report/1"

@@ -8,7 +8,6 @@ from saferun import __version__
 from saferun.evidence import (
     CaptureNote,
     CoreDump,
-    DecisionRow,
     Diagnosis,
     Evidence,
     Frame,
@@ -25,6 +24,7 @@ from saferun.preflight.text import decision_words, table_lines
 from saferun.report.console_text import core_text
 from saferun.report.picture import WIDTH, frame_text, group_lines, group_text, rank_ranges, whole_tree_lines
 from saferun.report.report_json import Incident, Run, cores_of, first_and_last, outcome_of
+from saferun.supervisor.policy.decision_row import DecisionRow
 from saferun.text.page import redacted_command, redacted_command_line, redacted_line
 from saferun.text.wording import duration_text, ranks_text, size_text
 

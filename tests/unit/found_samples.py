@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from saferun.evidence import DecisionRow
 from saferun.linux.nic import Nic
 from saferun.preflight.results import Cell, CheckResult, HostInfo, MatrixRow, Preflight
+from saferun.supervisor.policy.decision_row import DecisionRow
 
 WORDS = "hsn0 does not answer (timeout) from 3 of 3 hosts; its eth0 does"
 
