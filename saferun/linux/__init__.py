@@ -40,6 +40,7 @@ Files
     ``error_files``, ``file_systems``, ``streams``: ranks' error files (None: malformed), types of file systems (empty:
     unknown), pipes, and pseudo-terminals (OSError if there are none).
 Network
+    ``bare_socket``: sockets without the modules that Python's own import; OSError as theirs.
     ``net``: the store's port; SaferunError if it is in use. ``task_sockets``: a Unix socket in a private directory;
     else an abstract one. ``names``: name lookups in a separate process, with a deadline.
     ``nics``, ``nic``, ``nic_state``: netlink and ioctl; OSError, or an empty list, if the kernel refuses.

@@ -144,7 +144,7 @@ def test_a_flood_of_strangers_is_looked_at_in_small_doses(monkeypatch: pytest.Mo
         clock_s[0] = until
 
     monkeypatch.setattr(listener_module, "_MOST_STRANGERS_A_SECOND", 20)
-    monkeypatch.setattr(listener_module, "_LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr(listener_module, "_AGAIN_S", 0.01)
     monkeypatch.setattr(listener_module, "time", SimpleNamespace(monotonic=lambda: clock_s[0], time=time.time))
     monkeypatch.setattr(Listener, "_rest", rest_and_go_on)
     with closing(Listener([("lo", "127.0.0.2")])) as listening:

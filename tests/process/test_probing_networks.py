@@ -141,7 +141,7 @@ def test_healthy_networks_are_told_nothing(pair: Pair) -> None:
 @in_namespaces
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("how", "kind", "words"),
+    ("how", "kind", "message"),
     [
         ("drop", "timeout", "timeout"),
         ("reject with tcp reset", "refused", "connection refused"),

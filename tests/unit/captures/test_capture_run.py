@@ -33,7 +33,10 @@ class World:
         self._left = examiners
         self._now = time.monotonic()
 
-    def ask(self, _kind: str, value: Any, budget_s: float, on_lost: Callable[[], None]) -> tuple[int, int]:
+    def ask(
+        self, _kind: str, value: Any, budget_s: float, on_lost: Callable[[], None], *, is_urgent: bool = True
+    ) -> tuple[int, int]:
+        assert is_urgent, "a capture waits for no examiner that does not begin"
         if not self._left:
             raise OSError(0, "there is no examiner")
         self._left -= 1
