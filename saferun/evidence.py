@@ -213,6 +213,37 @@ class RankGpu(Value):
     pci: str
 
 
+class NcclProcess(Value):
+    """A process as NCCL's RAS subsystem names it. ``member`` is its number in the communicator; -1: unknown."""
+
+    member: int
+    host: str
+    pid: int
+
+
+class NcclOutlier(Value):
+    """Members of a communicator that differ from the others, as NCCL's RAS subsystem sees them.
+
+    Attributes:
+        communicator: its hash; empty: it is not about a single one.
+        size: how many members it has; 0: unknown.
+        kind: ``dead`` and ``unanswering`` (RAS does not reach them), ``failed``, ``finalizing``, ``aborted``, ``left``
+            (they are no members any more), ``behind`` and ``ahead`` (in the number of calls that they have launched).
+        processes: who they are, not all of them if they are many.
+        total: how many they are.
+        message: what they have launched, ``41 AllReduce, and others 42``; empty for other kinds.
+        is_timed: whether two answers of different times agree on it.
+    """
+
+    communicator: str
+    size: int
+    kind: str
+    processes: tuple[NcclProcess, ...]
+    total: int
+    message: str = ""
+    is_timed: bool = False
+
+
 class CaptureNote(Value):
     """What became of one capture. ``rank`` is -1 and ``pid`` 0 for the host. ``path`` is its file, or empty.
 
@@ -245,6 +276,7 @@ class Capture(Value):
     """The GPUs that the living ranks had."""
     kernel_lines: tuple[str, ...] = ()
     """Of the kernel log, since the start."""
+    nccl: tuple[NcclOutlier, ...] = ()
 
 
 class HangVerdict(Value):

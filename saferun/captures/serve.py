@@ -52,6 +52,8 @@ EXAMINER_MODULES = (
     "saferun.captures.kernel_log",
     "saferun.captures.rdma_errors",
     "saferun.captures.nccl_log",
+    "saferun.captures.ras_content",
+    "saferun.captures.nccl_ras",
     "saferun.captures.gpu_nvidia",
     "saferun.captures.gpu_amd",
     "saferun.captures.cores",

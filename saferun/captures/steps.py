@@ -12,6 +12,7 @@ from saferun.captures.beside_stacks import (
     capture_rdma_errors,
 )
 from saferun.captures.links import capture_links
+from saferun.captures.nccl_ras import capture_nccl_ras
 from saferun.captures.process_state import capture_process_state
 from saferun.captures.scene import Scene
 from saferun.captures.stacks import capture_stacks
@@ -49,6 +50,7 @@ CAPTURES: tuple[CaptureStep, ...] = (
     CaptureStep("gpu_amd", capture_gpu_amd, "gpu"),
     CaptureStep("kernel_log", capture_kernel_log),
     CaptureStep("rdma_errors", capture_rdma_errors, "gpu"),
+    CaptureStep("nccl_ras", capture_nccl_ras, "nccl", memory_bytes=_RECORDERS_BYTES),
     # Only one tracer per process, and strace slows it down.
     CaptureStep("strace", capture_strace, "strace", is_late=True),
 )

@@ -14,6 +14,7 @@ from saferun.evidence import (
     Capture,
     CaptureNote,
     CoreDump,
+    NcclOutlier,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
@@ -62,6 +63,7 @@ class Request(Value):
         strace: whether to count system calls for a second.
         gpu: whether there may be GPUs to query.
         since: seconds since the epoch; older lines of the kernel log are ignored.
+        nccl: whether to ask NCCL's RAS subsystem, which takes seconds: of a hang, where there may be GPUs.
     """
 
     targets: tuple[Target, ...]
@@ -71,6 +73,7 @@ class Request(Value):
     strace: bool = False
     gpu: bool = True
     since: float = 0.0
+    nccl: bool = False
 
 
 class DeadProcess(Value):
@@ -200,6 +203,7 @@ _SHAPES: dict[str, type] = {
     "oom": OomKill,
     "link": StuckLink,
     "gpu": RankGpu,
+    "nccl": NcclOutlier,
     "library_log": LibraryLog,
     "unwritten": str,
     "done": Done,
@@ -257,6 +261,7 @@ class CaptureReader:
             tuple(self._values["link"]),
             tuple(dict.fromkeys(self._values["gpu"])),
             self.kernel_lines,
+            tuple(self._values["nccl"]),
         )
 
     @property

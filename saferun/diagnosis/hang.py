@@ -25,6 +25,7 @@ from saferun.diagnosis.job_end import lost_hosts, silent_lines
 from saferun.diagnosis.job_hosts import Hosts, hosts_text
 from saferun.diagnosis.judgement import Judgement
 from saferun.diagnosis.merged_stacks import merge
+from saferun.diagnosis.nccl_ranks import NcclFindings
 from saferun.diagnosis.network_faults import broken_between, link_complaints
 from saferun.diagnosis.peer_rules import ANY, STORE
 from saferun.diagnosis.rank_waits import Wait, group_waits, located_waits, rank_waits
@@ -65,10 +66,13 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
         store_port=evidence.store_port,
     )
     waits = located_waits(waits, hosts)
+    nccl = NcclFindings(evidence, hosts)
     verdict = _Case(evidence, hosts, findings, waits).judge()
+    cause = verdict.cause
+    cause = cause._replace(proof=cause.proof or nccl.proof(cause.ranks))
     lines = [*silent_lines(hosts, verdict.headline)]
     lines += [*verdict.findings, *(line for line in findings.shown_lines if line not in verdict.headline)]
-    lines += [*_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
+    lines += [*nccl.lines, *_raising(evidence), *_blind_spots(evidence, waits), *_unfinished(evidence)]
     return Diagnosis(
         headline=_headline(evidence.hang, verdict.headline),
         first_failure=None,
@@ -76,10 +80,10 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
         also_failed=(),
         stopped=(),
         abandoned=evidence.abandoned,
-        cause=verdict.cause,
+        cause=cause,
         groups=group_waits(waits),
         tree=merge(capture.stacks, evidence.script, evidence.cwd),
-        findings=tuple(dict.fromkeys(line for line in lines if line != verdict.cause.proof)),
+        findings=tuple(dict.fromkeys(line for line in lines if line != cause.proof)),
         hosts=evidence.hosts,
     )
 

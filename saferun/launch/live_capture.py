@@ -58,6 +58,7 @@ class LiveCapture:
     def _start(self, ranks: Sequence[Rank], budget_s: float) -> None:
         context, action = self._context, self._action
         watching, is_hang = context.launch.config.watch, action.verdict is not None
+        has_gpus = any(map(os.path.exists, _GPU_DEVICES))
         request = Request(
             tuple(
                 Target(rank.place.rank, rank.child.pid, context.hook.prefix(action.attempt, rank.place.rank))
@@ -67,8 +68,9 @@ class LiveCapture:
             budget_s=budget_s,
             native=watching.native,
             strace=watching.strace and is_hang,
-            gpu=any(map(os.path.exists, _GPU_DEVICES)),
+            gpu=has_gpus,
             since=context.log.launched_time,
+            nccl=has_gpus and is_hang,
         )
         start_capture(context, self._record, request, self._captured)
 

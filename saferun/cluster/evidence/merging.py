@@ -255,6 +255,7 @@ class _Merging:
             elapsed_s=max((one.elapsed_s for one in captures), default=0.0),
             links=_all(captures, lambda one: one.links),
             gpus=_all(captures, lambda one: one.gpus),
+            nccl=_all(captures, lambda one: one.nccl),
         )
 
     def _labelled(self, mine: Sequence[Evidence], lines_of: Callable[[Evidence], Sequence[str]]) -> tuple[str, ...]:

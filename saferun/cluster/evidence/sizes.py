@@ -172,6 +172,7 @@ def _within_reason(evidence: Evidence) -> Evidence:
             collectives=capture.collectives[:_MOST_ITEMS],
             notes=tuple(note._replace(elapsed_s=round(note.elapsed_s, 2)) for note in capture.notes[:_MOST_ITEMS]),
             links=capture.links[:_MOST_LINKS],
+            nccl=capture.nccl[:16],
             timed_out=tuple(name[:200] for name in capture.timed_out[:_MOST_ITEMS]),
         ),
     )
@@ -230,6 +231,7 @@ def _ranks_only(evidence: Evidence) -> Evidence:
     )
     capture = evidence.capture
     capture = capture._replace(notes=(), timed_out=capture.timed_out[:8], links=_one_a_way(capture.links)[:16])
+    capture = capture._replace(nccl=tuple(one for one in capture.nccl if one.is_timed)[:8])
     return _outputs(_host_lines(evidence._replace(capture=capture), 5), (40, 0, 300), (0, 0, 0), 4)
 
 
@@ -267,6 +269,7 @@ def _numbers_only(evidence: Evidence) -> Evidence:
         host_lines=(),
         notes=(),
         links=evidence.capture.links[:4],
+        nccl=evidence.capture.nccl[:2],
     )
     evidence = evidence._replace(capture=capture, ends=(*ends[:8], *rest[:24]), cores=evidence.cores[:1])
     return _outputs(_calls(evidence, 0), (8, 0, 160), (0, 0, 0), 1)

@@ -27,6 +27,8 @@ from saferun.evidence import (
     CoreDump,
     Frame,
     GroupProgress,
+    NcclOutlier,
+    NcclProcess,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
@@ -48,6 +50,9 @@ CORE = CoreDump(3, 71, 11, "/run/core", 99, True, "pystack", (THREAD,), address=
 OOM = OomKill("cgroup", 1 << 36, 0, (71,), 1, "memory.events")
 LINK = StuckLink(3, "10.0.0.1:40000", "10.0.0.3:50123", "ESTABLISHED", 4096, 8)
 GPU = RankGpu(3, "0000:1b:00.0")
+NCCL = NcclOutlier(
+    "a7", 8, "behind", (NcclProcess(1, "10.0.0.1", 71),), 1, "41 AllReduce, and others 42", is_timed=True
+)
 LINES = (
     encode("snapshot", LOOK),
     encode("stack", DUMP),
@@ -59,6 +64,7 @@ LINES = (
     encode("oom", OOM),
     encode("link", LINK),
     encode("gpu", GPU),
+    encode("nccl", NCCL),
     encode("done", Done(1.5)),
 )
 
@@ -83,6 +89,7 @@ def test_what_is_written_is_read() -> None:
         links=(LINK,),
         gpus=(GPU,),
         kernel_lines=("NVRM: Xid 79",),
+        nccl=(NCCL,),
     )
     assert reader.cores == (CORE,)
     assert reader.oom == OOM

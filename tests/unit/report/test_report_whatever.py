@@ -24,6 +24,8 @@ from saferun.evidence import (
     HangVerdict,
     HostView,
     LostPeer,
+    NcclOutlier,
+    NcclProcess,
     OomKill,
     ProcessSnapshot,
     RankCollectives,
@@ -249,6 +251,18 @@ CAPTURES = st.builds(
     tuples(st.builds(StuckLink, ANY_INTEGER, ANY_TEXT, ANY_TEXT, ANY_TEXT, ANY_INTEGER, ANY_INTEGER)),
     tuples(st.builds(RankGpu, ANY_INTEGER, ANY_TEXT)),
     tuples(ANY_TEXT),
+    tuples(
+        st.builds(
+            NcclOutlier,
+            ANY_TEXT,
+            ANY_INTEGER,
+            ANY_TEXT,
+            tuples(st.builds(NcclProcess, ANY_INTEGER, ANY_TEXT, ANY_INTEGER)),
+            ANY_INTEGER,
+            ANY_TEXT,
+            st.booleans(),
+        )
+    ),
 )
 
 OOM_KILLS = st.none() | st.builds(
