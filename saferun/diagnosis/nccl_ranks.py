@@ -1,8 +1,8 @@
 """What NCCL's RAS subsystem knows of the ranks: processes of hosts -> ranks, in words. Pure.
 
-It is no reason to blame a rank, and only confirms a cause that other evidence has shown. It counts launched calls: while a call hangs
-that all ranks have launched no rank is behind; and who is behind may be the one that waited for its GPU first. A process
-that RAS does not reach may be cut off itself, or be reached through one that is.
+It is no reason to blame a rank, and only confirms a cause that other evidence has shown. It counts launched calls:
+while a call hangs that all ranks have launched no rank is behind; and who is behind may be the one that waited for its
+GPU first. A process that RAS does not reach may be cut off itself, or be reached through one that is.
 """
 
 from __future__ import annotations
